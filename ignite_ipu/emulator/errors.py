@@ -14,16 +14,15 @@ from __future__ import annotations
 import enum
 import os
 import sys
-from typing import Optional, Sequence
+from typing import Optional, TypeVar
 
 from ignite_ipu.emulator.logs import logger
 
 PYTHON_ERROR = "poptorch_py_error"
-BACKEND_ERROR = "poptorch_cpp_error"
 RECOVERY_ACTIONS = ("IPU_RESET", "LINK_RESET", "PARTITION_RESET", "FULL_RESET")
-
-LOG_FILE = "poptorch_error.log"
 LONGEST_MESSAGE = 10_000
+
+_Error = TypeVar("_Error", bound="Error")
 
 
 class Refusal(enum.Enum):
@@ -84,9 +83,7 @@ class UnrecoverableError(Error):
 def python_error(message: str, kind: Optional[Refusal] = None) -> Error:
     """Return the error of PopTorch's Python layer for `message`; the caller raises it."""
     error = Error(f"'{PYTHON_ERROR}': {message}")
-    error.type = PYTHON_ERROR
-    error.message = message
-    error.kind = kind
+    error.type, error.message, error.kind = PYTHON_ERROR, message, kind
     return error
 
 
@@ -95,58 +92,40 @@ def createPoptorchError(msg: str) -> Error:
     return python_error(msg)
 
 
-def backend_error(
-    message: str, type: str = BACKEND_ERROR, context: Sequence[str] = (), kind: Optional[Refusal] = None
-) -> Error:
+def backend_error(message: str, type: str = "poptorch_cpp_error", kind: Optional[Refusal] = None) -> Error:
     """Return the error of the compiled back end for `message`; the caller raises it.
 
     Args:
         message: What was wrong and what to do.
         type: Kind of the error, as PopTorch spells it.
-        context: What the back end was doing, innermost first; listed below the message.
         kind: Why it refuses a forward.
     """
-    error = Error()
+    error = _from_backend(Error(), message, type)
     error.kind = kind
-    return _from_backend(error, message, type, context)
+    return error
 
 
-def recoverable_error(
-    message: str, recovery_action: str, type: str = "poplar_recoverable_runtime_error", context: Sequence[str] = ()
-) -> RecoverableError:
-    """Return the error of a failure that a reset mends.
-
-    Raises:
-        ValueError: `recovery_action` is none of `RECOVERY_ACTIONS`.
-    """
-    if recovery_action not in RECOVERY_ACTIONS:
-        raise ValueError(f"Recovery action {recovery_action!r} does not exist; choose one of {RECOVERY_ACTIONS}.")
-    error = RecoverableError()
-    _from_backend(error, message, type, context)
+def recoverable_error(message: str, recovery_action: str) -> RecoverableError:
+    """Return the error of a failure that a reset mends, one of `RECOVERY_ACTIONS`."""
+    error = _from_backend(RecoverableError(), message, "poplar_recoverable_runtime_error")
     error.recovery_action = recovery_action
     return error
 
 
-def unrecoverable_error(
-    message: str, type: str = "poplar_unrecoverable_runtime_error", context: Sequence[str] = ()
-) -> UnrecoverableError:
+def unrecoverable_error(message: str) -> UnrecoverableError:
     """Return the error of a failure that no reset mends."""
-    error = UnrecoverableError()
-    _from_backend(error, message, type, context)
-    return error
+    return _from_backend(UnrecoverableError(), message, "poplar_unrecoverable_runtime_error")
 
 
 def cut_long_message(error: Error, log_dir: str) -> Error:
-    """Shorten an error too long to read, after writing all of it to `poptorch_error.log` in `log_dir`.
+    """Shorten an error, which is returned, to `LONGEST_MESSAGE` characters that end with the path of a file with all.
 
-    Returns:
-        `error` itself. If its text exceeded `LONGEST_MESSAGE` characters, it is that long now and ends with the path of
-        that file; where the file cannot be written, the text stays as it was.
+    That is `poptorch_error.log` in `log_dir`; where it cannot be written, the text stays as it was.
     """
     text = str(error)
     if len(text) <= LONGEST_MESSAGE:
         return error
-    path = os.path.join(log_dir, LOG_FILE)
+    path = os.path.join(log_dir, "poptorch_error.log")
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.write(text + "\n")
@@ -164,15 +143,10 @@ def cut_long_message(error: Error, log_dir: str) -> Error:
     return error
 
 
-def _from_backend(error: Error, message: str, kind: str, context: Sequence[str]) -> Error:
+def _from_backend(error: _Error, message: str, kind: str) -> _Error:
     # Two frames up stands the code that found the fault.
     frame = sys._getframe(2)
     error.location = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-    error.type = kind
-    error.message = message
-    lines = [f"{error.location}: '{kind}': {message}"]
-    if context:
-        lines.append("Error raised in:")
-        lines.extend(f"  [{depth}] {where}" for depth, where in enumerate(context))
-    error.args = ("\n".join(lines),)
+    error.type, error.message = kind, message
+    error.args = (f"{error.location}: '{kind}': {message}",)
     return error

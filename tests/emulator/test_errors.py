@@ -20,15 +20,10 @@ def test_createPoptorchError_returns_the_same_error() -> None:
     assert str(errors.createPoptorchError("x")) == str(errors.python_error("x"))
 
 
-def test_a_back_end_error_tells_where_it_was_raised_and_what_was_going_on() -> None:
-    error = errors.backend_error("too many IPUs", context=("lowering add_3", "compiling Net"))
+def test_a_back_end_error_tells_where_it_was_raised() -> None:
+    error = errors.backend_error("too many IPUs")
     assert error.location.startswith("test_errors.py:")
-    assert str(error).splitlines() == [
-        f"{error.location}: 'poptorch_cpp_error': too many IPUs",
-        "Error raised in:",
-        "  [0] lowering add_3",
-        "  [1] compiling Net",
-    ]
+    assert str(error) == f"{error.location}: 'poptorch_cpp_error': too many IPUs"
     assert (error.type, error.message) == ("poptorch_cpp_error", "too many IPUs")
 
 
@@ -45,11 +40,6 @@ def test_a_recoverable_error_names_what_to_reset(action: str) -> None:
     assert isinstance(error, errors.Error)
     assert error.recovery_action == action
     assert "link down" in str(error)
-
-
-def test_there_is_no_other_recovery_action() -> None:
-    with pytest.raises(ValueError, match=r"'POWER_CYCLE' does not exist.*IPU_RESET"):
-        errors.recoverable_error("x", "POWER_CYCLE")
 
 
 def test_an_unrecoverable_error_is_an_error_but_not_a_recoverable_one() -> None:

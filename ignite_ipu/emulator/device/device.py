@@ -57,12 +57,8 @@ class Counters:
 
     def __sub__(self, earlier: Counters) -> Counters:
         """Return what happened since `earlier`, a copy made then."""
-        return Counters(
-            **{
-                field.name: getattr(self, field.name) - getattr(earlier, field.name)
-                for field in dataclasses.fields(self)
-            }
-        )
+        before = vars(earlier)
+        return Counters(**{name: count - before[name] for name, count in vars(self).items()})
 
     def copy(self) -> Counters:
         """Return the present counts, which further events leave alone."""

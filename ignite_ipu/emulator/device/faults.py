@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import threading
-from typing import Iterator, List, Mapping, Optional
+from typing import Dict, Iterator, List, Mapping, Optional
 
 from ignite_ipu.emulator.errors import RECOVERY_ACTIONS, Error, recoverable_error, unrecoverable_error
 
@@ -39,19 +40,8 @@ class Fault:
         return recoverable_error(self.message, self.recovery_action)
 
 
-class _Plan:
-    """Faults by number, and how many of each kind of event there have been."""
-
-    def __init__(self, calls: Mapping[int, Fault], copies: Mapping[int, Fault]) -> None:
-        self.faults = {"call": dict(calls), "copy": dict(copies)}
-        self.counts = {"call": 0, "copy": 0}
-
-    def count(self, kind: str) -> Optional[Fault]:
-        number = self.counts[kind]
-        self.counts[kind] += 1
-        return self.faults[kind].get(number)
-
-
+# For each kind of event, what hits the first, the second and so on.
+_Plan = Dict[str, Iterator[Optional[Fault]]]
 _PLANS: List[_Plan] = []
 _LOCK = threading.Lock()
 
@@ -69,7 +59,8 @@ def inject_faults(faults: Mapping[int, Fault], copies: Optional[Mapping[int, Fau
     The call or copy fails before it does anything, and leaves the executor attached. What is not `lasting` leaves what
     the device holds as it was.
     """
-    plan = _Plan(faults, copies or {})
+    numbered = {"call": dict(faults), "copy": dict(copies or {})}
+    plan: _Plan = {kind: map(hits.get, itertools.count()) for kind, hits in numbered.items()}
     with _LOCK:
         _PLANS.append(plan)
     try:
@@ -86,5 +77,5 @@ def next_fault(kind: str) -> Optional[Fault]:
     hit: Optional[Fault] = None
     with _LOCK:
         for plan in _PLANS:
-            hit = plan.count(kind) or hit
+            hit = next(plan[kind]) or hit
     return hit

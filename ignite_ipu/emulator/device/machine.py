@@ -91,22 +91,24 @@ class EmulatedMachine:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[Dict[int, Holder]]:
-        with _LOCK, self._marked():
-            # After a fork the child has a machine of its own, on which nothing is taken yet.
-            for ipu in [ipu for ipu, user in self._users.items() if user.pid != os.getpid()]:
-                del self._users[ipu]
-            self._let_go(self._users)
-            yield self._users
-            self._let_go(self._users)
+        with _LOCK:
+            # The garbage collector may come in, in this thread.
+            self._changed_by = threading.get_ident()
+            try:
+                with self._table() as users:
+                    self._let_go(users)
+                    yield users
+                    self._let_go(users)
+            finally:
+                self._changed_by = None
 
     @contextlib.contextmanager
-    def _marked(self) -> Iterator[None]:
-        """Note which thread makes a change, in which the garbage collector may come in."""
-        self._changed_by = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._changed_by = None
+    def _table(self) -> Iterator[Dict[int, Holder]]:
+        """Give the holder of each IPU that is taken; what is changed of it in the `with` block lasts."""
+        # After a fork the child has a machine of its own, on which nothing is taken yet.
+        for ipu in [ipu for ipu, user in self._users.items() if user.pid != os.getpid()]:
+            del self._users[ipu]
+        yield self._users
 
     def _let_go(self, users: Dict[int, Holder]) -> None:
         while self._leaving:
@@ -120,34 +122,29 @@ class SharedMachine(EmulatedMachine):
 
     Args:
         directory: Where the table is kept; made if it does not exist.
-
-    Raises:
-        Error: The directory cannot be used.
     """
 
     def __init__(self, directory: str) -> None:
         super().__init__()
-        self._path = os.path.join(_private_directory(directory), f"ipus-{_processes_seen_here()}.json")
+        # The ids of processes mean something on one host, or in one container on it.
+        namespace = 0
+        with contextlib.suppress(OSError):
+            namespace = os.stat("/proc/self/ns/pid").st_ino
+        self._path = os.path.join(_private_directory(directory), f"ipus-{platform.node()}-{namespace}.json")
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[Dict[int, Holder]]:
-        with _LOCK, self._marked(), open(self._path, "a+", encoding="utf-8", errors="replace") as file:
+    def _table(self) -> Iterator[Dict[int, Holder]]:
+        with open(self._path, "a+", encoding="utf-8", errors="replace") as file:
             self._lock(file)  # given up when the file is closed, at the latest by the kernel
             file.seek(0)
             users = {ipu: user for ipu, user in self._parse(file.read()).items() if user.alive}
-            self._let_go(users)
             yield users
-            self._let_go(users)
             file.seek(0)
             file.truncate()
             json.dump({str(ipu): list(user) for ipu, user in users.items()}, file)
 
     def _lock(self, file: Any) -> None:
-        """Wait for the table.
-
-        Raises:
-            Error: Another process has kept it for longer than any change takes: it was stopped in the middle of one.
-        """
+        """Wait for the table, but not for a process that was stopped in the middle of a change."""
         started = time.monotonic()
         while True:
             try:
@@ -166,18 +163,17 @@ class SharedMachine(EmulatedMachine):
         if not text:
             return {}
         try:
-            return {int(ipu): _read_holder(user) for ipu, user in json.loads(text).items()}
+            return {
+                int(ipu): Holder(int(pid), str(started), str(description), int(token))
+                for ipu, (pid, started, description, token) in json.loads(text).items()
+            }
         except (ValueError, TypeError, AttributeError, RecursionError):
             logger.warning("The table of emulated IPUs in use, %s, is damaged: all IPUs count as free.", self._path)
             return {}
 
 
 def machine() -> EmulatedMachine:
-    """Return the machine that the environment describes.
-
-    Raises:
-        Error: The directory of a shared machine cannot be used.
-    """
+    """Return the machine that the environment describes."""
     directory = os.environ.get(RUNTIME_VARIABLE)
     if not directory:
         if IPUS_VARIABLE not in os.environ:
@@ -190,11 +186,7 @@ def machine() -> EmulatedMachine:
 
 
 def emulated_ipus() -> int:
-    """Return how many IPUs the emulated machine has.
-
-    Raises:
-        Error: The environment variable holds no positive number.
-    """
+    """Return how many IPUs the emulated machine has."""
     text = os.environ.get(IPUS_VARIABLE, str(MOST_IPUS))
     if not text.isdigit() or int(text) == 0:
         raise backend_error(f"{IPUS_VARIABLE} must be a positive number of IPUs, got {text!r}.")
@@ -228,15 +220,6 @@ def _private_directory(directory: str) -> str:
     return directory
 
 
-def _processes_seen_here() -> str:
-    """Name the set of processes whose ids mean something to this one: a host, or a container on it."""
-    try:
-        namespace = os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        namespace = 0
-    return f"{platform.node()}-{namespace}"
-
-
 def _started(pid: int) -> str:
     """Return a process's start time as the kernel counts it, "" when there is no such process."""
     try:
@@ -267,11 +250,6 @@ def _lock_holder(inode: int) -> str:
     return "another process"
 
 
-def _read_holder(fields: Any) -> Holder:
-    pid, started, description, token = fields
-    return Holder(int(pid), str(started), str(description), int(token))
-
-
 def _renew_lock() -> None:
     global _LOCK
     _LOCK = threading.RLock()
@@ -288,8 +266,6 @@ _SHARED: Dict[str, SharedMachine] = {}
 # Hardware: the IPUs of the emulated machine are there, unless IPU models stand in for them. The rules for hardware
 # (powers of two, devices for one program each) hold exactly where the answer is yes.
 
-_EMULATED_VERSION = 2
-
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
     """Tell whether a device with that many IPUs exists: none does where the environment selects IPU models."""
@@ -297,16 +273,12 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
 
 
 def ipuHardwareVersion() -> int:
-    """Return the version of the machine's IPUs, 2 (Mk2).
-
-    Raises:
-        AssertionError: The environment selects IPU models.
-    """
+    """Return the version of the machine's IPUs, 2 (Mk2)."""
     if compile_checks.selected_by_environment():
         raise AssertionError(
             f"No IPU hardware available: {' or '.join(compile_checks.VARIABLES)} selects IPU models. Unset it."
         )
-    return _EMULATED_VERSION
+    return 2
 
 
 def poptorchAtExit() -> None:
