@@ -14,8 +14,7 @@ import os
 import runpy
 import sys
 import threading
-from types import TracebackType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Type
+from typing import Any, Dict, List, Sequence
 
 from ignite_ipu.emulator import logs
 
@@ -23,11 +22,11 @@ STAND_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "standin")
 _NAME = "poptorch"
 
 
-class Installation:
+class Installation(contextlib.AbstractContextManager):  # type: ignore[type-arg]
     """The emulator installed under PopTorch's name, until `undo` or the end of a `with` block."""
 
     def __init__(self) -> None:
-        self._restore: List[Callable[[], None]] = []
+        self._restore = contextlib.ExitStack()
         self._active = True
 
     def undo(self) -> None:
@@ -36,18 +35,17 @@ class Installation:
             if not self._active:
                 return
             self._active = False
-            while self._restore:
-                self._restore.pop()()
+            self._restore.close()
             _ACTIVE.remove(self)
             if not _ACTIVE:
-                _forget()
+                with contextlib.suppress(ValueError):
+                    sys.path.remove(STAND_IN)
+                for name, module in sys.modules.copy().items():
+                    if _lies_in_the_stand_in(getattr(module, "__file__", None)):
+                        del sys.modules[name]
+                importlib.invalidate_caches()
 
-    def __enter__(self) -> Installation:
-        return self
-
-    def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.undo()
 
 
@@ -87,36 +85,22 @@ def is_installed() -> bool:
 def run_script(path: str, argv: Sequence[str] = ()) -> Dict[str, Any]:
     """Run a PopTorch program on the emulator, as `python path *argv` would on a machine with the SDK.
 
-    Args:
-        path: The program.
-        argv: Its arguments.
-
     Returns:
         The program's global variables.
-
-    Raises:
-        RuntimeError: There is a real PopTorch.
-        SystemExit: The program exits so.
     """
-    with install(import_effects=True), _as_program(path, argv):
-        return runpy.run_path(path, run_name="__main__")
-
-
-@contextlib.contextmanager
-def _as_program(path: str, argv: Sequence[str]) -> Iterator[None]:
-    arguments, paths, environment = sys.argv, list(sys.path), os.environ.get("PYTHONPATH")
-    sys.argv = [path, *argv]
-    sys.path[0] = os.path.dirname(os.path.abspath(path))
-    # Python programs that the program starts are PopTorch programs too.
-    os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (environment, STAND_IN) if part)
-    try:
-        yield
-    finally:
-        sys.argv, sys.path[:] = arguments, paths
-        if environment is None:
+    with install(import_effects=True):
+        arguments, paths, environment = sys.argv, list(sys.path), os.environ.get("PYTHONPATH")
+        sys.argv = [path, *argv]
+        sys.path[0] = os.path.dirname(os.path.abspath(path))
+        # Python programs that the program starts are PopTorch programs too.
+        os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (environment, STAND_IN) if part)
+        try:
+            return runpy.run_path(path, run_name="__main__")
+        finally:
+            sys.argv, sys.path[:] = arguments, paths
             os.environ.pop("PYTHONPATH", None)
-        else:
-            os.environ["PYTHONPATH"] = environment
+            if environment is not None:
+                os.environ["PYTHONPATH"] = environment
 
 
 def _refuse_to_shadow() -> None:
@@ -134,43 +118,25 @@ def _refuse_to_shadow() -> None:
         )
 
 
-def _lies_in_the_stand_in(file: str) -> bool:
-    return os.path.abspath(file).startswith(STAND_IN + os.sep)
+def _lies_in_the_stand_in(file: object) -> bool:
+    return isinstance(file, str) and os.path.abspath(file).startswith(STAND_IN + os.sep)
 
 
-def _is_of_the_stand_in(module: object) -> bool:
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and _lies_in_the_stand_in(file)
-
-
-def _forget() -> None:
-    with contextlib.suppress(ValueError):
-        sys.path.remove(STAND_IN)
-    for name in [name for name, module in sys.modules.copy().items() if _is_of_the_stand_in(module)]:
-        del sys.modules[name]
-    importlib.invalidate_caches()
-
-
-def _take_effect(restore: List[Callable[[], None]]) -> None:
+def _take_effect(restore: contextlib.ExitStack) -> None:
     if "RDMAV_FORK_SAFE" not in os.environ:
         os.environ["RDMAV_FORK_SAFE"] = "1"
-        restore.append(lambda: _drop_variable("RDMAV_FORK_SAFE"))
+        restore.callback(os.environ.pop, "RDMAV_FORK_SAFE", None)
     with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be no file, as in a notebook
         if not faulthandler.is_enabled():
             faulthandler.enable()
-            restore.append(faulthandler.disable)
+            restore.callback(faulthandler.disable)
     before = sys.excepthook
     sys.excepthook = logs.log_uncaught
 
+    @restore.callback
     def put_back() -> None:
         if sys.excepthook is logs.log_uncaught:
             sys.excepthook = before
-
-    restore.append(put_back)
-
-
-def _drop_variable(name: str) -> None:
-    os.environ.pop(name, None)
 
 
 _LOCK = threading.RLock()

@@ -17,10 +17,7 @@ logger = logging.getLogger("poptorch::python")
 backend_logger = logging.getLogger("poptorch::cpp")
 
 _PYTHON_LEVELS: Dict[str, int] = {
-    "TRACE_ALL": logging.DEBUG,
-    "TRACE": logging.DEBUG,
-    "DEBUG": logging.DEBUG,
-    "DEBUG_IR": logging.DEBUG,
+    **dict.fromkeys(("TRACE_ALL", "TRACE", "DEBUG", "DEBUG_IR"), logging.DEBUG),
     "INFO": logging.INFO,
     "WARN": logging.WARNING,
     "ERR": logging.ERROR,
@@ -42,17 +39,12 @@ def setLogLevel(level: Union[str, int]) -> None:
 
     Args:
         level: `"TRACE"`, `"DEBUG"`, `"INFO"`, `"WARN"`, `"ERR"` or `"OFF"`, or 0, 1, 2, 3, 4 or 6 for the same.
-
-    Raises:
-        ValueError: `level` is none of these.
     """
-    if isinstance(level, int):
-        if level not in _NAMES:
-            raise ValueError(f"Invalid log level integer {level}: choose one of {_described(_NAMES)}.")
-        name = _NAMES[level]
-    elif level in _PYTHON_LEVELS:
-        name = level
-    else:
+    if isinstance(level, int) and level not in _NAMES:
+        known = ", ".join(f"{number} ({name})" for number, name in _NAMES.items())
+        raise ValueError(f"Invalid log level integer {level}: choose one of {known}.")
+    name = _NAMES[level] if isinstance(level, int) else level
+    if name not in _PYTHON_LEVELS:
         raise ValueError(f"Unknown log level {level!r}: choose one of {', '.join(_NAMES.values())} (case matters).")
     for each in (logger, backend_logger):
         each.setLevel(_PYTHON_LEVELS[name])
@@ -67,8 +59,8 @@ def log_uncaught(kind: Type[BaseException], error: BaseException, trace: Optiona
     """Log an exception nobody caught at critical level; made to be `sys.excepthook`."""
     if issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
-        return
-    logger.critical("".join(traceback.format_exception(kind, error, trace)))
+    else:
+        logger.critical("".join(traceback.format_exception(kind, error, trace)))
 
 
 class _Formatter(logging.Formatter):
@@ -120,21 +112,14 @@ class _RepeatLimit(logging.Filter):
         return self._shown[text] <= self._limit
 
 
-def _described(names: Dict[int, str]) -> str:
-    return ", ".join(f"{number} ({name})" for number, name in names.items())
-
-
-def _backend_handler(destination: str) -> logging.Handler:
-    if destination in ("stdout", "stderr"):
-        return _StandardStream(destination)
-    handler = logging.FileHandler(destination, delay=True, encoding="utf-8")
-    handler.setFormatter(_Formatter(coloured=False))
-    return handler
-
-
 _repeats = _RepeatLimit(4)
+_destination = os.environ.get("POPTORCH_LOG_DEST", "stderr")
+_handler: logging.Handler = _StandardStream(_destination)
+if _destination not in ("stdout", "stderr"):
+    _handler = logging.FileHandler(_destination, delay=True, encoding="utf-8")
+    _handler.setFormatter(_Formatter(coloured=False))
 
 setLogLevel(os.environ.get("POPTORCH_LOG_LEVEL", "WARN"))
 logger.addHandler(_StandardStream("stderr"))
-backend_logger.addHandler(_backend_handler(os.environ.get("POPTORCH_LOG_DEST", "stderr")))
+backend_logger.addHandler(_handler)
 backend_logger.addFilter(_repeats)

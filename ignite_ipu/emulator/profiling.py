@@ -22,11 +22,7 @@ _Object = TypeVar("_Object")
 
 
 class Recorder:
-    """Writes trace events to a file of this process, in Chrome's trace-event format.
-
-    Args:
-        directory: Where the file goes; made if it does not exist.
-    """
+    """Writes trace events to a file of this process in `directory`, in Chrome's trace-event format."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -82,21 +78,13 @@ class Recorder:
 
 
 class Channel:
-    """A named row of trace points.
-
-    Args:
-        name: Its name on the timeline.
-    """
+    """A row of trace points with a name on the timeline."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def instrument(self, obj: _Object, *methods: str) -> _Object:
-        """Make every call of the named methods of `obj` a trace point; returns `obj`.
-
-        Raises:
-            AttributeError: `obj` has no such method.
-        """
+        """Make every call of the named methods of `obj` a trace point; returns `obj`."""
         if _RECORDER is not None:
             for method in methods:
                 setattr(obj, method, self._traced(getattr(obj, method), method))

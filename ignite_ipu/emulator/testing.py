@@ -19,7 +19,13 @@ def allclose(ref: Any, other: Any) -> bool:
     equal.
     """
     if isinstance(ref, torch.Tensor) and isinstance(other, torch.Tensor):
-        return _tensors_are_close(ref.detach(), other.detach())
+        if ref.shape != other.shape or ref.is_floating_point() != other.is_floating_point():
+            return False
+        if not ref.is_floating_point():
+            return bool((ref == other).all())
+        relative = max(_RELATIVE.get(each.dtype, 1e-4) for each in (ref, other))
+        absolute = max(_ABSOLUTE.get(each.dtype, 1e-5) for each in (ref, other))
+        return torch.allclose(ref.double(), other.double(), rtol=relative, atol=absolute, equal_nan=True)
     if isinstance(ref, dict) and isinstance(other, dict):
         return ref.keys() == other.keys() and all(allclose(ref[key], other[key]) for key in ref)
     if isinstance(ref, (list, tuple)) and isinstance(other, (list, tuple)):
@@ -27,13 +33,3 @@ def allclose(ref: Any, other: Any) -> bool:
     if isinstance(ref, torch.Tensor) or isinstance(other, torch.Tensor):
         return False
     return bool(ref == other)
-
-
-def _tensors_are_close(ref: torch.Tensor, other: torch.Tensor) -> bool:
-    if ref.shape != other.shape or ref.is_floating_point() != other.is_floating_point():
-        return False
-    if not ref.is_floating_point():
-        return bool((ref == other).all())
-    relative = max(_RELATIVE.get(each.dtype, 1e-4) for each in (ref, other))
-    absolute = max(_ABSOLUTE.get(each.dtype, 1e-5) for each in (ref, other))
-    return torch.allclose(ref.double(), other.double(), rtol=relative, atol=absolute, equal_nan=True)
