@@ -87,20 +87,26 @@ class Placing:
         """IPUs that all replicas take, None while that is not known."""
         return None if self.placement is None else check_ipus(self._options, self.placement.ipus_per_replica)
 
-    def prepare(self, leaves: Sequence[Any]) -> Placed:
+    def prepare(self, step: BatchStep, leaves: Sequence[Any]) -> Placed:
         """Do what needs a batch, before the model is wrapped: plan, or estimate the memory of what was described.
+
+        Args:
+            step: The module that will be wrapped; with batches of another shape it is another one.
+            leaves: What it will be called with.
 
         Raises:
             PlanError: No plan fits, or this one needs too much memory.
         """
-        placement = self.placement
+        self._step, placement = step, self.placement
         if placement is None:
             placement = self.placement = self._plan_from(leaves)
-        elif self.plan is None and self.request.memory_per_ipu is not None:
+        elif self.request.automatic or isinstance(self.request.spec, Planned):
+            pass  # the plan has it
+        elif self.request.memory_per_ipu is not None:
             self.plan = self._estimate(placement, leaves)
             if self.plan.fullest > 1:
                 raise PlanError("\n".join(self.plan.problems))
-        elif self.plan is None and placement.execution in _ESTIMATED:
+        elif placement.execution in _ESTIMATED:
             self._warn_of_memory(placement, leaves)
         return Placed(placement, self._step, self.request.round_up, self._memory)
 

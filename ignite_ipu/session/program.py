@@ -419,7 +419,7 @@ class ModelProgram:
         if self.placing is None:
             return self.asked
         try:
-            self._placed = dataclasses.replace(self.placing.prepare(leaves), step=self.step)
+            self._placed = self.placing.prepare(self.step, leaves)
         except BaseException:
             self.step.forget_layout()
             raise

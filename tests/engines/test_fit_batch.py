@@ -100,6 +100,23 @@ def test_pipelines_need_micro_batches():
     assert "pipeline" in reasons[8].lower() or "accumul" in reasons[8].lower()
 
 
+@pytest.mark.parametrize(
+    ("pipeline", "memory", "most"), [([0], 2000, 4), (["0", "2"], 1600, 2), ("auto", 900_000_000, 16)], ids=str
+)
+def test_estimated_memory_limits_them(pipeline, memory, most):
+    """Each size is planned or estimated anew, and the pipeline that fits trains as natively."""
+    model, reference, loader = network(), network(), DataLoader(task(), batch_size=2)
+    config = {"ipus": 2, "memory_per_ipu": memory}
+    _, trainer = trained_by(model, gradient_accumulation_steps=8, pipeline=pipeline, config=config)
+    fitted = fit_batch(trainer, loader)
+    assert fitted.micro_batch_size == most
+    assert "IPU has" in dict(fitted.tried).get(2 * most, "IPU has")
+    trainer.run(loader)
+    train_natively(reference, torch.optim.SGD(reference.parameters(), lr=0.05, momentum=0.9), loader, accumulation=8)
+    assert_same_weights(model, reference)
+    assert trainer.ipu.training.placing.plan.fullest <= 1
+
+
 def test_errors_of_another_kind_end_the_search():
     """What is no lack of memory is raised, and the trainer is as it was."""
     model = Limited(99)

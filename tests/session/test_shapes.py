@@ -10,6 +10,7 @@ from torch import nn
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import BatchError, IPUAccelerator, IPUSession, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.errors import PlanError
 from ignite_ipu.handlers import Recovery
 from tests.supervised import assert_same_weights
 
@@ -201,3 +202,15 @@ def test_stages_begin_in_every_program():
     train_natively(reference, native, batches(), 1, 2)
     assert_same_weights(model, reference, rtol=1e-3, atol=1e-5)
     trainer.ipu.close()
+
+
+def test_the_memory_of_each_shape_is_estimated():
+    """A longer batch that a pipeline has no memory for is refused before its program compiles."""
+    model, optimizer = made()
+    config = {**SHARDED, "memory_per_ipu": 20_000}
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, config=config)
+    trainer.run(batches(lengths=[4, 8]))
+    with pytest.raises(PlanError, match="IPU has 16 kB for tensors"):
+        trainer.run(batches(lengths=[64]))
+    trainer.run(batches(lengths=[8]))
+    assert trainer.state.iteration == 1
