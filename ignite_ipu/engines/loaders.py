@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ignite_ipu import backend
 from ignite_ipu.engines.resume.deterministic import RewindableSampler
-from ignite_ipu.errors import LoaderError
+from ignite_ipu.errors import LoaderError, RowsError
 from ignite_ipu.poptorch_types import DataLoader as PopTorchLoader
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry
@@ -338,10 +338,11 @@ def _loader_class(base: Any) -> Any:
             yielded, left_out = False, 0
             try:
                 for batch in batches:
-                    if self.drops_incomplete and row_count(batch) < self.combinedBatchSize:
-                        left_out += row_count(batch)
+                    rows = _rows_of(batch, self.combinedBatchSize)
+                    if self.drops_incomplete and rows < self.combinedBatchSize:
+                        left_out += rows
                         continue
-                    if not yielded and self.begins_whole and row_count(batch) < self.combinedBatchSize:
+                    if not yielded and self.begins_whole and rows < self.combinedBatchSize:
                         break
                     yielded = True
                     yield batch
@@ -374,6 +375,13 @@ def _loader_class(base: Any) -> Any:
 
 def _modes() -> Any:
     return backend.poptorch().DataLoaderMode
+
+
+def _rows_of(batch: Any, whole: int) -> int:
+    try:
+        return row_count(batch)
+    except RowsError:
+        return whole  # prepare_batch may know where they are
 
 
 def _explained(error: Exception) -> Optional[LoaderError]:

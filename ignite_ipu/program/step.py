@@ -40,7 +40,7 @@ from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.tensors.raw import plain
-from ignite_ipu.program.tensors.trees import leaves_of, map_tensors, tensors_in
+from ignite_ipu.program.tensors.trees import leaves_of, map_tensors, opened_record, tensors_in
 
 __all__ = ["BatchStep", "EvaluationStep", "check_output", "describe_value", "first_micro_batch"]
 
@@ -358,8 +358,7 @@ def check_output(output: Any) -> None:
         OutputError: The message says what the output is.
     """
     for leaf in leaves_of(output, records=False):
-        held = {} if isinstance(leaf, torch.Tensor) else getattr(leaf, "__dict__", {})
-        if any(isinstance(value, torch.Tensor) for value in held.values()):
+        if not isinstance(leaf, torch.Tensor) and opened_record(leaf) is not None:
             raise OutputError(
                 f"The model's output contains a {type(leaf).__qualname__}, whose tensors PopTorch does not find. Take "
                 "them out with model_transform, for example model_transform=lambda output: output.logits."

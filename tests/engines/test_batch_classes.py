@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import UserDict
 from typing import NamedTuple
 
 import pytest
@@ -12,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu import BatchError, create_ipu_evaluator, create_ipu_trainer
 from tests.supervised import assert_same_weights, network, task, train_natively
 
 CROSS_ENTROPY = nn.CrossEntropyLoss()
@@ -38,6 +39,43 @@ class Plain:
 
 class Registered(Plain):
     pass
+
+
+class Slotted:
+    __slots__ = ("x", "y")
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+
+@dataclasses.dataclass(init=False)
+class Nested:
+    fields: Fields
+    source: str
+
+    def __init__(self, x, y):
+        self.fields, self.source = Fields(x, y), "task"
+
+    x = property(lambda self: self.fields.x)
+    y = property(lambda self: self.fields.y)
+
+
+class Keyed:
+    def __init__(self, x, y):
+        self._fields = {"x": x, "rest": [y]}
+
+    x = property(lambda self: self._fields["x"])
+    y = property(lambda self: self._fields["rest"][0])
+
+
+class Hidden:
+    """A class whose tensors nobody finds who does not know it."""
+
+    def __init__(self, x, y):
+        self._fields = UserDict(x=x, y=y)
+
+    x = property(lambda self: self._fields["x"])
+    y = property(lambda self: self._fields["y"])
 
 
 class Parser(poptorch.ICustomArgParser):
@@ -78,7 +116,7 @@ def _registered():
 
 
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("kind", [Fields, Named, Plain, Registered])
+@pytest.mark.parametrize("kind", [Fields, Named, Plain, Registered, Slotted, Nested, Keyed])
 def test_training_and_evaluation_are_native(kind, whole):
     """Whether the model takes the batch or a part of it; of incomplete calls, too, every sample counts once."""
     model, reference = OfBatches() if whole else network(), network()
@@ -106,3 +144,20 @@ def test_training_and_evaluation_are_native(kind, whole):
     x, y = task(50).tensors
     assert found["loss"] == pytest.approx(CROSS_ENTROPY(reference(x), y).item(), rel=1e-4)
     assert found["accuracy"] == pytest.approx((reference(x).argmax(1) == y).double().mean().item())
+
+
+def test_prepare_batch_may_take_out_what_nobody_else_finds():
+    """A loader leaves the rows of such batches to it; handed over whole they are refused."""
+    model, reference = network(), network()
+    optimizer, native = (torch.optim.SGD(each.parameters(), lr=0.05) for each in (model, reference))
+    loader = DataLoader(task(), batch_size=4, collate_fn=Collate(Hidden))
+    prepare = lambda batch, **_: (batch.x, batch.y)  # noqa: E731
+    create_ipu_trainer(model, optimizer, CROSS_ENTROPY, prepare_batch=prepare).run(loader)
+    train_natively(reference, native, DataLoader(task(), batch_size=4))
+    assert_same_weights(model, reference)
+    model = OfBatches()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    whole = lambda batch, **_: (batch, batch.y)  # noqa: E731
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, prepare_batch=whole)
+    with pytest.raises(BatchError, match=r"A batch holds a Hidden with tensors.*prepare_batch, or register a parser"):
+        trainer.run(loader)

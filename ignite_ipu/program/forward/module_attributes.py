@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 from typing import Any, Dict, List, Tuple
 
+import torch
 from torch import nn
 
-from ignite_ipu.program.tensors.trees import tensors_in
+from ignite_ipu.program.tensors.trees import leaves_of
 
 __all__ = ["ModuleAttributes"]
 
@@ -50,8 +51,8 @@ class ModuleAttributes:
             now = {name: value for name, value in own.items() if name not in _TENSORS_OF_MODULES}
             empty: _Own = {name: () for name, value in before.items() if type(value) in (list, dict)}
             held = {**before, **empty, **full}
-            known = {id(tensor) for contents in held.values() for tensor in tensors_in(contents)}
-            new = [name for name, value in now.items() if any(id(tensor) not in known for tensor in tensors_in(value))]
+            known = {id(tensor) for contents in held.values() for tensor in _tensors_in(contents)}
+            new = [name for name, value in now.items() if any(id(tensor) not in known for tensor in _tensors_in(value))]
             if not new and not always:
                 continue
             left += (f"{path}.{name}" for name in new if not self._showed_weights(held.get(name)))
@@ -73,10 +74,19 @@ class ModuleAttributes:
 
     def _showed_weights(self, before: Any) -> bool:
         """Tell whether an attribute held weights alone, as a recurrent layer's list: put back it shows the newest."""
-        shown = tensors_in(before)
+        shown = _tensors_in(before)
         owned = [own[kind].values() for _, own, _, _ in self._before for kind in _TENSORS_OF_MODULES]
         weights = {id(each) for values in owned for each in values}
         return bool(shown) and all(id(tensor) in weights for tensor in shown)
+
+
+def _tensors_in(value: Any) -> List[torch.Tensor]:
+    """Return the tensors in an attribute: in containers, and among the attributes of an object, but no further."""
+    found: List[torch.Tensor] = []
+    for leaf in leaves_of(value, records=False):
+        held = (leaf,) if isinstance(leaf, torch.Tensor) else getattr(leaf, "__dict__", {}).values()
+        found += [each for each in held if isinstance(each, torch.Tensor)]
+    return found
 
 
 def _is_as_before(own: _Own, before: _Own) -> bool:

@@ -27,7 +27,10 @@ def row_count(structure: Any) -> int:
     if len(counts) == 1:
         return int(counts.pop())
     if not counts:
-        raise RowsError("The batch contains no tensor with rows, so it has no samples to count.")
+        raise RowsError(
+            "The batch contains no tensor with rows, so it has no samples to count. "
+            "prepare_batch can take tensors out of a class of your own."
+        )
     raise RowsError(
         f"The tensors of the batch have different numbers of rows ({sorted(counts)}), so it cannot be told which rows "
         "belong to one sample. Give each one row per sample."

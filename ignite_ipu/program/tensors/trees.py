@@ -9,9 +9,23 @@ from __future__ import annotations
 import copy
 import dataclasses
 from argparse import Namespace
-from collections import OrderedDict, deque
-from types import SimpleNamespace
-from typing import Any, Callable, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from collections import OrderedDict, defaultdict, deque
+from types import MemberDescriptorType, SimpleNamespace
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import torch
 
@@ -112,13 +126,42 @@ def opened_object(value: Any) -> Optional[Container]:
 
 
 def opened_record(value: Any) -> Optional[Container]:
-    """Return what an object with tensors among its attributes holds, such as a dataclass; None for another value."""
-    if isinstance(value, (type, torch.nn.Module)):
+    """Return what an object with tensors holds, such as a dataclass; None for another value.
+
+    They are attributes, or are in lists, tuples, dictionaries and dataclasses among these.
+    """
+    if type(value) in PLAIN or isinstance(value, (type, torch.nn.Module)):
         return None
-    held = getattr(value, "__dict__", {})
-    if any(isinstance(part, torch.Tensor) for part in held.values()):
+    held, seen = _attributes(value), {id(value)}
+    if any(_holds_tensors(part, seen) for part in held.values()):
         return Container(value, tuple(held), list(held.values()))
     return None
+
+
+def _attributes(value: Any) -> Dict[str, Any]:
+    held: Dict[str, Any] = dict(getattr(value, "__dict__", ()))
+    for kind in type(value).__mro__:
+        if "__slots__" in vars(kind):
+            slots = (name for name, member in vars(kind).items() if isinstance(member, MemberDescriptorType))
+            held.update({name: getattr(value, name) for name in slots if hasattr(value, name)})
+    return held
+
+
+def _holds_tensors(value: Any, seen: Set[int]) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, (list, tuple)):
+        parts: Iterable[Any] = value
+    elif type(value) in (dict, OrderedDict, defaultdict):  # other mappings may compute what they hold
+        parts = value.values()
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = _attributes(value).values()
+    else:
+        return False
+    if id(value) in seen:
+        return False
+    seen.add(id(value))
+    return any(_holds_tensors(part, seen) for part in parts)
 
 
 def leaves_of(value: Any, records: bool = True) -> Iterator[Any]:
