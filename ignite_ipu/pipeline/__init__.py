@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline.costs.partition import Partition as Partition
     from ignite_ipu.pipeline.costs.partition import partition_chain as partition_chain
     from ignite_ipu.pipeline.costs.schedule import Schedule as Schedule
+    from ignite_ipu.pipeline.costs.schedule import Slot as Slot
     from ignite_ipu.pipeline.costs.schedule import StageTime as StageTime
     from ignite_ipu.pipeline.costs.schedule import in_flight as in_flight
     from ignite_ipu.pipeline.costs.schedule import simulate as simulate
-    from ignite_ipu.pipeline.costs.slots import Slot as Slot
     from ignite_ipu.pipeline.placing.applied import AppliedPlacement as AppliedPlacement
     from ignite_ipu.pipeline.placing.applied import Start as Start
     from ignite_ipu.pipeline.placing.configure import configure as configure
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline.planning.annotating import annotated_source as annotated_source
     from ignite_ipu.pipeline.planning.comparison import Comparison as Comparison
     from ignite_ipu.pipeline.planning.comparison import compare as compare
-    from ignite_ipu.pipeline.planning.drawing import draw_memory as draw_memory
-    from ignite_ipu.pipeline.planning.drawing import draw_plan as draw_plan
-    from ignite_ipu.pipeline.planning.drawing import draw_scaling as draw_scaling
     from ignite_ipu.pipeline.planning.drawing import draw_schedule as draw_schedule
     from ignite_ipu.pipeline.planning.plan import Plan as Plan
     from ignite_ipu.pipeline.planning.plan import StagePlan as StagePlan
+    from ignite_ipu.pipeline.planning.plan import draw_memory as draw_memory
+    from ignite_ipu.pipeline.planning.plan import draw_plan as draw_plan
     from ignite_ipu.pipeline.planning.plan_file import load_plan as load_plan
     from ignite_ipu.pipeline.planning.plan_file import save_plan as save_plan
     from ignite_ipu.pipeline.planning.planner import plan as plan
     from ignite_ipu.pipeline.planning.planner import plan_placement as plan_placement
     from ignite_ipu.pipeline.planning.pod import Scaling as Scaling
+    from ignite_ipu.pipeline.planning.pod import draw_scaling as draw_scaling
     from ignite_ipu.pipeline.planning.pod import scale as scale
     from ignite_ipu.pipeline.planning.trace import trace_events as trace_events
     from ignite_ipu.pipeline.planning.trace import write_trace as write_trace
@@ -60,19 +60,18 @@ _MODULES = {
     "costs.memory": "StageMemory Strategy",
     "costs.optimizer_state": "OptimizerState optimizer_state",
     "costs.partition": "Partition partition_chain",
-    "costs.schedule": "Schedule StageTime in_flight simulate",
-    "costs.slots": "Slot",
+    "costs.schedule": "Schedule Slot StageTime in_flight simulate",
     "placing.applied": "AppliedPlacement Start",
     "placing.configure": "configure",
     "placing.placement": "Placement layers_per_ipu",
     "placing.request": "Pipeline PipelineRequest",
     "planning.annotating": "annotated_source",
     "planning.comparison": "Comparison compare",
-    "planning.drawing": "draw_memory draw_plan draw_scaling draw_schedule",
-    "planning.plan": "Plan StagePlan",
+    "planning.drawing": "draw_schedule",
+    "planning.plan": "Plan StagePlan draw_memory draw_plan",
     "planning.plan_file": "load_plan save_plan",
     "planning.planner": "plan plan_placement",
-    "planning.pod": "Scaling scale",
+    "planning.pod": "Scaling draw_scaling scale",
     "planning.trace": "trace_events write_trace",
     "profiling.layers": "select_layers",
     "profiling.measure": "measure",

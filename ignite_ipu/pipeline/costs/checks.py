@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import List, Optional, Sequence
 
 from ignite_ipu.pipeline.costs.machine import Machine
-from ignite_ipu.pipeline.costs.memory import MemoryModel, Strategy
+from ignite_ipu.pipeline.costs.memory import MemoryModel
 from ignite_ipu.pipeline.profiling.profile import Profile
 from ignite_ipu.pipeline.units import bytes_text
 
@@ -16,11 +17,9 @@ def accumulation_problem(stages: int, accumulation: int) -> Optional[str]:
     if stages == 1 or accumulation >= depth:
         return None
     return (
-        f"Gradient accumulation is {accumulation}, but a training pipeline of {stages} stages passes every micro-batch "
-        "through "
-        f"{stages} forward and {stages} backward stages, the last two as one: it needs at least 2 * {stages} - 1 = "
-        f"{depth}. "
-        f"Set the gradient accumulation to {depth} or more, or use fewer stages."
+        f"Gradient accumulation is {accumulation}, but a training pipeline of {stages} stages passes every "
+        f"micro-batch through {stages} forward and {stages} backward stages, the last two as one: it needs at least 2 "
+        f"* {stages} - 1 = {depth}. Set the gradient accumulation to {depth} or more, or use fewer stages."
     )
 
 
@@ -30,8 +29,7 @@ def device_iterations_problem(stages: int, device_iterations: int) -> Optional[s
         return None
     return (
         f"Device iterations are {device_iterations}, but an inference pipeline of {stages} stages needs at least "
-        f"{stages} "
-        f"micro-batches per call. Set the device iterations to {stages} or more, or use fewer stages."
+        f"{stages} micro-batches per call. Set the device iterations to {stages} or more, or use fewer stages."
     )
 
 
@@ -46,14 +44,12 @@ def replication_problem(ipus_per_replica: int, replicas: int, available: int, ma
     if wanted & (wanted - 1):
         return (
             f"{arithmetic}, but PopTorch attaches to a power of two. Use {_power_below(wanted)} or "
-            f"{2 * _power_below(wanted)} "
-            "IPUs in all, or let poptorch.Options.autoRoundNumIPUs(True) leave some idle."
+            f"{2 * _power_below(wanted)} IPUs in all, or let poptorch.Options.autoRoundNumIPUs(True) leave some idle."
         )
     if ipus_per_replica > machine.ipus_per_process:
         return (
             f"A replica of {ipus_per_replica} IPUs does not fit one process, which may request "
-            f"{machine.ipus_per_process}. "
-            f"Use at most {machine.ipus_per_process} IPUs per replica."
+            f"{machine.ipus_per_process}. Use at most {machine.ipus_per_process} IPUs per replica."
         )
     return None
 
@@ -83,9 +79,8 @@ def shared_weight_problems(profile: Profile, ipus: Sequence[int]) -> List[str]:
             users = ", ".join(f"{profile.layers[i].name} on IPU {ipus[i]}" for i in weight.layers)
             problems.append(
                 f"Weight {weight.name} ({bytes_text(weight.bytes)}) is shared by layers on different IPUs: {users}. "
-                "Layers that "
-                f"share a weight must be on one IPU: put them all on IPU {places[0]}, for the last ones as a stage of "
-                "its own."
+                f"Layers that share a weight must be on one IPU: put them all on IPU {places[0]}, for the last ones "
+                "as a stage of its own."
             )
     return problems
 
@@ -101,32 +96,25 @@ def memory_problem(
     span = layers[0].name if len(layers) == 1 else f"{layers[0].name} to {layers[-1].name}"
     tensors = ", ".join(f"{t.name} {bytes_text(t.bytes)}" for t in memory.biggest(begin, end, stage, stages))
     return (
-        f"Stage {stage} (IPU {stage if ipu is None else ipu}, {span}) needs an estimated {bytes_text(need.total)}, but "
-        "one IPU has "
-        f"{bytes_text(machine.usable_memory)} for tensors ({machine.usable_fraction:.0%} of "
-        f"{bytes_text(machine.memory)}): weights "
-        f"{bytes_text(need.weights)}, gradients {bytes_text(need.gradients)}, optimizer {bytes_text(need.optimizer)}, "
-        "activations "
-        f"{bytes_text(need.activations)}, working space {bytes_text(need.working)}. Biggest tensors: {tensors}. "
-        f"{_remedies(memory, begin, end, stage, stages)}"
+        f"Stage {stage} (IPU {stage if ipu is None else ipu}, {span}) needs an estimated {bytes_text(need.total)}, "
+        f"but one IPU has {bytes_text(machine.usable_memory)} for tensors ({machine.usable_fraction:.0%} of "
+        f"{bytes_text(machine.memory)}): weights {bytes_text(need.weights)}, gradients {bytes_text(need.gradients)}, "
+        f"optimizer {bytes_text(need.optimizer)}, activations {bytes_text(need.activations)}, working space "
+        f"{bytes_text(need.working)}. Biggest tensors: {tensors}. {_remedies(memory, begin, end, stage, stages)}"
     )
 
 
 def _remedies(memory: MemoryModel, begin: int, end: int, stage: int, stages: int) -> str:
-    now = memory.strategy
     need = memory.stage(begin, end, stage, stages).total
-    others = {
-        "recomputation": Strategy(now.pipelined, True, now.offload_optimizer, now.shard_optimizer),
-        "optimizer state off chip": Strategy(now.pipelined, now.recompute, True, now.shard_optimizer),
-    }
     savings = []
-    for words, strategy in others.items():
+    for words, choice in {"recomputation": "recompute", "optimizer state off chip": "offload_optimizer"}.items():
+        strategy = replace(memory.strategy, **{choice: True})
         saved = need - memory.under(strategy).stage(begin, end, stage, stages).total
         if memory.profile.training and saved > 0.01 * need:
             savings.append(f"{words} would save {bytes_text(saved)}")
     savings.append("more IPUs, a smaller micro-batch or half precision would help")
-    words = "; ".join(savings)
-    return f"{words[0].upper()}{words[1:]}."
+    text = "; ".join(savings)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _power_below(count: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ignite_ipu.errors import PlanError
 
@@ -57,24 +57,13 @@ class Machine:
     call_overhead: float = 1e-3
 
     def __post_init__(self) -> None:
-        for field in ("usable_fraction", "compute_efficiency", "memory_efficiency", "link_efficiency"):
-            value = getattr(self, field)
-            if not 0 < value <= 1:
-                raise PlanError(f"Machine.{field} is {value}, but a share lies above 0 and at most at 1.")
-        for field in (
-            "memory",
-            "float16_flops",
-            "float32_flops",
-            "memory_bandwidth",
-            "ipu_link_bandwidth",
-            "gateway_bandwidth",
-            "host_bandwidth",
-            "ipus_per_unit",
-            "ipus_per_link_domain",
-            "ipus_per_process",
-        ):
-            if getattr(self, field) <= 0:
-                raise PlanError(f"Machine.{field} is {getattr(self, field)}, but must be positive.")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name.endswith(("_fraction", "_efficiency")):
+                if not 0 < value <= 1:
+                    raise PlanError(f"Machine.{field.name} is {value}, but a share lies above 0 and at most at 1.")
+            elif field.name not in ("name", "hop_latency", "call_overhead") and value <= 0:
+                raise PlanError(f"Machine.{field.name} is {value}, but must be positive.")
 
     @property
     def usable_memory(self) -> int:

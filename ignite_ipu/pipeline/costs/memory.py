@@ -60,8 +60,7 @@ class StageMemory:
         return StageMemory(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
-Bytes = Any
-"""A matrix, or a single number where a single span was asked for."""
+Bytes = Any  # a matrix, or a single number where a single span was asked for
 
 
 class _Spans(NamedTuple):
@@ -76,23 +75,9 @@ class _Spans(NamedTuple):
     entering: Matrix
 
 
-class _Known:
-    """Key of a cache: a profile, the same only as itself, since to compare all of its tensors takes long."""
-
-    def __init__(self, profile: Profile) -> None:
-        self.profile = profile
-
-    def __hash__(self) -> int:
-        return id(self.profile)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Known) and other.profile is self.profile
-
-
 @lru_cache(maxsize=8)
-def _spans(known: _Known) -> _Spans:
-    profile, layers = known.profile, known.profile.layers
-    count = len(layers)
+def _spans(profile: Profile) -> _Spans:
+    layers, count = profile.layers, len(profile.layers)
     kept = np.zeros((count, count))
     for saver, layer in enumerate(layers):
         for tensor in layer.saved:
@@ -132,7 +117,7 @@ class MemoryModel:
         self.optimizer = optimizer
         self.strategy = strategy
         self.replicas = replicas
-        self._spans = _spans(_Known(profile))
+        self._spans = _spans(profile)
 
     def under(self, strategy: Strategy) -> MemoryModel:
         """Return the model of the same profile under another strategy."""

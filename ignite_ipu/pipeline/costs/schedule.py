@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import List, Optional, Sequence, Tuple
+from itertools import chain
+from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ignite_ipu.errors import PlanError
-from ignite_ipu.pipeline.costs.slots import Slot, Slots
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,38 @@ class StageTime:
     forward: float
     backward: float = 0.0
     recompute: float = 0.0
+
+
+class Slot(NamedTuple):
+    """One span of one IPU's time: `kind` is "F" for forward, "B" for backward and recomputation, "U" for the update."""
+
+    ipu: int
+    stage: int
+    kind: str
+    micro_batch: int
+    start: float
+    end: float
+
+
+_Row = Tuple[int, int, str, int, float, float]
+
+
+class _Slots(Sequence[Slot]):
+    """Slots of all device iterations, made of the first one's when they are read: most of a million nobody reads."""
+
+    def __init__(self, first: List[_Row], iterations: int, span: float, micro_batches: int) -> None:
+        self._first, self._iterations, self._span, self._micro_batches = first, iterations, span, micro_batches
+
+    def __len__(self) -> int:
+        return self._iterations * len(self._first)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(len(self))[index])
+        iteration, place = divmod(range(len(self))[index], len(self._first))
+        ipu, stage, kind, micro_batch, start, end = self._first[place]
+        shift, earlier = iteration * self._span, iteration * self._micro_batches
+        return Slot(ipu, stage, kind, micro_batch + earlier, start + shift, end + shift)
 
 
 @dataclass(frozen=True)
@@ -101,28 +133,70 @@ def simulate(
     _check(times, micro_batches, device_iterations, moves, places)
     if not training:
         micro_batches, device_iterations, update = micro_batches * device_iterations, 1, 0.0
-    backward = [t.recompute + t.backward for t in times]
-    run = _Run([t.forward for t in times], backward if training else [], moves, places, micro_batches, slots)
-    if not pipelined:
-        run.sharded()
-    elif training:
-        run.pipeline_training(len(times) + (0 if merge_last else 1))
+    stages = len(times)
+    lengths = [[t.forward for t in times], [t.recompute + t.backward for t in times]][: 1 + training]
+    ends = [[0.0] * stages for _ in lengths]  # of each stage's newest passes, forward and backward
+    free = [0.0] * (1 + max(places))
+    found: List[_Row] = []
+    lead = stages + (not merge_last) if training else 0
+    if pipelined:
+        waves, full, steady = (
+            range(-lead, micro_batches + stages - 1),
+            stages - 1,
+            range(stages, micro_batches - 1 - lead),
+        )
     else:
-        run.pipeline_inference()
-    end = max(run.free)
-    span = end + update
-    busy = [0.0] * len(run.free)
-    for stage, place in enumerate(places):
-        busy[place] += micro_batches * (times[stage].forward + (backward[stage] if training else 0.0))
-    if run.slots is not None:
-        run.slots.repeat(device_iterations, span, micro_batches, update)
+        waves, full, steady = range(micro_batches), 0, range(1, micro_batches - 1)
+    filled, wave = 0.0, waves.start
+    while wave < waves.stop:
+        before = [*free, *chain(*ends)]
+        if not pipelined:
+            free = [max(free)] * len(free)
+        for stage, micro_batch, backward in _wave(wave, stages, training, lead if pipelined else None):
+            if 0 <= micro_batch < micro_batches:
+                place, giver = places[stage], stage + 1 if backward else stage - 1
+                start = free[place]
+                if 0 <= giver < stages:
+                    start = max(start, ends[backward][giver] + moves[min(stage, giver)])
+                free[place] = ends[backward][stage] = start + lengths[backward][stage]
+                if slots:
+                    found.append((place, stage, "FB"[backward], micro_batch, start, free[place]))
+        if wave == full:
+            filled = ends[1][0] if training else ends[0][-1] - pipelined * times[-1].forward
+        if wave in steady and not slots:
+            steps = [now - then for now, then in zip([*free, *chain(*ends)], before)]
+            if max(steps) - min(steps) <= 1e-9 * max(steps):
+                # The wave has moved every time by the same amount, and so will all up to the drain.
+                skipped = steady.stop - wave
+                free, *ends = [[time + skipped * steps[0] for time in each] for each in (free, *ends)]
+                wave += skipped
+        wave += 1
+    span = max(free) + update
+    busy = [0.0] * len(free)
+    for place, *passes in zip(places, *lengths):
+        busy[place] += micro_batches * sum(passes)
+    found += [(ipu, ipu, "U", 0, span - update, span) for ipu in range(len(free)) if slots and update]
     return Schedule(
         makespan=device_iterations * span,
         busy=tuple(device_iterations * (b + update) for b in busy),
-        filled=run.filled,
-        period=max(busy) / micro_batches if pipelined else run.filled,
-        slots=run.slots or (),
+        filled=filled,
+        period=max(busy) / micro_batches if pipelined else filled,
+        slots=_Slots(found, device_iterations, span, micro_batches) if slots else (),
     )
+
+
+def _wave(number: int, stages: int, training: bool, lead: Optional[int]) -> Iterator[Tuple[int, int, bool]]:
+    """Yield passes that start one after the other: the stage, its micro-batch, and whether it is the backward pass.
+
+    Wave d of a pipeline has in stage s of N the backward pass d - (N - 1 - s), then the forward pass d + lead - s.
+    Without `lead` it has all passes of micro-batch d.
+    """
+    if lead is None:
+        yield from ((stage, number, False) for stage in range(stages))
+        yield from ((stage, number, True) for stage in reversed(range(stages if training else 0)))
+    else:
+        yield from ((stage, number - stages + 1 + stage, True) for stage in range(stages if training else 0))
+        yield from ((stage, number + lead - stage, False) for stage in reversed(range(stages)))
 
 
 def _check(
@@ -147,112 +221,3 @@ def _check(
         raise PlanError(f"{len(places)} IPUs for {len(times)} stages; give one IPU to each stage.")
     if set(places) != set(range(max(places) + 1)):
         raise PlanError(f"The stages are on IPUs {sorted(set(places))}; number them from 0 without gaps.")
-
-
-class _Run:
-    """The state of a simulation: when each IPU is free, and when each stage's newest results were ready."""
-
-    def __init__(
-        self,
-        forward: List[float],
-        backward: List[float],
-        moves: List[float],
-        places: List[int],
-        micro_batches: int,
-        keep: bool,
-    ) -> None:
-        self.forward, self.backward, self.moves, self.places = forward, backward, moves, places
-        self.micro_batches = micro_batches
-        self.free = [0.0] * (max(places) + 1)
-        self.forward_end = [0.0] * len(forward)
-        self.backward_end = [0.0] * len(backward)
-        self.filled = 0.0
-        self.slots = Slots(forward, backward, places) if keep else None
-
-    def _forward(self, stage: int, micro_batch: int) -> None:
-        place = self.places[stage]
-        start = self.free[place]
-        if stage and self.forward_end[stage - 1] + self.moves[stage - 1] > start:
-            start = self.forward_end[stage - 1] + self.moves[stage - 1]
-        self.free[place] = self.forward_end[stage] = start + self.forward[stage]
-        if self.slots is not None:
-            self.slots.add(stage, False, micro_batch, start)
-
-    def _backward(self, stage: int, micro_batch: int) -> None:
-        place = self.places[stage]
-        start = self.free[place]
-        if stage < len(self.moves) and self.backward_end[stage + 1] + self.moves[stage] > start:
-            start = self.backward_end[stage + 1] + self.moves[stage]
-        self.free[place] = self.backward_end[stage] = start + self.backward[stage]
-        if self.slots is not None:
-            self.slots.add(stage, True, micro_batch, start)
-
-    def sharded(self) -> None:
-        """Run one micro-batch after another; all are alike, so two give the time of any number."""
-        last = len(self.forward) - 1
-        for micro_batch in range(self.micro_batches):
-            self.free = [max(self.free)] * len(self.free)
-            began = self.free[0]
-            for stage in range(last + 1):
-                self._forward(stage, micro_batch)
-            if self.backward:
-                # Nothing overlaps: the last forward pass is what the backward pass waits for.
-                self.free = [max(self.free)] * len(self.free)
-                for stage in range(last, -1, -1):
-                    self._backward(stage, micro_batch)
-            if micro_batch == 0:
-                self.filled = max(self.free)
-                if self.slots is None:
-                    self._skip(self.micro_batches - 1, self.filled - began)
-                    return
-
-    def pipeline_inference(self) -> None:
-        """Run wave d: stage s takes micro-batch d - s."""
-        stages = len(self.forward)
-        wave = 0
-        while wave < self.micro_batches + stages - 1:
-            before = self._state()
-            for stage in range(stages - 1, -1, -1):
-                if 0 <= wave - stage < self.micro_batches:
-                    self._forward(stage, wave - stage)
-            if wave == stages - 1:
-                self.filled = self.forward_end[-1] - self.forward[-1]
-            if stages <= wave < self.micro_batches - 1:
-                wave += self._fast_forward(before, self.micro_batches - 1 - wave)
-            wave += 1
-
-    def pipeline_training(self, lead: int) -> None:
-        """Run wave d: stage s of N takes backward pass d - (N - 1 - s), then forward pass d + lead - s."""
-        stages = len(self.forward)
-        wave = -lead
-        while wave < self.micro_batches + stages - 1:
-            before = self._state()
-            for stage in range(stages):
-                if 0 <= wave - (stages - 1 - stage) < self.micro_batches:
-                    self._backward(stage, wave - (stages - 1 - stage))
-            if wave == stages - 1:
-                self.filled = self.backward_end[0]
-            for stage in range(stages - 1, -1, -1):
-                if 0 <= wave + lead - stage < self.micro_batches:
-                    self._forward(stage, wave + lead - stage)
-            if stages <= wave < self.micro_batches - 1 - lead:
-                wave += self._fast_forward(before, self.micro_batches - 1 - lead - wave)
-            wave += 1
-
-    def _state(self) -> Tuple[float, ...]:
-        return () if self.slots is not None else (*self.free, *self.forward_end, *self.backward_end)
-
-    def _fast_forward(self, before: Tuple[float, ...], waves: int) -> int:
-        """Skip to the drain once a whole wave has moved every time by the same amount: all further waves will too."""
-        if self.slots is not None:
-            return 0
-        steps = [now - then for now, then in zip(self._state(), before)]
-        if max(steps) - min(steps) > 1e-9 * max(steps):
-            return 0
-        self._skip(waves, steps[0])
-        return waves
-
-    def _skip(self, waves: int, step: float) -> None:
-        self.free = [t + waves * step for t in self.free]
-        self.forward_end = [t + waves * step for t in self.forward_end]
-        self.backward_end = [t + waves * step for t in self.backward_end]

@@ -72,8 +72,7 @@ class _Progress:
         if missing:
             raise PlanError(
                 f"The forward of {type(module).__name__} never reached these layers of the placement: "
-                f"{', '.join(missing)}. Remove "
-                "them, or name layers that run."
+                f"{', '.join(missing)}. Remove them, or name layers that run."
             )
 
     def enter(self, layer: str) -> Optional[Tuple[str, int]]:
@@ -99,8 +98,7 @@ class _Progress:
         if home != ipu:
             raise PlanError(
                 f"Weight {weight} is shared by {first} on IPU {home} and {module} on IPU {ipu}. Layers that share a "
-                "weight must be on "
-                f"one IPU: begin a stage at {module!r} on IPU {home}, as ({module!r}, {home})."
+                f"weight must be on one IPU: begin a stage at {module!r} on IPU {home}, as ({module!r}, {home})."
             )
 
 

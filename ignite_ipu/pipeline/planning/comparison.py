@@ -12,13 +12,13 @@ from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
 from ignite_ipu.pipeline.costs.memory import Strategy
 from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState, optimizer_state
-from ignite_ipu.pipeline.planning.plan import Plan, html_table, text_table
+from ignite_ipu.pipeline.planning.plan import Plan, Tabled
 from ignite_ipu.pipeline.planning.planner import plan
 from ignite_ipu.pipeline.profiling.profile import Profile
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Tabled):
     """Plans for the same model and IPUs, those that fit first, each group by estimated throughput.
 
     Args:
@@ -57,12 +57,6 @@ class Comparison:
             }
             for plan in self.plans[:rows]
         ]
-
-    def __str__(self) -> str:
-        return f"{text_table(self.table())}\n\nAll times, sizes and rates are estimates."
-
-    def _repr_html_(self) -> str:
-        return f"{html_table(self.table())}<p>All times, sizes and rates are estimates.</p>"
 
 
 def compare(

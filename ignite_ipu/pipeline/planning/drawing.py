@@ -1,13 +1,12 @@
-"""Pictures of schedules, memory and scaling, drawn with matplotlib."""
+"""Pictures of schedules and memory, drawn with matplotlib."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional, Protocol, Sequence
+from typing import TYPE_CHECKING, Sequence
 
 from ignite_ipu.pipeline.costs.machine import Machine
 from ignite_ipu.pipeline.costs.memory import StageMemory
 from ignite_ipu.pipeline.costs.schedule import Schedule
-from ignite_ipu.pipeline.profiling.profile import Profile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,44 +24,12 @@ _PURPOSES = {
 _LABELLED = 400
 
 
-class PlanFigures(Protocol):
-    """Figures of a `Plan` that are drawn."""
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of so many inches.
 
-    @property
-    def profile(self) -> Profile: ...
-    @property
-    def machine(self) -> Machine: ...
-    @property
-    def strategy_name(self) -> str: ...
-    @property
-    def stages(self) -> Sequence[object]: ...
-    @property
-    def accumulation(self) -> int: ...
-    @property
-    def device_iterations(self) -> int: ...
-    @property
-    def ipus(self) -> int: ...
-    @property
-    def ipus_per_replica(self) -> int: ...
-    @property
-    def memory_per_ipu(self) -> Sequence[StageMemory]: ...
-    @property
-    def throughput(self) -> float: ...
-
-    def schedule(self, micro_batches: Optional[int] = None) -> Schedule:
-        """Return the schedule of so many micro-batches, with its slots."""
-
-
-class ScalingFigures(Protocol):
-    """Figures of a `Scaling` that are drawn."""
-
-    @property
-    def plans(self) -> Sequence[PlanFigures]: ...
-    @property
-    def pays_up_to(self) -> int: ...
-
-
-def _figure(width: float, height: float) -> Figure:
+    Raises:
+        ImportError: There is no matplotlib.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -76,19 +43,13 @@ def draw_schedule(schedule: Schedule) -> Figure:
     Args:
         schedule: A schedule simulated with `slots=True`.
     """
-    figure = _figure(12, 1.2 + 0.5 * len(schedule.busy))
-    _schedule_on(figure.add_subplot(), schedule)
+    figure = new_figure(12, 1.2 + 0.5 * len(schedule.busy))
+    schedule_on(figure.add_subplot(), schedule)
     return figure
 
 
-def draw_memory(plan: PlanFigures) -> Figure:
-    """Draw a bar per IPU of a replica, split by purpose, under the line of what is usable, and return the figure."""
-    figure = _figure(3 + 0.8 * plan.ipus_per_replica, 4)
-    _memory_on(figure.add_subplot(), plan)
-    return figure
-
-
-def _schedule_on(axes: Axes, schedule: Schedule) -> None:
+def schedule_on(axes: Axes, schedule: Schedule) -> None:
+    """Draw a row per IPU and a box per slot."""
     rows = len(schedule.busy)
     for kind in dict.fromkeys(slot.kind for slot in schedule.slots):
         slots = [slot for slot in schedule.slots if slot.kind == kind]
@@ -117,56 +78,15 @@ def _schedule_on(axes: Axes, schedule: Schedule) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=3, frameon=False)
 
 
-def _memory_on(axes: Axes, plan: PlanFigures) -> None:
-    held = plan.memory_per_ipu
+def memory_on(axes: Axes, held: Sequence[StageMemory], machine: Machine) -> None:
+    """Draw a bar for what each IPU holds, split by purpose, under the line of what is usable."""
     below = [0.0] * len(held)
     for purpose, colour in _PURPOSES.items():
         sizes = [getattr(memory, purpose) / 1e6 for memory in held]
         axes.bar(range(len(held)), sizes, bottom=below, color=colour, label=purpose)
         below = [low + size for low, size in zip(below, sizes)]
-    axes.axhline(plan.machine.usable_memory / 1e6, color="black", linestyle="--", label="usable")
-    axes.axhline(plan.machine.memory / 1e6, color="black", linestyle=":", label="memory of one IPU")
+    axes.axhline(machine.usable_memory / 1e6, color="black", linestyle="--", label="usable")
+    axes.axhline(machine.memory / 1e6, color="black", linestyle=":", label="memory of one IPU")
     axes.set_xticks(range(len(held)), [f"IPU {ipu}" for ipu in range(len(held))], rotation=45 if len(held) > 8 else 0)
     axes.set_ylabel("estimated MB")
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
-
-
-def draw_plan(plan: PlanFigures, *, micro_batches: Optional[int] = None) -> Figure:
-    """Draw the schedule of one device iteration above the memory of each IPU, and return the figure.
-
-    Args:
-        plan: The plan.
-        micro_batches: How many to show; by default as many as fill the pipeline three times, or all if there are fewer.
-    """
-    own = plan.accumulation if plan.profile.training else plan.device_iterations
-    shown = min(own, 6 * len(plan.stages)) if micro_batches is None else micro_batches
-    figure = _figure(12, 5 + 0.4 * plan.ipus_per_replica)
-    above, below = figure.subplots(2, 1, height_ratios=[2 + 0.4 * plan.ipus_per_replica, 3])
-    _schedule_on(above, plan.schedule(shown))
-    part = "" if shown == own else f", {shown} of {own} micro-batches shown"
-    above.set_title(f"{plan.profile.model}: {plan.strategy_name}{part}")
-    above.set_xlabel("estimated seconds")
-    _memory_on(below, plan)
-    return figure
-
-
-def draw_scaling(scaling: ScalingFigures) -> Figure:
-    """Draw estimated throughput against IPUs beside perfect scaling, and return the figure."""
-    figure = _figure(7, 4)
-    axes = figure.add_subplot()
-    ipus = [plan.ipus for plan in scaling.plans]
-    rates = [plan.throughput for plan in scaling.plans]
-    axes.plot(ipus, rates, marker="o", label="estimated")
-    axes.plot(ipus, [rates[0] * count / ipus[0] for count in ipus], linestyle=":", color="gray", label="perfect")
-    axes.axvline(
-        scaling.pays_up_to * scaling.plans[0].ipus_per_replica,
-        color="black",
-        linestyle="--",
-        label="doubling pays up to here",
-    )
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    axes.set_xlabel("IPUs")
-    axes.set_ylabel("estimated samples/s")
-    axes.legend(frameon=False)
-    return figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.machine import Machine
@@ -13,9 +13,36 @@ from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState
 from ignite_ipu.pipeline.costs.schedule import Schedule, StageTime, simulate
 from ignite_ipu.pipeline.placing.applied import Start
 from ignite_ipu.pipeline.placing.placement import Placement
-from ignite_ipu.pipeline.planning.drawing import draw_plan
+from ignite_ipu.pipeline.planning.drawing import memory_on, new_figure, schedule_on
 from ignite_ipu.pipeline.profiling.profile import Profile
 from ignite_ipu.pipeline.units import bytes_text, seconds_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Tabled:
+    """Estimates that are printed, and shown in notebooks, as a table between some text."""
+
+    head = ""
+
+    def table(self) -> List[Dict[str, str]]:
+        """Return the rows, as text by column."""
+        raise NotImplementedError
+
+    @property
+    def foot(self) -> str:
+        return "All times, sizes and rates are estimates."
+
+    def __str__(self) -> str:
+        return "\n\n".join(filter(None, (self.head, text_table(self.table()), self.foot)))
+
+    def _repr_html_(self) -> str:
+        rows = self.table()
+        head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
+        body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row.values()) + "</tr>" for row in rows)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f"{f'<pre>{escape(self.head)}</pre>' if self.head else ''}{table}<p>{escape(self.foot)}</p>"
 
 
 @dataclass(frozen=True)
@@ -36,7 +63,7 @@ class StagePlan:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(Tabled):
     """A complete description of a run; every time, size and rate in it is an estimate.
 
     Args:
@@ -115,7 +142,7 @@ class Plan:
     @property
     def call_seconds(self) -> float:
         """Estimated duration of one call of the executor."""
-        repeats = self.device_iterations if self.profile.training else 1
+        repeats = self.device_iterations if self.training else 1
         return self.machine.call_overhead + repeats * self.iteration.makespan
 
     @property
@@ -142,12 +169,11 @@ class Plan:
         Args:
             micro_batches: How many to simulate; the plan's own number by default.
         """
-        training = self.profile.training
-        own = self.accumulation if training else self.device_iterations
+        own = self.accumulation if self.training else self.device_iterations
         return simulate(
             [stage.time for stage in self.stages],
             own if micro_batches is None else micro_batches,
-            training=training,
+            training=self.training,
             pipelined=self.strategy.pipelined,
             ipus=[stage.ipu for stage in self.stages],
             update=self.update_seconds,
@@ -163,22 +189,21 @@ class Plan:
 
     def summary(self) -> str:
         """Return the settings and estimates in a few lines."""
-        kind = "training" if self.profile.training else "inference"
+        kind = "training" if self.training else "inference"
         batch = f"{self.profile.samples} samples * {self.accumulation} accumulation * {self.replicas} replicas"
+        unit = "update" if self.training else "pass"
         lines = [
             f"{self.profile.model}, {kind} on {self.ipus} x {self.machine.name}: {self.strategy_name}",
             f"  {self.ipus_per_replica} IPUs per replica * {self.replicas} replicas = {self.ipus} IPUs",
-            f"  {batch} = {self.global_batch} per update"
-            if self.profile.training
-            else f"  {batch} = {self.global_batch} per pass",
+            f"  {batch} = {self.global_batch} per {unit}",
             f"  device iterations {self.device_iterations}: {self.samples_per_call} samples per call",
             f"  estimated {self.throughput:,.0f} samples/s, {seconds_text(self.call_seconds)} per call, bubble "
             f"{self.iteration.bubble:.0%}, memory {self.fullest:.0%} of {bytes_text(self.machine.usable_memory)} at "
             "most",
+            *(f"  because {reason}" for reason in self.reasons),
+            *(f"  problem: {problem}" for problem in self.problems),
         ]
-        return "\n".join(
-            [*lines, *(f"  because {r}" for r in self.reasons), *(f"  problem: {p}" for p in self.problems)]
-        )
+        return "\n".join(lines)
 
     @property
     def fullest(self) -> float:
@@ -205,33 +230,43 @@ class Plan:
             for number, stage in enumerate(self.stages)
         ]
 
-    def __str__(self) -> str:
-        return f"{self.summary()}\n\n{text_table(self.table())}\n\nAll times, sizes and rates are estimates."
+    @property
+    def head(self) -> str:  # type: ignore[override]
+        return self.summary()
 
-    def _repr_html_(self) -> str:
-        note = "<p>All times, sizes and rates are estimates.</p>"
-        return f"<pre>{escape(self.summary())}</pre>{html_table(self.table())}{note}"
-
-    def draw(self, **options: Any) -> Any:
+    def draw(self, **options: Any) -> Figure:
         """Return a matplotlib figure with the schedule and the memory of each IPU; options as for `draw_plan`."""
         return draw_plan(self, **options)
 
 
 def text_table(rows: Sequence[Dict[str, str]]) -> str:
     """Lay out rows in aligned columns; the first row's keys are the head."""
-    if not rows:
-        return "(nothing)"
-    head = list(rows[0])
-    widths = [max(len(name), *(len(row[name]) for row in rows)) for name in head]
-    lines = ["  ".join(name.ljust(width) for name, width in zip(head, widths)).rstrip()]
-    lines += ["  ".join(row[name].ljust(width) for name, width in zip(head, widths)).rstrip() for row in rows]
-    return "\n".join(lines)
+    lines = [tuple(rows[0]), *(tuple(row.values()) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
-def html_table(rows: Sequence[Dict[str, str]]) -> str:
-    """Lay out rows as an HTML table, for notebooks."""
-    if not rows:
-        return "<p>(nothing)</p>"
-    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row.values()) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+def draw_plan(plan: Plan, *, micro_batches: Optional[int] = None) -> Figure:
+    """Draw the schedule of one device iteration above the memory of each IPU, and return the figure.
+
+    Args:
+        plan: The plan.
+        micro_batches: How many to show; by default as many as fill the pipeline three times, or all if there are fewer.
+    """
+    own = plan.accumulation if plan.training else plan.device_iterations
+    shown = min(own, 6 * len(plan.stages)) if micro_batches is None else micro_batches
+    figure = new_figure(12, 5 + 0.4 * plan.ipus_per_replica)
+    above, below = figure.subplots(2, 1, height_ratios=[2 + 0.4 * plan.ipus_per_replica, 3])
+    schedule_on(above, plan.schedule(shown))
+    part = "" if shown == own else f", {shown} of {own} micro-batches shown"
+    above.set_title(f"{plan.profile.model}: {plan.strategy_name}{part}")
+    above.set_xlabel("estimated seconds")
+    memory_on(below, plan.memory_per_ipu, plan.machine)
+    return figure
+
+
+def draw_memory(plan: Plan) -> Figure:
+    """Draw a bar per IPU of a replica, split by purpose, under the line of what is usable, and return the figure."""
+    figure = new_figure(3 + 0.8 * plan.ipus_per_replica, 4)
+    memory_on(figure.add_subplot(), plan.memory_per_ipu, plan.machine)
+    return figure

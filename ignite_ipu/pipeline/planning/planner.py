@@ -196,7 +196,6 @@ def _memory_problems(stages: Sequence[StagePlan], memory: MemoryModel, machine: 
             parts = " and ".join(f"stage {number} {bytes_text(stage.memory.total)}" for number, stage in here)
             problems.append(
                 f"IPU {ipu} holds {parts}, together an estimated {bytes_text(total)}, but has "
-                f"{bytes_text(machine.usable_memory)} "
-                f"for tensors. Spread the layers over more IPUs, or recompute."
+                f"{bytes_text(machine.usable_memory)} for tensors. Spread the layers over more IPUs, or recompute."
             )
     return problems

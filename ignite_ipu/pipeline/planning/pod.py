@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Dict, List, Optional, Tuple, Union
 
 from torch.optim import Optimizer
 
@@ -11,15 +11,18 @@ from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
 from ignite_ipu.pipeline.costs.memory import Strategy
 from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState, optimizer_state
-from ignite_ipu.pipeline.planning.drawing import draw_scaling
-from ignite_ipu.pipeline.planning.plan import Plan, html_table, text_table
+from ignite_ipu.pipeline.planning.drawing import new_figure
+from ignite_ipu.pipeline.planning.plan import Plan, Tabled
 from ignite_ipu.pipeline.planning.planner import plan
 from ignite_ipu.pipeline.profiling.profile import Profile
 from ignite_ipu.pipeline.units import bytes_text, seconds_text
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 @dataclass(frozen=True)
-class Scaling:
+class Scaling(Tabled):
     """The same strategy with 1, 2, 4, ... replicas; all rates are estimates.
 
     Args:
@@ -66,19 +69,15 @@ class Scaling:
             for p, gain in zip(self.plans, self.gains)
         ]
 
-    def __str__(self) -> str:
-        return f"{text_table(self.table())}\n\n{self._verdict()}\nAll times, sizes and rates are estimates."
+    @property
+    def foot(self) -> str:
+        verdict = f"No number of replicas fits. {''.join(self.plans[-1].problems[:1])}"
+        if self.pays_up_to:
+            limit = f"(gains {self.worthwhile:.2f} times or more)"
+            verdict = f"Doubling the replicas pays {limit} up to {self.pays_up_to}. {self.reason}"
+        return f"{verdict}\n{super().foot}"
 
-    def _verdict(self) -> str:
-        if not self.pays_up_to:
-            return f"No number of replicas fits. {self.plans[-1].problems[0]}"
-        limit = f"(gains {self.worthwhile:.2f} times or more)"
-        return f"Doubling the replicas pays {limit} up to {self.pays_up_to}. {self.reason}"
-
-    def _repr_html_(self) -> str:
-        return f"{html_table(self.table())}<p>{self._verdict()} All times, sizes and rates are estimates.</p>"
-
-    def draw(self) -> object:
+    def draw(self) -> Figure:
         """Return a matplotlib figure of throughput against IPUs."""
         return draw_scaling(self)
 
@@ -149,3 +148,21 @@ def scale(
             break
         replicas *= 2
     return Scaling(tuple(plans), worthwhile, reason)
+
+
+def draw_scaling(scaling: Scaling) -> Figure:
+    """Draw estimated throughput against IPUs beside perfect scaling, and return the figure."""
+    figure = new_figure(7, 4)
+    axes = figure.add_subplot()
+    ipus = [plan.ipus for plan in scaling.plans]
+    rates = [plan.throughput for plan in scaling.plans]
+    axes.plot(ipus, rates, marker="o", label="estimated")
+    axes.plot(ipus, [rates[0] * count / ipus[0] for count in ipus], linestyle=":", color="gray", label="perfect")
+    limit = scaling.pays_up_to * scaling.plans[0].ipus_per_replica
+    axes.axvline(limit, color="black", linestyle="--", label="doubling pays up to here")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xlabel("IPUs")
+    axes.set_ylabel("estimated samples/s")
+    axes.legend(frameon=False)
+    return figure

@@ -30,8 +30,7 @@ def accumulation_for(profile: Profile, global_batch: int, replicas: int) -> int:
     if global_batch < rows or global_batch % rows:
         raise PlanError(
             f"A global batch of {global_batch} is no multiple of {profile.samples} samples per micro-batch * "
-            f"{replicas} replicas = "
-            f"{rows}. Use {max(rows, global_batch // rows * rows)}, or fewer replicas."
+            f"{replicas} replicas = {rows}. Use {max(rows, global_batch // rows * rows)}, or fewer replicas."
         )
     return global_batch // rows
 
@@ -52,8 +51,7 @@ def propose_accumulation(depth: int, fill: float, update: float, period: float) 
     rule = f"PopTorch asks for at least 2 * {depth} - 1 = {least}" if depth > 1 else "no pipeline sets a minimum"
     return chosen, (
         f"accumulation {chosen}: {rule}; filling and draining take {seconds_text(fill)} and the update "
-        f"{seconds_text(update)}, "
-        f"which is {share:.0%} of a step with {chosen} micro-batches of {seconds_text(period)}"
+        f"{seconds_text(update)}, which is {share:.0%} of a step with {chosen} micro-batches of {seconds_text(period)}"
     )
 
 
@@ -74,7 +72,6 @@ def propose_inference_iterations(depth: int, fill: float, period: float, machine
     rule = f"PopTorch asks for at least {depth}, one per stage" if depth > 1 else "no pipeline sets a minimum"
     return chosen, (
         f"device iterations {chosen}: {rule}; filling takes {seconds_text(fill)} and the host "
-        f"{seconds_text(machine.call_overhead)}, "
-        f"which is {overhead / (overhead + chosen * period):.0%} of a call with {chosen} micro-batches of "
-        f"{seconds_text(period)}"
+        f"{seconds_text(machine.call_overhead)}, which is {overhead / (overhead + chosen * period):.0%} of a call "
+        f"with {chosen} micro-batches of {seconds_text(period)}"
     )

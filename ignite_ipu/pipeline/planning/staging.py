@@ -46,8 +46,7 @@ def best_stages(
     if ipus > count:
         raise PlanError(
             f"{profile.model} was measured as {count} layers, which cannot fill {ipus} IPUs. Use at most {count}, or "
-            "measure "
-            "with a finer granularity."
+            "measure with a finer granularity."
         )
     found: List[Tuple[bool, float, List[_Span]]] = []
     for layout in _layouts(profile, ipus):
@@ -93,8 +92,7 @@ def given_stages(
     if any(size < 1 for size in sizes) or sum(sizes) != len(profile.layers):
         raise PlanError(
             f"The stages hold {list(sizes)} layers, {sum(sizes)} in all, but {profile.model} has "
-            f"{len(profile.layers)}; every "
-            "stage needs at least one."
+            f"{len(profile.layers)}; every stage needs at least one."
         )
     places = list(range(len(sizes))) if ipus is None else list(ipus)
     ends = np.cumsum(sizes).tolist()

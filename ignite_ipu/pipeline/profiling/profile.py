@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Dict, Tuple
+from typing import Tuple
 
 from ignite_ipu.errors import PlanError
 
@@ -128,8 +128,19 @@ class Profile:
     training: bool = True
 
     def __post_init__(self) -> None:
-        if not self.layers:
+        count = len(self.layers)
+        if not count:
             raise PlanError(f"{self.model} has no layers to plan: its forward pass ran no module.")
+        if len(set(self.names)) != count:
+            raise PlanError(f"Two layers of {self.model} have the same name.")
+        if not all(crossing.producer < crossing.consumer < count for crossing in self.crossings):
+            raise PlanError("A tensor goes to a layer before the one that makes it, or to none.")
+        known = [saved.producer for layer in self.layers for saved in layer.saved]
+        if max([*known, *(number for weight in self.shared for number in weight.layers)], default=0) >= count:
+            raise PlanError(f"A saved tensor or a shared weight is of layer {count} or later, and there is none.")
+
+    def __hash__(self) -> int:
+        return hash((self.model, len(self.layers), self.input_bytes))  # to hash all tensors takes long
 
     @property
     def names(self) -> Tuple[str, ...]:
@@ -180,7 +191,6 @@ class Profile:
         Raises:
             PlanError: No layer has that name.
         """
-        positions: Dict[str, int] = {layer.name: i for i, layer in enumerate(self.layers)}
-        if name not in positions:
+        if name not in self.names:
             raise PlanError(f"No layer is named {name!r}. The layers of {self.model} are: {', '.join(self.names)}.")
-        return positions[name]
+        return self.names.index(name)

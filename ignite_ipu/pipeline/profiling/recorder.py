@@ -185,8 +185,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if not self.started:
             raise PlanError(
                 f"The forward of {type(self.model).__name__} called none of the chosen layers. Choose another "
-                "granularity, or "
-                "name modules whose forward runs."
+                "granularity, or name modules whose forward runs."
             )
         parameters = dict(self.model.named_parameters())
         buffers = dict(self.model.named_buffers())

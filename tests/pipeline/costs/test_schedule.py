@@ -162,7 +162,7 @@ def test_slots_are_a_sequence():
     assert len(schedule.slots) == len(slots) == 3 * (2 * 2 * 4 + 2)
     assert [schedule.slots[i] for i in range(-len(slots), len(slots))] == slots * 2
     assert schedule.slots[2:40:7] == tuple(slots[2:40:7])
-    with pytest.raises(IndexError, match="54 slots, and 54 is none"):
+    with pytest.raises(IndexError):
         schedule.slots[54]
 
 
