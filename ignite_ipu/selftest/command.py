@@ -14,7 +14,7 @@ from ignite_ipu.cli.command import EXIT_DONE, EXIT_FINDINGS
 from ignite_ipu.cli.terminal import Line, Progress, write_lines
 from ignite_ipu.errors import BackendError, UserError, did_you_mean, nearest
 from ignite_ipu.selftest.promise import Promise
-from ignite_ipu.selftest.report import FAILED, Outcome, closing_lines, content, machine, row
+from ignite_ipu.selftest.report import FAILED, Outcome, available, closing_lines, content, machine, row
 
 __all__ = ["add_arguments", "main"]
 
@@ -50,7 +50,6 @@ def main(args: argparse.Namespace) -> int:
     """
     # Here, so that shells complete the command's options without loading torch.
     from ignite_ipu.selftest import runner
-    from ignite_ipu.selftest.devices import available
     from ignite_ipu.selftest.promises import every_promise
 
     chosen = _chosen(every_promise(), args.only)
@@ -94,16 +93,13 @@ def main(args: argparse.Namespace) -> int:
 def _chosen(promises: Sequence[Promise], names: Optional[Sequence[str]]) -> List[Promise]:
     if names is None:
         return list(promises)
-    known = {promise.name for promise in promises} | {_group(promise) for promise in promises}
+    groups = {promise.group for promise in promises}
+    known = groups | {promise.name for promise in promises}
     for name in names:
         if name not in known:
-            near = did_you_mean(name, known if nearest(name, known) else {_group(each) for each in promises})
+            near = did_you_mean(name, known if nearest(name, known) else groups)
             raise UserError(f"There is no promise or group {name!r}.{near} --list has all.")
-    return [promise for promise in promises if promise.name in names or _group(promise) in names]
-
-
-def _group(promise: Promise) -> str:
-    return promise.name.split(".")[0]
+    return [promise for promise in promises if promise.name in names or promise.group in names]
 
 
 def _write(path: Optional[Path], report: Dict[str, Any]) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, List, Sequence
 
+from ignite_ipu import backend
 from ignite_ipu.cli.environment import report as environment_report
 from ignite_ipu.cli.terminal import Line
-from ignite_ipu.selftest.devices import describe
+from ignite_ipu.program.options import is_simulated
 from ignite_ipu.selftest.promise import Promise
 
-__all__ = ["FAILED", "OK", "SKIPPED", "Outcome", "closing_lines", "content", "machine", "row"]
+__all__ = ["FAILED", "OK", "SKIPPED", "Outcome", "available", "closing_lines", "content", "machine", "row"]
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 _STYLES = {OK: "green", FAILED: "bold red", SKIPPED: "yellow"}
-_FORMAT = 1
+# PopTorch gives out devices of so many IPUs to one process.
+_SIZES = (64, 32, 16, 8, 4, 2, 1)
 
 
 @dataclasses.dataclass
@@ -31,22 +33,26 @@ class Outcome:
     """
 
     promise: Promise
-    result: str
+    result: str = OK
     reason: str = ""
     traceback: str = ""
     seconds: float = 0.0
     messages: List[str] = dataclasses.field(default_factory=list)
 
 
+def available() -> int:
+    """Return the number of IPUs of the largest device that one program can have, 0 if there is none."""
+    poptorch = backend.poptorch()
+    if is_simulated(poptorch.Options()):
+        return _SIZES[0]  # IPU models have any number
+    return next((size for size in _SIZES if poptorch.ipuHardwareIsAvailable(size)), 0)
+
+
 def row(outcome: Outcome, width: int) -> Line:
     """Return the table's row for one outcome; `width` is that of the longest name."""
-    parts = [
-        (f"{outcome.result:<8}", _STYLES[outcome.result]),
-        (f"{outcome.promise.name:<{width}} {outcome.seconds:>6.1f} s", ""),
-    ]
-    if outcome.reason:
-        parts.append((f"  {outcome.reason}", ""))
-    return Line(parts, 8)
+    reason = f"  {outcome.reason}" if outcome.reason else ""
+    text = f"{outcome.promise.name:<{width}} {outcome.seconds:>6.1f} s{reason}"
+    return Line([(f"{outcome.result:<8}", _STYLES[outcome.result]), (text, "")], 8)
 
 
 def closing_lines(outcomes: Sequence[Outcome], seconds: float) -> List[Line]:
@@ -54,19 +60,21 @@ def closing_lines(outcomes: Sequence[Outcome], seconds: float) -> List[Line]:
     lines = []
     for outcome in outcomes:
         if outcome.result == FAILED:
-            lines.append(Line([("", "")]))
-            lines.append(Line([(outcome.promise.name, "bold red"), (f"  {outcome.promise.text}", "")], 2))
-            lines.append(Line([(f"  docs/{outcome.promise.page}", "dim")]))
-            lines.append(Line([(f"  {outcome.reason}", "")], 2))
+            lines += [
+                Line([("", "")]),
+                Line([(outcome.promise.name, "bold red"), (f"  {outcome.promise.text}", "")], 2),
+                Line([(f"  docs/{outcome.promise.page}", "dim")]),
+                Line([(f"  {outcome.reason}", "")], 2),
+            ]
+    device = _device()
     counted = ", ".join(f"{number} {result}" for result, number in _counts(outcomes).items() if number)
-    lines.append(Line([("", "")]))
-    lines.append(Line([(f"{counted or 'nothing to do'} in {seconds:.0f} s, on {_device_in_words()}", "bold")]))
-    return lines
+    where = f"{device['backend']} (PopTorch {device['poptorch']}, IPUs: {device['ipus']})"
+    return [*lines, Line([("", "")]), Line([(f"{counted or 'nothing to do'} in {seconds:.0f} s, on {where}", "bold")])]
 
 
 def machine() -> Dict[str, Any]:
     """Return what the programs run on: versions, backend and devices."""
-    return {"device": describe(), "environment": environment_report()}
+    return {"device": _device(), "environment": environment_report()}
 
 
 def content(outcomes: Sequence[Outcome], seconds: float, found: Dict[str, Any]) -> Dict[str, Any]:
@@ -77,34 +85,32 @@ def content(outcomes: Sequence[Outcome], seconds: float, found: Dict[str, Any]) 
         seconds: How long it took.
         found: What `machine()` has found.
     """
-    return {
-        "format": _FORMAT,
-        "results": _counts(outcomes),
-        "seconds": round(seconds, 1),
-        **found,
-        "promises": [_entry(outcome) for outcome in outcomes],
-    }
+    entries = [
+        {
+            "name": each.promise.name,
+            "promise": each.promise.text,
+            "page": f"docs/{each.promise.page}",
+            "result": each.result,
+            "reason": each.reason,
+            "seconds": round(each.seconds, 2),
+            "traceback": each.traceback,
+            "messages": each.messages,
+        }
+        for each in outcomes
+    ]
+    return {"format": 1, "results": _counts(outcomes), "seconds": round(seconds, 1), **found, "promises": entries}
 
 
-def _entry(outcome: Outcome) -> Dict[str, Any]:
-    promise = outcome.promise
+def _device() -> Dict[str, Any]:
+    poptorch = backend.poptorch()
     return {
-        "name": promise.name,
-        "promise": promise.text,
-        "page": f"docs/{promise.page}",
-        "result": outcome.result,
-        "reason": outcome.reason,
-        "seconds": round(outcome.seconds, 2),
-        "traceback": outcome.traceback,
-        "messages": outcome.messages,
+        "backend": backend.name(),
+        "poptorch": poptorch.__version__,
+        "ipus": available(),
+        "hardware version": poptorch.ipuHardwareVersion() if poptorch.ipuHardwareIsAvailable() else None,
     }
 
 
 def _counts(outcomes: Sequence[Outcome]) -> Dict[str, int]:
     results = [outcome.result for outcome in outcomes]
     return {result: results.count(result) for result in (OK, FAILED, SKIPPED)}
-
-
-def _device_in_words() -> str:
-    device = describe()
-    return f"{device['backend']} (PopTorch {device['poptorch']}, IPUs: {device['ipus']})"

@@ -15,10 +15,10 @@ from typing import Callable, Iterator, List
 from ignite.utils import manual_seed
 
 from ignite_ipu import backend
-from ignite_ipu.checkpoints.random_states import read_random_states, write_random_states
+from ignite_ipu.checkpoints.random_states import random_states_kept
 from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promise import Promise, Skipped
-from ignite_ipu.selftest.report import FAILED, OK, SKIPPED, Outcome
+from ignite_ipu.selftest.report import FAILED, SKIPPED, Outcome
 
 __all__ = ["quick_collections", "run"]
 
@@ -46,13 +46,15 @@ def run(promise: Promise, ipus: int) -> Outcome:
         promise: What to check.
         ipus: IPUs there are.
     """
-    outcome = Outcome(promise, OK)
-    cannot = _cannot(promise, ipus)
-    if cannot:
-        outcome.result, outcome.reason = SKIPPED, cannot
-        return outcome
+    if promise.needs_emulator and not backend.is_emulator():
+        return Outcome(promise, SKIPPED, "only the emulator can be told to fail so")
+    if promise.ipus > ipus:
+        needed = f"needs {promise.ipus} IPU{'s' if promise.ipus > 1 else ''} at once, and there are {ipus}"
+        return Outcome(promise, SKIPPED, needed)
+    outcome = Outcome(promise)
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="ignite-ipu-selftest-") as folder, _random_numbers(), _heard(outcome):
+    with tempfile.TemporaryDirectory(prefix="ignite-ipu-selftest-") as folder, random_states_kept(), _heard(outcome):
+        manual_seed(_SEED)
         _try_on_a_bench(promise, outcome, Path(folder))
         # An executor and its optimizer hold each other, and the IPUs with them.
         gc.collect()
@@ -64,14 +66,6 @@ def _try_on_a_bench(promise: Promise, outcome: Outcome, folder: Path) -> None:
     bench = Bench(folder)
     _try(lambda: promise.program(bench), outcome, "")
     _try(bench.clear, outcome, "giving the IPUs back: ")
-
-
-def _cannot(promise: Promise, ipus: int) -> str:
-    if promise.needs_emulator and not backend.is_emulator():
-        return "only the emulator can be told to fail so"
-    if promise.ipus > ipus:
-        return f"needs {promise.ipus} IPU{'s' if promise.ipus > 1 else ''} at once, and there are {ipus}"
-    return ""
 
 
 def _try(call: Callable[[], None], outcome: Outcome, doing: str) -> None:
@@ -86,49 +80,31 @@ def _try(call: Callable[[], None], outcome: Outcome, doing: str) -> None:
         traceback.clear_frames(error.__traceback__)
         if outcome.result == FAILED:
             outcome.messages.append(text)
-            return
-        outcome.result, outcome.traceback = FAILED, text
-        outcome.reason = doing + _one_line(error)
+        else:
+            outcome.result, outcome.reason, outcome.traceback = FAILED, doing + _one_line(error), text
 
 
 def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    name = type(error).__name__
+    text, name = " ".join(str(error).split()), type(error).__name__
     line = text if isinstance(error, AssertionError) and text else f"{name}: {text}" if text else name
     return line if len(line) <= _REASON_LENGTH else f"{line[: _REASON_LENGTH - 3]}..."
-
-
-@contextlib.contextmanager
-def _random_numbers() -> Iterator[None]:
-    """Begin each program with the same random numbers, and leave those of the process as they were."""
-    states = read_random_states()
-    manual_seed(_SEED)
-    try:
-        yield
-    finally:
-        write_random_states(states)
 
 
 @contextlib.contextmanager
 def _heard(outcome: Outcome) -> Iterator[None]:
     """Note warnings and what is logged, in place of writing it between the rows of the table."""
     notes = _Notes(outcome.messages)
-    handlers = {name: list(logging.getLogger(name).handlers) for name in _LOGGERS}
-    for name, own in handlers.items():
-        for handler in own:
-            logging.getLogger(name).removeHandler(handler)
-        if not name or not logging.getLogger(name).propagate:
-            logging.getLogger(name).addHandler(notes)
+    loggers = [(each, each.handlers) for each in map(logging.getLogger, _LOGGERS)]
+    for logger, _ in loggers:
+        logger.handlers = [] if logger.propagate and logger is not logging.root else [notes]
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("default")
             yield
         outcome.messages += [f"{each.category.__name__}: {each.message}" for each in caught]
     finally:
-        for name, own in handlers.items():
-            logging.getLogger(name).removeHandler(notes)
-            for handler in own:
-                logging.getLogger(name).addHandler(handler)
+        for logger, handlers in loggers:
+            logger.handlers = handlers
 
 
 class _Notes(logging.Handler):

@@ -18,8 +18,8 @@ from ignite_ipu import backend
 from ignite_ipu.cli.command import main
 from ignite_ipu.emulator.device.machine import machine
 from ignite_ipu.selftest import promises, runner
-from ignite_ipu.selftest.promise import Promises, Skipped
-from ignite_ipu.selftest.reference import expect, network
+from ignite_ipu.selftest.bench import expect, network
+from ignite_ipu.selftest.promise import Promise, Skipped
 
 _DOCS = Path(__file__).parents[2] / "docs"
 
@@ -41,10 +41,14 @@ def _ipus_that_no_other_test_holds(monkeypatch, tmp_path):
 
 @pytest.fixture
 def group(monkeypatch):
-    """A group of promises that a test makes."""
-    made = Promises("made", "first-hour.md")
-    monkeypatch.setattr(promises, "every_promise", lambda: list(made))
-    return made
+    """Makes the promises that are checked in a test: name, text, program, and more of `Promise`."""
+    made = []
+    monkeypatch.setattr(promises, "every_promise", lambda: made)
+
+    def add(name, text, program, **more):
+        made.append(Promise(f"made.{name}", text, "first-hour.md", program, **more))
+
+    return add
 
 
 def report_of(arguments, capsys):
@@ -135,15 +139,8 @@ def test_a_backend_that_does_not_do_it_right_is_found(spoil, broken, kept, monke
 def test_a_broken_promise_is_said_with_its_page_and_reason(group, capsys):
     """Exit code 1; the table has the reason, and what it was that was promised stands below."""
 
-    @group.promise()
-    def two_is_three(bench):
-        """Two is three, as the page says."""
-        expect(False, "2 is not 3")
-
-    @group.promise()
-    def holds(bench):
-        """This one holds all the same."""
-
+    group("two-is-three", "Two is three, as the page says.", lambda bench: expect(False, "2 is not 3"))
+    group("holds", "This one holds all the same.", lambda bench: None)
     assert main(["selftest"]) == 1
     rows = capsys.readouterr().out.splitlines()
     assert rows[0].startswith("failed  made.two-is-three") and rows[0].endswith("s  2 is not 3")
@@ -170,8 +167,8 @@ def test_whatever_is_raised_is_in_the_report_and_keeps_no_ipus(group, capsys):
             warnings.warn("something old", DeprecationWarning, stacklevel=1)
             raise SystemExit("ended by itself")
 
-    group.add("fails", "A program that ends fails.", lambda bench: train(bench, True))
-    group.add("trains", "The next one trains.", lambda bench: train(bench, False))
+    group("fails", "A program that ends fails.", lambda bench: train(bench, True))
+    group("trains", "The next one trains.", lambda bench: train(bench, False))
     code, report = report_of([], capsys)
     assert code == 1
     failed, ok = report["promises"]
@@ -187,9 +184,9 @@ def test_whatever_is_raised_is_in_the_report_and_keeps_no_ipus(group, capsys):
 
 def test_what_cannot_run_here_is_skipped_with_the_reason(group, monkeypatch, capsys):
     """Too few IPUs, no emulator to inject faults into, something that is not installed: exit code 0."""
-    group.promise(ipus=4)(lambda bench: expect(False, "has run"))
-    group.promise()(lambda bench: raise_(Skipped("accelerate is not installed")))
-    group.promise(needs_emulator=True)(lambda bench: expect(False, "has run"))
+    group("large", "", lambda bench: expect(False, "has run"), ipus=4)
+    group("missing", "", lambda bench: raise_(Skipped("accelerate is not installed")))
+    group("emulated", "", lambda bench: expect(False, "has run"), needs_emulator=True)
     monkeypatch.setenv("IGNITE_IPU_EMULATED_IPUS", "2")
     monkeypatch.setattr(runner.backend, "is_emulator", lambda: False)
     code, report = report_of([], capsys)
@@ -245,7 +242,7 @@ def test_the_list_says_what_is_promised(capsys):
 
 def test_a_report_says_what_it_was_made_on(group, capsys):
     """Versions, backend and devices, as `ignite-ipu env` prints them."""
-    group.add("holds", "This one holds all the same.", lambda bench: None)
+    group("holds", "This one holds all the same.", lambda bench: None)
     _, report = report_of([], capsys)
     assert report["device"]["backend"] == "emulator" and report["device"]["ipus"] == 64
     assert torch.__version__.startswith(report["environment"]["versions"]["torch"])
@@ -254,8 +251,8 @@ def test_a_report_says_what_it_was_made_on(group, capsys):
 def test_a_report_is_there_while_programs_run(group, tmp_path, capsys):
     """What takes the process down leaves behind what came of the promises before, and which one was being checked."""
     file = tmp_path / "report.json"
-    group.add("first", "The first one holds.", lambda bench: None)
-    group.add("second", "The second one looks.", lambda bench: seen.append(json.loads(file.read_text())))
+    group("first", "The first one holds.", lambda bench: None)
+    group("second", "The second one looks.", lambda bench: seen.append(json.loads(file.read_text())))
     seen = []
     assert main(["selftest", "--report", str(file)]) == 0
     assert [each["name"] for each in seen[0]["promises"]] == ["made.first"] and seen[0]["running"] == "made.second"
@@ -271,7 +268,7 @@ def test_a_terminal_sees_what_is_running(group, monkeypatch, capsys):
         def isatty(self):
             return True
 
-    group.add("first", "The first one holds.", lambda bench: None)
+    group("first", "The first one holds.", lambda bench: None)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr("ignite_ipu.cli.terminal._DELAY_SECONDS", 0)
@@ -289,12 +286,11 @@ def test_a_terminal_sees_what_is_running(group, monkeypatch, capsys):
 def test_the_process_is_left_as_it_was(group, monkeypatch):
     """Random numbers, loggers and the garbage collector."""
 
-    @group.promise()
-    def disturbs(bench):
-        """A program draws, logs and leaves garbage behind."""
+    def disturb(bench):
         torch.manual_seed(99)
         logging.getLogger("ignite_ipu").error("told")
 
+    group("disturbs", "A program draws, logs and leaves garbage behind.", disturb)
     state, handlers = torch.random.get_rng_state(), list(logging.getLogger().handlers)
     main(["selftest"])
     assert torch.equal(torch.random.get_rng_state(), state)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple, Type
+from functools import partial
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from torch import nn
 
@@ -27,21 +27,6 @@ class Start:
         return self.layer if self.call == 0 else f"{self.layer}#{self.call + 1}"
 
 
-class Starts(Protocol):
-    """Stages of a `Placement`, as they are applied."""
-
-    @property
-    def starts(self) -> Sequence[Start]:
-        """Places at which stages begin, in the order of execution."""
-
-    @property
-    def ipus(self) -> Sequence[int]:
-        """The IPU of each."""
-
-    def begin_loss(self) -> None:
-        """Open the loss's block, if it has one."""
-
-
 def order_text(late: str, early: str) -> str:
     """Say that a layer ran before one that the placement lists ahead of it."""
     return (
@@ -51,7 +36,7 @@ def order_text(late: str, early: str) -> str:
 
 
 class _Progress:
-    """Progress of a run of the model through the placement's starts."""
+    """Progress of a run of the model through the placement's starts; its hooks copy and pickle with the model."""
 
     def __init__(self, starts: Sequence[Start], ipus: Sequence[int]) -> None:
         self.starts, self.ipus = tuple(starts), tuple(ipus)
@@ -75,10 +60,10 @@ class _Progress:
                 f"{', '.join(missing)}. Remove them, or name layers that run."
             )
 
-    def enter(self, layer: str) -> Optional[Tuple[str, int]]:
-        """Count a call of a layer; return block and IPU if a stage begins there."""
+    def enter(self, layer: str, module: nn.Module, args: Any) -> None:
+        """Count a call of a layer, and open the block of the stage that begins there, if one does."""
         if not self.running:
-            return None
+            return
         call = self.calls.get(layer, 0)
         self.calls[layer] = call + 1
         for number, start in enumerate(self.starts):
@@ -86,77 +71,54 @@ class _Progress:
                 if number != self.reached:
                     raise PlanError(order_text(start.block, self.starts[self.reached].block))
                 self.reached += 1
-                return start.block, self.ipus[number]
-        return None
+                backend.poptorch().Block.start(start.block, self.ipus[number])
 
-    def use(self, weight: str, module: str) -> None:
+    def use(self, weight: str, owner: str, module: nn.Module, args: Any) -> None:
         """Note that a module which holds a shared weight runs on the current IPU."""
         if not self.running:
             return
         ipu = self.ipus[max(0, self.reached - 1)]
-        home, first = self.homes.setdefault(weight, (ipu, module))
+        home, first = self.homes.setdefault(weight, (ipu, owner))
         if home != ipu:
             raise PlanError(
-                f"Weight {weight} is shared by {first} on IPU {home} and {module} on IPU {ipu}. Layers that share a "
-                f"weight must be on one IPU: begin a stage at {module!r} on IPU {home}, as ({module!r}, {home})."
+                f"Weight {weight} is shared by {first} on IPU {home} and {owner} on IPU {ipu}. Layers that share a "
+                f"weight must be on one IPU: begin a stage at {owner!r} on IPU {home}, as ({owner!r}, {home})."
             )
-
-
-class _BeginStage:
-    """Forward pre-hook that opens the block of a stage; an object and no closure, so that models copy and pickle."""
-
-    def __init__(self, progress: _Progress, layer: str) -> None:
-        self.progress, self.layer = progress, layer
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        begun = self.progress.enter(self.layer)
-        if begun is not None:
-            backend.poptorch().Block.start(*begun)
-
-
-class _UseWeight:
-    """Forward pre-hook of a module that owns a shared weight."""
-
-    def __init__(self, progress: _Progress, weight: str, module: str) -> None:
-        self.progress, self.weight, self.module = progress, weight, module
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        self.progress.use(self.weight, self.module)
 
 
 class AppliedPlacement:
     """The hooks of one placement on one model; also a context manager.
 
     Args:
-        placement: Where stages begin.
+        starts: Where stages begin, in the order of execution.
+        ipus: The IPU of each.
         model: The model.
+        begin_loss: Opens the loss's block, between the model's forward and the loss.
     """
 
-    def __init__(self, placement: Starts, model: nn.Module) -> None:
+    def __init__(
+        self, starts: Sequence[Start], ipus: Sequence[int], model: nn.Module, begin_loss: Callable[[], None]
+    ) -> None:
         modules = dict(model.named_modules())
         # A model without children is its own only layer, and measured under its class's name.
         layers = {type(model).__name__: model, **modules}
-        self.placement = placement
-        for start in placement.starts:
+        self.begin_loss = begin_loss
+        for start in starts:
             if start.layer not in layers:
                 raise PlanError(
                     f"{type(model).__name__} has no layer named {start.layer!r}. Its layers are: "
                     f"{', '.join(layer_names(model))}."
                 )
-        self._progress = progress = _Progress(placement.starts, placement.ipus)
+        self._progress = progress = _Progress(starts, ipus)
         self._handles = [
             model.register_forward_pre_hook(progress.restart),
             model.register_forward_hook(progress.finish),
         ]
-        for name in dict.fromkeys(start.layer for start in placement.starts):
-            self._handles.append(layers[name].register_forward_pre_hook(_BeginStage(progress, name)))
+        for name in dict.fromkeys(start.layer for start in starts):
+            self._handles.append(layers[name].register_forward_pre_hook(partial(progress.enter, name)))
         for weight, owners in _shared_parameters(modules):
             for owner in owners:
-                self._handles.append(modules[owner].register_forward_pre_hook(_UseWeight(progress, weight, owner)))
-
-    def begin_loss(self) -> None:
-        """Open the loss's block, between the model's forward and the loss."""
-        self.placement.begin_loss()
+                self._handles.append(modules[owner].register_forward_pre_hook(partial(progress.use, weight, owner)))
 
     def check_ran(self) -> None:
         """Refuse a run that was none of the model's own, so that no stage could begin.
@@ -179,18 +141,14 @@ class AppliedPlacement:
     def __enter__(self) -> AppliedPlacement:
         return self
 
-    def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self.remove()
 
 
 def _shared_parameters(modules: Dict[str, nn.Module]) -> List[Tuple[str, List[str]]]:
     """Return each parameter that several modules own directly, by its first name, with those modules' names."""
-    owners: Dict[int, List[str]] = {}
-    names: Dict[int, str] = {}
+    owners: Dict[nn.Parameter, List[Tuple[str, str]]] = {}
     for prefix, module in modules.items():
         for name, parameter in module.named_parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append(prefix)
-            names.setdefault(id(parameter), f"{prefix}.{name}" if prefix else name)
-    return [(names[key], found) for key, found in owners.items() if len(found) > 1]
+            owners.setdefault(parameter, []).append((f"{prefix}.{name}" if prefix else name, prefix))
+    return [(found[0][0], [prefix for _, prefix in found]) for found in owners.values() if len(found) > 1]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import (
     TYPE_CHECKING,
     Any,
     Collection,
     Dict,
-    Iterable,
     List,
     Optional,
     Protocol,
@@ -88,12 +88,11 @@ class Placement:
             raise PlanError(f"Execution is {execution!r}; it must be one of: {', '.join(EXECUTIONS)}.")
         if not starts:
             raise PlanError("A placement needs at least one layer to start at, and the list is empty.")
-        blocks = [start.block for start in starts]
-        for block in blocks:
-            if blocks.count(block) > 1:
-                raise PlanError(
-                    f"Layer {block!r} is used twice in the placement; a layer runs on one IPU, so name it once."
-                )
+        block, uses = Counter(start.block for start in starts).most_common(1)[0]
+        if uses > 1:
+            raise PlanError(
+                f"Layer {block!r} is used twice in the placement; a layer runs on one IPU, so name it once."
+            )
         used = {start.ipu for start in starts} | ({loss_ipu} if loss_ipu is not None else set())
         if used != set(range(len(used))):
             raise PlanError(f"The placement uses IPUs {sorted(used)}; number them from 0 without gaps.")
@@ -178,14 +177,8 @@ class Placement:
         """Return a new `poptorch` execution strategy, for `Options.setExecutionStrategy`."""
         poptorch = backend.poptorch()
         stages = [poptorch.Stage(block).ipu(ipu) for block, ipu in zip(self.blocks, self.ipus)]
-        if self.execution == "pipelined":
-            return poptorch.PipelinedExecution(*stages)
-        if self.execution == "sharded":
-            return poptorch.ShardedExecution(*stages)
-        phases = [poptorch.Phase(stage) for stage in stages]
-        if self.execution == "serial phased":
-            return poptorch.SerialPhasedExecution(*phases)
-        return poptorch.ParallelPhasedExecution(*phases)
+        kind = getattr(poptorch, f"{self.execution.title().replace(' ', '')}Execution")
+        return kind(*(map(poptorch.Phase, stages) if "phased" in self.execution else stages))
 
     def layers(self, model: nn.Module) -> List[str]:
         """Return the model's layers with those among them at which stages begin, for `measure`."""
@@ -211,7 +204,7 @@ class Placement:
         Raises:
             PlanError: A layer that the model does not have.
         """
-        return AppliedPlacement(self, model)
+        return AppliedPlacement(self.starts, self.ipus, model, self.begin_loss)
 
     def problems(
         self,
@@ -235,11 +228,19 @@ class Placement:
             machine: What the IPUs are like.
             profile: The measured model; with it, names, their order and shared weights are checked too.
         """
-        found = [self.depth_problem(training, accumulation, device_iterations)]
         count = machine.ipus_per_process if available is None else available
-        found.append(replication_problem(self.ipus_per_replica, replicas, count, machine))
+        found = [
+            self.depth_problem(training, accumulation, device_iterations),
+            replication_problem(self.ipus_per_replica, replicas, count, machine),
+        ]
         if profile is not None:
-            found += self._profile_problems(profile)
+            try:
+                sizes = self.sizes(profile)
+            except PlanError as error:
+                found.append(str(error))
+            else:
+                ipus = [start.ipu for start, size in zip(self.starts, sizes) for _ in range(size)]
+                found += shared_weight_problems(profile, ipus)
         return [problem for problem in found if problem]
 
     def depth_problem(self, training: bool, accumulation: int, device_iterations: int) -> Optional[str]:
@@ -250,21 +251,17 @@ class Placement:
             return accumulation_problem(self.stages, accumulation)
         return device_iterations_problem(self.stages, device_iterations)
 
-    def _profile_problems(self, profile: Profile) -> List[str]:
-        names = profile.names
-        unknown = [start.block for start in self.starts if start.block not in names]
-        if unknown:
-            return [
-                f"No layer of {profile.model} that runs is named {name!r}; they are: {', '.join(names)}."
-                for name in unknown
-            ]
-        places = [names.index(start.block) for start in self.starts]
-        for before, after, start, previous in zip(places, places[1:], self.starts[1:], self.starts):
+    def sizes(self, profile: Profile) -> List[int]:
+        """Return how many of a profile's layers each stage has.
+
+        Raises:
+            PlanError: The profile lacks a layer of the placement, or has them in another order.
+        """
+        places = [profile.index(start.block) for start in self.starts]
+        for before, after, early, late in zip(places, places[1:], self.starts, self.starts[1:]):
             if after < before:
-                return [order_text(start.block, previous.block)]
-        ends = [*places[1:], len(names)]
-        ipus = [start.ipu for begin, end, start in zip([0, *places[1:]], ends, self.starts) for _ in range(begin, end)]
-        return shared_weight_problems(profile, ipus)
+                raise PlanError(order_text(late.block, early.block))
+        return [end - begin for begin, end in zip([0, *places[1:]], [*places[1:], len(profile.layers)])]
 
     def __repr__(self) -> str:
         starts = ", ".join(f"{block} -> IPU {ipu}" for block, ipu in zip(self.blocks, self.ipus))
@@ -282,8 +279,8 @@ def layers_per_ipu(counts: Sequence[int], layers: int) -> List[int]:
             raise PlanError(
                 f"Layers per IPU are {list(counts)}, but {count} is neither a number of layers nor the wildcard -1."
             )
-    wild = sum(count == -1 for count in counts)
-    left = layers - sum(count for count in counts if count != -1)
+    wild = counts.count(-1)
+    left = layers - sum(counts) - wild
     if left < wild or (wild == 0 and left != 0):
         total = f"{layers - left} layers" + (f" and {wild} wildcards of at least 1" if wild else "")
         raise PlanError(
@@ -339,7 +336,7 @@ def _check_range(text: str, held: Sequence[str], known: Collection[str], starts:
         )
 
 
-def _execution_order(model: nn.Module, starts: Iterable[Start], granularity: Granularity) -> List[str]:
+def _execution_order(model: nn.Module, starts: Sequence[Start], granularity: Granularity) -> List[str]:
     """Return layer names with the starts among them, in the order of registration."""
     wanted = {*select_layers(model, granularity), *(start.layer for start in starts)}
     return [name for name, _ in model.named_modules() if name in wanted]

@@ -6,7 +6,6 @@ from typing import Any, List, Optional, Sequence, Union
 
 from torch.optim import Optimizer
 
-from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.checks import (
     accumulation_problem,
     device_iterations_problem,
@@ -20,7 +19,6 @@ from ignite_ipu.pipeline.costs.memory import MemoryModel, StageMemory, Strategy
 from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState, optimizer_state
 from ignite_ipu.pipeline.costs.schedule import simulate
 from ignite_ipu.pipeline.costs.timing import TimeModel
-from ignite_ipu.pipeline.placing.applied import order_text
 from ignite_ipu.pipeline.placing.placement import Placement
 from ignite_ipu.pipeline.planning.plan import Plan, StagePlan
 from ignite_ipu.pipeline.planning.settings import (
@@ -144,11 +142,7 @@ def plan_placement(profile: Profile, placement: Placement, **settings: Any) -> P
     Raises:
         PlanError: The profile lacks a layer of the placement, or has them in another order.
     """
-    begins = [0, *(profile.index(start.block) for start in placement.starts[1:])]
-    for before, after, early, late in zip(begins, begins[1:], placement.starts, placement.starts[1:]):
-        if after <= before:
-            raise PlanError(order_text(late.block, early.block))
-    sizes = [end - begin for begin, end in zip(begins, [*begins[1:], len(profile.layers)])]
+    sizes = placement.sizes(profile)
     ipus = placement.ipus[: len(sizes)]
     return plan(profile, placement.ipus_per_replica, sizes=sizes, stage_ipus=ipus, **settings)
 

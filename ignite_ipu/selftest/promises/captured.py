@@ -19,11 +19,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ignite_ipu import ipu_clip_grad_norm_, ipu_evaluate_batch, ipu_prepare, ipu_step, ipu_train_batch
-from ignite_ipu.selftest.bench import Bench
-from ignite_ipu.selftest.promise import Promises, Skipped
-from ignite_ipu.selftest.reference import Pair, agree, batches, expect, joined, network, sgd, train
+from ignite_ipu.selftest.bench import Bench, Pair, agree, batches, expect, joined, network, sgd
+from ignite_ipu.selftest.promise import Skipped, needs
 
-PROMISES = Promises("captured", "accelerate.md")
+PAGE = "accelerate.md"
 
 
 def _step(model: Any, optimizer: Any) -> Any:
@@ -39,22 +38,17 @@ def _step(model: Any, optimizer: Any) -> Any:
     return train_step
 
 
-@PROMISES.promise()
 def step(bench: Bench) -> None:
     """A hand-written Ignite step in ipu_step trains as natively, and returns its loss."""
-    data = batches(4)
-    pair = Pair()
-    bench.session(pair.model)
+    data, pair = batches(), bench.captured()
     state = Engine(ipu_step(_step(pair.model, pair.optimizer), options=bench.options())).run(data)
     agree(state.output, pair.train(data)[-1], "loss")
     pair.compare(state=True)
 
 
-@PROMISES.promise()
 def accumulating_step(bench: Bench) -> None:
     """A hand-written step may accumulate gradients over iterations."""
-    data = batches(4)
-    pair = Pair()
+    data, pair = batches(), bench.captured()
     model, optimizer = pair.model, pair.optimizer
 
     def train_step(engine: Engine, batch: Any) -> Any:
@@ -65,22 +59,25 @@ def accumulating_step(bench: Bench) -> None:
             optimizer.zero_grad()
         return loss.detach()
 
-    bench.session(model)
     Engine(ipu_step(train_step, options=bench.options())).run(data)
     pair.train(data, accumulation=2)
     pair.compare()
 
 
-def _accelerator(**arguments: Any) -> Any:
+def _accelerator(bench: Bench, **arguments: Any) -> Any:
     if importlib.util.find_spec("accelerate") is None:
         raise Skipped("accelerate is not installed: pip install 'ignite-ipu[accelerate]'")
     from ignite_ipu import IPUAccelerator
 
-    return IPUAccelerator(**arguments)
+    return IPUAccelerator(**{"options": bench.options(), **arguments})
 
 
-def _loop(accelerator: Any, prepared: Any, clip: float = 0.0) -> None:
-    model, optimizer, data = prepared
+def _loop(accelerator: Any, model: Any, optimizer: Any, micro_batches: Any, state: str = "", clip: float = 0.0) -> Any:
+    """Train on micro-batches of 4, on from a state if there is one; return the prepared model."""
+    loader = DataLoader(TensorDataset(*joined(micro_batches)[0]), batch_size=4)
+    model, optimizer, data = accelerator.prepare(model, optimizer, loader)
+    if state:
+        accelerator.load_state(state)
     model.train()
     for x, y in data:
         with accelerator.accumulate(model):
@@ -89,64 +86,49 @@ def _loop(accelerator: Any, prepared: Any, clip: float = 0.0) -> None:
                 accelerator.clip_grad_norm_(model.parameters(), clip)
             optimizer.step()
             optimizer.zero_grad()
+    return model
 
 
-@PROMISES.promise(ipus=2)
+@needs(ipus=2)
 def accelerator_loop(bench: Bench) -> None:
     """A loop written for accelerate trains as natively, gradient accumulation and clipping included."""
-    data = batches(6, size=4)
-    pair = Pair(lambda model: torch.optim.AdamW(model.parameters(), lr=0.02))
-    accelerator = _accelerator(options=bench.options(), gradient_accumulation_steps=2)
-    bench.afterwards(accelerator.free_memory)
-    x, y = joined(data)[0]
-    prepared = accelerator.prepare(pair.model, pair.optimizer, DataLoader(TensorDataset(x, y), batch_size=4))
-    _loop(accelerator, prepared, clip=0.3)
+    data, pair = batches(6, size=4), Pair(lambda model: torch.optim.AdamW(model.parameters(), lr=0.02))
+    accelerator = _accelerator(bench, gradient_accumulation_steps=2)
+    model = _loop(accelerator, pair.model, pair.optimizer, data, clip=0.3)
     pair.train(data, accumulation=2, max_norm=0.3)
-    pair.model = accelerator.unwrap_model(prepared[0])
+    pair.model = accelerator.unwrap_model(model)
     pair.compare()
-    prepared[0].eval()
+    x = joined(data)[0][0]
     with torch.no_grad():
-        agree(prepared[0](x), pair.reference(x), "predictions")
+        agree(model.eval()(x), pair.reference(x), "predictions")
 
 
-@PROMISES.promise()
 def accelerator_resumed(bench: Bench) -> None:
     """Accelerate's save_state and load_state bring back weights and the optimizer's newest state."""
-    data = batches(6, size=4)
-    reference = network()
-    for number, part in enumerate((data[:3], data[3:])):
-        model = network()
-        accelerator = _accelerator(options=bench.options())
-        bench.afterwards(accelerator.free_memory)
-        loader = DataLoader(TensorDataset(*joined(part)[0]), batch_size=4)
-        prepared = accelerator.prepare(model, sgd(model), loader)
-        if number:
-            accelerator.load_state(str(bench.folder / "state"))
-        _loop(accelerator, prepared)
-        accelerator.save_state(str(bench.folder / "state"))
+    data, saved = batches(6, size=4), str(bench.folder / "state")
+    for part, state in ((data[:3], ""), (data[3:], saved)):
+        pair, accelerator = Pair(), _accelerator(bench)
+        _loop(accelerator, pair.model, pair.optimizer, part, state)
+        accelerator.save_state(saved)
         accelerator.free_memory()
-    train(reference, sgd(reference), data)
-    agree(model, reference, "weights")
+    pair.train(data)
+    pair.compare()
 
 
-@PROMISES.promise(page="migration/index.md", ipus=2)
+@needs(page="migration/index.md", ipus=2)
 def portable_functions(bench: Bench) -> None:
     """ipu_train_batch and ipu_evaluate_batch are a step and an evaluation in a loop of one's own."""
-    data = batches(4)
-    pair = Pair()
-    bench.session(pair.model)
+    data, pair = batches(), bench.captured()
     losses = [ipu_train_batch(pair.model, pair.optimizer, F.cross_entropy, x, target=y)[1] for x, y in data]
     agree([float(loss) for loss in losses], pair.train(data), "losses")
     agree(ipu_evaluate_batch(pair.model, data[0][0]), pair.reference.eval()(data[0][0]), "predictions")
     pair.compare()
 
 
-@PROMISES.promise(page="migration/index.md", ipus=2)
+@needs(page="migration/index.md", ipus=2)
 def prepared_loops(bench: Bench) -> None:
     """A loop written for PyTorch trains as it stands once its model and optimizer are prepared, clipping included."""
-    data = batches(4)
-    pair = Pair(lambda model: sgd(model, momentum=0.0))
-    bench.session(pair.model)
+    data, pair = batches(), bench.captured(lambda model: sgd(model, momentum=0.0))
     ipu_prepare(pair.optimizer, pair.model)
     for x, y in data:
         pair.optimizer.zero_grad()
@@ -157,51 +139,35 @@ def prepared_loops(bench: Bench) -> None:
     pair.compare()
 
 
-_NEEDED_HERE = ("ignite_ipu", "popart", "poptorch")
-
-
 def _expect_plain(path: Path) -> None:
-    """See that a file loads where there is neither PopTorch nor this library.
-
-    Raises:
-        AssertionError: It names something of theirs.
-    """
+    """See that a file loads where there is neither PopTorch nor this library: it names nothing of theirs."""
     with zipfile.ZipFile(path) as archive:
         (pickled,) = [name for name in archive.namelist() if name.endswith("data.pkl")]
         # torch.save writes pickle's protocol 2, where every class and function is named by a GLOBAL.
         named = {str(value) for code, value, _ in pickletools.genops(archive.read(pickled)) if code.name == "GLOBAL"}
-    ours = sorted(name for name in named if name.split()[0].split(".")[0] in _NEEDED_HERE)
+    ours = sorted(name for name in named if name.split()[0].split(".")[0] in ("ignite_ipu", "popart", "poptorch"))
     expect(not ours, f"{path.name} cannot be loaded without {', '.join(ours)}")
 
 
-@PROMISES.promise()
 def plain_files(bench: Bench) -> None:
     """Files of a captured loop, of the model or the model as a whole, load without PopTorch, buffers included."""
-    model = network(lambda: nn.BatchNorm1d(8))
-    optimizer = sgd(model)
-    bench.session(model)
+    pair = bench.captured(model=lambda: network(lambda: nn.BatchNorm1d(8)))
+    model, optimizer = pair.model, pair.optimizer
     Engine(ipu_step(_step(model, optimizer), options=bench.options())).run(batches(2))
     for name, content in {"weights": model.state_dict(), "state": optimizer.state_dict(), "model": model}.items():
         torch.save(content, bench.folder / name)
         _expect_plain(bench.folder / name)
 
 
-@PROMISES.promise()
 def dropping(bench: Bench) -> None:
     """Dropping a captured step, or an accelerator, gives its IPUs back."""
-
-    def step_on_the_first() -> None:
+    for kind in ("step", "accelerator", "step"):
         model = network()
-        Engine(ipu_step(_step(model, sgd(model)), options=bench.options().useIpuId(0))).run(batches(1))
-
-    def loop_on_the_first() -> None:
-        model = network()
-        accelerator = _accelerator(options=bench.options().useIpuId(0))
-        prepared = accelerator.prepare(model, sgd(model), DataLoader(TensorDataset(*batches(1)[0]), batch_size=8))
-        _loop(accelerator, prepared)
-
-    for use in (step_on_the_first, loop_on_the_first, step_on_the_first):
-        use()
+        if kind == "step":
+            Engine(ipu_step(_step(model, sgd(model)), options=bench.on_the_first())).run(batches(1))
+        else:
+            _loop(_accelerator(bench, options=bench.on_the_first()), model, sgd(model), batches(1))
+        del model
         gc.collect()
 
 
@@ -226,13 +192,12 @@ torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, f
 """
 
 
-@PROMISES.promise(page="run.md")
+@needs(page="run.md")
 def script(bench: Bench) -> None:
     """ignite-ipu run trains an unmodified GPU script on IPUs, and what it saves is plain and the newest."""
     from ignite_ipu.cli.command import main
 
-    data = batches(4)
-    pair = Pair()
+    data, pair = batches(), Pair()
     torch.save({"model": pair.reference.state_dict(), "data": data}, bench.folder / "begin.pt")
     (bench.folder / "train.py").write_text(textwrap.dedent(_SCRIPT), encoding="utf-8")
     told = io.StringIO()

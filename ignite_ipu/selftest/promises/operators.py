@@ -8,11 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu.selftest.bench import Bench
-from ignite_ipu.selftest.promise import Promises
-from ignite_ipu.selftest.reference import agree, batches, expect, network, sgd
+from ignite_ipu.selftest.bench import Bench, agree, batches, expect, network, sgd
 
-PROMISES = Promises("operators", "operators.md")
+PAGE = "operators.md"
 
 Functions = Dict[str, Callable[[Any], torch.Tensor]]
 
@@ -35,7 +33,7 @@ def _compare(bench: Bench, functions: Functions, *shape: int) -> None:
     model = _Together(functions).eval()
     with torch.no_grad():
         expected = model(x)
-    found = bench.inference_model(model, bench.options())(x)
+    found = bench.inference_model(model)(x)
     wrong = []
     for name, one, other in zip(functions, found, expected):
         try:
@@ -45,7 +43,6 @@ def _compare(bench: Bench, functions: Functions, *shape: int) -> None:
     expect(not wrong, "; ".join(wrong))
 
 
-@PROMISES.promise()
 def arithmetic(bench: Bench) -> None:
     """Element-wise functions, error functions and powers among them, compile and give PyTorch's values."""
     names = "abs asin atan ceil cos erf erfc exp expm1 floor log log1p reciprocal rsqrt sigmoid sign sin sqrt tanh"
@@ -58,7 +55,6 @@ def arithmetic(bench: Bench) -> None:
     _compare(bench, functions, 4, 6)
 
 
-@PROMISES.promise()
 def reductions(bench: Bench) -> None:
     """Reductions, sorting and matrix products compile and give PyTorch's values."""
     functions: Functions = {
@@ -80,7 +76,6 @@ def reductions(bench: Bench) -> None:
     _compare(bench, functions, 4, 3, 6)
 
 
-@PROMISES.promise()
 def indexing(bench: Bench) -> None:
     """Views, gathering and scattering compile and give PyTorch's values."""
     functions: Functions = {
@@ -100,7 +95,6 @@ def indexing(bench: Bench) -> None:
     _compare(bench, functions, 4, 3, 6)
 
 
-@PROMISES.promise()
 def layers(bench: Bench) -> None:
     """Images' layers compile and give PyTorch's values, resizing by bilinear interpolation and folding among them."""
     torch.manual_seed(3)
@@ -122,7 +116,6 @@ def layers(bench: Bench) -> None:
     _compare(bench, functions, 2, 4, 8, 8)
 
 
-@PROMISES.promise()
 def activations(bench: Bench) -> None:
     """Activations and attention compile and give PyTorch's values."""
     names = "elu gelu hardswish leaky_relu mish relu selu silu softplus softsign"
@@ -148,15 +141,11 @@ class _Recurrent(nn.Module):
         return self.out(self.gru(states)[0][:, -1])
 
 
-@PROMISES.promise()
 def recurrent(bench: Bench) -> None:
     """Recurrent layers train as natively."""
-    pair = bench.pair(model=_Recurrent)
-    pair.run(batches(4))
-    pair.compare()
+    bench.pair(model=_Recurrent).check()
 
 
-@PROMISES.promise()
 def normalisation_without_weights(bench: Bench) -> None:
     """Normalisation without weights, or without running statistics, trains as natively."""
 
@@ -169,12 +158,11 @@ def normalisation_without_weights(bench: Bench) -> None:
         )
 
     pair = bench.pair(lambda model: sgd(model, momentum=0), made)
-    pair.run(batches(4))
+    pair.run(batches())
     agree(dict(pair.model.named_parameters()), dict(pair.reference.named_parameters()), "weights")
     agree(pair.model[2].running_mean, pair.reference[2].running_mean, "running mean")
 
 
-@PROMISES.promise()
 def padding_of_an_embedding(bench: Bench) -> None:
     """An embedding's padding_idx is read like any row, and never trained."""
 
@@ -188,6 +176,5 @@ def padding_of_an_embedding(bench: Bench) -> None:
     tokens = torch.tensor([[0, 1, 2], [3, 0, 0], [4, 4, 0], [1, 2, 3]])
     data = [(tokens, torch.tensor([0, 1, 2, 0])), (tokens.flip(0), torch.tensor([0, 2, 1, 0]))]
     pair = bench.pair(model=embedding)
-    pair.run(data)
-    pair.compare()
+    pair.check(data)
     agree(pair.model.state_dict()["0.weight"][0], torch.ones(6), "the padding's row")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import copy
 import functools
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable, Dict, List
 
 import torch
 from torch import nn
 
-from ignite_ipu.selftest.bench import Bench
-from ignite_ipu.selftest.promise import Promises
-from ignite_ipu.selftest.reference import adam, agree, batches, expect, network, sgd
+from ignite_ipu.selftest.bench import Bench, adam, agree, batches, expect, network, sgd
+from ignite_ipu.selftest.promise import Promise
 
-PROMISES = Promises("optimizers", "optimizers.md")
+PAGE = "optimizers.md"
 
 Make = Callable[[nn.Module], Any]
 
@@ -66,24 +65,12 @@ def _poptorch_state(found: Dict[str, Any], expected: Dict[str, Any], model: nn.M
         for slot, moment in expected["state"].get(number, {}).items():
             if torch.is_tensor(moment) and moment.dim():
                 near = any(torch.allclose(value, moment, 1e-3, 1e-5) for value in own if value.shape == moment.shape)
-                expect(
-                    near,
-                    f"no tensor of ipu_state is {slot} of {parameter}, which has trained; it has {sorted(tensors)}",
-                )
-
-
-def _saved(bench: Bench, model: nn.Module, optimizer: Any) -> Tuple[Any, Any]:
-    """Return weights and state as a file gives them back."""
-    path = bench.folder / "saved.pt"
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
-    loaded = torch.load(path, weights_only=True)
-    return loaded["model"], loaded["optimizer"]
+                expect(near, f"no tensor of ipu_state is {slot} of {parameter}; it has {sorted(tensors)}")
 
 
 def _resumed(bench: Bench, make: Make, native: Make, compare_state: Any) -> None:
     """Train, read the state, train, read it again, save, resume with new objects, and train."""
-    data = batches(6)
-    pair = bench.pair(make)
+    data, pair = batches(6), bench.pair(make)
     pair.expected = native(pair.reference)
 
     def run(part: Any) -> None:
@@ -92,9 +79,10 @@ def _resumed(bench: Bench, make: Make, native: Make, compare_state: Any) -> None
 
     run(data[:2])
     run(data[2:4])
-    weights, state = _saved(bench, pair.model, pair.optimizer)
+    torch.save((pair.model.state_dict(), pair.optimizer.state_dict()), bench.folder / "saved.pt")
     pair.trainer.ipu.close()
 
+    weights, state = torch.load(bench.folder / "saved.pt", weights_only=True)
     pair.model = network()
     pair.optimizer = make(pair.model)
     pair.model.load_state_dict(weights)
@@ -108,36 +96,16 @@ def _nothing(found: Dict[str, Any], expected: Dict[str, Any], model: nn.Module) 
     """Compare no state: this form folds the next update's decay into it."""
 
 
-_TORCH: Dict[str, Tuple[str, Dict[str, Any]]] = {
-    "sgd": ("SGD", {"lr": 0.3}),
-    "sgd-momentum": ("SGD", {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
-    "sgd-nesterov": ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
-    "adam": ("Adam", {"lr": 0.02, "weight_decay": 0.01}),
-    "adamw": ("AdamW", {"lr": 0.02, "betas": (0.8, 0.95)}),
-    "rmsprop": ("RMSprop", {"lr": 0.01, "weight_decay": 0.01}),
-    "rmsprop-momentum": ("RMSprop", {"lr": 0.01, "momentum": 0.5}),
-    "rmsprop-centered": ("RMSprop", {"lr": 0.01, "momentum": 0.5, "centered": True}),
-}
-_POPTORCH: Dict[str, Tuple[str, Dict[str, Any], Dict[str, Any]]] = {
-    "sgd": ("SGD", {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.01}, {}),
-    "sgd-combined": ("SGD", {"lr": 0.1, "momentum": 0.9}, {"use_combined_accum": True}),
-    "adam": ("Adam", {"lr": 0.02, "weight_decay": 0.01}, {}),
-    "adamw": ("AdamW", {"lr": 0.02, "weight_decay": 0.1}, {}),
-    "rmsprop": ("RMSprop", {"lr": 0.01, "momentum": 0.5}, {}),
-    "lamb": ("LAMB", {"lr": 0.02, "weight_decay": 0.01}, {}),
-}
-
-
-def _of_torch(bench: Bench, kind: str, arguments: Dict[str, Any]) -> None:
+def _of_torch(bench: Bench, kind: str, **arguments: Any) -> None:
     def make(model: nn.Module) -> Any:
         return getattr(torch.optim, kind)(_groups(model), **arguments)
 
     _resumed(bench, make, make, _torch_state)
 
 
-def _of_poptorch(bench: Bench, kind: str, arguments: Dict[str, Any], more: Dict[str, Any]) -> None:
+def _of_poptorch(bench: Bench, kind: str, more: Any = None, **arguments: Any) -> None:
     def make(model: nn.Module) -> Any:
-        return getattr(bench.poptorch.optim, kind)(model.parameters(), **arguments, **more)
+        return getattr(bench.poptorch.optim, kind)(model.parameters(), **arguments, **(more or {}))
 
     def native(model: nn.Module) -> Any:
         made = _Lamb if kind == "LAMB" else getattr(torch.optim, kind)
@@ -146,34 +114,43 @@ def _of_poptorch(bench: Bench, kind: str, arguments: Dict[str, Any], more: Dict[
     _resumed(bench, make, native, _nothing if more else _poptorch_state)
 
 
-for _name, (_kind, _arguments) in _TORCH.items():
-    PROMISES.add(
-        _name,
-        f"torch.optim.{_kind} trains as natively; its state is torch's with the newest values, and can be resumed.",
-        functools.partial(_of_torch, kind=_kind, arguments=_arguments),
-        page="checkpoints.md",
-    )
-for _name, (_kind, _arguments, _more) in _POPTORCH.items():
-    PROMISES.add(
-        f"poptorch-{_name}",
-        f"poptorch.optim.{_kind} trains by its formula; its own state dictionary is the newest and can be resumed.",
-        functools.partial(_of_poptorch, kind=_kind, arguments=_arguments, more=_more),
-    )
+def _torch(name: str, kind: str, **arguments: Any) -> Promise:
+    text = f"torch.optim.{kind} trains as natively; its state is torch's with the newest values, and can be resumed."
+    program = functools.partial(_of_torch, kind=kind, **arguments)
+    return Promise(f"optimizers.{name}", text, "checkpoints.md", program)
 
 
-@PROMISES.promise()
+def _poptorch(name: str, kind: str, **arguments: Any) -> Promise:
+    text = f"poptorch.optim.{kind} trains by its formula; its own state dictionary is the newest and can be resumed."
+    return Promise(f"optimizers.poptorch-{name}", text, PAGE, functools.partial(_of_poptorch, kind=kind, **arguments))
+
+
+MORE = [
+    _torch("sgd", "SGD", lr=0.3),
+    _torch("sgd-momentum", "SGD", lr=0.1, momentum=0.9, weight_decay=0.01),
+    _torch("sgd-nesterov", "SGD", lr=0.1, momentum=0.9, nesterov=True),
+    _torch("adam", "Adam", lr=0.02, weight_decay=0.01),
+    _torch("adamw", "AdamW", lr=0.02, betas=(0.8, 0.95)),
+    _torch("rmsprop", "RMSprop", lr=0.01, weight_decay=0.01),
+    _torch("rmsprop-momentum", "RMSprop", lr=0.01, momentum=0.5),
+    _torch("rmsprop-centered", "RMSprop", lr=0.01, momentum=0.5, centered=True),
+    _poptorch("sgd", "SGD", lr=0.3, momentum=0.9, weight_decay=0.01),
+    _poptorch("sgd-combined", "SGD", more={"use_combined_accum": True}, lr=0.1, momentum=0.9),
+    _poptorch("adam", "Adam", lr=0.02, weight_decay=0.01),
+    _poptorch("adamw", "AdamW", lr=0.02, weight_decay=0.1),
+    _poptorch("rmsprop", "RMSprop", lr=0.01, momentum=0.5),
+    _poptorch("lamb", "LAMB", lr=0.02, weight_decay=0.01),
+]
+
+
 def clipping(bench: Bench) -> None:
     """max_grad_norm clips by the global norm, as clip_grad_norm_ does."""
-    pair = bench.pair(adam, max_grad_norm=0.1)
-    pair.run(batches(4), max_norm=0.1)
-    pair.compare()
+    bench.pair(adam, max_grad_norm=0.1).check(batches(), max_norm=0.1)
 
 
-@PROMISES.promise()
 def freezing(bench: Bench) -> None:
     """A layer that is frozen is not trained; unfrozen, it takes up its momentum again."""
-    data = batches(6)
-    pair = bench.pair(lambda model: sgd(model, 0.1))
+    data, pair = batches(6), bench.pair(lambda model: sgd(model, 0.1))
     for part, frozen in ((data[:2], False), (data[2:4], True), (data[4:], False)):
         for model in (pair.model, pair.reference):
             model[0].requires_grad_(not frozen)
@@ -184,15 +161,14 @@ def freezing(bench: Bench) -> None:
     pair.compare()
 
 
-@PROMISES.promise()
 def gradients(bench: Bench) -> None:
     """Gradients shows the mean gradients of a call's last update as parameter.grad."""
     from ignite_ipu.handlers import Gradients
 
     pair = bench.pair()
     Gradients().attach(pair.trainer)
+    pair.trainer.run(batches(1))
     x, y = batches(1)[0]
-    pair.trainer.run([(x, y)])
     torch.autograd.backward(nn.functional.cross_entropy(pair.reference(x), y))
     found = {name: parameter.grad for name, parameter in pair.model.named_parameters()}
     agree(found, {name: parameter.grad for name, parameter in pair.reference.named_parameters()}, "gradients")

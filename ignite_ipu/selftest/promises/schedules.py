@@ -7,14 +7,11 @@ from ignite.engine import Events
 from ignite.handlers import CosineAnnealingScheduler, PiecewiseLinear
 
 from ignite_ipu import CountEvents, IPUEvents
-from ignite_ipu.selftest.bench import Bench
-from ignite_ipu.selftest.promise import Promises
-from ignite_ipu.selftest.reference import agree, batches, expect, joined, sgd
+from ignite_ipu.selftest.bench import Bench, agree, batches, expect, joined, sgd
 
-PROMISES = Promises("schedules", "schedules.md")
+PAGE = "schedules.md"
 
 
-@PROMISES.promise()
 def of_torch(bench: Bench) -> None:
     """A learning rate that a scheduler of torch sets reaches the device, once for each change."""
     pair = bench.pair(lambda model: sgd(model, 0.5))
@@ -23,16 +20,13 @@ def of_torch(bench: Bench) -> None:
     trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: scheduler.step())
     sent = []
     trainer.add_event_handler(IPUEvents.OPTIMIZER_SENT, lambda: sent.append(trainer.state.iteration))
-    pair.run(batches(6), scheduler=native)
-    pair.compare()
+    pair.check(batches(6), scheduler=native)
     expect(sent == [3, 5], f"the learning rate changes before calls 3 and 5; it was sent before {sent}")
 
 
-@PROMISES.promise()
 def of_ignite(bench: Bench) -> None:
     """A scheduler of Ignite that is attached to ITERATION_STARTED decides that call's learning rate."""
-    data = batches(4)
-    pair = bench.pair(lambda model: sgd(model, 0.1, 0))
+    data, pair = batches(), bench.pair(lambda model: sgd(model, 0.1, 0))
     schedule = PiecewiseLinear(pair.optimizer, "lr", milestones_values=[(0, 0.8), (4, 0.0)])
     pair.trainer.add_event_handler(Events.ITERATION_STARTED, schedule)
     pair.trainer.run(data)
@@ -42,11 +36,9 @@ def of_ignite(bench: Bench) -> None:
     pair.compare()
 
 
-@PROMISES.promise()
 def per_update(bench: Bench) -> None:
     """A schedule that counts weight updates ends where it ends natively, whatever a call's number of updates."""
-    data = batches(8)
-    pair = bench.pair(lambda model: sgd(model, 0.5, 0), device_iterations=4)
+    data, pair = batches(8), bench.pair(lambda model: sgd(model, 0.5, 0), device_iterations=4)
     schedule = CosineAnnealingScheduler(pair.optimizer, "lr", 0.5, 0.0, cycle_size=16)
     pair.trainer.add_event_handler(CountEvents.WEIGHT_UPDATE_COMPLETED, schedule)
     state = pair.trainer.run(joined(data, calls=2))
@@ -60,37 +52,30 @@ def per_update(bench: Bench) -> None:
     pair.compare()
 
 
-@PROMISES.promise()
 def momentum_and_decay(bench: Bench) -> None:
     """Momentum and weight decay may change between calls, as learning rates may."""
-    data = batches(4)
-    pair = bench.pair(lambda model: sgd(model, 0.2, 0.5, weight_decay=0.01))
+    data, pair = batches(), bench.pair(lambda model: sgd(model, 0.2, 0.5, weight_decay=0.01))
     for part in (data[:2], data[2:]):
         pair.run(part)
         pair.set(momentum=0.9, weight_decay=0.1)
     pair.compare()
 
 
-@PROMISES.promise()
 def momentum_from_zero(bench: Bench) -> None:
     """A momentum that is declared variable may rise from zero."""
-    data = batches(4)
-    pair = bench.pair(lambda model: sgd(model, 0.2, 0), config={"variable": ("momentum",)})
+    data, pair = batches(), bench.pair(lambda model: sgd(model, 0.2, 0), config={"variable": ("momentum",)})
     for part in (data[:1], data[1:]):
         pair.run(part)
         pair.set(momentum=0.9)
     pair.compare()
 
 
-@PROMISES.promise()
 def loaded_rate(bench: Bench) -> None:
     """A loaded optimizer state brings its learning rate to the device."""
-    data = batches(4)
-    pair = bench.pair(lambda model: sgd(model, 0.01))
+    data, pair = batches(), bench.pair(lambda model: sgd(model, 0.01))
     pair.run(data[:2])
     state = pair.optimizer.state_dict()
     state["param_groups"][0]["lr"] = 0.5
     pair.optimizer.load_state_dict(state)
     pair.expected.param_groups[0]["lr"] = 0.5
-    pair.run(data[2:])
-    pair.compare()
+    pair.check(data[2:])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
-from typing import Any, List
+from types import SimpleNamespace
+from typing import Any, Callable, List, Tuple
 
 import torch
 from ignite.engine import Events, create_supervised_trainer
@@ -13,69 +14,60 @@ from torch import nn
 
 from ignite_ipu import IPUEvents, backend, create_ipu_trainer
 from ignite_ipu.handlers import EMA, Recovery
-from ignite_ipu.selftest.bench import Bench
-from ignite_ipu.selftest.promise import Promises
-from ignite_ipu.selftest.reference import Pair, agree, batches, expect, moved, network, same_bits, sgd, train
+from ignite_ipu.selftest.bench import Bench, Pair, agree, batches, expect, moved, network, sgd, train
+from ignite_ipu.selftest.promise import needs
 
-PROMISES = Promises("weights", "concepts.md")
+PAGE = "concepts.md"
 
 
-def _copies(engine: Any) -> List[str]:
-    """Return a list that grows with each copy of the weights that the session makes."""
+def _copied(bench: Bench, engine: Any, work: Callable[[], Any]) -> Tuple[List[str], int]:
+    """Return the copies of weights that the session makes in some work, and how many to the host PopTorch counts."""
     copies: List[str] = []
     engine.add_event_handler(IPUEvents.WEIGHTS_TO_HOST, lambda: copies.append("to host"))
     engine.add_event_handler(IPUEvents.WEIGHTS_TO_DEVICE, lambda: copies.append("to device"))
-    return copies
-
-
-def _downloads(bench: Bench) -> int:
-    """Return how many copies to the host PopTorch itself has made; only the emulator counts them."""
-    return int(bench.poptorch.counters().weight_downloads) if backend.is_emulator() else 0
+    counters = bench.poptorch.counters if backend.is_emulator() else lambda: SimpleNamespace(weight_downloads=0)
+    before = counters().weight_downloads
+    work()
+    return copies, counters().weight_downloads - before
 
 
 def _is_plain(model: Any) -> bool:
     return type(model) is nn.Sequential and type(model[0].weight) is nn.Parameter
 
 
-@PROMISES.promise(ipus=2)
+@needs(ipus=2)
 def copies_of_evaluations(bench: Bench) -> None:
     """An evaluation after training costs one copy to the host; another one right after it costs none."""
-    model = network()
-    trainer, evaluator = bench.trainer(model, sgd(model)), bench.evaluator(model)
-    copies = _copies(trainer)
-    before = _downloads(bench)
-    for _ in range(3):
-        trainer.run(batches(2))
-        for _ in range(2):
-            evaluator.run(batches(2))
+    pair = bench.pair()
+    evaluator = bench.evaluator(pair.model)
+
+    def work() -> None:
+        for _ in range(3):
+            pair.trainer.run(batches(2))
+            for _ in range(2):
+                evaluator.run(batches(2))
+
+    copies, happened = _copied(bench, pair.trainer, work)
     expect(copies.count("to host") == 3, f"three evaluations after training made these copies: {copies}")
-    happened = _downloads(bench) - before
     expect(happened in (0, 3), f"PopTorch has copied the weights to the host {happened} times for three evaluations")
 
 
-@PROMISES.promise()
 def copies_of_training(bench: Bench) -> None:
     """Training steps copy no weights, with metrics and schedules attached; a run brings them to the host as it ends."""
-    model = network()
-    optimizer = sgd(model)
-    trainer = bench.trainer(model, optimizer)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: scheduler.step())
-    RunningAverage(output_transform=lambda loss: loss).attach(trainer, "loss")
-    copies = _copies(trainer)
-    before = _downloads(bench)
-    trainer.run(batches(4), max_epochs=3)
-    happened = _downloads(bench) - before
+    pair = bench.pair()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(pair.optimizer, 0.9)
+    pair.trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: scheduler.step())
+    RunningAverage(output_transform=lambda loss: loss).attach(pair.trainer, "loss")
+    copies, happened = _copied(bench, pair.trainer, lambda: pair.trainer.run(batches(), max_epochs=3))
     expect(copies == ["to host"], f"a run of 12 steps made these copies: {copies}")
     expect(happened in (0, 1), f"PopTorch has copied the weights to the host {happened} times in a run of 12 steps")
 
 
-@PROMISES.promise(ipus=2)
+@needs(ipus=2)
 def evaluation_sees_the_newest(bench: Bench) -> None:
     """An evaluation sees the newest weights, whichever engine was made or run first."""
-    data = batches(3)
-    pair = Pair()
-    evaluator = bench.evaluator(pair.model, output_transform=lambda x, y, y_pred: y_pred)
+    data, pair = batches(3), Pair()
+    evaluator = bench.evaluator(pair.model)
     agree(evaluator.run(data[:1]).output, pair.reference(data[0][0]), "predictions before training")
     pair.trainer = bench.trainer(pair.model, pair.optimizer)
     for batch in data:
@@ -83,46 +75,39 @@ def evaluation_sees_the_newest(bench: Bench) -> None:
         agree(evaluator.run(data[:1]).output, pair.reference(data[0][0]), "predictions after training")
 
 
-@PROMISES.promise()
 def taking_turns(bench: Bench) -> None:
     """Training and evaluation that share IPUs take turns on them, and training goes on where it was."""
-    data = batches(4)
-    pair = bench.pair(config={"share_ipus": True})
-    evaluator = bench.evaluator(pair.model, output_transform=lambda x, y, y_pred: y_pred)
+    data, pair = batches(), bench.pair(config={"share_ipus": True})
+    evaluator = bench.evaluator(pair.model)
     for part in (data[:2], data[2:]):
         pair.run(part)
         agree(evaluator.run(data[:1]).output, pair.reference(data[0][0]), "predictions")
     pair.compare()
 
 
-@PROMISES.promise()
 def written_weights(bench: Bench) -> None:
     """Weights that are loaded, or written in place between epochs, are what training goes on from."""
-    data = batches(2)
-    pair = bench.pair(lambda model: sgd(model, momentum=0))
+    data, pair = batches(2), bench.pair(lambda model: sgd(model, momentum=0))
 
-    def edit() -> None:
-        if pair.trainer.state.epoch == 1:
-            pair.model.load_state_dict(network().state_dict())
-        if pair.trainer.state.epoch == 2:
-            with torch.no_grad():
-                pair.model[0].weight.mul_(0.5)
+    @torch.no_grad()
+    def halve(model: Any) -> None:
+        model[0].weight.mul_(0.5)
 
-    pair.trainer.add_event_handler(Events.EPOCH_COMPLETED, edit)
+    fresh = network().state_dict()
+    pair.trainer.add_event_handler(Events.EPOCH_COMPLETED(once=1), lambda: pair.model.load_state_dict(fresh))
+    pair.trainer.add_event_handler(Events.EPOCH_COMPLETED(once=2), lambda: halve(pair.model))
     pair.trainer.run(data, max_epochs=3)
     pair.train(data)
-    with torch.no_grad():
-        pair.reference[0].weight.mul_(0.5)
+    halve(pair.reference)
     pair.train(data)
     pair.compare()
 
 
-@PROMISES.promise(ipus=2)
+@needs(ipus=2)
 def statistics(bench: Bench) -> None:
     """Batch normalisation's statistics are the newest when they are read, and evaluation uses them."""
-    data = batches(4)
-    pair = bench.pair(model=lambda: network(lambda: nn.BatchNorm1d(8)))
-    evaluator = bench.evaluator(pair.model, output_transform=lambda x, y, y_pred: y_pred)
+    data, pair = batches(), bench.pair(model=lambda: network(lambda: nn.BatchNorm1d(8)))
+    evaluator = bench.evaluator(pair.model)
     for part in (data[:2], data[2:]):
         pair.run(part)
         for name in ("running_mean", "running_var"):
@@ -130,7 +115,6 @@ def statistics(bench: Bench) -> None:
     agree(evaluator.run(data[:1]).output, pair.reference.eval()(data[0][0]), "predictions")
 
 
-@PROMISES.promise()
 def shared_weights(bench: Bench) -> None:
     """Weights that two layers share stay shared."""
 
@@ -140,16 +124,13 @@ def shared_weights(bench: Bench) -> None:
         return model
 
     pair = bench.pair(model=tied)
-    pair.run(batches(4))
-    pair.compare()
-    same_bits(pair.model[4].weight, pair.model[2].weight, "two names of one weight")
+    pair.check()
+    agree(pair.model[4].weight, pair.model[2].weight, "two names of one weight", 0, 0)
 
 
-@PROMISES.promise()
 def release_and_attach(bench: Bench) -> None:
     """After release() the model is usable natively, and the next step goes on where training was."""
-    data = batches(4)
-    pair = bench.pair()
+    data, pair = batches(), bench.pair()
     for part in (data[:2], data[2:]):
         pair.run(part)
         pair.trainer.ipu.release()
@@ -157,11 +138,10 @@ def release_and_attach(bench: Bench) -> None:
     pair.compare()
 
 
-@PROMISES.promise(page="checkpoints.md")
+@needs(page="checkpoints.md")
 def close_and_go_on_natively(bench: Bench) -> None:
     """After close() model and optimizer are ordinary ones, and native training goes on."""
-    data = batches(4)
-    pair = bench.pair()
+    data, pair = batches(), bench.pair()
     pair.trainer.run(data[:2])
     pair.trainer.ipu.close()
     expect(_is_plain(pair.model), "the model is still PopTorch's")
@@ -170,7 +150,7 @@ def close_and_go_on_natively(bench: Bench) -> None:
     pair.compare()
 
 
-@PROMISES.promise(page="checkpoints.md")
+@needs(page="checkpoints.md")
 def before_the_first_step(bench: Bench) -> None:
     """A trainer whose program has not been compiled yet can be closed and saved."""
     pair = bench.pair()
@@ -180,31 +160,23 @@ def before_the_first_step(bench: Bench) -> None:
     bench.trainer(pair.model, sgd(pair.model)).run(batches(1))
 
 
-@PROMISES.promise()
 def dropping(bench: Bench) -> None:
     """Dropping a trainer gives its IPUs back, also if the model knows it and its faults are guarded."""
-
-    def train_on_the_first(number: int) -> Any:
-        model = network()
-        optimizer = sgd(model)
-        options = bench.options().useIpuId(0)
-        trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), options=options)
-        Recovery(bench.folder / str(number)).attach(trainer)
-        model.trainer = trainer
-        trainer.run(batches(1))
-        return optimizer
-
     kept = []
     for number in range(3):
-        kept.append(train_on_the_first(number))
+        model = network()
+        kept.append(sgd(model))
+        model.trainer = create_ipu_trainer(model, kept[-1], nn.CrossEntropyLoss(), options=bench.on_the_first())
+        Recovery(bench.folder / str(number)).attach(model.trainer)
+        model.trainer.run(batches(1))
+        del model
         gc.collect()
 
 
-@PROMISES.promise(page="checkpoints.md")
+@needs(page="checkpoints.md")
 def best_model_so_far(bench: Bench) -> None:
     """A deep copy of a model in training is an ordinary model that training does not change."""
-    data = batches(4)
-    pair = bench.pair()
+    data, pair = batches(), bench.pair()
     pair.trainer.run(data[:2])
     best = copy.deepcopy(pair.model)
     pair.trainer.run(data[2:])
@@ -221,30 +193,28 @@ def _average(averaged: nn.Module, model: nn.Module) -> None:
         average.lerp_(weight, 0.25)
 
 
-@PROMISES.promise(page="checkpoints.md")
+@needs(page="checkpoints.md")
 def moving_average(bench: Bench) -> None:
     """EMA averages the weights as the native recurrence does."""
-    data = batches(4)
     pair, averaged = bench.pair(), network()
     ema = EMA(pair.model, momentum=0.25)
     ema.attach(pair.trainer)
-    pair.trainer.run(data)
-    for batch in data:
+    pair.trainer.run(batches())
+    for batch in batches():
         pair.train([batch])
         _average(averaged, pair.reference)
     agree(ema.model, averaged, "averages")
     moved(averaged)
 
 
-@PROMISES.promise(page="handlers.md")
+@needs(page="handlers.md")
 def moving_average_natively(bench: Bench) -> None:
     """EMA averages on a native trainer as well."""
-    data = batches(4)
     model, averaged = network(), network()
     trainer = create_supervised_trainer(model, sgd(model), nn.CrossEntropyLoss())
     ema = EMA(model, momentum=0.25)
     ema.attach(trainer)
     trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: _average(averaged, model))
-    trainer.run(data)
+    trainer.run(batches())
     agree(ema.model, averaged, "averages")
     moved(averaged)
