@@ -16,21 +16,17 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 from torch import fx
 
+from ignite_ipu.emulator.trace.operators.table import words
 from ignite_ipu.emulator.values.nested import leaves, map_leaves
-
-
-def _words(text: str) -> Tuple[str, ...]:
-    return tuple(text.split())
-
 
 # The numbers in their arguments become float16 on the host; everything else in them is moved or drawn.
 _EXACT = frozenset(
-    _words(
+    words(
         "empty empty_like empty_strided new_empty fill_ zero_ zeros zeros_like new_zeros ones ones_like new_ones "
-        "full  full_like new_full new new_tensor tensor arange linspace logspace range eye where masked_fill "
-        "masked_fill_  index_fill index_fill_ pad constant_pad_nd clamp clamp_ clamp_min clamp_min_ clamp_max "
-        "clamp_max_ rand randn  rand_like randn_like randint randint_like randperm normal normal_ uniform_ "
-        "bernoulli bernoulli_ exponential_  random_ for_loop cond CPU fps nearest"
+        "full full_like new_full new new_tensor tensor arange linspace logspace range eye where masked_fill "
+        "masked_fill_ index_fill index_fill_ pad constant_pad_nd clamp clamp_ clamp_min clamp_min_ clamp_max "
+        "clamp_max_ rand randn rand_like randn_like randint randint_like randperm normal normal_ uniform_ "
+        "bernoulli bernoulli_ exponential_ random_ for_loop cond CPU fps nearest"
     )
 )
 _EXPANSIONS = frozenset(("expand", "expand_as", "broadcast_to"))

@@ -19,11 +19,10 @@ from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.trace import call_sites, losses
 from ignite_ipu.emulator.trace.active import active
 from ignite_ipu.emulator.trace.capture import Capture
-from ignite_ipu.emulator.trace.explanations import explained
 from ignite_ipu.emulator.trace.operators import support
 from ignite_ipu.emulator.trace.patches import module_calls_followed
 from ignite_ipu.emulator.trace.precision import Precision
-from ignite_ipu.emulator.trace.refusals import refuse_compiled_modules
+from ignite_ipu.emulator.trace.refusals import explained, refuse_compiled_modules
 from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
 from ignite_ipu.emulator.values.arguments import Arguments
 from ignite_ipu.emulator.values.custom_types import flatten_tensors, map_tensors

@@ -9,7 +9,7 @@ from torch import nn
 
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.trace.active import active, suspended
+from ignite_ipu.emulator.trace.active import active, running
 from ignite_ipu.emulator.values.nested import listed
 
 
@@ -72,7 +72,7 @@ class CPU:
                 raise backend_error(f"Two CPU operators of the model have the ID {self.ID!r}: give each its own.")
         self.in_shapes = [tuple(trace.traced(tensor).meta.shape) for tensor in input]
         # As on the host: outside the trace, and with the model's own tensors in place.
-        with suspended(), trace.outside(), trace.host_tensors(), torch.no_grad():
+        with running(None), trace.outside(), trace.host_tensors(), torch.no_grad():
             example = self.layer_to_call(*[torch.zeros(shape) for shape in self.in_shapes])
         self.out_shapes = [tuple(value.shape) for value in listed(example)]
         if any(value.dtype is not torch.float32 for value in listed(example)):

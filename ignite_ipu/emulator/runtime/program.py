@@ -33,7 +33,7 @@ from ignite_ipu.emulator.runtime.report import report_for
 from ignite_ipu.emulator.runtime.training_step import TrainingStep, reducer, store_for
 from ignite_ipu.emulator.trace import number_formats
 from ignite_ipu.emulator.trace.capture import Capture
-from ignite_ipu.emulator.trace.explanations import without_half_kernel
+from ignite_ipu.emulator.trace.refusals import without_half_kernel
 from ignite_ipu.emulator.values.arguments import Arguments
 from ignite_ipu.emulator.values.custom_types import replace_tensors
 from ignite_ipu.emulator.values.replica_groups import ReplicaGroups, Setting

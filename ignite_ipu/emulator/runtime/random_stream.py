@@ -33,7 +33,7 @@ class RandomStream:
         if self.used is False:
             yield
             return
-        with _TURN.taken():
+        with _TURN.lock:
             host = torch.random.get_rng_state()
             torch.random.set_rng_state(self._state)
             try:

@@ -35,11 +35,6 @@ def running(trace: Optional[Trace]) -> Iterator[None]:
         _ACTIVE.trace = before
 
 
-def suspended() -> ContextManager[None]:
-    """Run the `with` block as if no trace were running: code of the host inside a traced model."""
-    return running(None)
-
-
 class Trace(TorchFunctionMode, abc.ABC):
     """Record of what one forward has computed so far; `Capture` makes it.
 
@@ -145,11 +140,6 @@ class Trace(TorchFunctionMode, abc.ABC):
         if tensor.node not in self.losses:
             self.losses.append(tensor.node)
 
-    def replace(self, tensor: IpuTensor, node: fx.Node, meta: torch.Tensor) -> None:
-        """Let `tensor` stand for the value of another node from here on."""
-        tensor.node, tensor.meta = node, meta
-        self._by_meta[id(meta)] = tensor
-
     def stood_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the traced tensor that stands for `tensor`, or `tensor` itself where there is none."""
         return self._stand_ins.get(id(tensor), tensor)
@@ -174,11 +164,7 @@ class Trace(TorchFunctionMode, abc.ABC):
     def outside(self) -> Iterator[None]:
         """Run the `with` block as ordinary PyTorch, unseen by the trace."""
         # A forward may enter inference mode itself, and set hooks.
-        mode = isolation.inference_mode_left() if torch.is_inference_mode_enabled() else contextlib.nullcontext()
-        hooks = (
-            isolation.saved_tensor_hooks_left() if isolation.saved_tensor_hooks_active() else contextlib.nullcontext()
-        )
-        with torch._C.DisableTorchFunction(), mode, hooks:
+        with torch._C.DisableTorchFunction(), isolation.inference_mode_left(), isolation.saved_tensor_hooks_left():
             yield
 
     def varies(self, tensor: IpuTensor) -> bool:

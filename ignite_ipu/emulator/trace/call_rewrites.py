@@ -9,6 +9,7 @@ import torch
 from ignite_ipu.emulator.trace import moves, number_formats
 from ignite_ipu.emulator.trace.active import Trace
 from ignite_ipu.emulator.trace.operators import support
+from ignite_ipu.emulator.trace.operators.table import words
 from ignite_ipu.emulator.trace.traced_tensor import TO, IpuTensor
 from ignite_ipu.emulator.values.nested import map_leaves
 
@@ -17,9 +18,7 @@ _Keyword = Dict[str, Any]
 _Arguments = Tuple[_Positional, _Keyword]
 
 # Layers whose weight and bias follow the type of the activation.
-_LAYERS = frozenset(
-    ["linear", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d"]
-)
+_LAYERS = words("linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
 # The argument of a normalisation that says whether its running statistics are updated, by operator.
 _FLAGS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
 _STATISTICS = ("running_mean", "running_var")

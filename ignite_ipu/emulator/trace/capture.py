@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from ignite_ipu.emulator.errors import backend_error
-from ignite_ipu.emulator.trace import call_rewrites, freezing, losses, number_formats, overrides, type_inference
+from ignite_ipu.emulator.trace import call_rewrites, losses, number_formats, overrides, type_inference
 from ignite_ipu.emulator.trace.active import Trace, active, may_vary, memory_of, running
 from ignite_ipu.emulator.trace.autocasting import Autocast
 from ignite_ipu.emulator.trace.call_sites import ACCESSORS, identifier, name_of, source
@@ -99,7 +99,7 @@ class Capture(Trace):
         if active() is not None:
             raise backend_error("A model is already being traced in this thread: forward may not call a wrapped model.")
         self._grad_mode = self.training = training
-        with _TURN.taken(), running(self), replaced(torch.distributions.Distribution, "_validate_args", False):
+        with _TURN.lock, running(self), replaced(torch.distributions.Distribution, "_validate_args", False):
             # Distributions would ask for values, to validate them.
             with torch.set_grad_enabled(training), forward_only(), range_noticed(), self:
                 yield
@@ -128,9 +128,9 @@ class Capture(Trace):
         refuse(name, args, kwargs)
         if overrides.is_traced_by_parts(func, (args, kwargs), self.dtypes_of):
             return overrides.unfolded(func)(*args, **kwargs)
-        changed = freezing.called(self, name, args, kwargs)
-        if changed is not None:
-            return changed
+        if name == "requires_grad_" or (name == "detach_" and self._weight_name(args[0]) is not None):
+            self._set_requires_grad(args[0], name == "requires_grad_" and bool([*args[1:], *kwargs.values(), True][0]))
+            return self.traced(args[0])
         if name in MOVES:
             tensor = self.stood_in(args[0])
             answer = moved(self, tensor, args[1:], kwargs)
@@ -252,7 +252,7 @@ class Capture(Trace):
                 return None
             if name != "requires_grad":
                 raise backend_error(f"Assigning to tensor.{name} is not supported in a traced model; use copy_().")
-            freezing.set_requires_grad(self, tensor, args[1])
+            self._set_requires_grad(tensor, args[1])
             return None
         if name == "device":
             return IPU
@@ -264,6 +264,40 @@ class Capture(Trace):
             return self.record(getattr, tensor, name)
         with self.outside():
             return func(tensor.meta)
+
+    def _set_requires_grad(self, tensor: torch.Tensor, value: bool) -> None:
+        """Let gradients flow to a traced tensor from here on, or not; the user's parameters keep their own setting.
+
+        A weight on the device is trained or not: where forward takes its gradient away, what follows reads it detached,
+        until forward gives the gradient back.
+        """
+        traced: IpuTensor = self.traced(tensor)
+        weight = self._weight_name(traced) if self.training else None
+        with self.outside():
+            before = traced.meta.requires_grad
+            if weight is None:
+                traced.meta.requires_grad_(value)
+        if weight is None or value == before:
+            return
+        if not value:
+            self.trained[weight] = (traced.node, traced.meta)
+            detached = self.record(torch.Tensor.detach, traced)
+            self._replace(traced, detached.node, detached.meta)
+        elif weight in self.trained:
+            self._replace(traced, *self.trained[weight])
+        else:
+            raise backend_error(
+                f"forward sets requires_grad of {weight}, which was False when the model was wrapped: which weights "
+                "are trained is compiled in. Call requires_grad_(True) on it before."
+            )
+
+    def _weight_name(self, tensor: torch.Tensor) -> Optional[str]:
+        traced = self.traced(tensor)
+        return next((name for name, weight in self.weights.items() if weight is traced), None)
+
+    def _replace(self, tensor: IpuTensor, node: fx.Node, meta: torch.Tensor) -> None:
+        tensor.node, tensor.meta = node, meta
+        self._by_meta[id(meta)] = tensor
 
     def _follow_grad_mode(self, enabled: bool) -> None:
         if enabled != self._grad_mode and self.training:

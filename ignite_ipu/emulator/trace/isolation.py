@@ -27,8 +27,9 @@ def unaffected(function: _Function) -> _Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         if not _is_affected():
             return function(*args, **kwargs)
-        with _left():
-            return function(*args, **kwargs)
+        with _function_modes_left(), _traces_left(), inference_mode_left(), saved_tensor_hooks_left():
+            with torch.autocast("cpu", enabled=False):
+                return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]
 
@@ -38,23 +39,9 @@ def _is_affected() -> bool:
         torch.is_inference_mode_enabled()
         or _autocasts()
         or torch._C._len_torch_function_stack()
-        or saved_tensor_hooks_active()
+        or _saved_tensor_hooks_active()
         or torch._C._get_tracing_state() is not None
     )
-
-
-@contextlib.contextmanager
-def _left() -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_function_modes_left())
-        stack.enter_context(_traces_left())
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(inference_mode_left())
-        if _autocasts():
-            stack.enter_context(torch.autocast("cpu", enabled=False))
-        if saved_tensor_hooks_active():
-            stack.enter_context(saved_tensor_hooks_left())
-        yield
 
 
 @contextlib.contextmanager
@@ -101,8 +88,7 @@ _AUTOGRAD: Any = torch._C._autograd
 _INNERMOST: Optional[Callable[[bool], Any]] = getattr(_AUTOGRAD, "_top_saved_tensors_default_hooks", None)
 
 
-def saved_tensor_hooks_active() -> bool:
-    """Tell whether there are hooks on the tensors that autograd saves."""
+def _saved_tensor_hooks_active() -> bool:
     return _INNERMOST is not None and _INNERMOST(False) is not None
 
 
@@ -114,7 +100,7 @@ def saved_tensor_hooks_left() -> Iterator[None]:
     the device keeps its own.
     """
     hooks: List[Any] = []
-    while saved_tensor_hooks_active():
+    while _saved_tensor_hooks_active():
         assert _INNERMOST is not None
         hooks.append(_INNERMOST(False))
         _AUTOGRAD._pop_saved_tensors_default_hooks()
@@ -126,20 +112,14 @@ def saved_tensor_hooks_left() -> Iterator[None]:
 
 
 class Turn:
-    """A re-entrant lock; a process that was forked while another thread held it finds it free."""
+    """Holder of a re-entrant lock, which a process that was forked while another thread held it finds free."""
 
     def __init__(self) -> None:
         self._renew()
         os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
-        self._lock = threading.RLock()
-
-    @contextlib.contextmanager
-    def taken(self) -> Iterator[None]:
-        """Wait for the thread whose turn it is, and have it in the `with` block."""
-        with self._lock:
-            yield
+        self.lock = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -149,6 +129,9 @@ def inference_mode_left() -> Iterator[None]:
     Tensors that are made in it do not count their changes, which a trace goes by, and cannot be changed after it, as a
     program changes its weights.
     """
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
     enabled = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(enabled):
         yield

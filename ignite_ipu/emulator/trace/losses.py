@@ -8,27 +8,10 @@ import torch
 from torch import fx
 
 from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.trace.operators import table
 
 # The functional name of each recognised loss; the loss modules of torch.nn all arrive here too.
-RECOGNISED = frozenset(
-    {
-        "l1_loss",
-        "mse_loss",
-        "cross_entropy",
-        "nll_loss",
-        "binary_cross_entropy",
-        "binary_cross_entropy_with_logits",
-        "kl_div",
-        "poisson_nll_loss",
-        "hinge_embedding_loss",
-        "smooth_l1_loss",
-        "soft_margin_loss",
-        "cosine_embedding_loss",
-        "margin_ranking_loss",
-        "triplet_margin_loss",
-        "ctc_loss",
-    }
-)
+RECOGNISED = frozenset(table.GROUPS["losses"]) - {"multilabel_soft_margin_loss", "triplet_margin_with_distance_loss"}
 
 
 def is_loss(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

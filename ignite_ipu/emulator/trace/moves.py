@@ -10,6 +10,7 @@ from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.trace.active import Trace
 from ignite_ipu.emulator.trace.operators import support
+from ignite_ipu.emulator.trace.operators.table import words
 from ignite_ipu.emulator.trace.refusals import illegal_move
 from ignite_ipu.emulator.trace.traced_tensor import TO, IpuTensor
 from ignite_ipu.emulator.values.nested import holds_tensors
@@ -19,28 +20,12 @@ Kwargs = Dict[str, Any]
 
 # Placed on the IPU when called without a device (the list is PopTorch's; `normal` only without tensor arguments, which
 # is left to PyTorch otherwise).
-_FACTORIES = frozenset(
-    (
-        "arange",
-        "empty",
-        "full",
-        "full_like",
-        "linspace",
-        "logspace",
-        "normal",
-        "ones",
-        "rand",
-        "randint",
-        "randn",
-        "randperm",
-        "range",
-        "tensor",
-        "zeros",
-        "zeros_like",
-    )
+_FACTORIES = words(
+    "arange empty full full_like linspace logspace normal ones rand randint randn randperm range tensor zeros "
+    "zeros_like"
 )
 MOVES = ("to", "type_as")  # the host's tensor and one on the IPU may meet in these
-_FROM_DATA = frozenset(("tensor", "as_tensor", "from_numpy"))
+_FROM_DATA = ("tensor", "as_tensor", "from_numpy")
 _CPU = torch.device("cpu")
 
 

@@ -36,12 +36,7 @@ def narrowed(value: Any) -> Any:
 
 def narrowing(kernel: Kernel) -> Kernel:
     """Return a kernel whose results are those of `kernel` in the types that the device has."""
-
-    def narrow_kernel(*args: Any, **kwargs: Any) -> Any:
-        return narrowed(kernel(*args, **kwargs))
-
-    narrow_kernel.__name__ = name_of(kernel)
-    return narrow_kernel
+    return _around(kernel, lambda *args, **kwargs: narrowed(kernel(*args, **kwargs)))
 
 
 def named(kind: Any) -> Any:
@@ -75,8 +70,12 @@ def with_default(kernel: Kernel, dtype: torch.dtype) -> Kernel:
         with by_default(dtype):
             return kernel(*args, **kwargs)
 
-    kernel_with_default.__name__ = name_of(kernel)
-    return kernel_with_default
+    return _around(kernel, kernel_with_default)
+
+
+def _around(kernel: Kernel, function: Kernel) -> Kernel:
+    function.__name__ = name_of(kernel)
+    return function
 
 
 @contextlib.contextmanager

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import BackwardHook
 
 from ignite_ipu.emulator.trace.active import active
-from ignite_ipu.emulator.trace.explanations import checkpoint_refused
 from ignite_ipu.emulator.trace.isolation import replaced
+from ignite_ipu.emulator.trace.refusals import checkpoint_refused
 
 
 @contextlib.contextmanager
@@ -61,7 +61,11 @@ def forward_only() -> Iterator[None]:
     def called(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if active() is None:
             return original.__get__(None, cls)(*args, **kwargs)
-        return _apply(cls, *args, **kwargs)
+        if cls is CheckpointFunction and torch.is_grad_enabled():
+            raise checkpoint_refused()  # its forward takes no gradients: those are of its backward, which never runs
+        if cls.setup_context is torch.autograd.Function.setup_context:
+            args = (_Context(), *args)
+        return cls.forward(*args, **kwargs)
 
     def set_up(hook: BackwardHook, function: Any, args: Any) -> Any:
         return set_up_hook(hook, function, args) if active() is None else (args, None)
@@ -69,14 +73,6 @@ def forward_only() -> Iterator[None]:
     with replaced(torch.autograd.Function, "apply", classmethod(called)):
         with replaced(BackwardHook, "_apply_on_tensors", set_up):
             yield
-
-
-def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    if cls is CheckpointFunction and torch.is_grad_enabled():
-        raise checkpoint_refused()  # its forward takes no gradients: those are of its backward, which never runs
-    if cls.setup_context is not torch.autograd.Function.setup_context:
-        return cls.forward(*args, **kwargs)
-    return cls.forward(_Context(), *args, **kwargs)
 
 
 class _Context:
@@ -89,10 +85,9 @@ class _Context:
         self.saved_tensors = tensors
 
     def mark_dirty(self, *tensors: torch.Tensor) -> None:
-        return None
+        pass
 
-    def mark_non_differentiable(self, *tensors: torch.Tensor) -> None:
-        return None
+    mark_non_differentiable = mark_dirty
 
     def set_materialize_grads(self, value: bool) -> None:
-        return None
+        pass

@@ -8,23 +8,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from typing import Any, Callable, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Iterable, List, Optional
 
 import torch
 import torch.nn.functional as F
 
 from ignite_ipu.emulator.errors import Error, backend_error
 from ignite_ipu.emulator.trace.autocasting import Policy
+from ignite_ipu.emulator.trace.operators.table import words
 from ignite_ipu.emulator.values.nested import leaves
-
-
-def _words(text: str) -> Tuple[str, ...]:
-    return tuple(text.split())
-
 
 # They move or make values without computing: an infinity or NaN that they produce was asked for.
 _NO_ARITHMETIC = frozenset(
-    _words(
+    words(
         "fill_ full full_like masked_fill masked_fill_ where clone copy_ __setitem__ __getitem__ cat stack tensor "
         "getattr empty empty_like empty_strided new_empty new_full index_fill index_fill_ nan_to_num isnan isinf "
         "isfinite view reshape expand permute transpose contiguous detach nop ipu_print_tensor triu tril triu_ "
@@ -32,13 +28,11 @@ _NO_ARITHMETIC = frozenset(
     )
 )
 _COMPARISONS = frozenset(
-    _words(
+    words(
         "eq ne lt le gt ge __eq__ __ne__ __lt__ __le__ __gt__ __ge__ max min maximum minimum argmax argmin sort "
         "argsort topk clamp clamp_ amax amin"
     )
 )
-
-
 _STATISTICS = ("running_mean", "running_var")
 
 NORMALISATIONS = (F.batch_norm, F.instance_norm, F.layer_norm, F.group_norm)
@@ -72,17 +66,16 @@ def watched(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
     def checked(*args: Any, **kwargs: Any) -> Any:
         operands = _floating((args, kwargs))
-        had_nan = any(_any(torch.isnan, operand) for operand in operands)
-        had_infinity = any(_any(torch.isinf, operand) for operand in operands)
+        had_nan, had_infinity = _any(torch.isnan, operands), _any(torch.isinf, operands)
         if had_nan and name in _COMPARISONS:
             raise _exception(f"{name} compares NaN")
         result = kernel(*args, **kwargs)
         produced = _floating(result)
-        if not had_nan and any(_any(torch.isnan, value) for value in produced):
+        if not had_nan and _any(torch.isnan, produced):
             raise _exception(
                 f"{name} made NaN of operands without NaN: an invalid operation (0/0, inf-inf, 0*inf, ...)"
             )
-        if not had_infinity and not had_nan and any(_any(torch.isinf, value) for value in produced):
+        if not had_infinity and not had_nan and _any(torch.isinf, produced):
             raise _exception(f"{name} made an infinity of finite operands: an overflow or a division by zero")
         return result
 
@@ -112,7 +105,10 @@ def in_float(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
     def widened(*args: Any, **kwargs: Any) -> Any:
         named = signature.bind(*args, **kwargs).arguments
-        operands = {name: _widened(value) for name, value in named.items()}
+        operands = {
+            name: value.float() if isinstance(value, torch.Tensor) and value.dtype is torch.float16 else value
+            for name, value in named.items()
+        }
         result = kernel(**operands)
         for name in _STATISTICS:
             if named.get(name) is not operands.get(name):
@@ -123,18 +119,10 @@ def in_float(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def check_finite(what: str, tensors: Iterable[Optional[torch.Tensor]]) -> None:
-    """Refuse values that the backward pass or the optimizer cannot have computed without an exception.
-
-    Raises:
-        Error: A tensor holds an infinity or NaN.
-    """
+    """Refuse infinities and NaN, which the backward pass or the optimizer cannot have computed without an exception."""
     for tensor in tensors:
         if tensor is not None and not bool(torch.isfinite(tensor).all()):
             raise _exception(f"{what} holds an infinity or NaN")
-
-
-def _widened(value: Any) -> Any:
-    return value.float() if isinstance(value, torch.Tensor) and value.dtype is torch.float16 else value
 
 
 def _exception(what: str) -> Error:
@@ -144,8 +132,8 @@ def _exception(what: str) -> Error:
     )
 
 
-def _any(test: Callable[[torch.Tensor], torch.Tensor], value: torch.Tensor) -> bool:
-    return bool(test(value.detach()).any())
+def _any(test: Callable[[torch.Tensor], torch.Tensor], values: List[torch.Tensor]) -> bool:
+    return any(bool(test(value.detach()).any()) for value in values)
 
 
 def _floating(value: Any) -> List[torch.Tensor]:

@@ -1,8 +1,11 @@
-"""Refusals of what a model may not do with a tensor on the IPU while it is traced."""
+"""Refusals of what a model may not do while it is traced, and PyTorch's errors about an IPU in words that say so."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Tuple
+import contextlib
+import os
+import traceback
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 import torch
 from torch import nn
@@ -10,33 +13,24 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from ignite_ipu.emulator.errors import Error, Refusal, backend_error
 from ignite_ipu.emulator.trace import call_sites
+from ignite_ipu.emulator.trace.operators.table import words
 from ignite_ipu.emulator.trace.traced_tensor import IpuTensor, needs_value
 
-_READS_VALUE = frozenset(
-    (
-        "item",
-        "tolist",
-        "__bool__",
-        "__int__",
-        "__float__",
-        "__complex__",
-        "__index__",
-        "__contains__",
-        "is_nonzero",
-        "equal",
-        "allclose",
-        "_local_scalar_dense",
-        "apply_",
-        "map_",
-        "map2_",
-    )
+_READS_VALUE = words(
+    "item tolist __bool__ __int__ __float__ __complex__ __index__ __contains__ is_nonzero equal allclose "
+    "_local_scalar_dense apply_ map_ map2_"
 )
-_MOVES_TO_HOST = frozenset(("cpu", "numpy", "__array__", "__dlpack__", "cuda", "xpu"))
-_DYNAMIC_SHAPE = frozenset(
-    ("nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "_unique2", "unique_dim")
-)
-_BACKWARD = frozenset(("backward", "_engine_run_backward", "grad"))
+_MOVES_TO_HOST = words("cpu numpy __array__ __dlpack__ cuda xpu")
+_DYNAMIC_SHAPE = words("nonzero argwhere masked_select unique unique_consecutive _unique2 unique_dim")
+_BACKWARD = words("backward _engine_run_backward grad")
 _DIFFERENTIATES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
+_NO_MODULE = "module 'torch' has no attribute 'ipu'"
+_NO_HALF_KERNEL = "not implemented for 'Half'"
+_COMPILER = "torch._dynamo"
+_COMPILES = os.path.join("torch", "_dynamo", "convert_frame.py")
+_RECOMPUTATION = (
+    "The compiler saves memory by itself where poptorch.recomputationCheckpoint(tensor) tells it to: use that instead."
+)
 
 
 class DynamicOutputShape(DynamicOutputShapeException):
@@ -65,11 +59,14 @@ def refuse(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
         raise illegal_move(f".{name}()", name)
     if name in _BACKWARD:
         raise backend_error(
-            f"{name}() is not supported inside a traced model: the compiled step contains the backward pass.",
+            f"{name}() is not supported inside a traced model: trainingModel compiles the backward pass and the "
+            "optimizer's update itself. Return the loss instead.",
             kind=Refusal.GRADIENT,
         )
-    if _selects_by_mask(name, args):
-        raise DynamicOutputShape(f"Indexing by a mask is unsupported: {_by_values()}")
+    if name == "__getitem__":
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if any(isinstance(part, IpuTensor) and part.meta.dtype in (torch.bool, torch.uint8) for part in index):
+            raise DynamicOutputShape(f"Indexing by a mask is unsupported: {_by_values()}")
     if name in _DYNAMIC_SHAPE or (name == "where" and len(args) + len(kwargs) == 1):
         kind = "nonzero" if name in ("where", "argwhere") else name
         problem = f"Operations using aten::{kind} are unsupported: {_by_values()}"
@@ -149,8 +146,48 @@ def _by_values() -> str:
     )
 
 
-def _selects_by_mask(name: str, args: Tuple[Any, ...]) -> bool:
-    if name != "__getitem__":
-        return False
-    index = args[1] if isinstance(args[1], tuple) else (args[1],)
-    return any(isinstance(part, IpuTensor) and part.meta.dtype in (torch.bool, torch.uint8) for part in index)
+@contextlib.contextmanager
+def explained() -> Iterator[None]:
+    """Raise the back end's error in place of one of PyTorch's that does not tell what cannot be compiled."""
+    try:
+        yield
+    except Error:
+        raise
+    except Exception as error:
+        explanation = _explanation(error)
+        if explanation is None:
+            raise
+        raise explanation from error
+
+
+def _explanation(error: Exception) -> Optional[Error]:
+    if isinstance(error, AttributeError) and _NO_MODULE in str(error):
+        return backend_error(
+            "Unsupported ops found in compiled model: PyTorch looked for a module torch.ipu, as torch.utils.checkpoint "
+            f"does. {_RECOMPUTATION}"
+        )
+    files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
+    if type(error).__module__.startswith(_COMPILER) or any(file.endswith(_COMPILES) for file in files):
+        return backend_error(
+            "torch.compile is not supported in a model for the IPU, and forward calls a function that it compiled: "
+            "PopTorch compiles the model. Call the function that it was made from."
+        )
+    return without_half_kernel(error)
+
+
+def without_half_kernel(error: Exception) -> Optional[Error]:
+    """Return the back end's error for one that says that the host lacks a kernel in float16, None for others."""
+    if not isinstance(error, RuntimeError) or _NO_HALF_KERNEL not in str(error):
+        return None
+    return backend_error(
+        f"PyTorch {torch.__version__} cannot compute this in float16 on a CPU, as the emulator does: {error}. Newer "
+        "versions have more of these kernels: run the emulator with one of them, or the model in float32."
+    )
+
+
+def checkpoint_refused() -> Error:
+    """Return the error for PyTorch's checkpoints, which autograd computes again."""
+    return backend_error(
+        "Unsupported ops found in compiled model: torch.utils.checkpoint leaves gradients to autograd, which has no "
+        f"part in the compiled step: there would be none. {_RECOMPUTATION}"
+    )

@@ -85,22 +85,11 @@ class IpuTensor(torch.Tensor):
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(self.unbind(0))
 
-    def __contains__(self, element: Any) -> NoReturn:
-        raise needs_value("__contains__")
-
     def __deepcopy__(self, memo: Any) -> torch.Tensor:
         return self.clone()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise backend_error("A tensor on the IPU cannot be pickled while the model is traced: it has no value yet.")
-
-    def backward(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: the backward pass is part of the compiled step."""
-        raise backend_error(
-            "backward() is not supported inside a traced model: trainingModel compiles the backward pass and the "
-            "optimizer's update itself. Return the loss instead.",
-            kind=Refusal.GRADIENT,
-        )
 
 
 def needs_value(what: str) -> Exception:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import traceback
 import types
-from types import TracebackType
 from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
@@ -16,7 +16,7 @@ from ignite_ipu.emulator.errors import Error, Refusal, backend_error
 from ignite_ipu.emulator.trace import call_sites
 from ignite_ipu.emulator.trace.active import memory_of
 from ignite_ipu.emulator.trace.call_sites import name_of
-from ignite_ipu.emulator.trace.operators import support as operators
+from ignite_ipu.emulator.trace.operators import support, table
 from ignite_ipu.emulator.trace.traced_tensor import needs_value
 from ignite_ipu.emulator.values.nested import map_leaves
 
@@ -127,7 +127,7 @@ def infer(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
         Exception: What is wrong with the arguments, as on the host.
     """
     try:
-        with operators.observed(name_of(kernel), kernel, kinds):
+        with support.observed(name_of(kernel), kernel, kinds):
             return kernel(*args, **kwargs)
     except Error:
         raise
@@ -140,7 +140,8 @@ def infer(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
         if isinstance(error, RuntimeError) and "meta" in text.lower() and any(part in text for part in _NEEDS_VALUE):
             raise needs_value(name_of(kernel)) from error
         # What a signal handler raises, as for a loader's worker that died, only passes through here.
-        if _is_of_a_stand_in(error.__traceback__) and not _works(kernel, args, kwargs):
+        files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if any(file.startswith(_STAND_INS) for file in files) and not _works(kernel, args, kwargs):
             # If it does not take tensors of zeros like these either, the mistake is the model's.
             on_host = map_leaves((args, kwargs), _on_host)
             if _works(kernel, *on_host):
@@ -168,7 +169,7 @@ class _OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             return func(*args, **given)
         except NotImplementedError:
-            if not operators.support(func.overloadpacket.__name__).works or set(_DATA_DEPENDENT) & set(func.tags):
+            if not table.compiles(func.overloadpacket.__name__) or set(_DATA_DEPENDENT) & set(func.tags):
                 raise
             metas: Dict[int, Any] = {}
 
@@ -193,17 +194,8 @@ def _failed(kernel: Callable[..., Any], error: Exception) -> Error:
         reason = reason.split(advice)[0]
     reason = reason.rstrip(". \n")
     return backend_error(
-        f"Type inference failed for {name}, called {call_sites.here()}: {reason}. "
-        f"{_REMEDIES.get(name, operators.REMEDY)}"
+        f"Type inference failed for {name}, called {call_sites.here()}: {reason}. {_REMEDIES.get(name, support.REMEDY)}"
     )
-
-
-def _is_of_a_stand_in(traceback: Optional[TracebackType]) -> bool:
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename.startswith(_STAND_INS):
-            return True
-        traceback = traceback.tb_next
-    return False
 
 
 def _works(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:

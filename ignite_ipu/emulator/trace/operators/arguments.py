@@ -13,9 +13,7 @@ from ignite_ipu.emulator.trace.operators.table import Restriction
 from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
 from ignite_ipu.emulator.values.nested import leaves
 
-_TURNS = frozenset(
-    ("transpose", "t", "permute", "movedim", "swapaxes", "swapdims", "expand", "expand_as", "unfold", "T", "mT")
-)
+_TURNS = table.words("transpose t permute movedim swapaxes swapdims expand expand_as unfold T mT")
 _FLAT = 4  # entries of a padding over two dimensions
 
 
@@ -85,18 +83,9 @@ def _meta(value: Any) -> torch.Tensor:
     return value.meta if isinstance(value, IpuTensor) else value
 
 
-def _dimensions(call: Call) -> int:
-    return _meta(call.get("input")).dim()
-
-
 def _frozen(call: Call) -> bool:
     weight = call.get("weight")
     return call.capture.training and isinstance(weight, IpuTensor) and not weight.meta.requires_grad
-
-
-def _packed(call: Call) -> bool:
-    sizes = call.get("hx")  # a packed sequence has its batch sizes in this place
-    return isinstance(sizes, torch.Tensor) and not _meta(sizes).is_floating_point()
 
 
 def _integers(call: Call) -> bool:
@@ -110,12 +99,10 @@ def _varies(call: Call) -> bool:
 
 
 def _divisible(call: Call, sizes: Any) -> bool:
-    input = _meta(call.get("input"))
-    count = input.dim() - (2 if table.canonical(call.name) == "interpolate" else 0)
-    if table.canonical(call.name) != "interpolate":
-        count = int(call.name[-2])
+    shape = _meta(call.get("input")).shape
+    count = len(shape) - 2 if table.canonical(call.name) == "interpolate" else int(call.name[-2])
     wanted = list(sizes) if isinstance(sizes, (tuple, list)) else [sizes] * count
-    return all(size is None or have % size == 0 for have, size in zip(input.shape[-count:], wanted))
+    return all(size is None or have % size == 0 for have, size in zip(shape[-count:], wanted))
 
 
 def _area_divides(call: Call) -> bool:
@@ -196,11 +183,6 @@ def _dtype(call: Call) -> bool:
     return isinstance(dtype, torch.dtype) and dtype is not _meta(call.get("input")).dtype
 
 
-def _bool_with_integer(call: Call) -> bool:
-    types = call.dtypes()
-    return torch.bool in types and len(types) > 1
-
-
 def _fractions_in_body(call: Call) -> bool:
     bounds = [*call.args, *(call.get(name) for name in ("start", "end", "step"))]
     return call.capture.outer is not None and any(isinstance(bound, float) for bound in bounds)
@@ -216,7 +198,7 @@ _RULES: Dict[str, Callable[[Call], bool]] = {
     "bicubic_corners": lambda call: call.get("mode") == "bicubic" and bool(call.get("align_corners")),
     "bilinear_factors": _bilinear_factors,
     "bilinear_sizes": _bilinear_sizes,
-    "bool_with_integer": _bool_with_integer,
+    "bool_with_integer": lambda call: torch.bool in (types := call.dtypes()) and len(types) > 1,
     "divides": lambda call: not _divisible(call, call.get("output_size")),
     "dtype": _dtype,
     "eight_bits": lambda call: call.dtypes() in ({torch.int8}, {torch.uint8}),
@@ -224,8 +206,9 @@ _RULES: Dict[str, Callable[[Call], bool]] = {
     "frozen": _frozen,
     "integers": _integers,
     "of_a_matrix": _of_a_matrix,
-    "one_dimensional": lambda call: _dimensions(call) == 1,
-    "packed": _packed,
+    "one_dimensional": lambda call: _meta(call.get("input")).dim() == 1,
+    # A packed sequence has its batch sizes in the place of the hidden state.
+    "packed": lambda call: isinstance(hx := call.get("hx"), torch.Tensor) and not _meta(hx).is_floating_point(),
     "projected": lambda call: bool(call.get("has_biases")) and len(call.get("params")) % 4 != 0,
     "reflects_three": lambda call: call.get("mode") == "reflect" and len(call.get("pad")) > _FLAT,
     "repeated_subscript": _repeated_subscript,
@@ -233,9 +216,8 @@ _RULES: Dict[str, Callable[[Call], bool]] = {
     "slices_constant": _slices_constant,
     "steps": _steps,
     "turned": _turned,
-    "two_dimensional": lambda call: _dimensions(call) != 1,
+    "two_dimensional": lambda call: _meta(call.get("input")).dim() != 1,
     "two_tensors": lambda call: isinstance(call.get("other"), torch.Tensor),
-    "unbatched": lambda call: _dimensions(call) == 1,
     "varies": _varies,
     "weight_without_bias": lambda call: (call.get("weight") is None) is not (call.get("bias") is None),
 }

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
 import os
-from typing import Any, Callable, Collection, ContextManager, Dict, Mapping, Optional, Set, Tuple, Union
+from typing import Any, Callable, Collection, ContextManager, Dict, Mapping, Optional, Set, Tuple
 
-import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -33,39 +31,6 @@ _SWITCH = {"0": False, "1": True}
 _strict: Optional[bool] = None
 
 
-class Status(enum.Enum):
-    """Verdict on an operator."""
-
-    COMPILES = "compiles"
-    """The table has it."""
-    COMPOSITE = "composite"
-    """It is made of other operators, which are checked one by one when a model is traced."""
-    UNSUPPORTED = "unsupported"
-    """PopTorch does not compile it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Support:
-    """Entry of one operator.
-
-    Attributes:
-        name: As it was asked for.
-        status: Whether it works.
-        part: The kind that it is made of and that does not compile; empty where it works, or is itself that kind.
-        restrictions: What of it does not work.
-    """
-
-    name: str
-    status: Status
-    part: str = ""
-    restrictions: str = ""
-
-    @property
-    def works(self) -> bool:
-        """True if a model that uses it can compile; for a composite that depends on its parts."""
-        return self.status is not Status.UNSUPPORTED
-
-
 @dataclasses.dataclass(frozen=True)
 class Use:
     """An operator that does not compile, where a model uses it.
@@ -81,30 +46,6 @@ class Use:
     name: str
     place: str
     node: Optional[fx.Node]
-
-
-def support(operator: Union[str, Callable[..., Any], type]) -> Support:
-    """Return what is known of an operator, function or module of PyTorch.
-
-    Args:
-        operator: The object itself, or a name such as `"torch.einsum"`, `"nn.Conv2d"` or `"aten::add_"`.
-    """
-    name = operator if isinstance(operator, str) else _name_of(operator)
-    plain = operator_table.undecorated(name)
-    if _is_module(plain):
-        layer = f"torch.nn.{plain}"
-        if layer in operator_table.LAYERS:
-            return Support(name, Status.UNSUPPORTED, operator_table.LAYERS[layer])
-        return Support(name, Status.COMPILES, "", _said(operator_table.restrictions_of(layer)))
-    kind = operator_table.refused(plain)
-    if kind is not None:
-        return Support(name, Status.UNSUPPORTED, "" if kind == operator_table.canonical(plain) else kind)
-    restrictions = _said(operator_table.restricted(plain))
-    if operator_table.compiles(plain):
-        return Support(name, Status.COMPILES, "", restrictions)
-    if _is_composite(operator_table.canonical(plain)) or _is_python_function(plain, operator):
-        return Support(name, Status.COMPOSITE, "", restrictions)
-    return Support(name, Status.UNSUPPORTED)
 
 
 def listed() -> Dict[str, Tuple[str, ...]]:
@@ -154,13 +95,9 @@ def observed(name: str, kernel: Callable[..., Any], kinds: Set[str]) -> ContextM
 def check_arguments(
     capture: Trace, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]
 ) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
-    """Refuse arguments with which an operator does not compile, and warn of those with which it is likely not to.
+    """Return the arguments of an operator as the device reads them.
 
-    Returns:
-        The arguments as the device reads them.
-
-    Raises:
-        Error: There is such an argument, and `strict()` holds.
+    Those with which it does not compile are refused, and those with which it is likely not to are warned of.
     """
     call = operator_arguments.Call(name, args, kwargs, capture)
     if not operator_table.restricted(name) or not (call.varies() or capture.outer is not None):
@@ -173,16 +110,12 @@ def check_arguments(
             if restriction.instead:
                 _warn_once(capture, name, text)
         else:
-            _doubt(capture, name, text)
+            _warn_once(capture, name, f"{text} {DOUBT}")
     return args, kwargs
 
 
 def check_write(capture: Trace, tensor: Any, *values: Any) -> None:
-    """Refuse a write in place through a view, and warn of it, as of an assignment to all of the view.
-
-    Raises:
-        Error: The view has a step, and `strict()` holds.
-    """
+    """Refuse a write in place through a view with a step, and warn of others, as of an assignment to all of it."""
     if operator_arguments.views(tensor):
         check_arguments(capture, "__setitem__", (tensor, (), values), {})
 
@@ -191,14 +124,13 @@ def check_loss(capture: Trace, loss: fx.Node) -> None:
     """Warn of a loss whose gradient is likely to be another than PyTorch's."""
     call = operator_arguments.Call(str(loss.meta.get("operator")), loss.args, loss.kwargs, capture)
     for _, text in operator_arguments.found(call, loss=True):
-        _doubt(capture, call.name, text)
+        _warn_once(capture, call.name, f"{text} {DOUBT}")
 
 
 def note(capture: Trace, name: str, node: fx.Node, kinds: Collection[str]) -> None:
     """Remember a call of which `kinds` do not compile, unless it is computed while compiling.
 
-    Raises:
-        Error: PyTorch 2.0 cannot even trace one, and `strict()` holds.
+    One that PyTorch 2.0 cannot even trace is refused at once.
     """
     for kind in sorted(kinds):
         if kind in operator_table.UNTRACEABLE:
@@ -213,23 +145,17 @@ def note(capture: Trace, name: str, node: fx.Node, kinds: Collection[str]) -> No
 
 
 def check(capture: Trace, live: Collection[fx.Node]) -> None:
-    """Refuse a traced model that uses operators PopTorch does not compile.
-
-    Args:
-        live: The nodes whose results are used.
-
-    Raises:
-        Error: There are some, and `strict()` holds.
-    """
+    """Refuse a traced model that uses operators PopTorch does not compile; `live` nodes are those that are used."""
     capture.unsupported[:] = [use for use in capture.unsupported if use.node is None or use.node in live]
-    first: Dict[str, Use] = {}
+    first: Dict[str, str] = {}
     for use in capture.unsupported:
-        first.setdefault(use.kind, use)
-    if not first:
-        return
-    kinds = ", ".join(f"aten::{kind}" for kind in sorted(first))
-    uses = " ".join(f"{_described(use)}. {operator_table.instead(use.kind) or REMEDY}" for use in first.values())
-    _report(f"Unsupported ops found in compiled model: [{kinds}]. {uses}", Refusal.UNSUPPORTED_OPERATOR)
+        part = "" if operator_table.canonical(use.name) == use.kind else f"part of {use.name}, "
+        remedy = operator_table.instead(use.kind) or REMEDY
+        first.setdefault(use.kind, f"{use.kind} is {part}used {use.place}. {remedy}")
+    if first:
+        kinds = ", ".join(f"aten::{kind}" for kind in sorted(first))
+        text = f"Unsupported ops found in compiled model: [{kinds}]. {' '.join(first.values())}"
+        _report(text, Refusal.UNSUPPORTED_OPERATOR)
 
 
 class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -254,53 +180,7 @@ def _report(problem: str, kind: Refusal) -> None:
     logger.warning("%s", problem)
 
 
-def _doubt(capture: Trace, name: str, text: str) -> None:
-    _warn_once(capture, name, f"{text} {DOUBT}")
-
-
 def _warn_once(capture: Trace, name: str, text: str) -> None:
     if text not in capture.warned:
         capture.warned[text] = name
         logger.warning("%s (%s)", text, call_sites.here())
-
-
-def _described(use: Use) -> str:
-    itself = operator_table.canonical(use.name) == use.kind
-    return f"{use.kind} is used {use.place}" if itself else f"{use.kind} is part of {use.name}, used {use.place}"
-
-
-def _said(restrictions: Any) -> str:
-    return "; ".join(dict.fromkeys(each.says for each in restrictions))
-
-
-def _name_of(operator: Any) -> str:
-    name = getattr(operator, "__name__", None)
-    if name is None:
-        raise TypeError(f"Expected the name of an operator, a function or a module class of PyTorch, got {operator!r}.")
-    return str(name)
-
-
-def _is_composite(plain: str) -> bool:
-    packet = getattr(torch.ops.aten, plain, None)
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
-        return False
-    (first, *_) = packet.overloads()  # type: ignore[no-untyped-call]
-    schema = getattr(packet, first)._schema
-    full = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
-    # Some operators are TorchScript's alone, such as aten::cuda, and unknown to the dispatcher.
-    if not torch._C._dispatch_has_kernel(full):
-        return False
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(full, "CompositeImplicitAutograd"))
-
-
-def _is_module(name: str) -> bool:
-    found = getattr(torch.nn, name, None)
-    return isinstance(found, type) and issubclass(found, torch.nn.Module)
-
-
-def _is_python_function(name: str, operator: Any) -> bool:
-    for place in (torch.nn.functional, torch.functional, torch):
-        found = getattr(place, name, None) if operator is None or isinstance(operator, str) else operator
-        if found is not None and hasattr(found, "__code__"):
-            return True
-    return False

@@ -119,32 +119,33 @@ def full_name(name: str) -> str:
     return name
 
 
-def _words(lines: Sequence[str]) -> Tuple[str, ...]:
+def words(*lines: str) -> Tuple[str, ...]:
+    """Return the words of some lines."""
     return tuple(" ".join(lines).split())
 
 
 def _restriction(row: Dict[str, Any]) -> Restriction:
-    words = {name: _words([row.get(name, "")]) for name in ("of", "argument")}
-    return Restriction(**{**row, **words, "replaced": "becomes" in row})
+    named = {name: words(row.get(name, "")) for name in ("of", "argument")}
+    return Restriction(**{**row, **named, "replaced": "becomes" in row})
 
 
 with open(os.path.join(os.path.dirname(__file__), "operators.json"), encoding="utf-8") as file:
     _DATA: Dict[str, Any] = json.load(file)
 
-GROUPS = {group: _words(lines) for group, lines in _DATA["compiles"].items()}
+GROUPS = {group: words(*lines) for group, lines in _DATA["compiles"].items()}
 """Names of what compiles, by group."""
-KINDS = {kind: _words([names]) for kind, names in _DATA["refused"].items()}
+KINDS = {kind: words(names) for kind, names in _DATA["refused"].items()}
 """Kinds without an implementation, each with the functions that are made of it."""
-UNTRACEABLE = frozenset(_words(_DATA["untraceable"]))
+UNTRACEABLE = frozenset(words(*_DATA["untraceable"]))
 """Kinds that PyTorch 2.0 cannot tell the result of, so that they fail at the call."""
 LAYERS: Dict[str, str] = {f"torch.nn.{name}": kind for name, kind in _DATA["layers"].items()}
 """Layers that do not compile, each with the kind that it fails for; it may be empty."""
-VALUES: Dict[Tuple[str, ...], str] = {_words([names]): text for names, text in _DATA["values"].items()}
+VALUES: Dict[Tuple[str, ...], str] = {words(names): text for names, text in _DATA["values"].items()}
 """What operators compute otherwise than PyTorch for some values."""
 RESTRICTIONS = tuple(map(_restriction, _DATA["arguments"]))
 
 _COMPILED = frozenset(canonical(name) for names in GROUPS.values() for name in names)
-_RANDOM = frozenset(_words([_DATA["random"]]))
+_RANDOM = frozenset(words(_DATA["random"]))
 _REFUSED = {**{name: kind for kind, names in KINDS.items() for name in names}, **{kind: kind for kind in KINDS}}
 _BY_PLAIN_NAME: Dict[str, List[Restriction]] = {}
 _BY_FULL_NAME: Dict[str, List[Restriction]] = {}

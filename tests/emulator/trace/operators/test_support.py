@@ -14,7 +14,7 @@ from torch import nn
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu.emulator.trace.operators import support as operators
-from ignite_ipu.emulator.trace.operators.support import Status, support
+from ignite_ipu.emulator.trace.operators import table
 from tests.emulator.calls import Calls
 
 X = torch.rand(2, 4, 8) + 0.5
@@ -413,47 +413,8 @@ def test_a_write_into_a_slice_of_constants_is_doubted(caplog):
     assert "such a write is lost" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("operator", "status"),
-    [
-        ("torch.matmul", Status.COMPILES),
-        ("aten::add_", Status.COMPILES),
-        ("Tensor.masked_fill", Status.COMPILES),
-        ("nn.Conv2d", Status.COMPILES),
-        ("torch.nn.functional.glu", Status.COMPILES),
-        (nn.LSTM, Status.COMPILES),
-        (torch.linalg.matrix_norm, Status.COMPILES),
-        ("torch.Tensor.view", Status.COMPILES),
-        ("torch.erf", Status.COMPILES),
-        ("torch.Tensor.unsqueeze", Status.COMPILES),
-        ("torch.Tensor.unsqueeze_", Status.UNSUPPORTED),
-        (torch.triu, Status.UNSUPPORTED),
-        (torch.quantile, Status.UNSUPPORTED),
-        (nn.HuberLoss, Status.UNSUPPORTED),
-        (F.ctc_loss, Status.COMPILES),
-        ("nn.TransformerEncoderLayer", Status.COMPILES),
-        ("nonsense", Status.UNSUPPORTED),
-        ("Tensor.cuda", Status.UNSUPPORTED),  # TorchScript's, unknown to PyTorch's dispatcher
-    ],
-)
-def test_the_table_answers(operator, status):
-    found = support(operator)
-    assert found.status is status
-    assert found.works == (status is not Status.UNSUPPORTED)
-
-
-def test_answers_say_more():
-    """What an operator is made of, and what it lacks."""
-    assert support("torch.quantile").part == "lerp" and support("torch.lerp").part == ""
-    assert "sorted=False" in support("torch.topk").restrictions
-    assert "several layers" in support(nn.LSTM).restrictions
-    assert support(nn.Linear).restrictions == ""
-    with pytest.raises(TypeError, match="Expected the name of an operator"):
-        support(3)
-
-
 def test_every_listed_name_works():
     """The list and the lookup agree, and no name is on both sides."""
     for names in operators.listed().values():
         for name in names:
-            assert support(f"torch.{name}").status is Status.COMPILES, name
+            assert table.compiles(table.undecorated(f"torch.{name}")), name
