@@ -59,11 +59,7 @@ class Batching:
         return replica // self.group_size
 
     def micro_batch_shape(self, name: str, tensor: torch.Tensor) -> Tuple[int, ...]:
-        """Return the shape of one micro-batch of an input.
-
-        Raises:
-            AssertionError: The leading dimension is not a multiple of `factor`.
-        """
+        """Return the shape of one micro-batch of an input."""
         size = tensor.shape[0] if tensor.dim() else 1
         if size % self.factor:
             raise AssertionError(

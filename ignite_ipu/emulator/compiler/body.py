@@ -73,9 +73,6 @@ def trace_body(what: str, body: Callable[..., Any], inputs: Sequence[torch.Tenso
     Args:
         what: What the body belongs to, for messages.
         inputs: Tensors of the running trace.
-
-    Raises:
-        Error: The body returns something else than tensors, or modifies a tensor from outside in place.
     """
     outer = active()
     assert isinstance(outer, Capture)

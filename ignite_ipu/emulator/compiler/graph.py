@@ -30,6 +30,7 @@ Fold = Callable[[Capture], Dict[fx.Node, torch.Tensor]]
 EXPORT_VARIABLE = "POPTORCH_EXPORT_PROTO_FILE"
 BINARY_VARIABLE = "POPTORCH_EXPORT_PROTO_AS_BINARY"
 LENGTH_VARIABLE = "POPTORCH_MAX_GRAPH_LEN"
+_BUILT_IN = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
 _ON_THE_HOST = tuple(f"ignite_ipu.emulator.ops.{name}" for name in ("control_flow", "custom", "host", "printing"))
 
 
@@ -114,6 +115,7 @@ def build(
     extra_places = {name: place(_unchanged(capture, node)) for name, node in (extras or {}).items()}
 
     taken = _taken(capture)
+    written = tuple(index for index, node in enumerate(taken) if capture.is_written(node))
     # What is returned has the value of the end, whoever wrote to it after it was made, and through which view.
     needed = _needed(capture.graph, returned, stop=folded, memory=_kept_memory(capture, returned))
     constants = {node: value for node, value in folded.items() if node in needed}
@@ -122,8 +124,7 @@ def build(
     arguments = [*taken, *constants, *copied]
     kernel_of = functools.partial(_kernel_of, capture)
     source, names = _generate(capture.graph, arguments, returned, needed, folded, copied, kernel_of)
-    code = compile(source, "<captured graph>", "exec")
-    exec(code, names)  # the text is ours, made from the recorded nodes
+    exec(compile(source, "<captured graph>", "exec"), names)  # the text is ours, made from the recorded nodes
     return Graph(
         nodes=capture.graph,
         run=names["run"],
@@ -138,10 +139,8 @@ def build(
         frozen=frozen,
         loss=loss_place,
         extras=extra_places,
-        written=tuple(index for index, node in enumerate(taken) if capture.is_written(node)),
-        written_inputs=tuple(
-            index for index, traced in enumerate(capture.inputs.values()) if capture.is_written(traced.origin)
-        ),
+        written=written,
+        written_inputs=tuple(index for index in written if index < len(capture.inputs)),
         written_buffers=tuple(name for name, traced in capture.buffers.items() if capture.is_written(traced.origin)),
         watches_gradients=capture.watches_gradients,
     )
@@ -169,7 +168,16 @@ def _values(capture: Capture) -> Dict[fx.Node, torch.Tensor]:
 
 def on_the_host(nodes: fx.Graph) -> List[fx.Node]:
     """Return the operators that run the user's code, branch or print: the graph does not tell all that they do."""
-    return [node for node in nodes.nodes if node.op == "call_function" and not _only_computes(node)]
+    found: List[fx.Node] = []
+    for node in nodes.nodes:
+        kernel: Any = node.target
+        if node.op != "call_function" or isinstance(kernel, _BUILT_IN):
+            continue
+        module = getattr(kernel, "__module__", None) or ""
+        ours = module.split(".")[0] in ("torch", "_operator", "ignite_ipu") and not module.startswith(_ON_THE_HOST)
+        if getattr(kernel, "runs_every_time", False) or not ours:
+            found.append(node)
+    return found
 
 
 def fold_constants(
@@ -186,29 +194,21 @@ def fold_constants(
     own_default = number_formats.by_default(capture.default_dtype)
     with torch.no_grad(), torch.random.fork_rng(devices=[]), own_default:
         for node in capture.graph.nodes:
-            if node.op != "call_function" or "operator" not in node.meta:
-                continue
-            if node.meta["writes"] or node.meta["after"] or any(source not in known for source in node.all_input_nodes):
-                continue
-            if any(capture.is_written(value) for value in (node, *node.users)):
-                continue
-            if getattr(node.target, "runs_every_time", False):
+            if (
+                node.op != "call_function"
+                or "operator" not in node.meta
+                or node.meta["writes"]
+                or node.meta["after"]
+                or any(source not in known for source in node.all_input_nodes)
+                or any(capture.is_written(value) for value in (node, *node.users))
+                or getattr(node.target, "runs_every_time", False)
+            ):
                 continue
             before = torch.random.get_rng_state()
             value = node.target(*fx.map_arg(node.args, known.__getitem__), **fx.map_arg(node.kwargs, known.__getitem__))
             if torch.equal(before, torch.random.get_rng_state()):
                 known[node] = value
     return {node: value for node, value in known.items() if isinstance(value, torch.Tensor)}
-
-
-def _only_computes(node: fx.Node) -> bool:
-    kernel: Any = node.target
-    if isinstance(kernel, (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)):
-        return True
-    module = getattr(kernel, "__module__", None) or ""
-    if getattr(kernel, "runs_every_time", False) or module.startswith(_ON_THE_HOST):
-        return False
-    return module.split(".")[0] in ("torch", "_operator", "ignite_ipu")
 
 
 def _unchanged(capture: Capture, node: fx.Node) -> fx.Node:
@@ -317,13 +317,13 @@ def dump(graph: Graph) -> None:
     """Write the graph wherever the environment and the log level ask for it.
 
     PopTorch exports ONNX; this writes text, one line an operator: its site, result, name, inputs and source.
-
-    Raises:
-        Error: A binary export is asked for, the file cannot be written, or the length is no integer.
     """
     if logger.isEnabledFor(logging.DEBUG):
-        lines = list(_lines(graph))
-        most = _longest()
+        lines, text = list(_lines(graph)), os.environ.get(LENGTH_VARIABLE, "10")
+        try:
+            most = int(text)
+        except ValueError:
+            raise backend_error(f"{LENGTH_VARIABLE} must be an integer, got {text!r}.") from None
         left = f"\n... and {len(lines) - most} more (see {LENGTH_VARIABLE})" if len(lines) > most else ""
         logger.debug("The graph handed to the back end:\n%s%s", "\n".join(lines[:most]), left)
     path = os.environ.get(EXPORT_VARIABLE)
@@ -348,11 +348,3 @@ def _lines(graph: Graph) -> Iterator[str]:
         file, line = node.meta["source"] or ("?", 0)
         where = f"[ipu {site.ipu} stage {site.stage} phase {site.phase}]"
         yield f"{where} {made} = {node.meta['operator']}({inputs})  # {file}:{line}"
-
-
-def _longest() -> int:
-    text = os.environ.get(LENGTH_VARIABLE, "10")
-    try:
-        return int(text)
-    except ValueError:
-        raise backend_error(f"{LENGTH_VARIABLE} must be an integer, got {text!r}.") from None

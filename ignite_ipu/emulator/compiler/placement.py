@@ -60,7 +60,7 @@ class Placement:
         self._has_unmarked_operators = False
         self.blocks: List[Site] = []
 
-    def enter_block(self, user_id: Optional[str], ipu_id: Optional[int]) -> str:
+    def enter_block(self, user_id: Optional[str], ipu_id: Any) -> str:
         """Put the operators that follow into a block.
 
         Args:
@@ -69,12 +69,8 @@ class Placement:
 
         Returns:
             The id it has.
-
-        Raises:
-            AssertionError: The strategy does not know the block, or wants an IPU where none is given.
-            Error: The IPU is not a number.
         """
-        if ipu_id is not None and not _is_ipu(ipu_id):
+        if ipu_id is not None and not (isinstance(ipu_id, int) and ipu_id >= 0):
             raise backend_error(f"Block {user_id!r} asks for IPU {ipu_id!r}: ipu_id must be an int of 0 or more.")
         if not user_id:
             user_id = str(self._next_auto_id)
@@ -97,11 +93,7 @@ class Placement:
 
     @property
     def site(self) -> Site:
-        """Place of an operator traced now.
-
-        Raises:
-            Error: The last block was closed and no other is open.
-        """
+        """Place of an operator traced now."""
         if self._site is None:
             raise backend_error(
                 "No active Block: an operator follows the end of a `with Block` and precedes the next one. "
@@ -132,11 +124,7 @@ class Placement:
         return self.is_pipelined_execution and self.ipus_per_replica > 1
 
     def ipus(self, options: Options) -> int:
-        """Return how many IPUs all replicas of this process take, rounded up to a power of two where asked to.
-
-        Raises:
-            Error: The number is no power of two and may not be rounded, or is beyond any machine.
-        """
+        """Return how many IPUs all replicas of this process take, rounded up to a power of two where asked to."""
         needed = self._needed(options)
         reserved = needed
         if not (options._uses_ipu_model() or options._is_offline()):
@@ -155,11 +143,7 @@ class Placement:
         return reserved
 
     def check(self, options: Options, training: bool) -> None:
-        """Refuse what the back end would refuse to compile; call it after the trace.
-
-        Raises:
-            Error: The phases, the number of IPUs, the depth of the pipeline or the output mode do not fit.
-        """
+        """Refuse what the back end would refuse to compile; call it after the trace."""
         self._check_phases()
         needed, reserved = self._needed(options), self.ipus(options)
         if reserved != needed:
@@ -172,20 +156,22 @@ class Placement:
 
         Args:
             graph: Its operators carry their `Site` as `meta["site"]`; inputs and weights, which have none, go anywhere.
-
-        Raises:
-            Error: An operator would be scheduled before one that it depends on.
         """
         for node in graph.nodes:
             for source in node.all_input_nodes:
                 if "site" in node.meta and "site" in source.meta:
-                    self._check_flow(source.meta["site"], node.meta["site"])
+                    self._check_flow("phase", source.meta["site"], node.meta["site"])
+                    if self.pipelined:
+                        self._check_flow("stage", source.meta["site"], node.meta["site"])
 
-    def _check_flow(self, producer: Site, consumer: Site) -> None:
-        if consumer.phase < producer.phase:
-            raise backend_error(_backwards("phase", producer, consumer, producer.phase, consumer.phase))
-        if self.pipelined and consumer.stage < producer.stage:
-            raise backend_error(_backwards("stage", producer, consumer, producer.stage, consumer.stage))
+    def _check_flow(self, unit: str, producer: Site, consumer: Site) -> None:
+        made, read = getattr(producer, unit), getattr(consumer, unit)
+        if read < made:
+            raise backend_error(
+                f"Block {consumer.block!r} ({unit} {read}) reads what block {producer.block!r} ({unit} {made}) makes, "
+                f"so the operators cannot be scheduled: {unit} numbers must not decrease along the data flow. Reorder "
+                f"the {unit}s, or use AutoStage.AutoIncrement to give the later block a later stage."
+            )
 
     def _needed(self, options: Options) -> int:
         needed: int = self.ipus_per_replica * options.replication_factor
@@ -248,15 +234,3 @@ class Placement:
                     f"Stage {site.stage} of the pipeline is on two IPUs: {name} on {other.ipu}, block {site.block!r} "
                     f"on {site.ipu}. Give them one IPU, or list them as two stages."
                 )
-
-
-def _is_ipu(value: Any) -> bool:
-    return isinstance(value, int) and value >= 0
-
-
-def _backwards(unit: str, producer: Site, consumer: Site, made: int, read: int) -> str:
-    return (
-        f"Block {consumer.block!r} ({unit} {read}) reads what block {producer.block!r} ({unit} {made}) makes, so the "
-        f"operators cannot be scheduled: {unit} numbers must not decrease along the data flow. Reorder the {unit}s, or "
-        "use AutoStage.AutoIncrement to give the later block a later stage."
-    )

@@ -9,13 +9,14 @@ from collections import OrderedDict
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from torch import fx, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.emulator.compiler.batching import Batching
 from ignite_ipu.emulator.compiler.graph import Fold, Graph, build, fold_constants, live
 from ignite_ipu.emulator.errors import Refusal, backend_error, python_error
 from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.trace import call_sites, losses
 from ignite_ipu.emulator.trace.active import active
 from ignite_ipu.emulator.trace.capture import Capture
@@ -32,21 +33,21 @@ Hook = Callable[[], None]
 _PRE_COMPILE: OrderedDict[int, Hook] = OrderedDict()
 _POST_COMPILE: OrderedDict[int, Hook] = OrderedDict()
 _NORMALISATIONS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_REMOVED = object()
 
 
 class _Slot(NamedTuple):
-    """A place in which a module holds a parameter or buffer of its own."""
+    """A place in which a module holds a parameter or buffer of its own, and what it held."""
 
     module: nn.Module
-    kind: str
+    tensors: Dict[str, Any]
     name: str
     full_name: str
-    original: torch.Tensor
+    value: torch.Tensor
 
     @property
-    def tensors(self) -> Dict[str, Any]:
-        tensors: Dict[str, Any] = self.module.__dict__[self.kind]
-        return tensors
+    def is_buffer(self) -> bool:
+        return self.tensors is self.module._buffers
 
 
 def registerPreCompileHook(hook: Hook) -> RemovableHandle:
@@ -77,13 +78,12 @@ def trace(
     arguments: Arguments,
     batching: Batching,
     placement: Any,
+    options: Options,
     training: bool,
-    per_replica: Sequence[str] = (),
-    anchors: Sequence[str] = (),
-    precision: Optional[Precision] = None,
-    fold: Optional[Fold] = None,
-    location_excludes: Sequence[str] = (),
-    module_scopes: bool = True,
+    per_replica: Sequence[str],
+    anchors: Sequence[str],
+    precision: Precision,
+    fold: Optional[Fold],
 ) -> Tuple[Graph, Capture]:
     """Run `forward` once on the first micro-batch's shapes and return the graph.
 
@@ -93,36 +93,33 @@ def trace(
         training: Whether a loss is looked for and gradients are recorded.
         per_replica: Parameters whose leading dimension is the group of replicas.
         anchors: Names of further tensors to return.
-        precision: Number formats and checks; None takes the defaults.
         fold: Provides what depends on constants alone; None computes it.
-        location_excludes: Parts of file names: a stack frame of such a file is not the user's code.
-        module_scopes: Whether modules open name scopes.
-
-    Raises:
-        Error: What forward does cannot be compiled, or it replaced a parameter or buffer; or one of these is lazy or
-            on another device than the CPU.
     """
     refuse_compiled_modules(model)
     capture = Capture(placement, precision)
-    capture.location_excludes = tuple(location_excludes)
+    capture.location_excludes = tuple(options._source_location_excludes)
     with _compile_hooks():
-        stand_ins, slots = _move_to_ipu(capture, model, training, per_replica)
+        slots = list(_slots(model))
+        stand_ins = _stand_ins(capture, slots, training, per_replica)
         inputs = _traced_inputs(capture, arguments, batching)
         try:
-            for slot in slots:
-                slot.tensors[slot.name] = stand_ins[id(slot.original)]
+            _fill(slots, stand_ins)
             capture.host_tensors = functools.partial(_on_host, slots)
             with contextlib.ExitStack() as stack:
                 stack.enter_context(explained())
                 stack.enter_context(capture.tracing(training))
                 stack.enter_context(capture.autocast.module_calls())
-                if module_scopes:
+                if options._module_namescope_enabled:
                     stack.enter_context(_module_scopes(capture, model))
                 structure = call_sites.called(model, capture.location_excludes, inputs.positional, inputs.keyword)
         finally:
-            changed = _restored(slots, stand_ins)
-            added = taken_off(model)
-    _check_identity(changed)
+            left = [slot.tensors.get(slot.name, _REMOVED) for slot in slots]
+            _fill(slots, [slot.value for slot in slots])
+            # They are values of the graph, and would stay as tensors that nobody can read, save or trace again.
+            added = [slot for slot in _slots(model) if isinstance(slot.value, IpuTensor)]
+            for slot in added:
+                del slot.tensors[slot.name]
+    _check_identity(slots, stand_ins, left)
     support.check(capture, live(capture, structure, capture.losses))
     structure = _host_outputs(structure)
     if not any(isinstance(leaf, IpuTensor) for leaf in flatten_tensors(structure)) and not training:
@@ -131,7 +128,8 @@ def trace(
     if loss is not None:
         support.check_loss(capture, loss)
     graph = build(capture, structure, loss, _anchored(capture, anchors), fold)
-    put_back(added, lambda: fold_constants(capture, _buffers_on_host(capture, model)))
+    if added:
+        _put_back(added, capture, dict(model.named_buffers()))
     return graph, capture
 
 
@@ -179,33 +177,37 @@ def _module_scopes(capture: Capture, model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _move_to_ipu(
-    capture: Capture, model: nn.Module, training: bool, per_replica: Sequence[str]
-) -> Tuple[Dict[int, IpuTensor], List[_Slot]]:
-    """Make a stand-in for every parameter and buffer, and list the places where they are registered."""
-    stand_ins: Dict[int, IpuTensor] = {}
-    slots: List[_Slot] = []
+def _slots(model: nn.Module) -> Iterator[_Slot]:
     for prefix, module in model.named_modules():
-        for kind in ("_parameters", "_buffers"):
-            for name, tensor in module.__dict__[kind].items():
-                if tensor is None:
-                    continue
-                full_name = f"{prefix}.{name}" if prefix else name
-                slots.append(_Slot(module, kind, name, full_name, tensor))
-                if id(tensor) not in stand_ins:
-                    _check_on_host(full_name, tensor)
-                    stand_ins[id(tensor)] = _stand_in(capture, slots[-1], training, full_name in per_replica)
-                    stand_ins[id(tensor)].origin.meta["name"] = full_name
-    return stand_ins, slots
+        for tensors in (module.__dict__["_parameters"], module.__dict__["_buffers"]):
+            for name, tensor in list(tensors.items()):
+                if tensor is not None:
+                    yield _Slot(module, tensors, name, f"{prefix}.{name}" if prefix else name, tensor)
+
+
+def _fill(slots: Sequence[_Slot], tensors: Sequence[Any]) -> None:
+    for slot, tensor in zip(slots, tensors):
+        slot.tensors[slot.name] = tensor
+
+
+def _stand_ins(capture: Capture, slots: Sequence[_Slot], training: bool, per_replica: Sequence[str]) -> List[IpuTensor]:
+    """Return what stands for the tensor of each slot, one for the slots that hold the same one."""
+    made: Dict[int, IpuTensor] = {}
+    for slot in slots:
+        if id(slot.value) not in made:
+            _check_on_host(slot.full_name, slot.value)
+            made[id(slot.value)] = _stand_in(capture, slot, training, slot.full_name in per_replica)
+            made[id(slot.value)].origin.meta["name"] = slot.full_name
+    return [made[id(slot.value)] for slot in slots]
 
 
 def _stand_in(capture: Capture, slot: _Slot, training: bool, per_replica: bool) -> IpuTensor:
-    name, tensor = slot.full_name, slot.original
+    name, tensor = slot.full_name, slot.value
     host = plain(tensor)
     if not host.is_floating_point():
         logger.warning("%s is of type %s: it was downgraded to constant, its value is compiled in.", name, host.dtype)
         return capture.add_constant(tensor, name)
-    if slot.kind == "_buffers":
+    if slot.is_buffer:
         return capture.add_buffer(name, tensor)
     with torch._C.DisableTorchFunctionSubclass():
         requires_grad = training and bool(torch.Tensor.requires_grad.__get__(tensor))  # type: ignore[attr-defined]
@@ -225,11 +227,6 @@ def _check_on_host(name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def _buffers_on_host(capture: Capture, model: nn.Module) -> Dict[Any, torch.Tensor]:
-    host = dict(model.named_buffers())
-    return {traced.origin: plain(host[name]) for name, traced in capture.buffers.items()}
-
-
 def _traced_inputs(capture: Capture, arguments: Arguments, batching: Batching) -> Arguments:
     names = iter([name for name, _ in arguments.named_tensors()])
 
@@ -242,42 +239,27 @@ def _traced_inputs(capture: Capture, arguments: Arguments, batching: Batching) -
     return Arguments(positional, keyword, arguments.names)
 
 
-def _restored(slots: Sequence[_Slot], stand_ins: Mapping[int, IpuTensor]) -> List[Tuple[_Slot, str]]:
-    """Put the tensors back, and return the slots that forward changed, with what became of them."""
-    removed = [(slot, "removed from") for slot in slots if slot.name not in slot.tensors]
-    replaced = [
-        (slot, "reassigned within")
-        for slot in slots
-        if slot.tensors.get(slot.name, stand_ins[id(slot.original)]) is not stand_ins[id(slot.original)]
-    ]
-    for slot in slots:
-        slot.tensors[slot.name] = slot.original
-    return [*removed, *replaced]
-
-
 @contextlib.contextmanager
 def _on_host(slots: Sequence[_Slot]) -> Iterator[None]:
     """Give the model its own tensors in the `with` block, and those of the trace after it."""
     traced = [slot.tensors[slot.name] for slot in slots]
-    for slot in slots:
-        slot.tensors[slot.name] = slot.original
+    _fill(slots, [slot.value for slot in slots])
     try:
         yield
     finally:
-        for slot, tensor in zip(slots, traced):
-            slot.tensors[slot.name] = tensor
+        _fill(slots, traced)
 
 
-def _check_identity(changed: Sequence[Tuple[_Slot, str]]) -> None:
-    for slot, change in changed:
-        if slot.kind == "_buffers" and isinstance(slot.module, _NORMALISATIONS):
-            continue
-        raise python_error(
-            f"{'Buffer' if slot.kind == '_buffers' else 'Parameter'} {slot.full_name} is {change} the model when its "
-            "forward is called. The device keeps one tensor for it: change it in place instead, for example with "
-            "copy_().",
-            Refusal.REPLACED_TENSOR,
-        )
+def _check_identity(slots: Sequence[_Slot], stand_ins: Sequence[IpuTensor], left: Sequence[Any]) -> None:
+    for slot, stand_in, tensor in zip(slots, stand_ins, left):
+        if tensor is not stand_in and not (slot.is_buffer and isinstance(slot.module, _NORMALISATIONS)):
+            kind, change = "Buffer" if slot.is_buffer else "Parameter", "reassigned within"
+            raise python_error(
+                f"{kind} {slot.full_name} is {'removed from' if tensor is _REMOVED else change} the model when its "
+                "forward is called. The device keeps one tensor for it: change it in place instead, for example with "
+                "copy_().",
+                Refusal.REPLACED_TENSOR,
+            )
 
 
 def _host_outputs(structure: Any) -> Any:
@@ -306,45 +288,19 @@ def _anchored(capture: Capture, anchors: Sequence[str]) -> Dict[str, Any]:
     return {name: by_name[name] for name in anchors}
 
 
-class AddedTensor(NamedTuple):
-    """A parameter or buffer that forward registered while it was traced: a mask made in the first call, for example.
+def _put_back(added: Sequence[_Slot], capture: Capture, buffers: Mapping[str, torch.Tensor]) -> None:
+    """Register what forward has registered, such as a mask made in the first call, with its value on the host.
 
-    Such tensors are values of the graph, and would stay in the model as tensors that nobody can read, save or trace
-    again.
+    That is if it depends on constants and unchanging buffers alone; others are warned of.
     """
-
-    name: str
-    slot: str
-    tensors: Dict[str, Any]
-    value: IpuTensor
-
-
-def taken_off(model: nn.Module) -> List[AddedTensor]:
-    """Remove the traced tensors that are registered in the model, and return them."""
-    added: List[AddedTensor] = []
-    for prefix, module in model.named_modules():
-        for kind in ("_parameters", "_buffers"):
-            tensors = module.__dict__[kind]
-            for slot in [slot for slot, value in tensors.items() if isinstance(value, IpuTensor)]:
-                name = f"{prefix}.{slot}" if prefix else slot
-                added.append(AddedTensor(name, slot, tensors, tensors.pop(slot)))
-    return added
-
-
-def put_back(added: List[AddedTensor], known: Callable[[], Mapping[fx.Node, torch.Tensor]]) -> None:
-    """Register with their values, on the host, those that have one value for good, and warn of the others.
-
-    Args:
-        known: Returns the values that depend on constants and unchanging buffers alone.
-    """
-    values = known() if added else {}
-    for each in added:
-        value = values.get(each.value.node)
+    known = fold_constants(capture, {traced.origin: plain(buffers[name]) for name, traced in capture.buffers.items()})
+    for slot in added:
+        value = known.get(slot.value.node)  # type: ignore[attr-defined]
         if value is None:
             logger.warning(
                 "%s was registered by forward while it was traced, and its value is computed on the IPU: the model is "
                 "left without it. Register it in the constructor, and change it in place.",
-                each.name,
+                slot.full_name,
             )
         else:
-            each.tensors[each.slot] = value.clone()
+            slot.tensors[slot.name] = value.clone()

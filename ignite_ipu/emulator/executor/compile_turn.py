@@ -22,9 +22,6 @@ def compile_turn(options: Options, model: nn.Module) -> Iterator[None]:
 
     The lock is a file in the executable cache, named after the model. It lists the processes that are through; the last
     one deletes it.
-
-    Raises:
-        AssertionError: The cache directory is not writable.
     """
     processes = options.Distributed.numProcesses
     if processes <= 1:

@@ -82,20 +82,12 @@ class OptimizerTracker:
             self._meter.add(optimizer_uploads=1)
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return the optimizer's state dictionary, after reading the device's state if that is newer.
-
-        Raises:
-            AssertionError: There is newer state on both sides.
-        """
+        """Return the optimizer's state dictionary, after reading the device's state if that is newer."""
         self.read_back()
         return type(self._optimizer).state_dict(self._optimizer)
 
     def read_back(self) -> torch.optim.Optimizer:
-        """Make the state on the device the optimizer's record, if it is newer, and return the optimizer.
-
-        Raises:
-            AssertionError: There is newer state on both sides.
-        """
+        """Make the state on the device the optimizer's record, if it is newer, and return the optimizer."""
         optimizer = self._optimizer
         if not isinstance(optimizer, PoptorchOptimizer) or not optimizer.host_state_is_dirty:
             return optimizer
@@ -112,12 +104,7 @@ class OptimizerTracker:
         return optimizer
 
     def check_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Refuse to compile an optimizer over parameters that are not the model's.
-
-        Raises:
-            KeyError: A parameter of the optimizer is not one of the model's.
-            Error: The back end refuses a value.
-        """
+        """Refuse to compile an optimizer over parameters that are not the model's."""
         own = {id(parameter) for parameter in parameters.values()}
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:

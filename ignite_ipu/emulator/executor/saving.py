@@ -99,9 +99,6 @@ def save(
         options: What it was compiled with, for `load`.
         model: What `load` needs besides: the model and, when training, its optimizer; None leaves all of it out.
         random_state: The device's.
-
-    Raises:
-        AssertionError: What should be the directory is none.
     """
     path = _target(filename)
     pickles: Dict[str, bytes] = {}
@@ -133,11 +130,7 @@ def save(
 
 
 def read_executable(filename: str, training: bool) -> File:
-    """Return a file whose program an executor can take over.
-
-    Raises:
-        Error: The file is damaged, of another version, or of a model of the other kind.
-    """
+    """Return a file whose program an executor can take over."""
     file = read(filename)
     if file.version != __version__:
         raise _invalid(filename, file.versions)
@@ -180,11 +173,7 @@ def _fingerprint(program: DeviceProgram) -> str:
 
 
 def read(filename: str) -> File:
-    """Return what a file holds; nothing of it is run.
-
-    Raises:
-        Error: It is damaged.
-    """
+    """Return what a file holds; nothing of it is run."""
     try:
         content = container.read(filename, MAGIC)
         fields = content.pop("arguments")

@@ -62,11 +62,7 @@ class DeviceCalls:
         return self._anchored[short_name]
 
     def to_device(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        """Return the inputs as the graph takes them: detached, narrowed from float64 and contiguous.
-
-        Raises:
-            Error: An int64 input holds a value that the device's int32 has not; PopTorch would cut it silently.
-        """
+        """Return the inputs as the graph takes them: detached, narrowed from float64 and contiguous."""
         return [self._sent(name, tensor) for name, tensor in zip(names, tensors)]
 
     def _sent(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -75,6 +71,7 @@ class DeviceCalls:
         if tensor.dtype is torch.float64:
             return tensor.to(torch.float32, memory_format=torch.contiguous_format)
         if tensor.dtype is torch.int64:
+            # PopTorch would cut such values silently.
             low, high = (int(value) for value in torch.aminmax(tensor))
             if low < _INT32.min or high > _INT32.max:
                 raise python_error(

@@ -135,11 +135,7 @@ class DeviceProgram:
         return self._executable is not None or not self.needs_ipu
 
     def attach(self, owner: object) -> None:
-        """Take the IPUs, load the program, and upload weights and buffers.
-
-        Raises:
-            Error: No IPUs are free.
-        """
+        """Take the IPUs, load the program, and upload weights and buffers."""
         options = self._options
         ipu_id = options("ipu_id") if options.exists("ipu_id") else None
         if not options._uses_ipu_model():  # of IPU models there are as many as anybody asks for
@@ -157,11 +153,7 @@ class DeviceProgram:
             self._step = self._training_step(executable, self._optimizer)
 
     def adopt(self, constants: Sequence[torch.Tensor], frozen: Mapping[int, torch.Tensor]) -> None:
-        """Take over the compiled-in values of an earlier compile of the same graph.
-
-        Raises:
-            Error: They are not of the same shapes and types.
-        """
+        """Take over the compiled-in values of an earlier compile of the same graph."""
         expected, given = [*self.graph.constants, *self.graph.frozen.values()], [*constants, *frozen.values()]
         same = [(value.shape, value.dtype) for value in expected] == [(value.shape, value.dtype) for value in given]
         if not same or list(self.graph.frozen) != list(frozen):
@@ -218,11 +210,7 @@ class DeviceProgram:
         self._count_upload()
 
     def upload_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        """Copy the named buffers from the host to the device.
-
-        Raises:
-            Error: A buffer is not on the device: it is a compiled-in constant, or the graph does not use it.
-        """
+        """Copy the named buffers from the host to the device."""
         unknown = [name for name in buffers if name not in self.graph.buffers]
         if unknown:
             raise backend_error(
@@ -312,13 +300,12 @@ class DeviceProgram:
                 arguments,
                 self.batching,
                 self.placement,
+                self._options,
                 self._training,
                 per_replica,
                 [name for name in self._anchors.values() if not self._comes_from_update(name)],
                 self.precision,
                 fold=None if cache is None else cache.fold,
-                location_excludes=self._options._source_location_excludes,
-                module_scopes=self._options._module_namescope_enabled,
             )
         finally:
             self.placement.close()

@@ -48,11 +48,7 @@ class Reported(Protocol):
 
 
 def report_for(options: Options, model_name: str) -> Optional[Report]:
-    """Return the report that the options of the engine ask for, which the environment overrides; None if they do not.
-
-    Raises:
-        Error: The environment variable holds no JSON object.
-    """
+    """Return the report that the engine's options ask for, which the environment overrides; None if they do not."""
     chosen = dict(options._Popart._value("engineOptions", {}))
     text = os.environ.get(ENGINE_VARIABLE)
     try:

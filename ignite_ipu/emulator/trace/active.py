@@ -120,11 +120,7 @@ class Trace(TorchFunctionMode, abc.ABC):
         """
 
     def require_active(self) -> Trace:
-        """Return the trace that runs now: this one, or a body inside it.
-
-        Raises:
-            Error: The trace is over: a traced tensor was kept and used after it.
-        """
+        """Return the trace that runs now: this one, or a body inside it."""
         current = tracing = active()
         while current is not None and current is not self:
             current = current.outer

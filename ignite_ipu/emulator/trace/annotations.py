@@ -6,6 +6,7 @@ All of them speak to the trace that is running and do nothing when there is none
 from __future__ import annotations
 
 import builtins
+import functools
 from typing import Any, Callable, List, Optional, Tuple, TypeVar
 
 import torch
@@ -61,14 +62,11 @@ class _LastingBlock:
         self.user_id = user_id
         self.ipu_id = ipu_id
 
-    def start(self) -> None:
+    def __call__(self, module: torch.nn.Module, inputs: Tuple[Any, ...]) -> None:
+        """Start the block: the forward pre-hook of an annotated module."""
         trace = active()
         if trace is not None:
             self.user_id = trace.placement.enter_block(self.user_id, self.ipu_id)
-
-    def __call__(self, module: torch.nn.Module, inputs: Tuple[Any, ...]) -> None:
-        """Start the block: the forward pre-hook of an annotated module."""
-        self.start()
 
 
 class LegacyBeginBlockFn(torch.nn.Module):
@@ -82,7 +80,7 @@ class LegacyBeginBlockFn(torch.nn.Module):
         self._block = _LastingBlock(user_id, ipu_id)
 
     def __call__(self, *input: Any, **kwargs: Any) -> Any:
-        self._block.start()
+        self._block(self, input)
         return self._layer_to_call(*input, **kwargs)
 
 
@@ -195,7 +193,7 @@ def module_repr(m: torch.nn.Module) -> str:
         own_name: str = each._get_name()  # type: ignore[no-untyped-call]
         name = f"BeginBlock(user_id={block.user_id}, ipu_id={block.ipu_id}) {own_name}"
         # PyTorch's own __repr__ asks the instance, so that nested and custom modules print as they always do.
-        each.__dict__["_get_name"] = _constant(name)
+        each.__dict__["_get_name"] = functools.partial(str, name)
     try:
         return repr(m)
     finally:
@@ -209,10 +207,6 @@ def print(m: Any) -> None:
     PopTorch prints a module a second time, without them.
     """
     builtins.print(module_repr(m) if isinstance(m, torch.nn.Module) else m)
-
-
-def _constant(text: str) -> Callable[[], str]:
-    return lambda: text
 
 
 def _block_of(module: torch.nn.Module) -> Optional[_LastingBlock]:

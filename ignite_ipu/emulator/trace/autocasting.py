@@ -9,31 +9,41 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Set, Tuple, Union
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import nn
 
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.trace.active import Trace, active
+from ignite_ipu.emulator.trace.operators.table import words
 from ignite_ipu.emulator.trace.patches import module_calls_followed
 from ignite_ipu.emulator.values.custom_types import map_tensors
 
 Operation = Union[str, type, Callable[..., Any]]
 
 _FLAG = "_poptorch_autocast"
-_CONVOLUTIONS = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution conv_tbc"
-_PRODUCTS = "addmm addmv addr matmul mm mv bmm baddbmm addbmm chain_matmul linear einsum"
-_CONVOLUTION_MODULES = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-# Where float16 runs out of range or digits; the older guide does not print its list, so this is PyTorch's for GPUs.
-_FP32 = (
-    "acos asin cosh cumprod cumsum dist erfinv exp expm1 group_norm layer_norm log log10 log1p log2 log_softmax norm "
-    "pow prod reciprocal renorm rsqrt sinh softmax softmin softplus sum tan binary_cross_entropy "
-    "binary_cross_entropy_with_logits cosine_embedding_loss cosine_similarity cross_entropy ctc_loss "
-    "hinge_embedding_loss kl_div l1_loss margin_ranking_loss mse_loss nll_loss poisson_nll_loss smooth_l1_loss "
-    "soft_margin_loss triplet_margin_loss"
-)
-_PROMOTE = "addcdiv addcmul atan2 bilinear cat cross dot equal index_put stack tensordot"
+_DEFAULTS: Dict[str, FrozenSet[Union[str, type]]] = {
+    "fp16": frozenset(
+        (
+            *words("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution conv_tbc"),
+            *words("addmm addmv addr matmul mm mv bmm baddbmm addbmm chain_matmul linear einsum"),
+            *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+        )
+    ),
+    # Where float16 runs out of range or digits; the older guide does not print its list, so this is PyTorch's for GPUs.
+    "fp32": frozenset(
+        words(
+            "acos asin cosh cumprod cumsum dist erfinv exp expm1 group_norm layer_norm log log10 log1p log2 "
+            "log_softmax norm pow prod reciprocal renorm rsqrt sinh softmax softmin softplus sum tan "
+            "binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cosine_similarity "
+            "cross_entropy ctc_loss hinge_embedding_loss kl_div l1_loss margin_ranking_loss mse_loss nll_loss "
+            "poisson_nll_loss smooth_l1_loss soft_margin_loss triplet_margin_loss"
+        )
+    ),
+    "promote": frozenset(words("addcdiv addcmul atan2 bilinear cat cross dot equal index_put stack tensordot")),
+    "demote": frozenset(),
+}
 _CASTABLE = (torch.float16, torch.float32)
 _MARKS = itertools.count()
 _WARNED: Set[str] = set()
@@ -61,23 +71,15 @@ class Policy:
     ) -> None:
         if any(each is not None for each in (fp16, fp32, promote, demote)):
             warn_of_age("poptorch.autocasting.Policy")
-        defaults: Dict[str, Tuple[Operation, ...]] = {
-            "fp16": (*_CONVOLUTIONS.split(), *_PRODUCTS.split(), *_CONVOLUTION_MODULES),
-            "fp32": tuple(_FP32.split()),
-            "promote": tuple(_PROMOTE.split()),
-            "demote": (),
-        }
         given = {"fp16": fp16, "fp32": fp32, "promote": promote, "demote": demote}
         # An operation that one list names is not looked for in the defaults of the others.
         named = {_key(operation) for each in given.values() for operation in each or ()}
-        self._names: Dict[str, FrozenSet[str]] = {}
-        self._modules: Dict[str, Tuple[type, ...]] = {}
-        for kind, chosen in given.items():
-            operations = tuple(o for o in defaults[kind] if _key(o) not in named) if chosen is None else tuple(chosen)
-            self._names[kind] = frozenset(str(_key(o)) for o in operations if not isinstance(o, type))
-            self._modules[kind] = tuple(o for o in operations if isinstance(o, type))
+        self._operations: Dict[str, FrozenSet[Union[str, type]]] = {
+            kind: _DEFAULTS[kind] - named if chosen is None else frozenset(map(_key, chosen))
+            for kind, chosen in given.items()
+        }
 
-    def type_for(self, name: str, modules: Iterable[nn.Module], types: FrozenSet[torch.dtype]) -> Optional[torch.dtype]:
+    def type_for(self, name: str, modules: Sequence[nn.Module], types: FrozenSet[torch.dtype]) -> Optional[torch.dtype]:
         """Return the type to cast an operator's arguments to; None leaves them alone.
 
         Args:
@@ -85,24 +87,24 @@ class Policy:
             modules: The modules being called, outermost first.
             types: Types of its floating-point arguments.
         """
-        name = name.rstrip("_") or name
-        for module in reversed(list(modules)):
-            kind = next((k for k, classes in self._modules.items() if isinstance(module, classes)), None)
-            if kind is not None:
-                return _type_of(kind, types)
-        kind = next((kind for kind, names in self._names.items() if name in names), None)
-        return None if kind is None else _type_of(kind, types)
+        for names in (*(type(module).__mro__ for module in reversed(modules)), [name.rstrip("_") or name]):
+            for kind, operations in self._operations.items():
+                if not operations.isdisjoint(names):
+                    if kind in ("promote", "demote") and len(types) < 2:
+                        return None
+                    return torch.float16 if kind in ("fp16", "demote") else torch.float32
+        return None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Policy) and (self._names, self._modules) == (other._names, other._modules)
+        return isinstance(other, Policy) and self._operations == other._operations
 
     def __hash__(self) -> int:
-        return hash((tuple(self._names.items()), tuple(self._modules.items())))
+        return hash(tuple(self._operations.items()))
 
     def __repr__(self) -> str:
         lists = (
-            f"{kind}={sorted(self._names[kind]) + [cls.__name__ for cls in self._modules[kind]]}"
-            for kind in self._names
+            f"{kind}={sorted(each if isinstance(each, str) else each.__name__ for each in operations)}"
+            for kind, operations in self._operations.items()
         )
         return f"Policy({', '.join(lists)})"
 
@@ -160,12 +162,6 @@ class Autocast:
         self.modules: List[nn.Module] = []
         self._marks: List[Optional[int]] = []
 
-    def type_for(self, name: str, types: FrozenSet[torch.dtype]) -> Optional[torch.dtype]:
-        """Return the type to cast the floating-point arguments of the operator `name` to, or None."""
-        if self._policy is None or not self.settings or not self.settings[-1]:
-            return None
-        return self._policy.type_for(name, self.modules, types)
-
     @property
     def enabled(self) -> bool:
         """True while operators are being cast."""
@@ -178,19 +174,19 @@ class Autocast:
             yield
             return
 
+        stacks: Tuple[List[Any], ...] = (self.modules, self._marks, self.settings)
+
         def enter(module: nn.Module) -> None:
             enabled, mark = module.__dict__.get(_FLAG, (self.enabled, None))
             # What marked the module around this one counts no second time: a decorator in between may differ.
             if mark in self._marks:
                 enabled = self.enabled
-            self.modules.append(module)
-            self._marks.append(mark)
-            self.settings.append(enabled)
+            for stack, value in zip(stacks, (module, mark, enabled)):
+                stack.append(value)
 
         def leave(module: nn.Module) -> None:
-            self.modules.pop()
-            self._marks.pop()
-            self.settings.pop()
+            for stack in stacks:
+                stack.pop()
 
         with module_calls_followed(enter, leave):
             yield
@@ -198,7 +194,7 @@ class Autocast:
     def cast(self, capture: Trace, name: str, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         """Return the arguments of an operator with the casts of the policy recorded in `capture`."""
         types = frozenset(dtype for dtype in capture.dtypes_of((args, kwargs)) if dtype in _CASTABLE)
-        wanted = self.type_for(name, types) if types else None
+        wanted = self._policy.type_for(name, self.modules, types) if self._policy is not None and types else None
         if wanted is None or types == {wanted}:
             return args, kwargs
 
@@ -230,12 +226,6 @@ def _key(operation: Operation) -> Union[str, type]:
     if name is None:
         raise ValueError(f"A policy lists functions of PyTorch, their names and module classes, not {operation!r}.")
     return str(name)
-
-
-def _type_of(kind: str, types: FrozenSet[torch.dtype]) -> Optional[torch.dtype]:
-    if kind in ("promote", "demote") and len(types) < 2:
-        return None
-    return torch.float16 if kind in ("fp16", "demote") else torch.float32
 
 
 if not hasattr(nn.Module, "autocast"):

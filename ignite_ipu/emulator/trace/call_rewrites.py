@@ -28,11 +28,7 @@ _NAMES_OF_NINE = ("input", "weight", "bias", *_STATISTICS)
 
 
 def rewritten(trace: Trace, name: str, args: _Positional, kwargs: _Keyword) -> _Arguments:
-    """Return the arguments of the operator `name` as the device gets them.
-
-    Raises:
-        Error: The operator does not compile with them.
-    """
+    """Return the arguments of the operator `name` as the device gets them."""
     if name == "new" and len(args) > 1 and isinstance(args[1], torch.Size):
         args = (args[0], *args[1])  # a graph keeps sizes as tuples, which `new` would take for values
     if name == "type":

@@ -23,11 +23,7 @@ def is_loss(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 def final_loss(losses: Sequence[fx.Node]) -> fx.Node:
-    """Return the loss that the gradient is taken of: the one that no other loss consumes.
-
-    Raises:
-        Error: There is no loss, or there are several that do not depend on one another.
-    """
+    """Return the loss that the gradient is taken of: the one that no other loss consumes."""
     if not losses:
         raise backend_error(
             "Couldn't find a loss in graph: a training model's forward must call one of PyTorch's recognised losses, "

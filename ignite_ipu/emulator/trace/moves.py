@@ -53,11 +53,7 @@ def put_on_ipu(capture: Trace, func: Callable[..., Any], name: str, args: Args, 
 
 
 def moved(capture: Trace, tensor: Any, args: Args, kwargs: Kwargs) -> Optional[Any]:
-    """Answer `tensor.to(...)` or `type_as` where the device changes; None leaves a plain cast to be recorded.
-
-    Raises:
-        Error: The device is another one than the IPU.
-    """
+    """Answer `tensor.to(...)` or `type_as` where the device changes; None leaves a plain cast to be recorded."""
     rest = [*args, *kwargs.values()]
     if not isinstance(tensor, IpuTensor):
         with capture.outside():  # a host tensor moved next to one on the IPU
@@ -75,11 +71,7 @@ def moved(capture: Trace, tensor: Any, args: Args, kwargs: Kwargs) -> Optional[A
 
 
 def copied(capture: Trace, tensor: Any) -> Any:
-    """Return what a tensor on the IPU is filled with: one of the host's becomes a constant.
-
-    Raises:
-        Error: It requires a gradient.
-    """
+    """Return what a tensor on the IPU is filled with: one of the host's becomes a constant."""
     if not isinstance(tensor, torch.Tensor) or capture.is_traced(tensor):
         return tensor
     if tensor.requires_grad:

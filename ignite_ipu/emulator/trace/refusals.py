@@ -74,11 +74,7 @@ def refuse(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
 
 
 def refuse_differentiation() -> None:
-    """Refuse what runs within `torch.func.grad` and its relatives: gradients are the compiled step's own.
-
-    Raises:
-        Error: Such a function is running.
-    """
+    """Refuse what runs within `torch.func.grad` and its relatives: gradients are the compiled step's own."""
     interpreter: Any = torch._C._functorch.peek_interpreter_stack()
     if interpreter is not None and interpreter.key() in _DIFFERENTIATES:
         raise backend_error(
@@ -89,11 +85,7 @@ def refuse_differentiation() -> None:
 
 
 def refuse_compiled_modules(model: nn.Module) -> None:
-    """Refuse modules that `torch.compile` or `torch.jit` has taken over: their Python cannot be traced.
-
-    Raises:
-        Error: There is one.
-    """
+    """Refuse modules that `torch.compile` or `torch.jit` has taken over: their Python cannot be traced."""
     for name, module in model.named_modules():
         compiled = (
             type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None

@@ -166,11 +166,7 @@ def fits(shapes: Shapes, args: Sequence[Any]) -> bool:
 
 
 def check_for_compile(arguments: Arguments) -> None:
-    """Refuse tensors that cannot be compiled for, and warn of what has only partial support.
-
-    Raises:
-        Error: A tensor is on another device than the CPU, has an unsupported type, or no elements.
-    """
+    """Refuse tensors that cannot be compiled for, and warn of what has only partial support."""
     for name, value in arguments.named():
         if isinstance(value, dict):
             logger.warning("Dicts as inputs only have partial support (argument %s); prefer a tuple.", name)
@@ -194,11 +190,7 @@ def check_for_compile(arguments: Arguments) -> None:
 
 
 def check_call(compiled: Arguments, given: Arguments) -> None:
-    """Compare a call's arguments with those that the model was compiled for.
-
-    Raises:
-        Error: Number, type, length, keys, dtype, shape or a frozen value differs.
-    """
+    """Compare a call's arguments with those that the model was compiled for."""
     if len(given.positional) != len(compiled.positional):
         raise python_error(
             f"Number of positional arguments mismatch: expected {len(compiled.positional)} but got "

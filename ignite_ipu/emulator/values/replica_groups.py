@@ -31,9 +31,6 @@ class ReplicaGroups:
         shards: Size of a group, for `Consecutive` and `Orthogonal`.
         retrieval: Whether a download brings one value per group or one per replica.
         replicas: How many there are.
-
-    Raises:
-        Error: The replicas cannot be divided into such groups.
     """
 
     def __init__(
@@ -64,9 +61,6 @@ class ReplicaGroups:
         """Return the groups' values, stacked, from the host's parameter.
 
         The host has one slice a group; after a download of all replicas it has one a replica.
-
-        Raises:
-            Error: The leading dimension is neither.
         """
         if value.shape[0] == self.count:
             return value

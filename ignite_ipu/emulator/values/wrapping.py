@@ -63,11 +63,7 @@ class Wrapping:
                 tensor.__class__ = wrapped
 
     def undo(self) -> None:
-        """Give the model and its tensors their own classes back.
-
-        Raises:
-            Error: The model is not wrapped.
-        """
+        """Give the model and its tensors their own classes back."""
         model = self._model()
         if model is None:
             return

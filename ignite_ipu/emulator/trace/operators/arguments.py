@@ -45,6 +45,10 @@ class Call(NamedTuple):
         """Return their types."""
         return {tensor.meta.dtype for tensor in self.tensors()}
 
+    def has_fractions(self, *names: str) -> bool:
+        """Tell whether a number that is passed by position, or by one of these names, is a float."""
+        return any(isinstance(value, float) for value in (*self.args, *map(self.get, names)))
+
     def varies(self) -> bool:
         """Tell whether some argument is no constant of the program."""
         return any(map(self.capture.varies, self.tensors()))
@@ -90,7 +94,7 @@ def _frozen(call: Call) -> bool:
 
 def _integers(call: Call) -> bool:
     integers = all(not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool) for dtype in call.dtypes())
-    return integers and not any(isinstance(value, float) for value in call.args)
+    return integers and not call.has_fractions()
 
 
 def _varies(call: Call) -> bool:
@@ -129,11 +133,6 @@ def _bilinear_sizes(call: Call) -> bool:
     return bool(height * input.shape[-1] != width * input.shape[-2])
 
 
-def _index(call: Call) -> Tuple[Any, ...]:
-    index = call.get("index")
-    return index if isinstance(index, tuple) else (index,)
-
-
 def views(tensor: Any) -> List[fx.Node]:
     """Return the operators by which a traced tensor is a view of another, the last one first."""
     found: List[fx.Node] = []
@@ -147,45 +146,28 @@ def views(tensor: Any) -> List[fx.Node]:
     return found
 
 
-def _stepped(index: Any) -> bool:
-    parts = index if isinstance(index, tuple) else (index,)
-    return any(isinstance(part, slice) and part.step not in (None, 1) for part in parts)
-
-
-def _steps(call: Call) -> bool:
+def _stepped(call: Call) -> bool:
     taken = [node.args[1] for node in views(call.get("input")) if node.meta.get("operator") == "__getitem__"]
-    return any(map(_stepped, [_index(call), *taken]))
+    indices = [index if isinstance(index, tuple) else (index,) for index in (call.get("index"), *taken)]
+    return any(isinstance(part, slice) and part.step not in (None, 1) for index in indices for part in index)
 
 
 def _turned(call: Call) -> bool:
-    taken = views(call.get("input"))
-    names = [node.args[1] if node.meta.get("operator") == "getattr" else node.meta.get("operator") for node in taken]
-    return any(name in _TURNS for name in names)
+    taken = [(node.meta.get("operator"), node) for node in views(call.get("input"))]
+    return any((node.args[1] if name == "getattr" else name) in _TURNS for name, node in taken)
 
 
 def _slices_constant(call: Call) -> bool:
-    base, index = call.get("input"), _index(call)
+    base, index = call.get("input"), call.get("index")
+    index = index if isinstance(index, tuple) else (index,)
     plain = all(part is None or part is Ellipsis or isinstance(part, (int, slice)) for part in index)
     sliced = bool(index) or bool(views(base))
     return plain and sliced and isinstance(base, IpuTensor) and not call.capture.varies(base)
 
 
 def _repeated_subscript(call: Call) -> bool:
-    equation = call.get("equation")
-    if not isinstance(equation, str):
-        return False
-    operands = equation.replace(" ", "").split("->")[0].replace(".", "").split(",")
-    return any(len(set(operand)) < len(operand) for operand in operands)
-
-
-def _dtype(call: Call) -> bool:
-    dtype = call.get("dtype")
-    return isinstance(dtype, torch.dtype) and dtype is not _meta(call.get("input")).dtype
-
-
-def _fractions_in_body(call: Call) -> bool:
-    bounds = [*call.args, *(call.get(name) for name in ("start", "end", "step"))]
-    return call.capture.outer is not None and any(isinstance(bound, float) for bound in bounds)
+    operands = str(call.get("equation")).replace(" ", "").split("->")[0].replace(".", "").split(",")
+    return isinstance(call.get("equation"), str) and any(len(set(operand)) < len(operand) for operand in operands)
 
 
 def _of_a_matrix(call: Call) -> bool:
@@ -200,9 +182,11 @@ _RULES: Dict[str, Callable[[Call], bool]] = {
     "bilinear_sizes": _bilinear_sizes,
     "bool_with_integer": lambda call: torch.bool in (types := call.dtypes()) and len(types) > 1,
     "divides": lambda call: not _divisible(call, call.get("output_size")),
-    "dtype": _dtype,
+    "dtype": lambda call: (
+        isinstance(dtype := call.get("dtype"), torch.dtype) and dtype is not _meta(call.get("input")).dtype
+    ),
     "eight_bits": lambda call: call.dtypes() in ({torch.int8}, {torch.uint8}),
-    "fractions_in_body": _fractions_in_body,
+    "fractions_in_body": lambda call: call.capture.outer is not None and call.has_fractions("start", "end", "step"),
     "frozen": _frozen,
     "integers": _integers,
     "of_a_matrix": _of_a_matrix,
@@ -214,7 +198,7 @@ _RULES: Dict[str, Callable[[Call], bool]] = {
     "repeated_subscript": _repeated_subscript,
     "shapes_differ": lambda call: len({tuple(tensor.meta.shape) for tensor in call.tensors()}) > 1,
     "slices_constant": _slices_constant,
-    "steps": _steps,
+    "steps": _stepped,
     "turned": _turned,
     "two_dimensional": lambda call: _meta(call.get("input")).dim() != 1,
     "two_tensors": lambda call: isinstance(call.get("other"), torch.Tensor),
