@@ -293,7 +293,7 @@ class IPUTrainer(IPUEngine):
         """Return what `print(trainer.ipu)` says, with the arithmetic of an epoch over `data`; nothing is compiled."""
         trained = self.ipu.trained
         steps = None if trained is None else trained.options_of(None).Training.gradient_accumulation
-        self.ipu.note_data(self._loaders().explain(data, steps))
+        self.ipu.data = self._loaders().explain(data, steps)
         return repr(self.ipu)
 
     def _start(self, *args: Any, **kwargs: Any) -> _Start:

@@ -64,7 +64,7 @@ class Gradients:
         if not self._chosen:
             raise SessionError("Gradients was attached, but `choose` accepts none of the model's trainable parameters.")
         anchor_gradients(program.options, self._chosen)
-        session.hooks.show_gradients()
+        session.hooks.shows_gradients = True
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._show, session)
 
     @staticmethod

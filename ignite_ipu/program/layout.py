@@ -17,13 +17,14 @@ import enum
 import functools
 import numbers
 from collections import OrderedDict
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Hashable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from ignite_ipu.errors import BatchError
-from ignite_ipu.program.objects import Contents
+from ignite_ipu.program.guards.values import Same
+from ignite_ipu.program.objects import contents
 from ignite_ipu.program.tensors.trees import PLAIN, opened, opened_record
 
 __all__ = ["BatchLayout"]
@@ -115,11 +116,11 @@ class BatchLayout:
         """
         found = (node.value for part in self._parts for node in _objects_in(part))
         given = {id(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)}
-        for contents in found:
-            if contents.tensors and id(contents.value) in given:
-                name = type(contents.value).__qualname__
+        for held in found:
+            if held.tensors and id(held.value) in given:
+                name = type(held.value).__qualname__
                 raise BatchError(
-                    f"A batch holds a {name} with tensors, one of shape {tuple(contents.tensors[0].shape)}, which "
+                    f"A batch holds a {name} with tensors, one of shape {tuple(held.tensors[0].shape)}, which "
                     "PopTorch does not find: they would be constants of the compiled program. Return a tuple, list or "
                     "dictionary of them from prepare_batch, or register a parser by poptorch.registerCustomArgParser."
                 )
@@ -160,6 +161,37 @@ class BatchLayout:
                     )
 
 
+class _Contents:
+    """Contents of an object of a batch that code may read: equal for objects of one class that hold the same.
+
+    Args:
+        value: The object.
+
+    Attributes:
+        value: The object.
+        tensors: The tensors that it holds, which count with their shapes and types.
+        opaque: True if nothing can be read from it, so that it is equal to itself alone.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.tensors: List[torch.Tensor] = []
+        self._read = contents(value, self._of_tensor)
+        self.opaque = isinstance(self._read, Same)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Contents) and self._read == other._read
+
+    def differing(self, other: _Contents) -> List[str]:
+        """Return the names of the attributes that another object of the class has with other values."""
+        mine, theirs = (dict(getattr(each._read, "attributes", ())) for each in (self, other))
+        return [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
+
+    def _of_tensor(self, tensor: torch.Tensor) -> Hashable:
+        self.tensors.append(tensor)
+        return torch.Tensor, tensor.shape, tensor.dtype
+
+
 def _flatten(value: Any, path: str, values: List[Any], paths: List[str]) -> _Node:
     if isinstance(value, torch.Tensor):
         values.append(value)
@@ -185,12 +217,12 @@ def _flatten(value: Any, path: str, values: List[Any], paths: List[str]) -> _Nod
             f"{path} is a numpy array of shape {value.shape}; a compiled model takes tensors. Convert it in the "
             "collate_fn or in prepare_batch with torch.as_tensor."
         )
-    contents = Contents(value)
-    if not contents.tensors and not contents.opaque:
-        return _Node("constant", type(value), contents)
+    held = _Contents(value)
+    if not held.tensors and not held.opaque:
+        return _Node("constant", type(value), held)
     values.append(value)
     paths.append(path)
-    return _Node("object", type(value), contents)
+    return _Node("object", type(value), held)
 
 
 def _keys(keys: Sequence[Any], parts: Sequence[Any]) -> Sequence[Any]:
@@ -206,7 +238,7 @@ def _unflatten(node: _Node, leaves: Iterator[Any]) -> Any:
     if node.kind == "frozen":
         return node.value
     if node.kind == "constant":
-        if Contents(node.value.value) != node.value:
+        if _Contents(node.value.value) != node.value:
             raise BatchError(f"A {_qualname(node)} of the batch that a model was compiled for has changed since then.")
         return node.value.value
     return node.make([_unflatten(child, leaves) for child in node.children])

@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OutputError, UnsupportedArgumentError
-from ignite_ipu.program.forward.eager import EAGER, eagerly
+from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.equivalents import Equivalents
 from ignite_ipu.program.forward.gradients import GradientHookGuard, own_backwards_refused
 from ignite_ipu.program.forward.half_precision import half_products
@@ -35,9 +35,9 @@ from ignite_ipu.program.forward.model_libraries import (
     without_checkpointing,
     without_generation_cache,
 )
-from ignite_ipu.program.forward.recorder import Recorder
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.guards.python_state import PythonState
+from ignite_ipu.program.guards.retrace import Recorder
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.tensors.trees import leaves_of, map_tensors, opened_record, tensors_in
@@ -336,7 +336,7 @@ def _on_host(step: BatchStep) -> Iterator[_Found]:
             tensors.update({name: found[id(tensor)] for name, tensor in tensors.items() if tensor is not None})
     try:
         # Without gradients PyTorch's checkpoints warn that there are none.
-        with eagerly(), without_checkpointing(training=False), without_generation_cache(step.model):
+        with EAGER, without_checkpointing(training=False), without_generation_cache(step.model):
             with torch.inference_mode(False), torch.no_grad():
                 with torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunctionSubclass():
                     yield _Found(variable, counters, buffers)

@@ -25,7 +25,6 @@ __all__ = [
     "found_instead",
     "is_users_file",
     "loaded_by",
-    "names_in",
     "owner_of",
     "read_by",
     "variables_of",
@@ -154,15 +153,8 @@ _STANDARD = _folders(_PATHS["stdlib"], _PATHS["platstdlib"], os.path.dirname(os.
 
 
 @functools.lru_cache(maxsize=4096)
-def names_in(code: CodeType) -> FrozenSet[str]:
-    """Return the names in code, and the texts that may be some; those of the functions within it included."""
-    texts = [text for text in code.co_consts if isinstance(text, str) and text.isidentifier()]
-    return frozenset(code.co_names).union(texts, *map(names_in, _codes_in(code)))
-
-
-@functools.lru_cache(maxsize=4096)
 def read_by(code: CodeType) -> FrozenSet[str]:
-    """Return the names and texts of `names_in`, without those that the code does nothing with but assign to them."""
+    """Return the names in code that it does not only assign to, and texts, which may be some; inner functions' too."""
     named = [each for each in dis.get_instructions(code) if each.opcode in _NAMING and isinstance(each.argval, str)]
     own = {each.argval for each in named if not each.opname.startswith("STORE_")}
     return frozenset(own).union(*map(read_by, _codes_in(code)))

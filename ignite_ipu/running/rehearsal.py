@@ -17,8 +17,8 @@ from ignite_ipu import backend
 from ignite_ipu.errors import RunError
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.randomness import draws_put_back
-from ignite_ipu.program.forward.recorder import Recorder
 from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.program.guards.retrace import Recorder
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.tensors.trees import map_tensors

@@ -41,7 +41,6 @@ class CompiledProgram:
         self.executor = executor
         self.retrace = retrace
         self._step, self._training, self._python, self._changed = step, training, python, changed
-        self._python.leave_out(changed)
         self._traced: List[Hashable] = self._python.values()
         self._traced_modes = modes_of(step)
         self._modes: List[bool] = []
@@ -49,7 +48,7 @@ class CompiledProgram:
 
     def set_modes(self) -> None:
         """Put the user's model in its mode; calls none of its code where no module's mode has changed since."""
-        if self._python.training() != self._modes:
+        if self._python.training() is not self._modes:
             self._step.train(self._training)
             self._modes = self._python.training()
 
@@ -60,11 +59,12 @@ class CompiledProgram:
             known, before = attributes, dict(zip(attributes.names, self._traced))
             attributes = self._python = self._step.python_state()
             if attributes.parts != known.parts:
-                return [f"modules or hooks{known.within}"]
-            attributes.leave_out(self._changed)
+                return ["modules or hooks"]
             self._traced = [before.get(name) for name in attributes.names]
         now = attributes.values()
-        return [] if now is self._traced or now == self._traced else attributes.changed(self._traced)
+        if now is self._traced or now == self._traced:
+            return []
+        return [name for name in attributes.changed(self._traced) if name not in self._changed]
 
     def computed_otherwise(self) -> str:
         """Return in words what a call on the host computes otherwise than when this was compiled; empty for nothing.

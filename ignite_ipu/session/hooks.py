@@ -69,23 +69,6 @@ class SessionHooks:
         self.shows_gradients = False
         self.fired: Counter[IPUEvents] = Counter()
 
-    def show_gradients(self) -> None:
-        """Note that `parameter.grad` has gradients."""
-        self.shows_gradients = True
-
-    def refuse_second_guard(self) -> None:
-        """Refuse to guard calls that are guarded.
-
-        Raises:
-            ValueError: They are.
-        """
-        if self.guard is not None:
-            raise ValueError("This trainer's device calls are guarded already: attach one Recovery handler.")
-
-    def guard_calls(self, guard: CallGuard) -> None:
-        """Have calls and copies made by a guard until the training ends."""
-        self.guard = guard
-
     def end_guard(self) -> None:
         """Make calls without a guard again."""
         guard, self.guard = self.guard, None
@@ -95,28 +78,12 @@ class SessionHooks:
     def end(self) -> None:
         """Take off the callbacks around calls and programs."""
         self.end_guard()
-        self.around_programs(contextlib.nullcontext, _allow)
+        self.loading, self.check_evaluation = contextlib.nullcontext, _allow
         self.recorder = None
-
-    def around_programs(self, loading: Callable[[], ContextManager[Any]], check_evaluation: Callable[[], None]) -> None:
-        """Set `loading` and `check_evaluation`."""
-        self.loading, self.check_evaluation = loading, check_evaluation
-
-    def refuse_frozen_values(self, refuse: Callable[[str], None]) -> None:
-        """Set `refuse_frozen`."""
-        self.refuse_frozen = refuse
-
-    def record_on_weights(self, recorder: Callable[..., Any]) -> None:
-        """Set `recorder`."""
-        self.recorder = recorder
 
     def record(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return what a function of PyTorch's that is called with weights gives, `NotImplemented` for the host's."""
         return NotImplemented if self.recorder is None else self.recorder(func, args, kwargs)
-
-    def withhold(self, refuse: Optional[Callable[[], None]]) -> None:
-        """Set `withheld`."""
-        self.withheld = refuse
 
     def check_shown(self) -> None:
         """Refuse to show the newest weights and the optimizer's state where they are withheld."""

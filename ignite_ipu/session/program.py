@@ -16,7 +16,6 @@ from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.guards.retrace import Retrace
-from ignite_ipu.program.module_state import Trainable
 from ignite_ipu.program.options import check_ipus, misspelt_settings_named, output_mode
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import classes_of, put_classes, unwrap_tensors
@@ -371,7 +370,6 @@ class ModelProgram:
         self._weights.to_host()
         self.detach()
         self._random_state = self.read_random_state()
-        self.trained_names = Trainable(self.step).names()
         compiled.executor.setOptimizer(link.stand_in())
         self._weights.remove(compiled.executor)
         self._classes = classes_of(self.step)

@@ -138,7 +138,7 @@ class Programs:
                 "The weights and the optimizer's state that come to the host include an update whose optimizer.step() "
                 "has not been called: a value that was read after backward() has made it run."
             )
-            self.hooks.withhold(None)
+            self.hooks.withheld = None
         lost: List[Lost] = []
         try:
             self.weights.to_host()

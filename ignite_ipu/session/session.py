@@ -228,10 +228,6 @@ class IPUSession:
         engine.register_events(*IPUEvents)
         self.hooks.engines.add(engine)
 
-    def note_data(self, arithmetic: str) -> None:
-        """Note the arithmetic from sample to epoch of the trainer's data."""
-        self.data = arithmetic
-
     # -- running --------------------------------------------------------------------------------------------------
 
     @property

@@ -5,24 +5,65 @@ from __future__ import annotations
 import logging
 from typing import Callable, Dict, List, Optional, Tuple
 
-from ignite_ipu.errors import LossError
+import torch
+from torch import nn
+
+from ignite_ipu.errors import LossError, listed
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
 from ignite_ipu.optimizers.step_hooks import StepHooks
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.layout import BatchLayout
-from ignite_ipu.program.module_state import Trainable
 from ignite_ipu.program.options import check_ipus
 from ignite_ipu.program.step import BatchStep
+from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.placement import Placing
 from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["Trained"]
+__all__ = ["Trainable", "Trained"]
 
 _logger = logging.getLogger("ignite_ipu")
+
+
+class Trainable:
+    """Parameters of a module that were trained when its program was compiled, which has gradients of these alone.
+
+    Args:
+        module: The module that is compiled.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        # Without a look at those of a wrapped module, which would download; of several names the first counts.
+        held = named_tensors(module, "_parameters")
+        first = {id(tensor): name for name, tensor in reversed(held.items())}
+        self._parameters: Dict[str, torch.Tensor] = {first[id(tensor)]: tensor for tensor in held.values()}
+        self._compiled = self._now()
+
+    def names(self) -> List[str]:
+        """Return the names of the parameters that are trained now."""
+        return [name for name, trained in zip(self._parameters, self._now()) if trained]
+
+    def note(self) -> None:
+        """Remember the parameters that are trained now as the ones of the program."""
+        self._compiled = self._now()
+
+    def change(self) -> str:
+        """Return in words which parameters were frozen or unfrozen since then; empty for none."""
+        now = self._now()
+        if now == self._compiled:
+            return ""
+        flags = list(zip(self._parameters, self._compiled, now))
+        frozen = [name for name, before, after in flags if before > after]
+        unfrozen = [name for name, before, after in flags if before < after]
+        named = {"frozen": frozen, "unfrozen": unfrozen}
+        return " and ".join(f"{len(names)} {what} ({listed(names, 4)})" for what, names in named.items() if names)
+
+    def _now(self) -> List[bool]:
+        with torch._C.DisableTorchFunctionSubclass():
+            return list(map(requires_grad, self._parameters.values()))
 
 
 class Trained:
@@ -196,5 +237,6 @@ class Trained:
         if compiled is None:
             return False
         self.program.set_aside(compiled, self.link)
+        self.program.trained_names = Trainable(self.program.step).names()
         self.aside.append(self.program)
         return True

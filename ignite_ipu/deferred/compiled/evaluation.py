@@ -16,7 +16,7 @@ from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST
 from ignite_ipu.deferred.tensor.tensor import resolved
 from ignite_ipu.errors import CaptureError, RowsError
 from ignite_ipu.program.config import IPUConfig
-from ignite_ipu.program.forward.eager import eagerly
+from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.module_state import NEVER, REGISTRATIONS
@@ -123,7 +123,7 @@ class CapturedEvaluation:
                 line,
             )
         weights.to_host()
-        with eagerly(), without_generation_cache(model), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        with EAGER, without_generation_cache(model), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             output = model(*args, **kwargs)
         weights.host_changed()
         return output

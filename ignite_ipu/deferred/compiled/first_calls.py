@@ -18,7 +18,7 @@ from ignite_ipu.deferred.compiled.guards import HeldBuffers
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.graph.structure import mapped
 from ignite_ipu.errors import SessionError
-from ignite_ipu.program.forward.eager import eagerly
+from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.tensors.raw import named_tensors, plain
@@ -47,7 +47,7 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     args, kwargs = mapped((args, kwargs), torch.Tensor.clone)
     try:
-        with eagerly(), without_generation_cache(model), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        with EAGER, without_generation_cache(model), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             with WeightWriteGuard(model):
                 model(*args, **kwargs)
     except SessionError:

@@ -13,7 +13,7 @@ from ignite_ipu.deferred.graph.operations import name_of
 from ignite_ipu.deferred.graph.step_graph import StepGraph
 from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, unflatten
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.program.forward.eager import eagerly
+from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.user_code import Line
 
@@ -77,7 +77,7 @@ class CapturedStep(_ReadyStep):
         inputs = [leaf if shape else leaf.reshape(()) for leaf, (shape, _) in zip(leaves, shapes)]
         numbers: Dict[int, Any] = dict(enumerate(self.numbers))
         numbers.update(zip(sorted(self.inputs_for_numbers), inputs[len(self.graph.inputs) :]))
-        with eagerly(), self.guarded(training=True), self.in_half():
+        with EAGER, self.guarded(training=True), self.in_half():
             results = self._compute(inputs, numbers)
             total: Any = None
             for operation, result in self.graph.losses:
@@ -144,7 +144,7 @@ class CalledStep(_ReadyStep):
             CaptureError: There are none, or the call replaces buffers.
         """
         args, kwargs = self._arguments(leaves)
-        with eagerly(), self.guarded(), ForwardGuard(), self.in_half():
+        with EAGER, self.guarded(), ForwardGuard(), self.in_half():
             held, buffers = HeldBuffers(self.model), dict(self.model.named_buffers())
             output = self.model(*args, **kwargs)
             held.check(buffers, dict(self.model.named_buffers()))

@@ -13,7 +13,7 @@ from torch import nn
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.guards.values import Same
-from ignite_ipu.program.objects import contents, identity
+from ignite_ipu.program.objects import contents
 from ignite_ipu.program.tensors.trees import PLAIN, opened, opened_object
 
 __all__ = [
@@ -170,7 +170,16 @@ def _opaque(value: Any) -> Structure:
             )
         return value
 
-    return Structure((identity(value), found), build)
+    return Structure((_identity(value), found), build)
+
+
+def _identity(value: Any) -> Hashable:
+    """Return what is equal for an object and those that it says it is equal to."""
+    try:
+        hash(value)
+    except TypeError:
+        return Same(value)
+    return type(value), value
 
 
 def _held_by(value: Any, tensor: torch.Tensor) -> Hashable:

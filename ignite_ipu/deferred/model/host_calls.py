@@ -13,14 +13,14 @@ from ignite_ipu.deferred.graph.leaves import Shape
 from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen
 from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.program.forward.eager import eagerly
+from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.gradients import GradientHookGuard
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
+from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import GENERATORS
-from ignite_ipu.program.forward.recorder import Recorder
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.guards.python_state import PythonState
-from ignite_ipu.program.guards.retrace import Retrace
+from ignite_ipu.program.guards.retrace import Recorder, Retrace
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.recompilation import changes_in_every_call
 from ignite_ipu.session.weights.tracker import Weights
@@ -114,10 +114,10 @@ def called_on_host(
     except CaptureError:  # by an earlier call
         raise CaptureError(what + _CHANGES_ARGUMENT) from None
     drawn_from = [value for value in (*args, *kwargs.values()) if isinstance(value, (*GENERATORS, Iterator))]
-    with eagerly(), without_generation_cache(model), torch.no_grad():
-        called, state = Retrace(call, lambda: PythonState(model), drawn_from), PythonState(model)
-        changed = called.begin(state)
-    state.put_back_left()
+    with EAGER, without_generation_cache(model), torch.no_grad():
+        called, kept = Retrace(call, lambda: PythonState(model), drawn_from), ModuleAttributes(model)
+        changed = called.begin(PythonState(model))
+    kept.put_back(always=True)
     if changed:
         raise CaptureError(changes_in_every_call(what, changed))
     left: List[Any] = []

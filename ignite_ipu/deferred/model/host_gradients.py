@@ -12,7 +12,7 @@ from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import Operation, replayed
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import unflatten
-from ignite_ipu.program.forward.eager import eagerly
+from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.tensors.raw import named_tensors, plain, requires_grad
 
 __all__ = ["gradients_on_host"]
@@ -60,5 +60,5 @@ def _called(trained: Mapping[int, torch.Tensor], call: Operation, leaves: List[A
         name: trained[id(each)] if id(each) in trained else torch.Tensor.detach(each).clone()
         for name, each in named_tensors(model).items()
     }
-    with eagerly():
+    with EAGER:
         return torch.func.functional_call(model, tensors, args, kwargs, tie_weights=False)

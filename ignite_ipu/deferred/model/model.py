@@ -121,7 +121,7 @@ class CapturedModel:
         self.edits = WeightEdits(self.session.weights)
         self.buffer_writes = BufferWrites()
         self._look_after(self.session)
-        self.session.hooks.record_on_weights(record_on_weights)
+        self.session.hooks.recorder = record_on_weights
         self.session.weights.watch_parameters()
         self._tensors = named_tensors(model)
         own(self, {name: each for name, each in self._tensors.items() if self._joins or parameter_of(each) is None})
@@ -277,8 +277,9 @@ class CapturedModel:
 
     def _look_after(self, session: IPUSession) -> None:
         """Let a session, which may be that of an engine over a part, go by what is captured."""
-        session.hooks.around_programs(self._without_gradients, self._check_evaluation)
-        session.hooks.refuse_frozen_values(_refuse)
+        hooks = session.hooks
+        hooks.loading, hooks.check_evaluation = self._without_gradients, self._check_evaluation
+        hooks.refuse_frozen = _refuse
 
     def _check_evaluation(self) -> None:
         self.buffer_writes.check_evaluation(self)

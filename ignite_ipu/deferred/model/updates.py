@@ -198,7 +198,7 @@ class Updates:
                     "the optimizer's hyper-parameters were changed in between. Read the value after optimizer.step()."
                 )
             self.training.finish_update()
-            self._model.session.hooks.withhold(None)
+            self._model.session.hooks.withheld = None
             self.uncleared, self.early = self.early.line, None
             return
         if self.pending:
@@ -295,7 +295,7 @@ class Updates:
             loss.value.early = whole
         updates._run()
         updates.early = EarlyUpdate(current_line(), bool(losses), uncleared)
-        whole.session.hooks.withhold(updates.early)
+        whole.session.hooks.withheld = updates.early
 
     def computes_on_host(self, line: Line) -> bool:
         """Copy the newest weights to the host, if it has not got them, to compute a value there that is read at a line.

@@ -93,7 +93,7 @@ class GuardedTraining:
 
     def attach(self) -> None:
         """Guard the session's calls from now on."""
-        self._session.hooks.guard_calls(self)
+        self._session.hooks.guard = self
         self._trainer.state.recovery = self._status  # type: ignore[attr-defined]
         self._trainer.add_event_handler(Events.STARTED, self._begin)
         self._trainer.add_event_handler(Events.COMPLETED, self._drop_image)

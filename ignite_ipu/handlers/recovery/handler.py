@@ -95,7 +95,8 @@ class Recovery:
         session = session_of(trainer)
         if session is None or session.trained is None:
             raise ValueError("Recovery guards training: attach it to an engine that create_ipu_trainer returned.")
-        session.hooks.refuse_second_guard()
+        if session.hooks.guard is not None:
+            raise ValueError("This trainer's device calls are guarded already: attach one Recovery handler.")
         own = {"trainer": trainer, "model": session.model, "optimizer": session.trained.link.conversion.source}
         for name, value in self._to_save.items():
             if own.get(name, value) is not value:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from typing import Any, Iterator
+from typing import Any
 
 import torch
 
-from ignite_ipu.program.module_state import REGISTRATIONS
-
-__all__ = ["EAGER", "eagerly"]
+__all__ = ["EAGER"]
 
 
 class _Eager(threading.local):
@@ -31,13 +28,3 @@ class _Eager(threading.local):
 
 
 EAGER = _Eager()
-
-
-@contextlib.contextmanager
-def eagerly() -> Iterator[None]:
-    """Let captured models run as ordinary modules in the `with` block.
-
-    What they register themselves while they are traced, such as a cache, is part of the trace and does not count.
-    """
-    with EAGER, REGISTRATIONS.uncounted():
-        yield

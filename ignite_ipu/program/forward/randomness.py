@@ -13,10 +13,13 @@ from typing import Any, Hashable, Iterator, List, Sequence, Tuple
 import numpy as np
 import torch
 
-__all__ = ["GENERATORS", "SEED", "draws_put_back", "generator_states", "moved", "name_of_iterator", "state_of"]
+__all__ = ["GENERATORS", "GLOBAL", "SEED", "draws_put_back", "generator_states", "moved", "name_of", "state_of"]
 
 GENERATORS = (random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator)
 """The classes of random generators, but for torch's."""
+
+GLOBAL: Tuple[Any, Any] = random.random.__self__, np.random.rand.__self__  # type: ignore[attr-defined]
+"""The generators that the functions of the modules `random` and `numpy.random` draw from."""
 
 SEED = 0x1691_7E19_0
 """A seed for torch that nobody else chooses, by which to tell whether a call has seeded it."""
@@ -36,15 +39,15 @@ def draws_put_back() -> Iterator[None]:
 
 def generator_states() -> Tuple[Hashable, Hashable]:
     """Return the states of Python's and numpy's global generators, comparable."""
-    return state_of(random), state_of(np.random)
+    return state_of(GLOBAL[0]), state_of(GLOBAL[1])
 
 
 def state_of(value: Any) -> Hashable:
-    """Return the state of a generator, of that of a module, or how far an iterator has come, if it shows that."""
+    """Return the state of a generator, or how far an iterator has come, if it shows that."""
     if isinstance(value, random.SystemRandom):
         return None  # that of the operating system has none
-    if _is_generator(value):
-        source = value.bit_generator if isinstance(value, np.random.Generator) else value
+    if isinstance(value, GENERATORS):
+        source: Any = value.bit_generator if isinstance(value, np.random.Generator) else value
         states = [getattr(source, name)() for name in ("getstate", "get_state") if hasattr(source, name)]
         return pickle.dumps(states or source.state)
     if isinstance(value, GeneratorType):
@@ -55,23 +58,13 @@ def state_of(value: Any) -> Hashable:
 
 def moved(values: Sequence[Any], before: Sequence[Hashable]) -> List[str]:
     """Return what messages call those generators and iterators whose states are others than before."""
-    return [
-        f"the state of {_name(value)}: draw with torch.rand" if _is_generator(value) else name_of_iterator(value)
-        for value, state in zip(values, before)
-        if state_of(value) != state
-    ]
+    return [name_of(value) for value, state in zip(values, before) if state_of(value) != state]
 
 
-def name_of_iterator(value: Any) -> str:
-    """Return what messages call the place of an iterator."""
-    return f"the place of an iterator, {_name(value)[2:]}"
-
-
-def _is_generator(value: Any) -> bool:
-    return value is random or value is np.random or isinstance(value, GENERATORS)
-
-
-def _name(value: Any) -> str:
-    if value is random or value is np.random:
-        return str(value.__name__)
-    return f"a {type(value).__module__.partition('._')[0]}.{type(value).__qualname__}"
+def name_of(value: Any) -> str:
+    """Return what messages call the state of a generator, or the place of an iterator."""
+    kind = f"{type(value).__module__.partition('._')[0]}.{type(value).__qualname__}"
+    if not isinstance(value, GENERATORS):
+        return f"the place of an iterator, {kind}"
+    own = "random" if value is GLOBAL[0] else "numpy.random" if value is GLOBAL[1] else f"a {kind}"
+    return f"the state of {own}: draw with torch.rand"

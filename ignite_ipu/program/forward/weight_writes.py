@@ -30,6 +30,10 @@ class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 weight.untyped_storage()._cdata: name for name, weight in weights if not is_lazy(weight)
             }
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # no torch.compile is running: PyTorch would look for one at every operator
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:

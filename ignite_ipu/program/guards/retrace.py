@@ -5,25 +5,90 @@ Whatever a forward reads from Python, by whichever way, shows in the operators t
 
 from __future__ import annotations
 
-import random
 import warnings
+import zlib
 from hashlib import sha256
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Dict, Hashable, Iterable, List, Optional, Sequence, Tuple
 
-import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ignite_ipu.errors import BatchError, CaptureError
-from ignite_ipu.program.forward.randomness import SEED, draws_put_back, moved, name_of_iterator, state_of
-from ignite_ipu.program.forward.recorder import DRAWN, Operation, Recorder
+from ignite_ipu.program.forward.randomness import GLOBAL, SEED, draws_put_back, moved, name_of, state_of
 from ignite_ipu.program.guards.python_state import PythonState
+from ignite_ipu.program.tensors.raw import dtype_of, plain, shape_of
+from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["MOST_CALLS", "Retrace"]
+__all__ = ["MOST_CALLS", "Recorder", "Retrace"]
 
 MOST_CALLS = 256
 """Calls of a program after which its module is traced again."""
 
 _MOST_TRACES = 3
+# An operator, its arguments, and those with names.
+_Operation = Tuple[Any, Hashable, Hashable]
+# In the place of a generator that an operator draws from, before its state.
+_DRAWN = "a torch.Generator"
+_GENERATORS = (torch.Generator, torch._C.Generator)
+_PLACE = "_ignite_ipu_place"
+_MOST_SHOWN = 8
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the operators that are called in its `with` block.
+
+    Args:
+        watched: The number of an operator whose line is wanted.
+
+    Attributes:
+        operations: The operators, each with its arguments.
+        line: Where the user's code has the one that is watched.
+    """
+
+    def __init__(self, watched: int = -1) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations: List[_Operation] = []
+        self.line: Optional[Line] = None
+        self._watched = watched
+        # Tensors tell by it where they come from in this trace; those of an earlier one are constants.
+        self._token = object()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # no torch.compile is running: PyTorch would look for one at every operator
+
+    def mark(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Let tensors be inputs or weights, of which the values do not count."""
+        for number, tensor in enumerate(tensors):
+            setattr(tensor, _PLACE, (self._token, (-1, number)))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        number = len(self.operations)
+        if number == self._watched:
+            self.line = current_line()
+        self.operations.append((func, self._of(args), self._of(kwargs or {})))
+        output = func(*args, **(kwargs or {}))
+        for place, tensor in enumerate(output if isinstance(output, (list, tuple)) else [output]):
+            if isinstance(tensor, torch.Tensor):
+                setattr(tensor, _PLACE, (self._token, (number, place)))
+        return output
+
+    def _of(self, value: Any) -> Hashable:
+        """Return an argument, comparable."""
+        if isinstance(value, torch.Tensor):
+            token, place = getattr(value, _PLACE, (None, None))
+            return place if token is self._token else _constant(value)
+        if isinstance(value, (list, tuple)):
+            return tuple(map(self._of, value))
+        if isinstance(value, dict):
+            return tuple([(key, self._of(item)) for key, item in value.items()])
+        if type(value) in _GENERATORS:  # isinstance() takes PyTorch longer than all the rest
+            # One that the call has seeded is in the same state in another call; torch's own never counts as seeded.
+            return _DRAWN, object() if value.initial_seed() == SEED else value.get_state().numpy().tobytes()
+        # A float that is no number is equal to itself here.
+        return repr(value) if isinstance(value, float) else value
 
 
 class Retrace:
@@ -48,7 +113,7 @@ class Retrace:
         self.is_due = False
         self._call, self._state_of, self._drawn_from = call, state_of, drawn_from
         # None where nobody can tell.
-        self._operations: Optional[List[Operation]] = None
+        self._operations: Optional[List[_Operation]] = None
 
     def note_call(self) -> None:
         """Count a call of the program."""
@@ -67,12 +132,12 @@ class Retrace:
             state: The values that its code names, found at this moment.
             once: True if it is known that there is nothing of that kind.
         """
-        before: List[Operation] = []
+        before: List[_Operation] = []
         with draws_put_back():
             # What the first call sets up, such as a cache, stays as it is in the second.
             for number in range(_MOST_TRACES):
                 state = state if state.complete else self._state_of()
-                drawn_from = [random, np.random, *state.iterators, *self._drawn_from]
+                drawn_from = [*GLOBAL, *state.iterators, *self._drawn_from]
                 values, places = state.values(), list(map(state_of, drawn_from))
                 if number:
                     torch.manual_seed(SEED)
@@ -87,21 +152,16 @@ class Retrace:
                 if number and changed:
                     return changed
                 before, last = now, before
-            return self._unnamed(last, now, drawn_from[2:])
-
-    def _unnamed(self, before: List[Operation], now: List[Operation], drawn_from: Sequence[Any]) -> List[str]:
-        """Return what every call changes, as far as the operators tell."""
-        if any(DRAWN in str(new) for old, new in zip(before, now) if old != new):
-            return ["the state of a torch.Generator: draw without generator="]
-        what = "what it computes from the time or from random bytes, or from what no code names: "
-        return list(map(name_of_iterator, drawn_from)) or [what + self._difference(before, now)]
+            if any(_DRAWN in str(new) for old, new in zip(last, now) if old != new):
+                return ["the state of a torch.Generator: draw without generator="]
+            what = "what it computes from the time or from random bytes, or from what no code names: "
+            return list(map(name_of, drawn_from[2:])) or [what + self._difference(last, now)]
 
     def fingerprint(self) -> Optional[str]:
         """Return what stands for the operators in every process, None where they may be others in each."""
         text = repr(self._operations)
-        return (
-            None if self._operations is None or DRAWN in text or " at 0x" in text else sha256(text.encode()).hexdigest()
-        )
+        told = self._operations is not None and _DRAWN not in text and " at 0x" not in text
+        return sha256(text.encode()).hexdigest() if told else None
 
     def again(self) -> str:
         """Return in words what is computed otherwise now; empty where nothing is."""
@@ -128,7 +188,7 @@ class Retrace:
             self.result = self._call(recorder)
         return recorder
 
-    def _difference(self, before: List[Operation], now: List[Operation]) -> str:
+    def _difference(self, before: List[_Operation], now: List[_Operation]) -> str:
         """Return where two calls differ, and what they have there."""
         pairs = enumerate(zip(before, now))
         number = next((number for number, (old, new) in pairs if old != new), min(len(before), len(now)))
@@ -137,3 +197,15 @@ class Retrace:
         if old is not new:
             return f"{new} at {line}, where it was {old}"
         return f"{new} at {line} has {given}, and had {was}"
+
+
+def _constant(tensor: torch.Tensor) -> Hashable:
+    """Return what stands for a tensor that comes from outside; of weights other guards compare the values."""
+    with torch._C.DisableTorchFunctionSubclass():
+        shape, dtype = tuple(shape_of(tensor)), dtype_of(tensor)
+    if issubclass(type(tensor), torch.nn.Parameter):
+        return shape, dtype
+    values = plain(tensor).contiguous()
+    if values.numel() <= _MOST_SHOWN:
+        return shape, dtype, repr(values.tolist())
+    return shape, dtype, zlib.crc32(values.reshape(-1).view(torch.uint8).numpy().tobytes())

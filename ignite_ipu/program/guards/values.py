@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import collections
 import ctypes
 import datetime
 import decimal
@@ -12,17 +11,18 @@ import fractions
 import marshal
 import pathlib
 import re
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType
-from typing import Any, Collection, Hashable, ItemsView
+from typing import Any, Collection, Container, Hashable
 
 import numpy as np
 import torch
 
 from ignite_ipu.program.forward.randomness import state_of
 
-__all__ = ["FIXED", "FUNCTIONS", "MAPPINGS", "READ", "SEQUENCES", "SETS", "Reader", "Same", "items_of"]
+__all__ = ["BOOKKEEPERS", "CONTAINERS", "FIXED", "FUNCTIONS", "READ", "Reader", "Same", "elements_of", "is_followed"]
 
 FIXED = (
     *(int, float, complex, str, bytes, enum.Enum, type(None), np.generic, range),
@@ -34,23 +34,31 @@ FIXED = (
 FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial)
 """Types of what has code that a call runs, or leads to it."""
 
-MAPPINGS = (dict, MappingProxyType)
-_PLAIN = (*MAPPINGS, collections.OrderedDict)
-SEQUENCES = (list, tuple, collections.deque)
-SETS = (set, frozenset)
+_SETS = (set, frozenset)
+CONTAINERS = (dict, MappingProxyType, list, tuple, deque, *_SETS)
+"""Types of values that hold others."""
+
 # Of which the bytes are compared; those of ctypes are what processes share.
 _MEMORY = (array.array, bytearray, memoryview, ctypes.Structure.__mro__[1])
-_LONGEST = 64
 
-READ = (*FIXED, torch.Tensor, np.ndarray, *MAPPINGS, *SEQUENCES, *SETS, *_MEMORY, Iterator)
+READ = (*FIXED, torch.Tensor, np.ndarray, *CONTAINERS, *_MEMORY, Iterator)
 """Types of values that are compared by what is in them."""
 
+BOOKKEEPERS = frozenset(["builtins", "logging", "threading", "_thread", "io", "_io", "random", "weakref", "_weakref"])
+"""Packages whose objects keep books of their own, which no forward computes from."""
 
-def items_of(mapping: Any) -> ItemsView[Any, Any]:
-    """Return what one of `MAPPINGS` holds, whatever else the methods of its class do: import what it names, say."""
-    if type(mapping) in _PLAIN:
-        return mapping.items()  # type: ignore[no-any-return]
-    return (collections.OrderedDict if isinstance(mapping, collections.OrderedDict) else dict).items(mapping)
+
+def is_followed(defined: Any, passive: Container[str]) -> bool:
+    """Tell whether what a class or function says counts, by who has defined it."""
+    module = str(getattr(defined, "__module__", None))
+    return module.split(".")[0] not in passive or module.startswith("torch.optim.")
+
+
+def elements_of(container: Any) -> Collection[Any]:
+    """Return what one of `CONTAINERS` holds, whatever else the methods of its class do: import what it names, say."""
+    if type(container) is MappingProxyType:
+        return container.items()
+    return dict.items(container) if isinstance(container, dict) else container
 
 
 class Same:
@@ -71,18 +79,20 @@ class Reader:
 
     def read(self, value: Any) -> Hashable:
         """Return a value in a comparable form."""
-        kind = type(value)
+        kind: Any = type(value)
         if isinstance(value, FIXED):
             return kind, value
         if isinstance(value, torch.Tensor):
             return self.of_tensor(value)
-        if isinstance(value, MAPPINGS):
-            items = items_of(value)
-            return self._long(value, items) or (kind, *[(self.read(key), self.read(item)) for key, item in items])
-        if isinstance(value, SEQUENCES):
-            return self._long(value, value) or (kind, *map(self.read, value))
-        if isinstance(value, SETS):
+        if isinstance(value, _SETS):
             return kind, frozenset((type(each), each) for each in value)
+        if isinstance(value, CONTAINERS):
+            try:
+                # Computed by C, where there are no objects in it. Later formats write down which are the same, too.
+                plain: Any = list(value) if isinstance(value, deque) else value
+                return kind, hash(marshal.dumps(plain, 2))
+            except ValueError:
+                return (kind, *map(self.read, elements_of(value)))
         if isinstance(value, np.ndarray):
             return value.shape, value.dtype.str, hash(value.tobytes())
         if isinstance(value, _MEMORY):
@@ -95,18 +105,7 @@ class Reader:
             return Same(tensor), 0 if torch.Tensor.is_inference(tensor) else tensor._version
 
     def of_object(self, value: Any) -> Hashable:
-        """Return which object it is, and how far an iterator has come."""
+        """Return which object it is, and how far an iterator has come; methods are equal that are made of the same."""
         if isinstance(value, FUNCTIONS):
-            return value  # methods are equal that are made of the same
+            return value
         return state_of(value) if isinstance(value, Iterator) else Same(value)
-
-    def _long(self, value: Any, elements: Collection[Any]) -> Hashable:
-        """Return something for the contents of a long collection, computed by C; None where there are objects in it."""
-        if len(elements) <= _LONGEST:
-            return None
-        try:
-            # Later formats write down which objects are the same, too.
-            contents = marshal.dumps(list(value) if isinstance(value, collections.deque) else value, 2)
-        except ValueError:
-            return None
-        return type(value), len(elements), hash(contents)

@@ -17,7 +17,7 @@ import torch
 import torch.optim.swa_utils
 from torch import nn
 
-from ignite_ipu.program.forward.eager import eagerly
+from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.running.patches import Substitutes
 
 __all__ = ["is_exported", "substitute_averages", "substitute_exports"]
@@ -35,7 +35,7 @@ def substitute_exports(substitutes: Substitutes) -> None:
             substitutes.journal.note(line, f"torch.{path}()", "is made of a copy of the model on the host")
             model = copy.deepcopy(model)
             args, kwargs = ((model, *args[1:]), kwargs) if args else (args, {**kwargs, first: model})
-        with eagerly():
+        with EAGER:
             return original(*args, **kwargs)
 
     for path in _EXPORTS:
@@ -58,7 +58,7 @@ def substitute_averages(substitutes: Substitutes) -> None:
     def on_the_host(line: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         substitutes.journal.note(line, "update_bn()", "forward passes on the host")
         model = signature.bind(*args, **kwargs).arguments["model"]
-        with eagerly(), _kept_buffers(model):
+        with EAGER, _kept_buffers(model):
             return original(*args, **kwargs)
 
     substitutes.set_everywhere("torch", update_bn, substitutes.of_own_calls(update_bn, on_the_host))

@@ -127,7 +127,7 @@ def _factory(
         engine.add_event_handler(Events.STARTED, note_data)
         if succession is not None:
             succession.add(engine, line)
-        engine.ipu.hooks.refuse_frozen_values(refuse_frozen)
+        engine.ipu.hooks.refuse_frozen = refuse_frozen
         trained.add(engine.ipu)
         return engine
 

@@ -27,7 +27,7 @@ from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.prepare import host_step_reason
 from ignite_ipu.deferred.settings import CaptureObserver, refuse_for_capture
 from ignite_ipu.program.config import IPUConfig
-from ignite_ipu.program.forward.eager import EAGER, eagerly
+from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
@@ -157,7 +157,7 @@ class _Loops(CaptureObserver):
                 return original(module, *args, **kwargs)
             if type(module).__module__.startswith(_OURS):
                 # What PopTorch compiles: the models in it are traced as they are.
-                with eagerly():
+                with EAGER:
                     return original(module, *args, **kwargs)
             if within(module) is not module or next(module.parameters(), None) is None:
                 return original(module, *args, **kwargs)

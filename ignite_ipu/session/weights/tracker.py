@@ -59,7 +59,7 @@ class Weights:
     def __init__(self, model: nn.Module, hooks: Optional[SessionHooks] = None) -> None:
         self._hooks = hooks or SessionHooks()
         self._named = named_tensors(model)
-        REGISTRATIONS.follow(self, model.modules())
+        REGISTRATIONS.follow()
         # What is found here is only ever added to: `put_back` goes by the order of an earlier `read`.
         self._names: List[str] = list(self._named)
         self._tensors: List[torch.Tensor] = list(self._named.values())
@@ -149,7 +149,6 @@ class Weights:
         named = _beside_the_model(step)
         if named:
             self._beside[step] = named
-            REGISTRATIONS.follow(self, [module for whole in self._beside for module in whole.modules()])
         known = {id(tensor) for tensor in self._tensors}
         new = {name: tensor for name, tensor in named.items() if id(tensor) not in known}
         self._names += new
@@ -282,11 +281,7 @@ class Weights:
         return changed
 
     def replaced(self, model: nn.Module) -> List[str]:
-        """Return the names of parameters and buffers that are not the ones that the model had at first.
-
-        From then on `REGISTRATIONS` counts those that the model's modules of now are given.
-        """
-        REGISTRATIONS.follow(self, [module for whole in (model, *self._beside) for module in whole.modules()])
+        """Return the names of parameters and buffers that are not the ones that the model had at first."""
         return _differing(self._named, named_tensors(model))
 
     def replaced_beside(self) -> List[str]:

@@ -16,6 +16,7 @@ from torch import nn
 
 from ignite_ipu import IPUAccelerator, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.deferred import CaptureError
+from ignite_ipu.program.forward import randomness
 from ignite_ipu.program.forward.randomness import draws_put_back, generator_states, moved, state_of
 from tests.accelerate_state import forget
 from tests.supervised import network, task
@@ -173,7 +174,13 @@ def said_by_engine(caplog, model, training):
 
 def test_draws_are_found_and_undone():
     """The generators of modules go on as if nothing had been drawn."""
-    rngs = [random, np.random, random.Random(0), np.random.default_rng(0), np.random.RandomState(0), np.random.PCG64(0)]
+    rngs = [
+        *randomness.GLOBAL,
+        random.Random(0),
+        np.random.default_rng(0),
+        np.random.RandomState(0),
+        np.random.PCG64(0),
+    ]
     before = list(map(state_of, rngs))
 
     def draw():
