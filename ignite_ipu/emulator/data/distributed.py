@@ -9,18 +9,11 @@ from torch.utils.data import Dataset, Sampler
 
 
 class ProcessShare(Dataset):  # type: ignore[type-arg]
-    """The consecutive range of a data set that one of several processes reads.
+    """The consecutive range of a data set that process `process_id` of `num_processes` reads.
 
     With `drop_last` every process gets the same number of elements, a multiple of `combined_batch_size`; else all
-    elements are given out, as evenly as possible. Other attributes are those of the data set itself.
-
-    Args:
-        dataset: All elements, the same in every process.
-        combined_batch_size: Rows of one batch of one process.
-        drop_last: Whether elements that fill no batch in every process are left over.
-        process_id: Which share this is, from 0.
-        num_processes: How many shares there are.
-        shuffled: Whether indices come from a `ShuffledShare` and may lie beyond the range.
+    elements are given out, as evenly as possible. If `shuffled`, indices come from a `ShuffledShare` and may lie beyond
+    the range. Other attributes are those of the data set itself.
     """
 
     def __init__(
@@ -80,11 +73,7 @@ class ShuffledShare(Sampler):  # type: ignore[type-arg]
     """Draws a permutation of the whole data set for each epoch, the same in every process, and yields one range of it.
 
     The permutations come from one generator, so that epochs differ. In every other epoch, from the first, the range is
-    moved on by the number of elements left over, so that those get their turn.
-
-    Args:
-        share: The elements to sample; they are yielded relative to its start.
-        seed: The same in every process.
+    moved on by the number of elements left over, so that those get their turn. Indices count from the share's start.
     """
 
     def __init__(self, share: ProcessShare, seed: int) -> None:

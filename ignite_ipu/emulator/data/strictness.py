@@ -29,10 +29,9 @@ def poisons_stale_batches() -> bool:
 
 
 def set_poisoning(enabled: Optional[bool]) -> Optional[bool]:
-    """Switch poisoning on or off for new accessors; `None` leaves it to `IGNITE_IPU_POISON_STALE_BATCHES` again.
+    """Switch poisoning on or off for new accessors, and return what was set before, to be set again afterwards.
 
-    Returns:
-        What was set before, to be set again afterwards.
+    `None` leaves it to `IGNITE_IPU_POISON_STALE_BATCHES` again.
     """
     global _poison
     before, _poison = _poison, enabled
@@ -53,13 +52,9 @@ def worker_timeout() -> Optional[float]:
 
 
 def set_worker_timeout(seconds: Optional[float]) -> Optional[float]:
-    """Set after how many seconds without an item a worker counts as hanging.
+    """Set after how many seconds without an item a worker counts as hanging, and return what was set before.
 
-    Args:
-        seconds: 0 waits for ever; `None` leaves it to `IGNITE_IPU_DATA_TIMEOUT` again.
-
-    Returns:
-        What was set before, to be set again afterwards.
+    0 waits for ever; `None` leaves it to `IGNITE_IPU_DATA_TIMEOUT` again.
     """
     global _timeout
     before, _timeout = _timeout, None if seconds is None else _checked(seconds)

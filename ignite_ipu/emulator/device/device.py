@@ -106,17 +106,11 @@ class Device:
 
 
 def acquire(ipus: int, owner: object, description: str, ipu_id: Optional[int] = None) -> Device:
-    """Take `ipus` free IPUs for `owner`; they are given back when it is collected, at the latest.
+    """Take `ipus` free IPUs (a power of two) for `owner`; they are given back when it is collected, at the latest.
 
     Args:
-        ipus: How many, a power of two.
-        owner: The executor.
-        description: What error messages call it.
+        description: What error messages call the owner.
         ipu_id: The device that must provide them, numbered as in `machine.device_ids`; None for any.
-
-    Raises:
-        Error: The machine has no such device, or it is in use and POPTORCH_WAIT_FOR_IPU is not set, or nobody gave it
-            back within IGNITE_IPU_WAIT_SECONDS.
     """
     groups = _groups(ipus, description, ipu_id)
     where = machine.machine()

@@ -30,11 +30,7 @@ MOST_IPUS = 64
 class Holder(NamedTuple):
     """Process that has an IPU.
 
-    Attributes:
-        pid: Its process.
-        started: When that process started, in the kernel's own count; tells it from a later one with the same id.
-        description: What messages call it.
-        token: Distinguishes the holdings of one process.
+    Its start, as the kernel counts it, tells it from a later one with the same id, and a token each of its holdings.
     """
 
     pid: int
@@ -118,11 +114,7 @@ class EmulatedMachine:
 
 
 class SharedMachine(EmulatedMachine):
-    """The IPUs that all processes with one runtime directory share.
-
-    Args:
-        directory: Where the table is kept; made if it does not exist.
-    """
+    """The IPUs that all processes with one runtime directory share, which is made if it does not exist."""
 
     def __init__(self, directory: str) -> None:
         super().__init__()

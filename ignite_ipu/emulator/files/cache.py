@@ -9,11 +9,12 @@ constants' values, the options, the optimizer's compiled-in values, and the vers
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional
 
 import torch
 from torch import fx
@@ -55,14 +56,9 @@ _NO_PART_OF_THE_KEY = frozenset(
 
 
 class Entry(NamedTuple):
-    """A file of the cache.
+    """A file of the cache, when it was last used in seconds since the epoch, what it says of itself, and its problem.
 
-    Attributes:
-        path: Where it is.
-        size: Its bytes.
-        used: When it was last read or written, in seconds since the epoch.
-        about: What it says of itself; empty when it is damaged.
-        problem: What is wrong with it; None when nothing is.
+    There is a problem with damaged entries, which say nothing of themselves.
     """
 
     path: str
@@ -80,61 +76,55 @@ def directory_of(options: Options) -> Optional[str]:
     return str(back_end._value("cachePath", "."))
 
 
+@dataclasses.dataclass
 class Lookup:
     """One compile's use of the cache: `fold` finds its entry, `store` writes one if there was none.
 
-    Args:
-        directory: The cache; made if it does not exist.
-        context: What the executable depends on besides its graph.
-        about: What listings say of the entry.
-        meter: Counts hits and misses.
+    The entry depends on the compile's graph and `context`; listings say `about` of it. It has no key if the executable
+    depends on something without a fingerprint.
     """
 
-    def __init__(self, directory: str, context: Sequence[str], about: Dict[str, Any], meter: Meter) -> None:
-        self._directory = directory
-        self._context = list(context)
-        self._about = about
-        self._meter = meter
-        self._key: Optional[str] = None
-        self._missed = False
+    directory: str
+    context: List[str]
+    about: Dict[str, Any]
+    meter: Meter
+    key: Optional[str] = None
+    missed: bool = False
 
     def fold(self, capture: Capture) -> Dict[fx.Node, torch.Tensor]:
         """Return the values of nodes that depend on constants alone: from the cache, or computed."""
         found = self._find(capture)
-        if found is not None:
-            self._meter.add(cache_hits=1)
-            return found
-        self._meter.add(cache_misses=1)
-        self._missed = True
-        return fold_constants(capture)
+        self.missed = found is None
+        self.meter.add(**{"cache_misses" if found is None else "cache_hits": 1})
+        return fold_constants(capture) if found is None else found
 
     def store(self, graph: Graph) -> None:
         """Write the entry that was missing."""
-        if not self._missed or self._key is None:
+        if not self.missed or self.key is None:
             return
         entry = {
-            **self._about,
-            "key": self._key,
+            **self.about,
+            "key": self.key,
             "operators": sum(node.op == "call_function" for node in graph.nodes.nodes),
             "values": dict(graph.folded),
         }
         try:
-            os.makedirs(self._directory, exist_ok=True)
-            container.write(self._path(self._key), MAGIC, entry)
+            os.makedirs(self.directory, exist_ok=True)
+            container.write(self._path(self.key), MAGIC, entry)
         except OSError as error:
-            logger.warning("The executable could not be cached in %s: %s.", self._directory, error)
+            logger.warning("The executable could not be cached in %s: %s.", self.directory, error)
 
     def _find(self, capture: Capture) -> Optional[Dict[fx.Node, torch.Tensor]]:
         try:
             values = [tensor_digest(value) for value in capture.constant_values.values()]
-            text = json.dumps([graph_text(capture.graph), values, *self._context, __version__, torch.__version__])
+            text = json.dumps([graph_text(capture.graph), values, *self.context, __version__, torch.__version__])
         except NoFingerprint as reason:
             logger.info("The executable is not cached: it depends on %s.", reason)
             return None
-        self._key = hashlib.sha256(text.encode()).hexdigest()
-        path = self._path(self._key)
+        self.key = hashlib.sha256(text.encode()).hexdigest()
+        path = self._path(self.key)
         try:
-            values = _read(path, self._key)["values"]
+            values = _read(path, self.key)["values"]
             nodes = {node.name: node for node in capture.graph.nodes}
             found = {nodes[name]: value for name, value in values.items() if _fits(nodes.get(name), value)}
             if len(found) != len(values):
@@ -149,15 +139,13 @@ class Lookup:
         return found
 
     def _path(self, key: str) -> str:
-        return os.path.join(self._directory, key[:_KEY_LENGTH] + SUFFIX)
+        return os.path.join(self.directory, key[:_KEY_LENGTH] + SUFFIX)
 
 
 def lookup(options: Options, training: bool, compiled_in: object, name: str, meter: Meter) -> Optional[Lookup]:
     """Return a compile's access to the cache that the options name; None when caching is off.
 
-    Args:
-        compiled_in: What the optimizer contributes to the program; its `repr` tells it all.
-        name: The model's name in listings.
+    The `repr` of `compiled_in` tells all that the optimizer contributes; `name` is the model's in listings.
     """
     directory = directory_of(options)
     if directory is None:
@@ -168,11 +156,7 @@ def lookup(options: Options, training: bool, compiled_in: object, name: str, met
 
 
 def entries(directory: str) -> List[Entry]:
-    """Return the cache's entries, the least recently used first, with what interrupted writes have left.
-
-    Raises:
-        OSError: There is no such directory.
-    """
+    """Return the cache's entries, the least recently used first, with what interrupted writes have left."""
     found = []
     for name in os.listdir(directory):
         path = os.path.join(directory, name)
@@ -196,12 +180,7 @@ def entries(directory: str) -> List[Entry]:
 
 
 def _read(path: str, key: str) -> Dict[str, Any]:
-    """Return the content of the entry that a key begins like.
-
-    Raises:
-        DamagedFile: It is another's, or damaged.
-        OSError: It cannot be read.
-    """
+    """Return the content of the entry that a key begins like, or raise what `container.read` does."""
     entry = container.read(path, MAGIC)
     if not isinstance(entry, dict) or not isinstance(entry.get("values"), dict):
         raise DamagedFile("it holds no executable")

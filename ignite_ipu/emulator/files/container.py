@@ -56,11 +56,7 @@ def write(path: str, magic: bytes, value: Any) -> None:
     Args:
         magic: What the file starts with; tells its kind and version.
         value: None, numbers, strings, bytes, dtypes, PopTorch's enumerations, tensors, and lists, tuples, sets and
-            dictionaries of these. Tensors on PyTorch's meta device are kept as shapes.
-
-    Raises:
-        NotPlain: There is another kind of value in it.
-        OSError: The file cannot be written.
+            dictionaries of these; `NotPlain` is raised for others. Meta tensors are kept as shapes.
     """
     data = bytearray()
     text = json.dumps(encode(value, data)).encode()
@@ -80,12 +76,7 @@ def write(path: str, magic: bytes, value: Any) -> None:
 
 
 def read(path: str, magic: bytes) -> Any:
-    """Return the value in a file, every byte of which is checked.
-
-    Raises:
-        DamagedFile: It is of another kind, cut short, changed, has something behind its end, or was made up.
-        OSError: It cannot be read.
-    """
+    """Return the value in a file, every byte of which is checked; `DamagedFile` says what is wrong with it."""
     with open(path, "rb") as file:
         if file.read(len(magic)) != magic:
             raise DamagedFile("it does not start as such files do")
@@ -100,11 +91,7 @@ def read(path: str, magic: bytes) -> Any:
 
 
 def encode(value: Any, data: bytearray) -> Any:
-    """Return a value as something that JSON can hold, and add to `data` what it cannot.
-
-    Raises:
-        NotPlain: There is another kind of value in it than `write` takes.
-    """
+    """Return a value that `write` takes as something that JSON can hold, and add to `data` what it cannot."""
     kind = type(value)
     if value is None or kind in (bool, str, int, float):
         return value

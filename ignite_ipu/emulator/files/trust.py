@@ -39,7 +39,13 @@ def sign(data: bytes) -> str:
     path = _key_path()
     try:
         if not os.path.exists(path):
-            _make_key(path)
+            os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+            temporary = f"{path}.{os.getpid()}-{secrets.token_hex(4)}"
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(_KEY_BYTES))
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)  # unlike a rename, leaves the key alone that another process has just made
+            os.unlink(temporary)
         return _signature(data)
     except OSError as error:
         logger.warning(
@@ -53,14 +59,7 @@ def sign(data: bytes) -> str:
 
 
 def check_trusted(data: bytes, signature: str, what: str) -> None:
-    """Refuse to go on to unpickle `data` unless this user wrote it or trusts it.
-
-    Args:
-        what: What the message calls it.
-
-    Raises:
-        Error: It is neither.
-    """
+    """Refuse to go on to unpickle `data`, which messages call `what`, unless this user wrote it or trusts it."""
     if _TRUSTING.get() or os.environ.get(TRUST_VARIABLE, "0") not in ("", "0"):
         return
     with contextlib.suppress(OSError, TypeError):  # no key, and no text
@@ -78,22 +77,8 @@ def _key_path() -> str:
     return os.path.join(os.environ.get(STATE_VARIABLE) or os.path.join(base, "ignite-ipu"), "signing-key")
 
 
-def _make_key(path: str) -> None:
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-    temporary = f"{path}.{os.getpid()}-{secrets.token_hex(4)}"
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(_KEY_BYTES))
-    with contextlib.suppress(FileExistsError):
-        os.link(temporary, path)  # unlike a rename, leaves the key alone that another process has just made
-    os.unlink(temporary)
-
-
 def _signature(data: bytes) -> str:
-    """Sign with this user's key.
-
-    Raises:
-        OSError: There is none, others could have put it there or read it, or it is no key.
-    """
+    """Sign with this user's key: `OSError` if there is none, or others could have put it there or read it."""
     path = _key_path()
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())

@@ -23,8 +23,7 @@ _UNCLIPPED = (UpdateRule.RMSPROP, UpdateRule.RMSPROP_CENTERED, UpdateRule.LAMB, 
 class AttributeTracker:
     """Remembers the names that an executor's optimizer started with, and reports each later one once.
 
-    Args:
-        options: Says whether reports about names go to debug level, as `relaxOptimizerAttributesChecks` sets it.
+    Reports about names go to debug level where `relaxOptimizerAttributesChecks` says so.
     """
 
     def __init__(self, options: Options) -> None:

@@ -98,15 +98,7 @@ class HyperParameters:
 class OptimizerDescription:
     """An optimizer as the device sees it; equal descriptions need no upload.
 
-    Attributes:
-        kind: Which update it stands for.
-        groups: The parameter groups, in order.
-        defaults: Values for parameters that are in no group.
-        loss_scaling: Factor on the loss before the backward pass.
-        accum_type: Type in which gradients accumulate.
-        moment_types: Types in which `Accl1` and `Accl2` are stored.
-        max_grad_norm: Bound of the global 2-norm, infinite when there is none.
-        use_tf_variant: RMSprop follows TensorFlow.
+    `defaults` are the values of parameters in no group, `moment_types` those in which `Accl1` and `Accl2` are stored.
     """
 
     kind: UpdateRule
@@ -130,22 +122,11 @@ class OptimizerDescription:
     @property
     def compiled_in(self) -> Tuple[object, ...]:
         """Everything that a program compiled for this optimizer cannot change; hashable, with a stable `repr`."""
-        scaling = self.loss_scaling
-        return (
-            *(value for _, value in self._structure()),
-            ("loss_scaling", scaling.value if scaling.constant else None),
-            *(
-                (where, tuple((name, v.value if v.constant else None) for name, v in values.entries))
-                for where, values in self._sets()
-            ),
-        )
+        numbers = ((what, number.value if number.constant else None) for what, number in self._numbers())
+        return (*self._structure(), *numbers)
 
     def check_strategy(self, strategy: MeanReductionStrategy) -> None:
-        """Refuse float16 accumulators in a program compiled for another reduction strategy than `Running`.
-
-        Raises:
-            ValueError: The compiled program divides after summing.
-        """
+        """Refuse float16 accumulators in a program compiled for another reduction strategy than `Running`."""
         if self.half_accumulators and strategy is not MeanReductionStrategy.Running:
             raise ValueError(
                 "Invalid optimizer: the new optimizer would accumulate in torch.float16, which needs "
@@ -154,11 +135,7 @@ class OptimizerDescription:
             )
 
     def check_backend(self) -> None:
-        """Refuse values that the back end does not compile or accept in an update.
-
-        Raises:
-            Error: A value is negative, a constant learning rate or a loss scaling zero, or the norm bound NaN.
-        """
+        """Refuse values that the back end does not compile or accept in an update."""
         for where, values in self._sets():
             for name in _NOT_NEGATIVE:
                 if name in GROUP_VALUES[self.kind] and values[name] < 0:
@@ -176,18 +153,20 @@ class OptimizerDescription:
             raise backend_error("The optimizer's max_grad_norm cannot be NaN: use math.inf for no clipping.")
 
     def check_replacement(self, new: OptimizerDescription) -> None:
-        """Refuse an optimizer that the program compiled for this one cannot take.
-
-        Raises:
-            Error: The structure or a constant differs, or a value is constant in one of them only.
-        """
+        """Refuse an optimizer that the program compiled for this one cannot take."""
         for (name, old_value), (_, new_value) in zip(self._structure(), new._structure()):
             if old_value != new_value:
                 raise _not_a_replacement(f"{name} was compiled as {old_value} and cannot become {new_value}")
-        _check_value("loss_scaling", "the optimizer", self.loss_scaling, new.loss_scaling)
-        for (where, old_values), (_, new_values) in zip(self._sets(), new._sets()):
-            for name in old_values:
-                _check_value(name, where, old_values.get(name), new_values.get(name))
+        for (what, old), (_, now) in zip(self._numbers(), new._numbers()):
+            compiled = f"{what} was compiled in as {old.value}"
+            if old.constant and not now.constant:
+                raise _not_a_replacement(f"Can not replace a constant value with a non constant: {compiled}")
+            if now.constant and not old.constant:
+                compiled = f"{what} was compiled as a variable"
+                raise _not_a_replacement(f"Can not replace a non constant value with a constant: {compiled}")
+            if old.constant and old.value != now.value:
+                compiled += f" and cannot become {now.value}"
+                raise _not_a_replacement(f"Values are constant but do not match: {compiled}")
 
     def _structure(self) -> Tuple[Tuple[str, object], ...]:
         return (
@@ -205,18 +184,17 @@ class OptimizerDescription:
             yield f"group {index}", values
         yield "the defaults", self.defaults
 
+    def _numbers(self) -> Iterator[Tuple[str, HyperParameter]]:
+        yield "loss_scaling of the optimizer", self.loss_scaling
+        for where, values in self._sets():
+            for name, value in values.entries:
+                yield f"{name} of {where}", value
+
 
 def describe(optimizer: torch.optim.Optimizer, automatic_loss_scaling: bool = False) -> OptimizerDescription:
-    """Read an optimizer of `poptorch.optim` or `torch.optim`.
+    """Read an optimizer of `poptorch.optim` or `torch.optim`, or of a subclass of one; errors say what cannot be read.
 
-    Args:
-        optimizer: SGD, Adam, AdamW, RMSprop, LAMB or a subclass of one.
-        automatic_loss_scaling: The device adjusts the loss scaling, which therefore is a variable.
-
-    Raises:
-        AssertionError: The type is not supported, or a value is missing or not of its type.
-        ValueError: An Adam has `amsgrad` or decoupled weight decay, or an accumulation type is neither float16 nor
-            float32.
+    With `automatic_loss_scaling` the device adjusts the loss scaling, which therefore is a variable.
     """
     kind = _kind(optimizer)
     places = _groups(optimizer)
@@ -331,18 +309,6 @@ def _number(value: object, what: str) -> float:
 
 def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _check_value(name: str, where: str, old: HyperParameter, new: HyperParameter) -> None:
-    what = f"{name} of {where} was compiled"
-    if old.constant and not new.constant:
-        raise _not_a_replacement(f"Can not replace a constant value with a non constant: {what} in as {old.value}")
-    if new.constant and not old.constant:
-        raise _not_a_replacement(f"Can not replace a non constant value with a constant: {what} as a variable")
-    if old.constant and old.value != new.value:
-        raise _not_a_replacement(
-            f"Values are constant but do not match: {what} in as {old.value} and cannot become {new.value}"
-        )
 
 
 def _not_a_replacement(why: str) -> Error:

@@ -35,10 +35,6 @@ class VariableAttributes:
 
     `betas` stands for both of Adam's decay rates. Marks count when the optimizer is given to an executor, and cannot
     change once that executor is compiled.
-
-    Args:
-        variable_attributes: Names that start out variable.
-        allowed_attributes: Names that may be marked at all.
     """
 
     def __init__(self, variable_attributes: List[str], allowed_attributes: List[str]) -> None:
@@ -116,11 +112,6 @@ class Optimizer:
         """Take over a dictionary made by `state_dict`; the device receives it at its next run or attach.
 
         Hyper-parameters come into force with the executor's `setOptimizer`.
-
-        Raises:
-            KeyError: There are no `param_groups`.
-            ValueError: The groups do not match this optimizer's.
-            RuntimeError: There is no device state, as in the dictionary of a `torch.optim` optimizer.
         """
         plain = {name: value for name, value in state.items() if name not in _RECORDED}
         torch.optim.Optimizer.load_state_dict(self._torch(), plain)
@@ -134,11 +125,7 @@ class Optimizer:
         return {**self._record, **torch.optim.Optimizer.state_dict(self._torch())}
 
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make `ipu_state` and `ipu_param` the record; the device receives them at its next run or attach.
-
-        Raises:
-            RuntimeError: `state` is empty or lacks one of the two.
-        """
+        """Make `ipu_state` and `ipu_param` the record; the device receives them at its next run or attach."""
         if not state:
             raise RuntimeError("Cannot set the optimizer's state dictionary because it is empty.")
         missing = [name for name in _RECORDED if name not in state]
@@ -168,8 +155,7 @@ class Optimizer:
     def _begin(self, torchs_init: Callable[..., None], arguments: Mapping[str, Any]) -> None:
         """Do what every constructor does, with all of its arguments: None leaves one to its default.
 
-        Args:
-            torchs_init: Constructor of the class of torch, which takes the arguments that are not PopTorch's own.
+        `torchs_init` takes those that are not PopTorch's own.
         """
         Optimizer.__init__(self)
         given = {name: value for name, value in arguments.items() if value is not None and name != "self"}

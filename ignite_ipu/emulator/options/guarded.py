@@ -48,9 +48,6 @@ class OptionsDict(Freezable):
 
     A value may only be replaced by an instance of the type of the value it replaces. So a `bool` passes where an `int`
     is stored, and from then on only a `bool` does.
-
-    Args:
-        default_values: The names and what they hold at first.
     """
 
     _values: Dict[str, Any]

@@ -11,11 +11,7 @@ _CONTAINERS = (list, set, tuple)
 
 
 class _PopartOptions(Freezable):
-    """Back-end settings by name.
-
-    Attributes:
-        options: The settings, by the names that they were given under.
-    """
+    """Back-end settings, `options`, by the names that they were given under."""
 
     def __init__(self) -> None:
         self.options: Dict[str, Any] = {}
@@ -24,10 +20,9 @@ class _PopartOptions(Freezable):
         self.set("rearrangeAnchorsOnHost", False)
 
     def set(self, key: str, value: Any) -> _PopartOptions:
-        """Set one back-end option; an unknown name or type is refused when a model compiles.
+        """Set one back-end option to a number, a text, or a list, tuple or set of texts or whole numbers.
 
-        Args:
-            value: A number, a text, or a list, tuple or set of texts; whole numbers in one count as their text.
+        An unknown name or type is refused when a model compiles.
         """
         self.checkIsFrozen(key)
         self.options[key] = value

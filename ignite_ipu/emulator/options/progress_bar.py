@@ -20,10 +20,8 @@ class _Bar(tqdm):  # type: ignore[misc, unused-ignore]
 class CompilationProgressBar:
     """Draws progress on stderr.
 
-    PopTorch's back end calls it with the steps done and their number; the last call ends the line.
-
-    Args:
-        quiet_seconds: Where stderr is no terminal, do not mention compilations that take less than this.
+    PopTorch's back end calls it with the steps done and their number; the last call ends the line. Where stderr is no
+    terminal, compilations that take less than `quiet_seconds` are not mentioned.
     """
 
     def __init__(self, quiet_seconds: float = 0.0) -> None:

@@ -23,11 +23,7 @@ class Where(NamedTuple):
 
 
 class Stage:
-    """Blocks that run on one IPU, one after the other.
-
-    Args:
-        block_ids: The `user_id` of each block.
-    """
+    """Blocks, named by their `user_id`, that run on one IPU, one after the other."""
 
     def __init__(self, *block_ids: BlockId) -> None:
         for block_id in block_ids:
@@ -54,11 +50,7 @@ class Stage:
 
 
 class Phase:
-    """Stages that run at the same time, before the next phase.
-
-    Args:
-        arg: Stages; or block ids, which then form one stage.
-    """
+    """Stages, or one of block ids, that run at the same time, before the next phase."""
 
     def __init__(self, *arg: Union[BlockId, Stage]) -> None:
         if all(isinstance(each, Stage) for each in arg):

@@ -67,11 +67,7 @@ def apply_file(options: OptionsDict, path: str) -> None:
     """Make the option calls that the file at `path` lists.
 
     Empty lines and lines starting with `#` are skipped. What an option's own check raises passes through, and leaves
-    the lines above applied.
-
-    Raises:
-        ConfigFileError: A line is no option call, or names an option that does not exist; no line was applied.
-        FileNotFoundError: There is no file.
+    the lines above applied; a line that is no option call is found before any is.
     """
     with open(path, encoding="utf-8") as file:
         lines = [line.strip() for line in file]
@@ -87,10 +83,6 @@ def apply_json(options: OptionsDict, text: str) -> None:
     """Call the setter that each key of a JSON object names, with the key's value.
 
     A list is spread over the arguments; `"OutputMode.All"` becomes that member.
-
-    Raises:
-        ValueError: `text` is no JSON object.
-        AttributeError: A key names no option.
     """
     try:
         settings = json.loads(text)

@@ -15,13 +15,7 @@ _TENSOR, _LIST, _DICT, _CUSTOM = "a tensor", "a list or tuple", "a dictionary", 
 
 @dataclass(frozen=True)
 class Structure:
-    """Structure of an item around its tensors.
-
-    Attributes:
-        kind: A tensor alone, a flat list, a flat dictionary, or a type with a registered parser.
-        names: What messages call each tensor.
-        keys: The keys of a dictionary, in the order of the first item.
-    """
+    """Structure of an item around its tensors: its kind, names of its tensors, and keys of a dictionary."""
 
     kind: str
     names: Tuple[str, ...]

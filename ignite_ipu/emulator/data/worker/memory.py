@@ -19,10 +19,8 @@ _ALIGNMENT = 64
 class SharedFile:
     """A file that has no name, so that nothing can leak; it pickles into a child process that is being started.
 
-    torch's own shared memory has a name for a moment, and takes a thread and a socket with a name to be sent.
-
-    Args:
-        descriptor: An open file, closed with this object; a new one, in memory where the system can, by default.
+    torch's own shared memory has a name for a moment, and takes a thread and a socket with a name to be sent. The file
+    is that of `descriptor`, closed with this object, or by default a new one, in memory where the system can.
     """
 
     def __init__(self, descriptor: int = -1) -> None:

@@ -39,10 +39,7 @@ class WorkerFailed(Exception):
 class WorkerProcess:
     """One running worker; `memory` is what it shares items in.
 
-    Args:
-        dataset: What it iterates: inherited by `Fork`, sharing the memory of tensors by `SharedMemory`, else copied.
-        settings: How it loads.
-        strategy: How the process is made and how `dataset` reaches it.
+    It inherits `dataset` by `Fork`, shares the memory of its tensors by `SharedMemory`, and else gets a copy.
     """
 
     def __init__(self, dataset: Iterable[Any], settings: worker.WorkerSettings, strategy: SharingStrategy) -> None:

@@ -25,12 +25,9 @@ class _Rows(Sequence[Any]):
 
 
 def take_rows_at_once(loader: Iterable[Any]) -> None:
-    """Let a loader with torch's default collation take the rows of a batch from a `TensorDataset` at once.
+    """Change a loader with torch's default collation to take the rows of a batch from a `TensorDataset` at once.
 
     The data set may be within a `Subset`. Subclasses of either say themselves what their rows are.
-
-    Args:
-        loader: What a worker iterates: its own copy, which is changed.
     """
     if not isinstance(loader, DataLoader) or loader.collate_fn is not default_collate:
         return

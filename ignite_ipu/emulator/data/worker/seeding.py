@@ -44,9 +44,7 @@ class RandomState:
 class CallerSeed:
     """Watches the generator that a loader's order comes from for being seeded between two epochs.
 
-    Args:
-        dataset: Only a torch `DataLoader` draws from a generator in a known way; for anything else nothing is watched.
-        has_own_order: The loader's order depends on no generator of the caller's, so nothing is watched either.
+    Only a torch `DataLoader` draws from one in a known way, and one that `has_own_order` from none of the caller's.
     """
 
     def __init__(self, dataset: Iterable[Any], has_own_order: bool = False) -> None:

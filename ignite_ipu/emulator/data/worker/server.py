@@ -104,9 +104,7 @@ _server = _Server()
 class _Inheritance:
     """Inheritance of a spawned process, for one that the server has forked; unpickling takes it over.
 
-    Args:
-        descriptors: How many will arrive by the socket that the process is given.
-        outputs: Which of its first ones are to be the standard output and the standard error.
+    So many descriptors will arrive by the socket that the process is given; first, its outputs (1, 2) of those numbers.
     """
 
     def __init__(self, descriptors: int, outputs: List[int]) -> None:

@@ -74,17 +74,10 @@ def is_ready(connection: Connection, event: int = select.POLLIN, wait: bool = Fa
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """Settings that a worker process needs besides the data set.
+    """Settings that a worker process needs besides the data set: the accessor's arguments and what follows from them.
 
-    Attributes:
-        buffer_size: Items that may be loaded and not yet given back.
-        slots: Slots of the ring.
-        load_indefinitely: Begin the next epoch before it is asked for.
-        early_preload: Fill the ring before the first epoch is asked for.
-        rebatched_size: Rows of an item when items are cut and joined, else None.
-        keep_tail: Deliver the last rows of an epoch even if they are fewer.
-        random_state: What to begin with; None keeps what a fork inherits.
-        parsers: Pickled pairs of a type and its parser.
+    With `keep_tail` an epoch's last rows are delivered even if they are fewer. `parsers` are pickled pairs of a type
+    and its parser; no `random_state` keeps what a fork inherits.
     """
 
     buffer_size: int
@@ -148,7 +141,10 @@ def run(
         traceback.print_exc()
         sys.stderr.flush()
         with contextlib.suppress(OSError):
-            connection.send(Message(MessageKind.FAILED, body=_report(worker.doing, error)))
+            trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            text = f"{type(error).__qualname__} while {worker.doing}: {error}{_dead_children()}"
+            text = f"{text}\n\nTraceback of the worker:\n{trace}"[:_LONGEST_REPORT]
+            connection.send(Message(MessageKind.FAILED, body=text))
     _disarm_loader()
     # Only here, where no traceback holds an iterator any more. multiprocessing would terminate loader processes in the
     # middle of making shared memory.
@@ -194,8 +190,7 @@ class _Worker:
         while True:
             self._handle_messages()
             while number > max(0, self._asked_above + 1 + self._settings.load_indefinitely):
-                is_ready(self._connection, wait=True)
-                self._handle_messages()
+                self._handle_messages(wait=True)
             number = max(number, self._asked_above + 1)
             if self._state:
                 adopt_state(dataset, self._state)
@@ -293,7 +288,10 @@ class _Worker:
         """Return the number of rows of an item shorter than the first, -1 if it fills a slot."""
         if all([t.shape == spec.shape for t, spec in zip(tensors, self._specs)]):
             return -1
-        if self._settings.keep_tail and all(_is_shorter(t, spec) for t, spec in zip(tensors, self._specs)):
+        shapes = [(tuple(t.shape), spec.shape) for t, spec in zip(tensors, self._specs)]
+        if self._settings.keep_tail and all(
+            0 < len(shape) == len(first) and shape[1:] == first[1:] and shape[0] <= first[0] for shape, first in shapes
+        ):
             return self._common_rows(tensors)
         for name, spec, tensor in zip(structure.names, self._specs, tensors):
             if not _can_copy(tensor.shape, spec.shape):
@@ -315,8 +313,7 @@ class _Worker:
     def _free_slot(self, number: int, ring: Ring) -> List[torch.Tensor]:
         """Return the next slot as soon as the accessor has given it back."""
         while self._published - self._freed >= self._settings.buffer_size:
-            is_ready(self._connection, wait=True)
-            self._handle_messages(number)
+            self._handle_messages(number, wait=True)
         return ring.slot(self._published % len(ring))
 
     def _publish(self, number: int, rows: int, skeleton: bytes) -> None:
@@ -324,8 +321,7 @@ class _Worker:
         self._published += 1
         # The first item fixes the layout; the rest is loaded when somebody wants it.
         while self._asked_above == _NOT_ASKED and not self._settings.early_preload:
-            is_ready(self._connection, wait=True)
-            self._handle_messages(number)
+            self._handle_messages(number, wait=True)
 
     def _send(self, message: Message) -> None:
         try:
@@ -333,9 +329,10 @@ class _Worker:
         except (BrokenPipeError, ConnectionResetError):
             raise _Stop from None
 
-    def _handle_messages(self, number: Optional[int] = None) -> None:
+    def _handle_messages(self, number: Optional[int] = None, wait: bool = False) -> None:
         """Read what has arrived; give up if the accessor has finished, or no longer wants epoch `number`."""
-        while is_ready(self._connection):
+        while is_ready(self._connection, wait=wait):
+            wait = False
             try:
                 message: Message = self._connection.recv()
             except (EOFError, ConnectionResetError):
@@ -368,11 +365,6 @@ def _can_copy(shape: Sequence[int], target: Sequence[int]) -> bool:
     return len(shape) <= len(target) and all(length in (1, wanted) for length, wanted in pairs)
 
 
-def _is_shorter(tensor: torch.Tensor, spec: TensorSpec) -> bool:
-    shape = tuple(tensor.shape)
-    return 0 < len(shape) == len(spec.shape) and shape[1:] == spec.shape[1:] and shape[0] <= spec.shape[0]
-
-
 def _mismatch(name: str, tensor: torch.Tensor, spec: TensorSpec, extent: str) -> AssertionError:
     return AssertionError(
         f"{name} has shape {tuple(tensor.shape)}, but the first item fixed {spec.shape}{extent}: it cannot be "
@@ -383,9 +375,3 @@ def _mismatch(name: str, tensor: torch.Tensor, spec: TensorSpec, extent: str) ->
 def _disarm_loader() -> None:
     """Undo torch's handler, which raises wherever this program happens to be when a loader process has died."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
-def _report(doing: str, error: BaseException) -> str:
-    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    text = f"{type(error).__qualname__} while {doing}: {error}{_dead_children()}\n\nTraceback of the worker:\n{trace}"
-    return text[:_LONGEST_REPORT]

@@ -46,10 +46,6 @@ class DeviceOptimizer:
             norms are then taken for each of these; everything else works element by element.
         store: How float32 results become float16 weights and state, for instance with stochastic rounding.
         adapts_loss_scaling: Whether the device adapts the loss scaling, by a factor that is state of its own then.
-
-    Raises:
-        Error: Gradients are to be clipped while weights differ between replicas: each replica would clip the weights
-            they share by another factor.
     """
 
     def __init__(
@@ -95,11 +91,9 @@ class DeviceOptimizer:
 
     @torch.no_grad()
     def update(self, grads: Grads) -> None:
-        """Take one step with reduced gradients that loss scaling has been divided out of.
+        """Take one step with reduced gradients, one for each weight, that loss scaling has been divided out of.
 
-        Args:
-            grads: One for each weight, in the order of `named_weights`; a weight without one is left alone. They keep
-                their values.
+        A weight without one is left alone, and the gradients keep their values.
         """
         missing = tuple(map(operator.is_, grads, itertools.repeat(None)))
         if missing != self._missing:
@@ -155,16 +149,10 @@ class DeviceOptimizer:
     @torch.no_grad()
     def read_state(self) -> IpuState:
         """Return copies of the state by name, and the variable hyper-parameters by name."""
-        self._put_back()
-        self._begin(self._slots)
         state: Dict[str, torch.Tensor] = {}
-        for slot in self._slots:
+        for name, (slot, _, value) in self._state().items():
             groups = self._replica_groups.get(slot.name)
-            for kind, tensor in slot.states.items():
-                state[f"{kind}___{slot.name}"] = tensor.clone() if groups is None else groups.to_host(tensor).clone()
-            if self._counts_steps:
-                shape = torch.Size() if groups is None else groups.to_host(torch.zeros(groups.count)).shape
-                state[f"{STEP}___{slot.name}"] = torch.full(shape, slot.steps, dtype=torch.float32)
+            state[name] = (value if groups is None else groups.to_host(value)).clone()
         if self._adapts_loss_scaling:
             state[_UPDATE_FACTOR] = torch.tensor(self._update_factor, dtype=torch.float32)
         return state, dict(self._told)
@@ -174,45 +162,45 @@ class DeviceOptimizer:
         """Take over a state by name; what is missing in it stays as it is, with a warning for each name.
 
         Hyper-parameters come from descriptions: those of `ipu_param` are only what is read back. None at all mean that
-        the state was saved elsewhere, by an optimizer that has none.
-
-        Raises:
-            Error: A tensor has the wrong number of elements; nothing has been written then.
+        the state was saved elsewhere, by an optimizer that has none. After an error nothing has been written.
         """
-        self._put_back()
-        self._begin(self._slots)
-        own: Dict[str, torch.Tensor] = {}
-        steps: Dict[str, float] = {}
-        for slot in self._slots:
-            for kind, tensor in slot.states.items():
-                name = f"{kind}___{slot.name}"
-                if name in ipu_state:
-                    own[name] = self._loaded(slot, name, ipu_state[name], tensor.shape)
-            name = f"{STEP}___{slot.name}"
-            if self._counts_steps and name in ipu_state:
-                groups = self._replica_groups.get(slot.name)
-                shape = torch.Size() if groups is None else torch.Size((groups.count,))
-                counts = self._loaded(slot, name, ipu_state[name], shape)
-                first = counts.reshape(-1)[0]
-                if not bool(((counts == first) | (counts.isnan() & first.isnan())).all()):
-                    raise backend_error(
-                        f"The optimizer state {name} to load has the step counts {counts.tolist()}, one for each group "
-                        "of replicas; the emulator counts the steps of all of them together. Load equal ones."
-                    )
-                steps[slot.name] = float(first.to(torch.float32))
+        own = self._state()
+        loaded = {}
+        for name in [name for name in own if name in ipu_state]:
+            slot, kind, value = own[name]
+            loaded[name] = self._loaded(slot, name, ipu_state[name], value.shape)
+            counts = loaded[name].reshape(-1)
+            if kind == STEP and not bool(((counts == counts[0]) | (counts.isnan() & counts[0].isnan())).all()):
+                raise backend_error(
+                    f"The optimizer state {name} to load has the step counts {loaded[name].tolist()}, one for each "
+                    "group of replicas; the emulator counts the steps of all of them together. Load equal ones."
+                )
         known, values = self.read_state()
         for name in (*known, *(values if ipu_param else ())):
             if name not in ipu_state and name not in ipu_param:
                 logger.warning("The loaded optimizer state lacks %s: the device keeps its own.", name)
-        for slot in self._slots:
-            slot.steps = steps.get(slot.name, slot.steps)
-            for kind, tensor in slot.states.items():
-                if f"{kind}___{slot.name}" in own:
-                    tensor.copy_(own[f"{kind}___{slot.name}"])
+        for name, new in loaded.items():
+            slot, kind, value = own[name]
+            value.copy_(new)
+            if kind == STEP:
+                slot.steps = float(value.reshape(-1)[0])
         if self._adapts_loss_scaling and _UPDATE_FACTOR in ipu_state:
             self._update_factor = float(ipu_state[_UPDATE_FACTOR])
         self._told = {**values, **{name: ipu_param[name].clone() for name in values if name in ipu_param}}
         self._work, self._missing = [], None
+
+    def _state(self) -> Dict[str, Tuple[Slot, str, torch.Tensor]]:
+        """Return all state by name: whose it is, of which kind, and the device's tensor, made anew for the steps."""
+        self._put_back()
+        self._begin(self._slots)
+        found = {}
+        for slot in self._slots:
+            tensors = dict(slot.states)
+            if self._counts_steps:
+                groups = self._replica_groups.get(slot.name)
+                tensors[STEP] = torch.full(() if groups is None else (groups.count,), slot.steps, dtype=torch.float32)
+            found.update({f"{kind}___{slot.name}": (slot, kind, tensor) for kind, tensor in tensors.items()})
+        return found
 
     def _loaded(self, slot: Slot, name: str, value: torch.Tensor, shape: torch.Size) -> torch.Tensor:
         """Return a loaded tensor as the device has it: one slice for each group of replicas, where there are any."""

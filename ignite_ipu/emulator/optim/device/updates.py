@@ -120,11 +120,7 @@ class SgdRule(Rule):
 
 
 class Sgd(SgdRule):
-    """SGD with its velocity in a tensor of its own, multiplied by the loss scaling.
-
-    Attributes:
-        loss_scaling: The factor now in force.
-    """
+    """SGD with its velocity in a tensor of its own, multiplied by the loss scaling that is in force."""
 
     def __init__(self, store: foreach.Store, loss_scaling: float) -> None:
         super().__init__(store)
