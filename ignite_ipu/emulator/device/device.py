@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+import math
 import os
 import threading
 import time
 import weakref
-from typing import Any, FrozenSet, Iterable, List, Optional
+from typing import Any, FrozenSet, List, Optional
 
 from ignite_ipu.emulator.device import machine
 from ignite_ipu.emulator.device.machine import EmulatedMachine, Holder
@@ -161,9 +162,20 @@ def _wait(where: EmulatedMachine, groups: List[range], new: Holder, ipus: int) -
             f"{machine.emulated_ipus()}, in use: {text or 'none just now'}"
         )
         waited = time.monotonic() - started
-        _check_worth_waiting(busy, users.values(), waited, limit)
+        if os.environ.get(WAIT_VARIABLE, "0") in ("", "0"):
+            raise backend_error(
+                f"{busy}. Detach or destroy() another executor, or set {WAIT_VARIABLE}=1 to wait for one."
+            )
+        # Without users they were given back just now, and the next attempt takes them.
+        if {user.pid for user in users.values()} == {os.getpid()} and threading.active_count() == 1:
+            raise backend_error(
+                f"{busy}. Waiting would never end: this process has them all, and no other thread that could give them "
+                "back. Detach or destroy() another executor."
+            )
+        if waited >= limit:
+            raise backend_error(f"{busy}. Gave up after {waited:.1f} s, as {TIMEOUT_VARIABLE}={limit:g} asks.")
         if waited - reported >= _REPORT_SECONDS:
-            logger.warning("%s. Waiting%s.", busy, "" if limit is None else f" for at most {limit:g} s")
+            logger.warning("%s. Waiting%s.", busy, "" if limit == math.inf else f" for at most {limit:g} s")
             reported = waited
         time.sleep(_RETRY_SECONDS)
         taken = where.take(groups, new)
@@ -171,23 +183,8 @@ def _wait(where: EmulatedMachine, groups: List[range], new: Holder, ipus: int) -
             return taken
 
 
-def _check_worth_waiting(busy: str, users: Iterable[Holder], waited: float, limit: Optional[float]) -> None:
-    if os.environ.get(WAIT_VARIABLE, "0") in ("", "0"):
-        raise backend_error(f"{busy}. Detach or destroy() another executor, or set {WAIT_VARIABLE}=1 to wait for one.")
-    # Without users they were given back just now, and the next attempt takes them.
-    if {user.pid for user in users} == {os.getpid()} and threading.active_count() == 1:
-        raise backend_error(
-            f"{busy}. Waiting would never end: this process has them all, and no other thread that could give them "
-            "back. Detach or destroy() another executor."
-        )
-    if limit is not None and waited >= limit:
-        raise backend_error(f"{busy}. Gave up after {waited:.1f} s, as {TIMEOUT_VARIABLE}={limit:g} asks.")
-
-
-def _limit() -> Optional[float]:
-    text = os.environ.get(TIMEOUT_VARIABLE)
-    if text is None:
-        return None
+def _limit() -> float:
+    text = os.environ.get(TIMEOUT_VARIABLE, "inf")
     try:
         seconds = float(text)
     except ValueError:

@@ -365,14 +365,7 @@ class Options(OptionsDict):
 
 
 class Anchor(NamedTuple):
-    """One tensor that `anchorTensor` asked for.
-
-    Attributes:
-        name: Its full name.
-        unspecified: Whether no mode was given, so that the model's holds.
-        mode: What of it comes back.
-        period: Every how many device iterations, for `EveryN`; else 1.
-    """
+    """One tensor that `anchorTensor` asked for; the model's mode holds where none was given."""
 
     name: str
     unspecified: bool

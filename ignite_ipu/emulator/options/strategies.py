@@ -6,7 +6,7 @@ other. None of it changes a result: it decides what compiles, how many IPUs that
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from ignite_ipu.emulator.enums import AutoStage, Liveness
 from ignite_ipu.emulator.options.guarded import checked
@@ -14,12 +14,8 @@ from ignite_ipu.emulator.options.guarded import checked
 BlockId = str
 
 
-class Where(NamedTuple):
-    """Answer of a strategy for one block: its stage, its phase and its IPU (-1: none was given)."""
-
-    stage: int
-    phase: int
-    ipu: int
+# The stage, phase and IPU (-1: none was given) of a block.
+Place = Tuple[int, int, int]
 
 
 class Stage:
@@ -91,17 +87,17 @@ class _AutomaticStages:
     def restart(self) -> None:
         self._numbers = {}
 
-    def place(self, block_id: BlockId, ipu_id: Optional[int]) -> Where:
+    def place(self, block_id: BlockId, ipu_id: Optional[int]) -> Place:
         if self._mode is AutoStage.AutoIncrement:
             # PopTorch counts from 1: stage 0 is what comes before the first block.
             number = self._numbers.setdefault(block_id, len(self._numbers) + 1)
-            return Where(number, 0, number if ipu_id is None else ipu_id)
+            return number, 0, number if ipu_id is None else ipu_id
         if ipu_id is None:
             raise AssertionError(
                 f"The AutoStage strategy SameAsIpu was selected but no IPU was specified for block {block_id!r}: "
                 "pass ipu_id, choose AutoStage.AutoIncrement, or list the stages."
             )
-        return Where(ipu_id, 0, ipu_id)
+        return ipu_id, 0, ipu_id
 
 
 class _ListedStages:
@@ -125,12 +121,12 @@ class _ListedStages:
     def by_block(self) -> Dict[BlockId, Stage]:
         return {block_id: stage for block_id, (_, _, stage) in self._found.items()}
 
-    def place(self, block_id: BlockId, ipu_id: Optional[int]) -> Where:
+    def place(self, block_id: BlockId, ipu_id: Optional[int]) -> Place:
         if block_id not in self._found:
             raise AssertionError(f"Unknown Block {block_id!r}: list of expected Blocks is {sorted(self._found)}.")
         number, phase, stage = self._found[block_id]
         ipus = (each for each in (stage._ipu, ipu_id) if each is not None)
-        return Where(number, phase, next(ipus, number))
+        return number, phase, next(ipus, number)
 
 
 class _IExecutionStrategy:
@@ -168,7 +164,7 @@ class _IExecutionStrategy:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._stages_manager!r})"
 
-    def _place(self, block_id: BlockId, ipu_id: Optional[int]) -> Where:
+    def _place(self, block_id: BlockId, ipu_id: Optional[int]) -> Place:
         return self._stages_manager.place(block_id, ipu_id)
 
 

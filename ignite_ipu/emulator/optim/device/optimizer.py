@@ -13,7 +13,7 @@ from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.optim.description import HyperParameters, OptimizerDescription, UpdateRule
 from ignite_ipu.emulator.optim.device import foreach
-from ignite_ipu.emulator.optim.device.updates import Bucket, CombinedSgd, Sgd, SgdRule, Slot, rule_for
+from ignite_ipu.emulator.optim.device.updates import Bucket, CombinedSgd, Sgd, Slot, rule_for
 from ignite_ipu.emulator.optim.optimizer import IpuState
 from ignite_ipu.emulator.values.replica_groups import ReplicaGroups
 
@@ -107,7 +107,7 @@ class DeviceOptimizer:
         if bound == math.inf:
             for bucket, each, values in work:
                 rule.update(bucket, each, values)
-        elif isinstance(rule, SgdRule):
+        elif isinstance(rule, Sgd):
             directions = [rule.direction(*arguments) for arguments in work]
             scalings = [rule.scaling(bucket, values) for bucket, _, values in work]
             factor = _clip_factor(foreach.global_norm(list(zip(directions, scalings))), bound)

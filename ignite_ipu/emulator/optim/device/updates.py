@@ -72,13 +72,17 @@ class Rule(abc.ABC):
         """Advance the state by one gradient and move the weights."""
 
 
-class SgdRule(Rule):
-    """Either variant of SGD, in two parts because a bound on the norm acts between them.
+class Sgd(Rule):
+    """SGD with its velocity in a tensor of its own, multiplied by the loss scaling that is in force.
 
     Without momentum: w -= lr * (1 - d) * (g + l * w). Otherwise v = m * v + (1 - d) * (g + l * w), and w -= lr * v, or
     w -= lr * (g + l * w + m * v) with Nesterov's correction. Unlike torch's, the dampening scales the momentum-free
-    update and the first velocity too.
+    update and the first velocity too. An update has two parts because a bound on the norm acts between them.
     """
+
+    def __init__(self, store: foreach.Store, loss_scaling: float) -> None:
+        super().__init__(store)
+        self.loss_scaling = loss_scaling
 
     def states(self, values: HyperParameters) -> Dict[str, Tuple[int, float]]:
         return {} if values.absent("momentum") else {ACCL1: (0, 0.0)}
@@ -88,14 +92,12 @@ class SgdRule(Rule):
 
     def direction(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tensors:
         """Advance the state by one gradient and return what the weight update consumes."""
-        if values.absent("momentum"):
-            return grads
-        return self._velocity(bucket, grads, values)
+        return grads if values.absent("momentum") else self._velocity(bucket, grads, values)
 
     def scaling(self, bucket: Bucket, values: HyperParameters) -> float:
         """Return the factor that the direction carries."""
-        plain = values.absent("momentum") or self._in_force(bucket, values)["nesterov"]
-        return 1.0 if plain else self.velocity_scaling(bucket)
+        in_force = bucket.in_force or values
+        return 1.0 if values.absent("momentum") or in_force["nesterov"] else self._velocity_scaling(bucket)
 
     def apply(self, bucket: Bucket, direction: Tensors, values: HyperParameters, factor: Factor) -> None:
         """Move the weights along `factor` times the direction; None stands for 1."""
@@ -108,25 +110,7 @@ class SgdRule(Rule):
             amount = values["lr"] / self.scaling(bucket, values)
         foreach.move(bucket.weights, direction, -amount, 1.0, self.store)
 
-    @abc.abstractmethod
-    def velocity_scaling(self, bucket: Bucket) -> float:
-        """Return the factor that the stored velocity carries."""
-
-    @abc.abstractmethod
-    def _velocity(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tensors: ...
-
-    def _in_force(self, bucket: Bucket, values: HyperParameters) -> HyperParameters:
-        return values
-
-
-class Sgd(SgdRule):
-    """SGD with its velocity in a tensor of its own, multiplied by the loss scaling that is in force."""
-
-    def __init__(self, store: foreach.Store, loss_scaling: float) -> None:
-        super().__init__(store)
-        self.loss_scaling = loss_scaling
-
-    def velocity_scaling(self, bucket: Bucket) -> float:
+    def _velocity_scaling(self, bucket: Bucket) -> float:
         return self.loss_scaling
 
     def _velocity(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tensors:
@@ -138,7 +122,7 @@ class Sgd(SgdRule):
         return velocity
 
 
-class CombinedSgd(SgdRule):
+class CombinedSgd(Sgd):
     """SGD whose velocity tensor also accumulates the gradients.
 
     At the end of an update the tensor already holds the next one's m * v + (1 - d) * l * w, times the velocity scaling.
@@ -149,13 +133,10 @@ class CombinedSgd(SgdRule):
         # The types of separate accumulators say nothing about a shared one.
         return {kind: (2, start) for kind, (_, start) in super().states(values).items()}
 
-    def velocity_scaling(self, bucket: Bucket) -> float:
-        return _folded(bucket)["velocity_scaling"]
-
     def apply(self, bucket: Bucket, direction: Tensors, values: HyperParameters, factor: Factor) -> None:
         super().apply(bucket, direction, values, factor)
         if not values.absent("momentum"):
-            rescaling = values["velocity_scaling"] / self.velocity_scaling(bucket)
+            rescaling = values["velocity_scaling"] / self._velocity_scaling(bucket)
             torch._foreach_mul_(bucket.states[ACCL1], values["momentum"] * rescaling)
             self.fold_weight_decay(bucket, values)
 
@@ -166,17 +147,18 @@ class CombinedSgd(SgdRule):
             torch._foreach_add_(bucket.states[ACCL1], bucket.weights, alpha=amount)
         bucket.in_force = values
 
+    def _velocity_scaling(self, bucket: Bucket) -> float:
+        assert bucket.in_force is not None
+        return bucket.in_force["velocity_scaling"]
+
     def _velocity(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tensors:
-        folded, accumulator = _folded(bucket), bucket.states[ACCL1]
+        folded, accumulator = bucket.in_force or values, bucket.states[ACCL1]
         scaling = folded["velocity_scaling"]
         torch._foreach_add_(accumulator, grads, alpha=(1 - folded["dampening"]) * scaling)
         if folded["nesterov"]:
             decayed = _decayed(grads, bucket.weights, folded["weight_decay"])
             return torch._foreach_add(decayed, accumulator, alpha=folded["momentum"] / scaling)
         return accumulator
-
-    def _in_force(self, bucket: Bucket, values: HyperParameters) -> HyperParameters:
-        return _folded(bucket)
 
 
 class Adam(Rule):
@@ -290,10 +272,8 @@ class RmsProp(Rule):
 def rule_for(description: OptimizerDescription, store: foreach.Store) -> Rule:
     """Return the maths of an optimizer, rounding what is kept in float16 by `store`."""
     kind = description.kind
-    if kind is UpdateRule.SGD1:
-        return CombinedSgd(store)
-    if kind is UpdateRule.SGD2:
-        return Sgd(store, description.loss_scaling.value)
+    if kind in (UpdateRule.SGD1, UpdateRule.SGD2):
+        return (CombinedSgd if kind is UpdateRule.SGD1 else Sgd)(store, description.loss_scaling.value)
     if kind in (UpdateRule.RMSPROP, UpdateRule.RMSPROP_CENTERED):
         return RmsProp(store, kind is UpdateRule.RMSPROP_CENTERED, description.use_tf_variant)
     if kind in (UpdateRule.LAMB, UpdateRule.LAMB_NO_BIAS):
@@ -324,11 +304,6 @@ def _quotient(dividend: float, divisor: float) -> float:
 
 def _root(value: float) -> float:
     return math.sqrt(value) if value >= 0 else math.nan
-
-
-def _folded(bucket: Bucket) -> HyperParameters:
-    assert bucket.in_force is not None
-    return bucket.in_force
 
 
 def _trust(weight_norms: torch.Tensor, step_norms: torch.Tensor, limit: float) -> torch.Tensor:
