@@ -132,7 +132,7 @@ def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
             if _is_suppressed(program, hit.node, rule.name):
                 suppressed += 1
                 continue
-            findings.append(_place(program, rule, hit))
+            findings.append(place_hit(program, rule, hit))
     return sorted(set(findings), key=lambda f: (f.cell or 0, f.line, f.column, f.rule, f.message)), suppressed
 
 
@@ -145,7 +145,8 @@ def _is_suppressed(program: Program, node: ast.AST, rule: str) -> bool:
     return False
 
 
-def _place(program: Program, rule: Rule, hit: Hit) -> Finding:
+def place_hit(program: Program, rule: Rule, hit: Hit) -> Finding:
+    """Return the finding that a hit of a rule is in a file."""
     node, source, lines = hit.node, program.source, program.lines
     first = getattr(node, "lineno", 1)
     last = getattr(node, "end_lineno", None) or first

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from ignite_ipu.migration.analysis.bindings import names_bound
 from ignite_ipu.migration.analysis.kinds import Function, parameters_of
 from ignite_ipu.migration.analysis.models import Holding
 from ignite_ipu.migration.analysis.names import (
@@ -14,22 +13,17 @@ from ignite_ipu.migration.analysis.names import (
     dotted,
     index_of,
     method_calls,
-    owner_of,
+    names_bound,
     unmoved,
     walk,
 )
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
-from ignite_ipu.migration.analysis.training import Training
+from ignite_ipu.migration.analysis.training import TRAINER_FACTORIES, Training
 
 Scope = Union[ast.FunctionDef, ast.AsyncFunctionDef, ast.Module]
 
 PREPARE = "ignite_ipu.ipu_prepare"
-_TRAINERS = {
-    "ignite.engine.create_supervised_trainer": 1,
-    "ignite_ipu.create_ipu_trainer": 1,
-    "ignite_ipu.ipu_train_batch": 1,
-    "poptorch.trainingModel": 2,
-}
+_TRAINERS = {**dict.fromkeys((*TRAINER_FACTORIES, "ignite_ipu.ipu_train_batch"), 1), "poptorch.trainingModel": 2}
 _LISTS = (ast.List, ast.Tuple, ast.ListComp)
 _MODULES = "torch.nn.ModuleList"
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -64,23 +58,18 @@ def find_captures(training: Training) -> Tuple[List[Capture], List[Unclear]]:
 
 def host_evaluations(training: Training) -> Iterator[ast.Call]:
     """Yield the evaluations of models that nothing puts on an IPU."""
-    captures, _ = find_captures(training)
-    prepared = {name for capture in captures for name in capture.names} | _trained(training)
-    prepared |= {dotted(value) or "" for call, _ in training.file.calls(PREPARE) for value in call.args}
-    prepared |= _given_to_accelerate(training.file)
-    # Averages whose batch statistics are computed by forward passes in training mode, which the host makes.
-    averages = (argument(call, "model", 1) for call, _ in training.file.calls("torch.optim.swa_utils.update_bn"))
-    prepared |= {dotted(value) or "" for value in averages if value is not None}
-    prepared |= {target for target, value in training.file.assigned if training.file.names.called(value) == PREPARE}
-    yield from (call for call in training.evaluations if dotted(call.func) not in prepared)
-
-
-def _trained(training: Training) -> Set[str]:
-    """Return the models that are called with gradients where a loss goes backward."""
     file = training.file
-    scopes = [file.function_of(call) for call in training.backwards]
+    captures, _ = find_captures(training)
+    prepared: Set[Optional[str]] = {name for capture in captures for name in capture.names}
+    prepared |= {target for target, value in file.assigned if file.names.called(value) == PREPARE}
+    prepared |= {dotted(value) for call, _ in file.calls(PREPARE) for value in call.args} | _given_to_accelerate(file)
+    # Averages whose batch statistics are computed by forward passes in training mode, which the host makes.
+    prepared |= {dotted(argument(call, "model", 1)) for call, _ in file.calls("torch.optim.swa_utils.update_bn")}
+    # Models that are called with gradients where a loss goes backward.
+    scopes = {file.function_of(call) for call in training.backwards}
     calls = [call for call in file.nodes(ast.Call) if scopes and file.function_of(call) in scopes]
-    return {dotted(call.func) or "" for call in calls if not file.without_gradients(call)}
+    prepared |= {dotted(call.func) for call in calls if not file.without_gradients(call)}
+    yield from (call for call in training.evaluations if dotted(call.func) not in prepared)
 
 
 def evaluated_models(training: Training) -> Iterator[ast.Call]:
@@ -92,9 +81,9 @@ def evaluated_models(training: Training) -> Iterator[ast.Call]:
             yield value
 
 
-def _given_to_accelerate(file: ParsedFile) -> Set[str]:
+def _given_to_accelerate(file: ParsedFile) -> Set[Optional[str]]:
     calls = file.method_calls("prepare", "prepare_model", "prepare_optimizer")
-    return {dotted(value) or "" for call, _ in calls for value in call.args}
+    return {dotted(value) for call, _ in calls for value in call.args}
 
 
 class _Captures:
@@ -123,7 +112,7 @@ class _Captures:
                 continue  # ipu_step captures what the function is given
             if others:
                 captures += self._in_front(scope, others)
-            elif not stepped and not self.made and not self._any_prepared():
+            elif not stepped and not self.made and not list(self.file.calls(PREPARE)):
                 self._refuse(scope, "no optimizer that would update by its gradients is in sight")
         return captures, self.unclear
 
@@ -136,27 +125,20 @@ class _Captures:
 
     def _constructions(self) -> List[ast.Call]:
         """Return the constructions of torch's optimizers, but for those of trainers, accelerate and the like."""
-        elsewhere = {
-            dotted(value)
-            for call, name in self.file.calls(*_TRAINERS)
-            for value in [argument(call, "optimizer", _TRAINERS[name])]
-            if value is not None
-        }
+        trainers = self.file.calls(*_TRAINERS)
+        elsewhere = {dotted(argument(call, "optimizer", _TRAINERS[name])) for call, name in trainers}
         elsewhere |= _given_to_accelerate(self.file)
         theirs = {id(call) for name, (call, _) in self.training.optimizers.items() if name in elsewhere}
         calls = [call for call, name in self.training.optimizer_calls if name.startswith("torch.optim.")]
         return [call for call in calls if id(call) not in theirs]
 
-    def _any_prepared(self) -> bool:
-        return any(True for _ in self.file.calls(PREPARE))
-
     def _at_construction(self, call: ast.Call) -> Iterator[Capture]:
         if self.file.names.called(self.file.parents[call]) == PREPARE:
             return
         scope = self.file.function_of(call) or self.file.tree
-        inside = list(walk(call))
+        inside = walk(call)
         # params = [...]: what was asked for its parameters in front of the construction.
-        before = [node for node in self._own_nodes(scope) if 0 < _line(node) <= call.lineno]
+        before = [node for node in self._own_nodes(scope) if 0 < getattr(node, "lineno", 0) <= call.lineno]
         loops = [loop for node in [*before, *inside] if call not in walk(node) for loop in _loops(node)]
         for nodes in (inside, before):
             models = self._models_of(nodes)
@@ -177,12 +159,8 @@ class _Captures:
 
     def _models_of(self, nodes: Iterable[ast.AST]) -> Set[str]:
         """Return the models whose parameters are asked for, each as it is called."""
-        found = set()
-        for node in nodes:
-            if owner_of(node, "parameters", "named_parameters") is not None:
-                assert isinstance(node, ast.Call)
-                assert isinstance(node.func, ast.Attribute)
-                found.add(self._as_called(node.func.value))
+        calls = method_calls(nodes, "parameters", "named_parameters")
+        found = {self._as_called(getattr(call.func, "value", None)) for call, _ in calls}
         return {name for name in found if name is not None}
 
     def _with_parts(self, models: Set[str]) -> Tuple[str, ...]:
@@ -207,7 +185,7 @@ class _Captures:
                     if owner == "self" and name not in seen:
                         yield from self._modules_behind(name, seen)
 
-    def _as_called(self, module: ast.expr) -> Optional[str]:
+    def _as_called(self, module: Optional[ast.expr]) -> Optional[str]:
         while isinstance(module, ast.Subscript):
             if self._is_list(dotted(module.value) or ""):
                 fixed = isinstance(index_of(module), ast.Constant)
@@ -222,8 +200,8 @@ class _Captures:
     def _is_list(self, name: str) -> bool:
         """Tell whether a variable holds several models, of which none is called by that name."""
         values = self.file.values.get(name, [])
-        made = [isinstance(value, _LISTS) or self.file.names.called(value) == _MODULES for value in values]
-        return bool(made) and all(made)
+        lists = [value for value in values if isinstance(value, _LISTS) or self.file.names.called(value) == _MODULES]
+        return bool(values) and lists == values
 
     def _is_model(self, name: str) -> bool:
         return name in self.training.models and not self._is_list(name)
@@ -242,14 +220,12 @@ class _Captures:
         key = (scope, name)
         if key not in self.made_here:
             self.made_here[key] = False  # as long as it is only known by way of itself
-            self.made_here[key] = self._find_out(name, scope)
+            if not isinstance(scope, ast.Module) and name in {arg.arg for arg in parameters_of(scope)}:
+                self.made_here[key] = self._all_give(scope, name)
+            else:
+                values = [*self.file.values.get(name, ()), *self._looped(name, scope)]
+                self.made_here[key] = any(map(self._makes, values))
         return self.made_here[key]
-
-    def _find_out(self, name: str, scope: Scope) -> bool:
-        parameters = [] if isinstance(scope, ast.Module) else [arg.arg for arg in parameters_of(scope)]
-        if isinstance(scope, ast.Module) or name not in parameters:
-            return any(map(self._makes, [*self.file.values.get(name, ()), *self._looped(name, scope)]))
-        return self._all_give(scope, name)
 
     def _all_give(self, function: Function, name: str) -> bool:
         """Tell whether all calls of a function give it, by a name, an optimizer that the file makes."""
@@ -288,11 +264,13 @@ class _Captures:
 
     def _in_front(self, scope: Scope, optimizers: Sequence[str]) -> Iterator[Capture]:
         """Yield the call of `ipu_prepare` in front of the first statement that calls a model."""
+        known = self.training.models
+        known = {name for name in known if not any(name.startswith(f"{other}.") for other in known)}
         models = {
             f"*{name}" if self._is_list(name) else name
             for node in self._own_nodes(scope)
             for name in [dotted(node.func) if isinstance(node, ast.Call) else dotted(node)]
-            if name is not None and name in self.training.models and not _is_part(name, self.training.models)
+            if name is not None and name in known
         }
         if not models:
             self._refuse(scope, f"the file does not show which models {optimizers[0]} trains")
@@ -311,10 +289,9 @@ class _Captures:
         self._refuse(scope, f"{' and '.join(names)} are not in sight in front of the loop")
 
     def _prepares(self, statement: ast.stmt, names: Sequence[str]) -> bool:
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        if not isinstance(call, ast.Call) or self.file.names.called(call) != PREPARE:
-            return False
-        return {self.file.source_of(value) for value in call.args} >= set(names)
+        call = statement.value if isinstance(statement, ast.Expr) else statement
+        given = call.args if isinstance(call, ast.Call) and self.file.names.called(call) == PREPARE else []
+        return {self.file.source_of(value) for value in given} >= set(names)
 
     def _own_nodes(self, scope: Scope) -> List[ast.AST]:
         """Return the nodes of a function, or of the module, without those of functions and classes in it."""
@@ -330,11 +307,3 @@ class _Captures:
 def _loops(node: ast.AST) -> Sequence[Union[ast.For, ast.AsyncFor, ast.comprehension]]:
     """Return a loop itself, or those of a comprehension."""
     return [node] if isinstance(node, (ast.For, ast.AsyncFor)) else getattr(node, "generators", [])
-
-
-def _is_part(name: str, names: Set[str]) -> bool:
-    return any(name.startswith(f"{other}.") for other in names)
-
-
-def _line(node: ast.AST) -> int:
-    return getattr(node, "lineno", 0)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Iterator, List, Optional, Set
 
-from ignite_ipu.migration.analysis.bindings import names_bound
-from ignite_ipu.migration.analysis.names import Names, constant, dotted, walk
+from ignite_ipu.migration.analysis.names import Names, constant, dotted, names_bound, walk
 
 
 def attribute_named(call: ast.Call) -> str:

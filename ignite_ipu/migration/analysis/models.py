@@ -5,64 +5,23 @@ from __future__ import annotations
 import ast
 import enum
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, Iterator, List, Optional, Tuple, Union
+from typing import Dict, Iterable, Iterator, List, Optional
 
-from ignite_ipu.migration.analysis.names import Names, argument, constant, dotted, pairs, walk
-
-Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+from ignite_ipu.migration.analysis.kinds import Function, parameters_of
+from ignite_ipu.migration.analysis.names import Names, argument, assignments, constant, dotted, owner_of, walk
+from ignite_ipu.migration.analysis.tensor_methods import words
 
 # Layers without weights, which a loss may be made of; and those whose names end in Loss.
-_WEIGHTLESS = {
-    f"torch.nn.{name}"
-    for name in [
-        "Module",
-        "Identity",
-        "Flatten",
-        "Softmax",
-        "LogSoftmax",
-        "Sigmoid",
-        "LogSigmoid",
-        "Tanh",
-        "ReLU",
-        "GELU",
-        "Softplus",
-        "Dropout",
-        "CosineSimilarity",
-        "PairwiseDistance",
-        "AvgPool1d",
-        "AvgPool2d",
-        "MaxPool1d",
-        "MaxPool2d",
-        "Upsample",
-        "Unfold",
-    ]
-}
-_CONTAINERS = {"torch.nn.ModuleList", "torch.nn.ModuleDict", "torch.nn.ParameterList", "torch.nn.ParameterDict"}
-TENSOR_FACTORIES = {
-    f"torch.{name}"
-    for name in [
-        "arange",
-        "empty",
-        "eye",
-        "from_numpy",
-        "full",
-        "linspace",
-        "logspace",
-        "ones",
-        "rand",
-        "randint",
-        "randn",
-        "randperm",
-        "tensor",
-        "tril",
-        "triu",
-        "zeros",
-        "as_tensor",
-        "FloatTensor",
-        "LongTensor",
-        "Tensor",
-    ]
-}
+_WEIGHTLESS = words(
+    "Module Identity Flatten Softmax LogSoftmax Sigmoid LogSigmoid Tanh ReLU GELU Softplus Dropout CosineSimilarity "
+    "PairwiseDistance AvgPool1d AvgPool2d MaxPool1d MaxPool2d Upsample Unfold"
+)
+_CONTAINERS = words("torch.nn.ModuleList torch.nn.ModuleDict torch.nn.ParameterList torch.nn.ParameterDict")
+TENSOR_FACTORIES = words(
+    "torch.arange torch.empty torch.eye torch.from_numpy torch.full torch.linspace torch.logspace torch.ones "
+    "torch.rand torch.randint torch.randn torch.randperm torch.tensor torch.tril torch.triu torch.zeros "
+    "torch.as_tensor torch.FloatTensor torch.LongTensor torch.Tensor"
+)
 
 
 class Holding(enum.Enum):
@@ -74,6 +33,14 @@ class Holding(enum.Enum):
     BUFFER = "buffer"
     PLAIN_TENSOR = "unregistered tensor"
     PYTHON = "Python value"
+
+
+_REGISTERED = {
+    "register_buffer": Holding.BUFFER,
+    "register_parameter": Holding.PARAMETER,
+    "add_module": Holding.MODULE,
+    "register_module": Holding.MODULE,
+}
 
 
 @dataclass
@@ -101,7 +68,7 @@ class Model:
 
     def reads(self, attribute: str) -> bool:
         """Tell whether its code, inherited one included, reads an attribute of this name, or may by `getattr`."""
-        for node in ast.walk(self.node):
+        for node in walk(self.node):
             if isinstance(node, ast.Attribute) and node.attr == attribute and not isinstance(node.ctx, ast.Store):
                 return True
             if isinstance(node, ast.Constant) and node.value == attribute:
@@ -113,11 +80,8 @@ class Model:
         for statement in self.node.body:
             if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)) and statement.name == name:
                 return statement
-        for base in self.bases:
-            found = base.method(name)
-            if found is not None:
-                return found
-        return None
+        inherited = [base.method(name) for base in self.bases]
+        return next((method for method in inherited if method is not None), None)
 
 
 def find_models(nodes: Iterable[ast.ClassDef], names: Names) -> List[Model]:
@@ -160,117 +124,76 @@ def _is_module_class(base: Optional[str], node: ast.ClassDef) -> bool:
     return {"__init__", "forward"} <= methods and not base.startswith(("torch.autograd.", "torch.optim."))
 
 
-def _self_name(function: Function) -> str:
-    positional = [*function.args.posonlyargs, *function.args.args]
-    return positional[0].arg if positional else ""
-
-
 def _collect(model: Model, names: Names) -> None:
-    init = next(
-        (item for item in model.node.body if isinstance(item, ast.FunctionDef) and item.name == "__init__"), None
-    )
     for statement in model.node.body:
-        if isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                if isinstance(target, ast.Name):
-                    model.holds.setdefault(target.id, Holding.PYTHON)
-    if init is None:
+        for name, _ in assignments(statement):
+            model.holds.setdefault(name, Holding.PYTHON)
+    init = model.method("__init__")
+    if init is None or init not in model.node.body:
         return
-    owner = _self_name(init)
-    for name, value in _assignments(init, owner):
-        model.values[name] = value
-        kind = _kind(value, names)
-        if kind is not None and model.holds.get(name) is not Holding.BUFFER:
-            model.holds[name] = kind
-    for call in (node for node in walk(init) if isinstance(node, ast.Call)):
-        function = call.func
-        if not (isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)):
-            continue
-        if function.value.id != owner:
-            continue
-        label = constant(argument(call, "name", 0))
-        kinds = {
-            "register_buffer": Holding.BUFFER,
-            "register_parameter": Holding.PARAMETER,
-            "add_module": Holding.MODULE,
-            "register_module": Holding.MODULE,
-        }
-        if isinstance(label, str) and function.attr in kinds:
-            model.holds[label] = kinds[function.attr]
+    owner = next((parameter.arg for parameter in parameters_of(init)), "self")
+    nodes = walk(init)
+    for name, value in (pair for node in nodes for pair in assignments(node)):
+        of, _, attribute = name.rpartition(".")
+        if of == owner:
+            model.values[attribute] = value
+            kind = _kind(value, names)
+            if kind is not None and model.holds.get(attribute) is not Holding.BUFFER:
+                model.holds[attribute] = kind
+    for node in nodes:
+        if owner_of(node, *_REGISTERED) == owner:
+            assert isinstance(node, ast.Call)
+            label = constant(argument(node, "name", 0))
+            if isinstance(label, str):
+                model.holds[label] = _REGISTERED[getattr(node.func, "attr", "")]
 
 
 def _learns(model: Model, names: Names) -> bool:
     """Tell whether a model may have weights: some of what it holds or calls is not known to have none."""
-    inherited = [base for base in model.node.bases if not isinstance(base, ast.Name) or names.resolve(base) is not None]
-    if any(base.learns for base in model.bases) or not all(_is_weightless(names.resolve(base)) for base in inherited):
+    if any(base.learns for base in model.bases) or {Holding.PARAMETER, Holding.MODULES} & {*model.holds.values()}:
         return True
-    if any(kind in (Holding.PARAMETER, Holding.MODULES) for kind in model.holds.values()):
-        return True
-    if any(
-        kind is Holding.MODULE and not _is_weightless(_made_by(model, name, names))
-        for name, kind in model.holds.items()
-    ):
-        return True
-    called = {name for name in map(_of_self, _calls(model.node)) if name in model.values}
-    if not all(_is_weightless(_made_by(model, name, names)) for name in called):
+    parts = {name for name, kind in model.holds.items() if kind is Holding.MODULE}
+    parts |= model.values.keys() & _called_by_self(model.node)
+    made = [names.called(model.values[name]) if name in model.values else None for name in parts]
+    # A name that resolves to nothing is a class of the file.
+    made += [names.resolve(base) for base in model.node.bases if not isinstance(base, ast.Name) or names.resolve(base)]
+    if not all(map(_is_weightless, made)):
         return True
     # What changes itself in every call is more than a loss.
     forward = model.method("forward")
-    helpers = [] if forward is None else [model.method(name) for name in map(_of_self, _calls(forward))]
+    helpers = map(model.method, () if forward is None else _called_by_self(forward))
     return forward is None or any(
         isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-        for function in [forward, *helpers]
-        if function is not None
+        for function in filter(None, [forward, *helpers])
         for node in walk(function)
     )
 
 
-def _calls(node: ast.AST) -> Iterator[ast.expr]:
-    return (part.func for part in walk(node) if isinstance(part, ast.Call))
-
-
-def _of_self(function: ast.expr) -> str:
-    """Return the attribute of `self` that a function is or belongs to, "" for any other function."""
-    names = (dotted(function) or "").split(".")
-    return names[1] if names[0] == "self" and len(names) > 1 else ""
-
-
-def _made_by(model: Model, name: str, names: Names) -> Optional[str]:
-    value = model.values.get(name)
-    return None if value is None else names.called(value)
+def _called_by_self(node: ast.AST) -> Iterator[str]:
+    """Yield the attributes of `self` that are called, or of which a part is."""
+    for call in walk(node):
+        names = (dotted(call.func) or "").split(".") if isinstance(call, ast.Call) else []
+        if names[:1] == ["self"] and len(names) > 1:
+            yield names[1]
 
 
 def _is_weightless(name: Optional[str]) -> bool:
-    return name is not None and (name in _WEIGHTLESS or (name.startswith("torch.nn.") and name.endswith("Loss")))
-
-
-def _assignments(init: Function, owner: str) -> Iterator[Tuple[str, ast.expr]]:
-    for node in walk(init):
-        targets: List[ast.expr] = []
-        if isinstance(node, ast.Assign):
-            targets, value = node.targets, node.value
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            targets, value = [node.target], node.value
-        for name, each in (pair for target in targets for pair in pairs(target, value)):
-            if name.startswith(f"{owner}.") and name.count(".") == 1:
-                yield name.split(".")[1], each
+    module, _, last = (name or "").rpartition(".")
+    return module == "torch.nn" and (last in _WEIGHTLESS or last.endswith("Loss"))
 
 
 def _kind(value: ast.expr, names: Names) -> Optional[Holding]:
+    called = names.called(value)
     if isinstance(value, ast.Constant):
         return Holding.PYTHON
-    called = names.called(value)
     if called is None:
         # A class of the file, or a method call: `Block(...)` is a module more often than not.
-        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id[:1].isupper():
-            return Holding.MODULE
-        return None
+        capital = isinstance(value, ast.Call) and (getattr(value.func, "id", "")[:1]).isupper()
+        return Holding.MODULE if capital else None
     if called in _CONTAINERS:
         return Holding.MODULES
     if called in ("torch.nn.Parameter", "torch.nn.Buffer"):
         return Holding.PARAMETER if called.endswith("Parameter") else Holding.BUFFER
     if called in TENSOR_FACTORIES:
         return Holding.PLAIN_TENSOR
-    if called.startswith("torch.nn.") and called.rsplit(".", 1)[1][:1].isupper():
-        return Holding.MODULE
-    return None
+    return Holding.MODULE if called.startswith("torch.nn.") and called.rsplit(".", 1)[1][:1].isupper() else None

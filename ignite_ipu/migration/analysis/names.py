@@ -246,13 +246,49 @@ def method_calls(nodes: Iterable[ast.AST], *methods: str) -> Iterator[Tuple[ast.
             yield node, owner
 
 
-def pairs(target: ast.expr, value: ast.expr) -> Iterator[Tuple[str, ast.expr]]:
+def assignments(node: ast.AST) -> Iterator[Tuple[str, ast.expr]]:
     """Yield the source of each target of an assignment with its value, tuples element by element."""
-    if isinstance(target, (ast.Tuple, ast.List)):
-        if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
-            for one, part in zip(target.elts, value.elts):
-                yield from pairs(one, part)
-        return
+    if isinstance(node, ast.Assign):
+        yield from (pair for target in node.targets for pair in _pairs(target, node.value))
+    elif isinstance(node, ast.AnnAssign) and node.value is not None:
+        yield from _pairs(node.target, node.value)
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[Tuple[str, ast.expr]]:
     name = dotted(target)
     if name is not None:
         yield name, value
+    elif isinstance(target, _TUPLES) and isinstance(value, _TUPLES) and len(value.elts) == len(target.elts):
+        yield from (pair for each in zip(target.elts, value.elts) for pair in _pairs(*each))
+
+
+_TUPLES = (ast.Tuple, ast.List)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def _own_variables(nodes: Iterable[ast.AST]) -> Set[ast.AST]:
+    """Return the nodes that name variables of comprehensions among some, which are nobody else's."""
+    found: Set[ast.AST] = set()
+    for part in nodes:
+        if isinstance(part, _COMPREHENSIONS):
+            targets = [name for generator in part.generators for name in walk(generator.target)]
+            own = {name.id for name in targets if isinstance(name, ast.Name)}
+            first = set(walk(part.generators[0].iter))
+            found |= {name for name in walk(part) if isinstance(name, ast.Name) and name.id in own} - first
+    return found
+
+
+def names_bound(node: ast.AST) -> Set[str]:
+    """Return the names, and the attributes of names, that a node binds."""
+    nodes = walk(node)
+    stored = [part for part in nodes if isinstance(getattr(part, "ctx", None), ast.Store)]
+    own = _own_variables(nodes) if stored else ()
+    return {name for name in (dotted(part) for part in stored if part not in own) if name is not None}
+
+
+def names_loaded(node: ast.AST) -> Set[str]:
+    """Return the plain names that a node reads."""
+    nodes = walk(node)
+    own = _own_variables(nodes)
+    loaded = (part for part in nodes if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Load))
+    return {part.id for part in loaded if part not in own}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Dict, FrozenSet, Iterator, Optional, Tuple
+from typing import Dict, FrozenSet, Iterator, List, Optional, Tuple
 
 from ignite_ipu.emulator.trace.operators import table as operator_table
 from ignite_ipu.emulator.trace.operators.table import Restriction
-from ignite_ipu.migration.analysis.literals import literals
-from ignite_ipu.migration.analysis.names import Names, argument, constant, has_hidden_arguments
+from ignite_ipu.migration.analysis.kinds import default_of, parameters_of
+from ignite_ipu.migration.analysis.names import Names, argument, constant, dotted, has_hidden_arguments, names_bound
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
 _NO_OPERATORS = (
@@ -22,6 +22,7 @@ _NO_OPERATORS = (
     "torch.autograd.profiler.",
 )
 # Moves, and what takes values to the host, are other rules' business.
+_DEEPEST = 8
 _OTHER_RULES = frozenset(("cuda", "from_numpy", "item"))
 # Functions that `run` computes by others (`program/forward/equivalents.py`, which imports torch), wholly, or where one
 # of these arguments is in the way ("" for none); and the layers that are made of them.
@@ -118,7 +119,7 @@ def refused_arguments(file: ParsedFile, name: str, call: ast.Call) -> Iterator[T
             if restriction.when == "always":
                 yield call, restriction
             continue
-        known = [None] if value is None else list(literals(file, value))
+        known = [None] if value is None else list(_literals(file, value))
         if any((each is not ... or restriction.when == "given") and restriction.concerns(each) for each in known):
             yield value if value is not None else call, restriction
 
@@ -134,3 +135,40 @@ def _order_of(name: str, call: ast.Call) -> str:
     if name == "torch.nn.RNN" and isinstance(constant(argument(call, "", 3)), bool):
         return "torch.nn.LSTM"  # before PyTorch 2.1, where the nonlinearity was no positional argument
     return name
+
+
+def _literals(file: ParsedFile, node: Optional[ast.AST], depth: int = 0) -> Iterator[object]:
+    """Yield the literals that an expression may be, as far as the file shows, and Ellipsis for whatever else it may."""
+    if isinstance(node, (ast.Tuple, ast.List)):
+        values = [constant(element) for element in node.elts]
+        yield ... if ... in values else values
+    elif isinstance(node, ast.IfExp):
+        yield from _literals(file, node.body, depth)
+        yield from _literals(file, node.orelse, depth)
+    elif isinstance(node, (ast.Name, ast.Attribute)) and depth < _DEEPEST:
+        behind = list(_behind(file, node))
+        for value in behind or [None]:
+            yield from _literals(file, value, depth + 1)
+    else:
+        yield constant(node)
+
+
+def _behind(file: ParsedFile, node: ast.expr) -> Iterator[Optional[ast.expr]]:
+    """Yield the expressions that a name stands for; None for what the file does not show."""
+    name, function = dotted(node) or "", file.function_of(node)
+    if name.startswith("self.") and name.count(".") == 1:
+        above = next((each for each in file.ancestors(node) if isinstance(each, ast.ClassDef)), None)
+        yield next((model.values.get(name[5:]) for model in file.models if model.node is above), None)
+    elif function is not None and name in {parameter.arg for parameter in parameters_of(function)}:
+        if any(name in names_bound(statement) for statement in function.body):
+            yield None
+            return
+        given = file.given(function, name)
+        yield from (value for value in given if value is not None)
+        if not given or None in given:
+            yield default_of(function, name)
+    else:
+        values = file.values.get(name, [])
+        local = [value for value in values if file.function_of(value) is function]
+        found: List[ast.expr] = local or [value for value in values if file.function_of(value) is None]
+        yield found[0] if len(found) == 1 else None

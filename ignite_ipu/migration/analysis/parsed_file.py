@@ -12,7 +12,7 @@ from typing import Dict, Iterable, Iterator, List, Optional, Set, Tuple, Type, T
 from ignite_ipu.errors import SourceError
 from ignite_ipu.migration.analysis.kinds import Function
 from ignite_ipu.migration.analysis.models import Model, find_models
-from ignite_ipu.migration.analysis.names import Names, argument, children, dotted, method_calls, pairs, walk
+from ignite_ipu.migration.analysis.names import Names, argument, assignments, children, dotted, method_calls, walk
 from ignite_ipu.migration.source.file import Source
 
 Node = TypeVar("Node", bound=ast.AST)
@@ -195,14 +195,8 @@ class ParsedFile:
     @cached_property
     def assigned(self) -> List[Tuple[str, ast.expr]]:
         """The source of each target that something is assigned to, with its value; tuples element by element."""
-        found: List[Tuple[str, ast.expr]] = []
-        for node in self.nodes(ast.Assign):
-            for target in node.targets:
-                found += pairs(target, node.value)
-        for declared in self.nodes(ast.AnnAssign):
-            if declared.value is not None:
-                found += pairs(declared.target, declared.value)
-        return found
+        nodes = (*self.nodes(ast.Assign), *self.nodes(ast.AnnAssign))
+        return [pair for node in nodes for pair in assignments(node)]
 
     @cached_property
     def values(self) -> Dict[str, List[ast.expr]]:

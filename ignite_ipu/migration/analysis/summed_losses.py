@@ -8,8 +8,7 @@ from __future__ import annotations
 import ast
 from typing import Iterator, List, Set, Tuple
 
-from ignite_ipu.migration.analysis.bindings import names_bound, names_loaded
-from ignite_ipu.migration.analysis.names import dotted, walk
+from ignite_ipu.migration.analysis.names import dotted, names_bound, names_loaded, walk
 from ignite_ipu.migration.analysis.training import Training
 
 _WEIGHTS = {"weight", "bias", "parameters", "named_parameters"}

@@ -37,8 +37,6 @@ TOLERANCES: Dict[torch.dtype, Tuple[float, float]] = {
     torch.float16: (1e-2, 1e-4),
     torch.bfloat16: (5e-2, 1e-3),
 }
-
-
 # What the device makes of a type; other types stay what they are.
 _KEPT: Dict[torch.dtype, Tuple[torch.dtype, ...]] = {torch.float64: (torch.float64, torch.float32)}
 
@@ -151,20 +149,19 @@ class ParityReport:
 
     def __str__(self) -> str:
         counts = {kind: sum(d.kind == kind and d.step == 1 for d in self.differences) for kind in _KINDS}
-        lines = [
+        counted = (
             f"{self.steps} updates from {self.micro_batches} micro-batches each: {counts['output']} layer outputs, the "
-            f"loss, {counts['gradient']} gradients and {counts['weight']} weights and buffers compared after each.",
-            *self.remarks,
-        ]
-        if self.first is None:
-            closest = max(self.differences, key=lambda d: d.largest / d.allowed if d.allowed else 0.0)
-            nearest = f"They agree. Nearest to its tolerance: {closest}." if closest.largest else "They agree exactly."
-            lines.append(nearest)
-        else:
-            lines += [f"They diverge. First: {self.first}.", *self._explanation(self.first)]
-        return "\n".join(lines)
+            f"loss, {counts['gradient']} gradients and {counts['weight']} weights and buffers compared after each."
+        )
+        return "\n".join([counted, *self.remarks, *self._verdict()])
 
-    def _explanation(self, first: Difference) -> Iterator[str]:
+    def _verdict(self) -> Iterator[str]:
+        first = self.first
+        if first is None:
+            closest = max(self.differences, key=lambda d: d.largest / d.allowed if d.allowed else 0.0)
+            yield f"They agree. Nearest to its tolerance: {closest}." if closest.largest else "They agree exactly."
+            return
+        yield f"They diverge. First: {first}."
         before = self.differences[: self.differences.index(first)]
         agreed = [d.name for d in before if (d.kind, d.step) == ("gradient", first.step)]
         if first.kind == "gradient":
@@ -233,9 +230,8 @@ def compare_training(
     updates = [[next(endless) for _ in range(count)] for _ in range(steps)]
     expected = _run_natively(native, how, updates, replication_factor)
     found = _run_on_device(device, how, updates, gradient_accumulation_steps, replication_factor, half)
-    differences: List[Difference] = []
-    for step, (mine, theirs) in enumerate(zip(expected, found), start=1):
-        differences += _differences(step, mine, theirs, half, tolerance)
+    numbered = enumerate(zip(expected, found), start=1)
+    differences = (each for step, both in numbered for each in _differences(step, *both, half, tolerance))
     return ParityReport(tuple(differences), steps, count, tuple(remarks))
 
 
@@ -266,13 +262,8 @@ def _run_natively(setup: Setup, how: ModelCall, updates: Sequence[Update], repli
                 outputs.setdefault(name, []).append(tensor)
         with _natively():
             setup.optimizer.step()
-        yield {
-            "output": _under_all_names(
-                {name: join_tensors(tensors) for name, tensors in outputs.items()}, layers.names
-            ),
-            "loss": {"the batch": torch.stack(losses).mean()},
-            **_trained(setup.model, replicas == 1),
-        }
+        joined = {name: join_tensors(tensors) for name, tensors in outputs.items()}
+        yield _results(setup.model, joined, layers.names, torch.stack(losses).mean(), replicas)
 
 
 def _run_on_device(
@@ -313,13 +304,7 @@ def _run_on_device(
 
     def keep(engine: Any) -> None:
         outputs, loss = engine.state.output
-        results.append(
-            {
-                "output": _under_all_names(dict(zip(returned, outputs)), names),
-                "loss": {"the batch": loss},
-                **_trained(setup.model, replicas == 1),
-            }
-        )
+        results.append(_results(setup.model, dict(zip(returned, outputs)), names, loss, replicas))
 
     trainer.add_event_handler(Events.ITERATION_COMPLETED, keep)
     try:
@@ -340,14 +325,18 @@ class _OnPrediction(nn.Module):
         return find_loss(output[0]) if self.loss_fn is None else self.loss_fn(output[0], y)
 
 
-def _trained(model: nn.Module, with_statistics: bool) -> Results:
-    """Return copies of gradients and weights, as they are on the host."""
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.requires_grad}
-    buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
-    weights = {**dict(model.named_parameters()), **(buffers if with_statistics else {})}
+def _results(
+    model: nn.Module, outputs: Mapping[str, torch.Tensor], names: Mapping[str, str], loss: torch.Tensor, replicas: int
+) -> Results:
+    """Return the results of an update, with copies of gradients and weights as they are on the host."""
+    parameters = dict(model.named_parameters())
+    buffers = {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point() and replicas == 1}
+    gradients = {name: p.grad for name, p in parameters.items() if p.requires_grad and p.grad is not None}
     return {
-        "gradient": {name: gradient.detach().clone() for name, gradient in gradients.items() if gradient is not None},
-        "weight": {name: tensor.detach().clone() for name, tensor in weights.items()},
+        "output": {name: outputs[first] for name, first in names.items()},
+        "loss": {"the batch": loss},
+        "gradient": {name: gradient.detach().clone() for name, gradient in gradients.items()},
+        "weight": {name: tensor.detach().clone() for name, tensor in {**parameters, **buffers}.items()},
     }
 
 
@@ -417,15 +406,11 @@ def _backwards(names: Sequence[str], outputs: Sequence[str]) -> List[str]:
     return sorted(reversed(names), key=position, reverse=True)
 
 
-def _under_all_names(outputs: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> Dict[str, torch.Tensor]:
-    return {name: outputs[first] for name, first in names.items()}
-
-
 def _switch_off_dropout(model: nn.Module) -> List[str]:
-    kinds = nn.modules.dropout._DropoutNd
-    names = [name for name, module in model.named_modules() if isinstance(module, kinds) and module.p]
-    for module in model.modules():
-        if isinstance(module, kinds):
+    names = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            names += [name] if module.p else []
             module.p = 0.0
         elif isinstance(getattr(module, "dropout", None), float):  # recurrent layers and attention
             setattr(module, "dropout", 0.0)  # noqa: B010

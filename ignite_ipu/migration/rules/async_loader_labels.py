@@ -18,8 +18,7 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.analysis.bindings import names_bound
-from ignite_ipu.migration.analysis.names import argument, dotted, method_calls, walk
+from ignite_ipu.migration.analysis.names import argument, dotted, method_calls, names_bound, walk
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
 

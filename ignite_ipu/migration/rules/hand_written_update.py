@@ -25,8 +25,7 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.analysis.bindings import names_bound
-from ignite_ipu.migration.analysis.names import dotted, owner_of, walk
+from ignite_ipu.migration.analysis.names import dotted, names_bound, owner_of, walk
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
 

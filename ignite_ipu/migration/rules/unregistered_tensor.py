@@ -18,10 +18,9 @@ from __future__ import annotations
 import ast
 from typing import Iterator
 
-from ignite_ipu.migration.analysis.bindings import names_bound
 from ignite_ipu.migration.analysis.kinds import Function, parameters_of
 from ignite_ipu.migration.analysis.models import TENSOR_FACTORIES
-from ignite_ipu.migration.analysis.names import dotted, owner_of, unmoved, walk
+from ignite_ipu.migration.analysis.names import dotted, names_bound, owner_of, unmoved, walk
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
 

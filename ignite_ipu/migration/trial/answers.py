@@ -35,18 +35,7 @@ class Answers(TorchFunctionMode):
         self._own_indexing: Any = None
 
     def __enter__(self) -> Any:
-        self._watch_indexing()
-        return super().__enter__()  # type: ignore[no-untyped-call]
-
-    def __exit__(self, *error: Any) -> Any:
-        if self._own_indexing is None:
-            del torch.Tensor.__getitem__
-        else:
-            torch.Tensor.__getitem__ = self._own_indexing  # type: ignore[method-assign]
-        return super().__exit__(*error)  # type: ignore[no-untyped-call]
-
-    def _watch_indexing(self) -> None:
-        """Keep what indexing gives also where modes do not see it: they do since PyTorch 2.1."""
+        # What indexing gives is kept also where modes do not see it: they do since PyTorch 2.1.
         self._own_indexing = vars(torch.Tensor).get("__getitem__")
         original: Any = torch.Tensor.__getitem__
 
@@ -58,6 +47,14 @@ class Answers(TorchFunctionMode):
             return result
 
         torch.Tensor.__getitem__ = get_item  # type: ignore[assignment,method-assign]
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> Any:
+        if self._own_indexing is None:
+            del torch.Tensor.__getitem__
+        else:
+            torch.Tensor.__getitem__ = self._own_indexing  # type: ignore[method-assign]
+        return super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None

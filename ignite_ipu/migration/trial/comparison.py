@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 import torch
 from torch import fx
@@ -21,37 +22,38 @@ def differences(first: Trace, second: Trace) -> Iterator[Tuple[str, str]]:
             yield name, f"a tensor of shape {tuple(one.shape)} and then of shape {tuple(other.shape)}"
         elif not torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)):
             yield name, "one tensor and then another"
-    numbers_first, numbers_second = _numbers(first), _numbers(second)
-    nodes = [node for node in first.graph.nodes if node.op == "call_function"]
-    others = [node for node in second.graph.nodes if node.op == "call_function"]
-    for node, twin in zip(nodes, others):
+    last: Optional[fx.Node] = None
+    for node, twin in itertools.zip_longest(_operators(first), _operators(second)):
+        if node is None or twin is None:
+            place = node if node is not None else last if last is not None else twin
+            yield place.name, f"{_operator(node or twin)} in one call and not in the other"
+            return
         if _operator(node) != _operator(twin):
             yield node.name, f"{_operator(node)} and then {_operator(twin)}: forward takes another way"
             return
-        mine = [_leaf(leaf, numbers_first) for leaf in leaves((list(node.args), dict(node.kwargs)))]
-        theirs = [_leaf(leaf, numbers_second) for leaf in leaves((list(twin.args), dict(twin.kwargs)))]
-        for value, other_value in zip(mine, theirs):
-            if value != other_value:
-                yield node.name, f"{_said(value)} and then {_said(other_value)}"
-                break
-    if len(nodes) != len(others):
-        longer = nodes if len(nodes) > len(others) else others
-        extra = longer[min(len(nodes), len(others))]
-        last = nodes[min(len(nodes), len(others)) - 1].name if nodes and others else extra.name
-        yield (extra.name if longer is nodes else last), f"{_operator(extra)} in one call and not in the other"
+        changed = ((mine, theirs) for mine, theirs in zip(_arguments(node), _arguments(twin)) if mine != theirs)
+        for mine, theirs in itertools.islice(changed, 1):
+            yield node.name, f"{_said(mine)} and then {_said(theirs)}"
+        last = node
 
 
-def _numbers(capture: Trace) -> Dict[fx.Node, int]:
-    return {node: number for number, node in enumerate(capture.graph.nodes)}
+def _operators(trace: Trace) -> List[Any]:
+    for number, node in enumerate(trace.graph.nodes):
+        node.meta["number"] = number
+    return [node for node in trace.graph.nodes if node.op == "call_function"]
 
 
 def _operator(node: fx.Node) -> str:
     return str(node.meta.get("operator", node.name))
 
 
-def _leaf(value: Any, numbers: Dict[fx.Node, int]) -> Any:
+def _arguments(node: fx.Node) -> List[Any]:
+    return [_comparable(leaf) for leaf in leaves((list(node.args), dict(node.kwargs)))]
+
+
+def _comparable(value: Any) -> Any:
     if isinstance(value, fx.Node):
-        return ("node", numbers[value])
+        return ("node", value.meta["number"])
     if isinstance(value, float) and math.isnan(value):
         return "nan"
     # Generators, functions and the like are compared by what they are, not by where they lie.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 import os
 import re
-from typing import Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from ignite_ipu.errors import SourceError
-from ignite_ipu.migration.findings import Finding, Outcome, Rule, Severity
-from ignite_ipu.migration.source.comments import EVERY_RULE, find_suppressions
-from ignite_ipu.migration.source.file import read_source, split_lines
-from ignite_ipu.migration.trial.places import Place
+from ignite_ipu.migration.checker import place_hit
+from ignite_ipu.migration.findings import Finding, Hit, Outcome, Rule, Severity
+from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.source.comments import EVERY_RULE
+from ignite_ipu.migration.source.file import Source, read_source
 from ignite_ipu.migration.trial.trial import Trial
 
 _ATTRIBUTE = re.compile(r"self\.\w+")
@@ -39,11 +40,15 @@ def with_traced(
         rule = rules.get(note.rule)
         if rule is None:
             continue
-        place = note.place or trial.factory
-        if place is not None and files.is_suppressed(place, rule.name):
+        severity, place = note.severity or rule.severity, note.place or trial.factory
+        program = Program(Source(target, "")) if place is None else files.program(place.path)
+        line = 1 if place is None else place.line
+        if any({rule.name, EVERY_RULE} & program.suppressions.get(each, set()) for each in _ends(program.tree, line)):
             suppressed += 1
             continue
-        new = files.finding(place, target, rule, note.message, note.severity or rule.severity)
+        # What stops this trace stops that of `run`.
+        run = Outcome.REFUSED if severity is Severity.ERROR else rule.run
+        new = place_hit(program, rule, Hit(_whole(program, line), note.message, None, severity, run))
         same = next((finding for finding in findings if _say_the_same(finding, new)), None)
         if same is None:
             findings.append(new)
@@ -57,71 +62,44 @@ def with_traced(
 def _say_the_same(known: Finding, new: Finding) -> bool:
     if known.rule != new.rule or known.path != new.path:
         return False
+    about, other = _ATTRIBUTE.findall(new.message), _ATTRIBUTE.findall(known.message)
     if known.line <= new.line <= known.end_line:
-        attributes = _ATTRIBUTE.findall(known.message), _ATTRIBUTE.findall(new.message)
-        return not all(attributes) or attributes[0] == attributes[1]
+        return not about or not other or about == other
     # What a trace can only say of a whole forward.
-    about = _ATTRIBUTE.findall(new.message)
-    return bool(about) and about == _ATTRIBUTE.findall(known.message)
+    return bool(about) and about == other
 
 
-class _Files:
-    """The files that findings are placed in."""
-
-    def __init__(self, named: Sequence[str]) -> None:
-        self._names: Dict[str, str] = {os.path.realpath(path): path for path in named if os.path.isfile(path)}
-        self._read: Dict[str, Tuple[List[str], Dict[int, Set[str]], Optional[ast.Module]]] = {}
-
-    def finding(self, place: Optional[Place], target: str, rule: Rule, message: str, severity: Severity) -> Finding:
-        """Return the finding at a place: the whole line, because a trace knows no columns."""
-        # What stops this trace stops that of `run`.
-        run = Outcome.REFUSED if severity is Severity.ERROR else rule.run
-        if place is None:
-            return Finding(target, 1, 1, 1, 1, None, rule.name, severity, run, message, rule.remedy)
-        lines, _, _ = self._file(place.path)
-        text = lines[place.line - 1] if 0 < place.line <= len(lines) else ""
-        column = len(text) - len(text.lstrip()) + 1
-        end = len(text.rstrip()) + 1
-        return Finding(
-            path=self._shown(place.path),
-            line=place.line,
-            column=column,
-            end_line=place.line,
-            end_column=max(end, column),
-            cell=None,
-            rule=rule.name,
-            severity=severity,
-            run=run,
-            message=message,
-            remedy=rule.remedy,
-        )
-
-    def is_suppressed(self, place: Place, rule: str) -> bool:
-        """Tell whether a comment in the line, or at either end of the statement it belongs to, silences a rule."""
-        _, suppressions, tree = self._file(place.path)
-        return any({rule, EVERY_RULE} & suppressions.get(line, set()) for line in _ends(tree, place.line))
-
-    def _shown(self, path: str) -> str:
-        named = self._names.get(os.path.realpath(path))
-        if named is not None:
-            return named
-        relative = os.path.relpath(path)
-        return path if relative.startswith(os.pardir) else relative
-
-    def _file(self, path: str) -> Tuple[List[str], Dict[int, Set[str]], Optional[ast.Module]]:
-        if path not in self._read:
-            try:
-                text = read_source(path).text
-                self._read[path] = split_lines(text), find_suppressions(text), ast.parse(text)
-            except (OSError, SourceError, SyntaxError, ValueError):
-                self._read[path] = [], {}, None
-        return self._read[path]
+def _whole(program: Program, line: int) -> ast.stmt:
+    """Return something in the place of a whole line, because a trace knows no columns."""
+    text = program.lines[line - 1].rstrip() if line <= len(program.lines) else ""
+    indent = len(text) - len(text.lstrip())
+    return ast.Pass(lineno=line, col_offset=indent, end_lineno=line, end_col_offset=len(text.encode()))
 
 
-def _ends(tree: Optional[ast.Module], line: int) -> Iterator[int]:
+def _ends(tree: ast.AST, line: int) -> Iterator[int]:
+    """Yield a line and both ends of the statement that it belongs to, where a comment silences a rule."""
     yield line
-    for node in ast.walk(tree) if tree is not None else ():
+    for node in ast.walk(tree):
         last = getattr(node, "end_lineno", None)
         if isinstance(node, ast.stmt) and not hasattr(node, "body") and last and node.lineno <= line <= last:
             yield node.lineno
             yield last
+
+
+class _Files:
+    """The files that findings are placed in, by the names that the user has for them."""
+
+    def __init__(self, named: Sequence[str]) -> None:
+        self._names: Dict[str, str] = {os.path.realpath(path): path for path in named if os.path.isfile(path)}
+        self._read: Dict[str, Program] = {}
+
+    def program(self, path: str) -> Program:
+        """Return a file under its name; one without text if it cannot be read."""
+        if path not in self._read:
+            relative = os.path.relpath(path)
+            shown = self._names.get(os.path.realpath(path), path if relative.startswith(os.pardir) else relative)
+            try:
+                self._read[path] = Program(read_source(shown))
+            except (OSError, SourceError):
+                self._read[path] = Program(Source(shown, ""))
+        return self._read[path]

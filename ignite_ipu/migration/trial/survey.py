@@ -30,6 +30,7 @@ from ignite_ipu.emulator.inspection import (
     set_strict,
 )
 from ignite_ipu.errors import LossError
+from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.trial.answers import Answers
 from ignite_ipu.migration.trial.notes import Notes
@@ -37,16 +38,17 @@ from ignite_ipu.migration.trial.places import Place, current_place
 
 _DECISIONS = {"__bool__", "is_nonzero", "__contains__", "equal", "allclose", "__index__"}
 _READS = {"item", "tolist", "__int__", "__float__", "__complex__", "_local_scalar_dense", "apply_", "map_", "map2_"}
+_DECIDED = (
+    "data-dependent-control-flow",
+    "{where} asks for the truth of a tensor's value, which a trace does not have",
+)
 # Rule and message of a refusal; the error's own message where there is none.
 _HOST = ("host-value-in-forward", "{where} takes a tensor's value to the host with {name}, which a trace does not have")
 _BY_VALUES = ("dynamic-shape", "{where} calls {name}, whose output size depends on values")
 _REFUSED: Dict[Optional[Refusal], Tuple[str, str]] = {
     Refusal.MOVE_TO_HOST: _HOST,
     Refusal.MOVE_TO_GPU: ("cuda-device", "{where} moves a tensor to a GPU"),
-    Refusal.GRADIENT: (
-        "gradient-in-forward",
-        "{where} calls {name}, which does not exist inside a compiled program",
-    ),
+    Refusal.GRADIENT: ("gradient-in-forward", "{where} calls {name}, which does not exist inside a compiled program"),
     Refusal.DYNAMIC_SHAPE: _BY_VALUES,
     Refusal.HOST_TENSOR: (
         "unregistered-tensor",
@@ -55,18 +57,8 @@ _REFUSED: Dict[Optional[Refusal], Tuple[str, str]] = {
     Refusal.UNSUPPORTED_OPERATOR: ("unsupported-operator", ""),
     Refusal.RESTRICTED_ARGUMENT: ("restricted-operator", ""),
 }
-_RANDOM = {
-    "bernoulli",
-    "multinomial",
-    "normal",
-    "rand",
-    "rand_like",
-    "randint",
-    "randint_like",
-    "randn",
-    "randn_like",
-    "randperm",
-}
+_RANDOM = words("bernoulli multinomial normal rand rand_like randint randint_like randn randn_like randperm")
+_SHOWN = {"__getitem__": "indexing by a mask", "__array__": "numpy"}
 _FROM_DATA = {"as_tensor", "from_numpy", "tensor"}
 
 
@@ -115,8 +107,6 @@ class Survey(TorchFunctionMode):
         self._watch(name, place, args, kwargs, result, known)
         return result
 
-    # -- what is refused ------------------------------------------------------------------------------------------
-
     def _refused(
         self,
         func: Callable[..., Any],
@@ -131,9 +121,11 @@ class Survey(TorchFunctionMode):
             self.notes.add("restricted-operator", place, text.rstrip("."))
             raise Stopped from error
         kind: Optional[Refusal] = getattr(error, "kind", None)
-        rule, message = _rule(kind, name)
+        rule, message = _REFUSED.get(kind, ("failed-trace", ""))
+        if kind is Refusal.HOST_READ:
+            rule, message = _DECIDED if name in _DECISIONS else _HOST if name in _READS else _BY_VALUES
         # The error's own message ends with how the emulator is told to go on.
-        reason = message.replace("{name}", _shown(name)) or text.split(f" ({SWITCH}")[0].rstrip(".")
+        reason = message.replace("{name}", _SHOWN.get(name, name)) or text.split(f" ({SWITCH}")[0].rstrip(".")
         self.notes.add(rule, place, reason, None if message else Severity.ERROR)
         if kind in (Refusal.MOVE_TO_HOST, Refusal.MOVE_TO_GPU) and name in ("to", "cpu", "cuda", "xpu"):
             return args[0]
@@ -162,8 +154,6 @@ class Survey(TorchFunctionMode):
             raise Stopped from error
         return map_leaves(native, _onto_ipu)
 
-    # -- what ends up in the program ------------------------------------------------------------------------------
-
     def _watch(
         self,
         name: str,
@@ -176,51 +166,32 @@ class Survey(TorchFunctionMode):
         for value in leaves(result):
             if isinstance(value, IpuTensor) and value.node.op == "call_function":
                 self.nodes.setdefault(value.node.name, place)
-        for constant in set(() if self.capture is None else self.capture.constants) - known:
+        constants = set(() if self.capture is None else self.capture.constants) - known
+        for constant in constants:
             self.constants[constant] = place
-            self._new_constant(name, place, args, kwargs)
+            data = args[0] if args else kwargs.get("data")
+            if name == "to" or (name in _FROM_DATA and isinstance(data, (np.ndarray, torch.Tensor))):
+                text = "moves a tensor of the host to the device; the program keeps the value it has while compiling"
+                self.notes.add("captured-constant", place, f"{{where}} {text}")
         touched = any(isinstance(value, IpuTensor) for value in leaves((args, kwargs, result)))
-        if name.rstrip("_") in _RANDOM and isinstance(result, torch.Tensor) and not touched:
-            self._drawn(place, f"torch.{name}")
-
-    def _new_constant(self, name: str, place: Optional[Place], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        data = args[0] if args else kwargs.get("data")
-        if name in _RANDOM:
-            self._drawn(place, f"torch.{name}")
-        elif name == "to" or (name in _FROM_DATA and isinstance(data, (np.ndarray, torch.Tensor))):
-            self.notes.add(
-                "captured-constant",
-                place,
-                "{where} moves a tensor of the host to the device; the program keeps the value it has while compiling",
-            )
-
-    def _drawn(self, place: Optional[Place], name: str) -> None:
-        text = f"{{where}} draws from {name} on the host; the number drawn while tracing is used for ever"
-        self.notes.add("python-randomness", place, text)
+        drawn = name.rstrip("_") in _RANDOM and isinstance(result, torch.Tensor) and not touched
+        if drawn or (constants and name in _RANDOM):
+            text = f"draws from torch.{name} on the host; the number drawn while tracing is used for ever"
+            self.notes.add("python-randomness", place, f"{{where}} {text}")
 
 
 def unsupported_operators(survey: Survey, notes: Notes) -> None:
     """Note the operators of a finished trace that PopTorch does not compile."""
     capture = survey.capture
-    for use in [] if capture is None else capture.unsupported:
+    if capture is None:
+        return
+    for use in capture.unsupported:
         part = "" if canonical(use.name) == use.kind else f" (part of {use.name})"
         text = f"{{where}} uses aten::{use.kind}{part}, which PopTorch does not compile"
         notes.add("unsupported-operator", survey.operators.get(use.name), text, Severity.ERROR)
-    for text, name in [] if capture is None else capture.warned.items():
+    for text, name in capture.warned.items():
         about = text.replace(DOUBT, "PopTorch's sources read so.").rstrip(".")
         notes.add("restricted-operator", survey.operators.get(name), about, Severity.NOTE)
-
-
-def _rule(kind: Optional[Refusal], name: str) -> Tuple[str, str]:
-    """Return the rule that a refused operator breaks, and the message."""
-    if kind is not Refusal.HOST_READ:
-        return _REFUSED.get(kind, ("failed-trace", ""))
-    if name in _DECISIONS:
-        return (
-            "data-dependent-control-flow",
-            "{where} asks for the truth of a tensor's value, which a trace does not have",
-        )
-    return _HOST if name in _READS else _BY_VALUES
 
 
 def _onto_ipu(value: Any) -> Any:
@@ -229,24 +200,13 @@ def _onto_ipu(value: Any) -> Any:
     return value
 
 
-def _shown(name: str) -> str:
-    return {"__getitem__": "indexing by a mask", "__array__": "numpy"}.get(name, name)
-
-
 class Printed(io.TextIOBase):
-    """Standard output while a forward is traced: what it prints is noted, and goes to another stream.
-
-    Args:
-        stream: Where to.
-        notes: Where it is noted.
-    """
+    """Standard output while a forward is traced: what it prints is noted, and goes to another stream."""
 
     def __init__(self, stream: TextIO, notes: Notes) -> None:
-        self._stream = stream
-        self._notes = notes
+        self._stream, self._notes = stream, notes
 
     def write(self, text: str) -> int:
-        """Write to the stream."""
         place = current_place()
         if place is not None and active() is not None:
             message = f"{place.where} calls print(), which runs once, while tracing, and has no values to show"
@@ -254,5 +214,4 @@ class Printed(io.TextIOBase):
         return self._stream.write(text)
 
     def flush(self) -> None:
-        """Flush the stream."""
         self._stream.flush()

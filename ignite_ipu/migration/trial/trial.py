@@ -17,6 +17,7 @@ from ignite_ipu import backend
 from ignite_ipu.cli.targets import blamed_on, load_factory
 from ignite_ipu.emulator.inspection import Error, IpuTensor, Refusal, Trace, identifier
 from ignite_ipu.errors import BatchError, LossError, OutputError
+from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.trial.answers import Answers
 from ignite_ipu.migration.trial.comparison import differences
@@ -30,18 +31,10 @@ from ignite_ipu.program.step import BatchStep, EvaluationStep
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.training_step import TrainingStep
 
-_INT32 = torch.iinfo(torch.int32)
-_STOPPING = {
-    "cuda-device",
-    "data-dependent-control-flow",
-    "dynamic-shape",
-    "failed-trace",
-    "gradient-in-forward",
-    "host-value-in-forward",
-    "rebound-buffer",
-    "restricted-operator",
-    "unregistered-tensor",
-}
+_STOPPING = words(
+    "cuda-device data-dependent-control-flow dynamic-shape failed-trace gradient-in-forward host-value-in-forward "
+    "rebound-buffer restricted-operator unregistered-tensor"
+)
 
 
 @dataclass
@@ -77,52 +70,17 @@ def try_out(target: str) -> Trial:
         trial = Trial([], definition_of(factory))
         notes = Notes(trial.notes)
         _look_at_batches(subject, notes)
-        if subject.optimizer is not None:
-            _try_training(native, subject, notes, trial)
-        _try_inference(native, subject, notes, trial)
+        for training in (True, False) if subject.optimizer is not None else (False,):
+            what = "training" if training else "inference"
+            trial.tried.append(what)
+            answers = _answers(native, subject, notes, training)
+            if answers is not None and _compiles(subject, answers, notes, training):
+                trial.compiled.append(what)
     return trial
 
 
-def _try_training(native: Subject, subject: Subject, notes: Notes, trial: Trial) -> None:
-    answers = _answers(native, subject, notes, trial, training=True)
-    if answers is None:
-        return
-    refused = False
-    try:
-        optimizer: Any = convert_optimizer(subject.optimizer).optimizer
-    except OptimizerError as error:
-        # There is a receipt where it is the arguments that cannot be converted.
-        rule = "unsupported-optimizer" if error.receipt is None else "unsupported-optimizer-argument"
-        notes.add(rule, None, str(error).rstrip("."))
-        refused = True
-        parameters = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
-        optimizer = convert_optimizer(torch.optim.SGD(parameters, lr=0.1)).optimizer
-
-    def make(survey: Survey) -> Any:
-        loss_fn = None if subject.loss_fn is None else _Watched(subject.loss_fn, survey)
-        step = TrainingStep(subject.model, loss_fn, model_fn=_watching(subject, survey, notes))
-        return step, backend.poptorch().trainingModel(step, options=_options(), optimizer=optimizer)
-
-    if _compile_twice(subject, make, answers, notes) and not refused:
-        trial.compiled.append("training")
-
-
-def _try_inference(native: Subject, subject: Subject, notes: Notes, trial: Trial) -> None:
-    answers = _answers(native, subject, notes, trial, training=False)
-    if answers is None:
-        return
-
-    def make(survey: Survey) -> Any:
-        step = EvaluationStep(subject.model, model_fn=_watching(subject, survey, notes))
-        return step, backend.poptorch().inferenceModel(step, options=_options())
-
-    if _compile_twice(subject, make, answers, notes):
-        trial.compiled.append("inference")
-
-
-def _answers(native: Subject, subject: Subject, notes: Notes, trial: Trial, training: bool) -> Optional[Answers]:
+def _answers(native: Subject, subject: Subject, notes: Notes, training: bool) -> Optional[Answers]:
     """Set the mode of both models and run one natively once; None when that fails already."""
-    trial.tried.append("training" if training else "inference")
     for each in (native, subject):
         each.model.train(training)
     x, y = native.batches[0]
@@ -139,19 +97,21 @@ def _answers(native: Subject, subject: Subject, notes: Notes, trial: Trial, trai
     given = [*tensors_in((x, y)), *native.model.parameters(), *native.model.buffers()]
     if not any(tensor.dtype is torch.float64 for tensor in given):
         for place, name in answers.doubles.items():
-            text = f"{{where}} computes {name} in double precision, the device in single"
-            notes.add("unsupported-dtype", place, text)
+            notes.add(
+                "unsupported-dtype", place, f"{{where}} computes {name} in double precision, the device in single"
+            )
     return answers
 
 
-def _compile_twice(subject: Subject, make: Callable[[Survey], Any], answers: Answers, notes: Notes) -> bool:
+def _compiles(subject: Subject, answers: Answers, notes: Notes, training: bool) -> bool:
     """Compile, and trace once more to see what of the program changes from call to call; tell whether it compiled."""
+    optimizer, refused = _optimizer(subject, notes) if training else (None, False)
     compiled, before = False, len(notes.broken)
     surveys = [Survey(notes, answers), Survey(Notes(), answers)]
     for survey in surveys:
         answers.again()
         try:
-            step, executor = make(survey)
+            step, executor = _made(subject, survey, notes, optimizer)
         except LossError as error:
             notes.add("restricted-operator", None, _line(error))
             return False
@@ -166,7 +126,32 @@ def _compile_twice(subject: Subject, make: Callable[[Survey], Any], answers: Ans
             text = f"{{where}} computes with {change}; the compiled program stays with the first"
             notes.add("captured-constant", place, text, Severity.ERROR, about="change")
     # What was refused was answered, so that the trace could go on.
-    return compiled and not {*_STOPPING, "unsupported-operator"} & {*notes.broken[before:]}
+    return compiled and not refused and not {*_STOPPING, "unsupported-operator"} & {*notes.broken[before:]}
+
+
+def _optimizer(subject: Subject, notes: Notes) -> Tuple[Any, bool]:
+    """Return PopTorch's optimizer, or another one that it has, and whether the subject's is refused."""
+    try:
+        return convert_optimizer(subject.optimizer).optimizer, False
+    except OptimizerError as error:
+        # There is a receipt where it is the arguments that cannot be converted.
+        rule = "unsupported-optimizer" if error.receipt is None else "unsupported-optimizer-argument"
+        notes.add(rule, None, str(error).rstrip("."))
+    parameters = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
+    return convert_optimizer(torch.optim.SGD(parameters, lr=0.1)).optimizer, True
+
+
+def _made(subject: Subject, survey: Survey, notes: Notes, optimizer: Any) -> Tuple[BatchStep, Any]:
+    """Return a step under a survey and its executor: for inference without an optimizer."""
+    poptorch, model_fn = backend.poptorch(), _watching(subject, survey, notes)
+    # Nothing runs, so no IPU is taken.
+    options = poptorch.Options().showCompilationProgressBar(False).connectionType(poptorch.ConnectionType.Never)
+    if optimizer is None:
+        evaluation = EvaluationStep(subject.model, model_fn=model_fn)
+        return evaluation, poptorch.inferenceModel(evaluation, options=options)
+    loss_fn = None if subject.loss_fn is None else _Watched(subject.loss_fn, survey)
+    step = TrainingStep(subject.model, loss_fn, model_fn=model_fn)
+    return step, poptorch.trainingModel(step, options=options, optimizer=optimizer)
 
 
 def _compile(subject: Subject, step: BatchStep, executor: Any, survey: Survey, notes: Notes) -> bool:
@@ -181,16 +166,17 @@ def _compile(subject: Subject, step: BatchStep, executor: Any, survey: Survey, n
         pass
     except BatchError as error:
         notes.add("failed-trace", None, _line(error))
-    except (Error, LossError, OutputError) as error:
-        kind = getattr(error, "kind", None)
-        if kind is not Refusal.UNSUPPORTED_OPERATOR and not _explained(notes):
-            rule = "rebound-buffer" if kind is Refusal.REPLACED_TENSOR else "failed-trace"
-            notes.add(rule, raised_at(error) or definition_of(subject.model.forward), _line(error))
     except Exception as error:
-        if not _explained(notes):
-            place = raised_at(error) or definition_of(subject.model.forward)
-            inside = "" if raised_at(error) is not None else f" (in {library_line(error)})"
-            notes.add("failed-trace", place, f"the trace stops with {type(error).__name__}: {_line(error)}{inside}")
+        kind, place = getattr(error, "kind", None), raised_at(error)
+        text = _line(error)
+        if not isinstance(error, (Error, LossError, OutputError)):
+            inside = "" if place is not None else f" (in {library_line(error)})"
+            text = f"the trace stops with {type(error).__name__}: {text}{inside}"
+        # What something else that is noted may lead to is not worth a line of its own.
+        explained = any(note.rule in _STOPPING and note.severity is not Severity.NOTE for note in notes.found)
+        if kind is not Refusal.UNSUPPORTED_OPERATOR and not explained:
+            rule = "rebound-buffer" if kind is Refusal.REPLACED_TENSOR else "failed-trace"
+            notes.add(rule, place or definition_of(subject.model.forward), text)
     finally:
         with contextlib.suppress(Error):
             executor.destroy()
@@ -198,11 +184,6 @@ def _compile(subject: Subject, step: BatchStep, executor: Any, survey: Survey, n
         unsupported_operators(survey, notes)
         _look_at_counters(subject, survey.capture, notes)
     return not failed
-
-
-def _explained(notes: Notes) -> bool:
-    """Tell whether something is noted that a failure may follow from, which is then not worth a line of its own."""
-    return any(note.rule in _STOPPING and note.severity is not Severity.NOTE for note in notes.found)
 
 
 def _watching(subject: Subject, survey: Survey, notes: Notes) -> Callable[[nn.Module, Any], Any]:
@@ -251,11 +232,10 @@ def _look_at_batches(subject: Subject, notes: Notes) -> None:
     for tensor in tensors_in(subject.batches[0]):
         if tensor.dtype is torch.float64:
             notes.add("narrowed-dtype", None, "a batch has float64, of which the device makes float32", about="float")
-    for batch in subject.batches:
-        for tensor in tensors_in(batch):
-            if tensor.dtype is torch.int64 and tensor.numel() and not _fits(tensor):
-                text = f"a batch has the int64 value {int(tensor.max())}, and the device's integers have 32 bits"
-                notes.add("narrowed-dtype", None, text, Severity.ERROR, about="overflow")
+    for tensor in (tensor for batch in subject.batches for tensor in tensors_in(batch)):
+        if tensor.dtype is torch.int64 and tensor.numel() and not torch.equal(tensor, tensor.int().long()):
+            text = f"a batch has the int64 value {int(tensor.max())}, and the device's integers have 32 bits"
+            notes.add("narrowed-dtype", None, text, Severity.ERROR, about="overflow")
     for name, parameter in subject.model.named_parameters():
         if parameter.dtype is torch.float64:
             notes.add("unsupported-dtype", None, f"{name} is float64, of which the device makes float32", about="model")
@@ -277,22 +257,12 @@ def _look_at_counters(subject: Subject, capture: Trace, notes: Notes) -> None:
                 notes.add("captured-constant", definition_of(module.forward), text, Severity.ERROR, about=name)
 
 
-def _fits(tensor: torch.Tensor) -> bool:
-    return _INT32.min <= int(tensor.min()) and int(tensor.max()) <= _INT32.max
-
-
 def _said(shapes: List[Tuple[int, ...]]) -> str:
     return ", ".join(str(shape) for shape in shapes)
 
 
 def _line(error: BaseException) -> str:
     return " ".join(str(getattr(error, "message", error)).split()).rstrip(".")
-
-
-def _options() -> Any:
-    poptorch = backend.poptorch()
-    # Nothing runs, so no IPU is taken.
-    return poptorch.Options().showCompilationProgressBar(False).connectionType(poptorch.ConnectionType.Never)
 
 
 @contextlib.contextmanager

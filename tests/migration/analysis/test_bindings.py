@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from ignite_ipu.migration.analysis.bindings import names_bound, names_loaded
+from ignite_ipu.migration.analysis.names import names_bound, names_loaded
 
 
 @pytest.mark.parametrize(
