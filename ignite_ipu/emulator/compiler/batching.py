@@ -53,13 +53,11 @@ class Batching:
         return self.device_iterations * self.gradient_accumulation * self.replication_factor
 
     def slot_of(self, replica: int) -> int:
-        """Return which input slot `replica` reads."""
         if self.group_type is CommGroupType.Orthogonal:
             return replica % self.slots
         return replica // self.group_size
 
     def micro_batch_shape(self, name: str, tensor: torch.Tensor) -> Tuple[int, ...]:
-        """Return the shape of one micro-batch of an input."""
         size = tensor.shape[0] if tensor.dim() else 1
         if size % self.factor:
             raise AssertionError(
@@ -82,7 +80,6 @@ class Batching:
 
     @property
     def returned(self) -> int:
-        """Number of micro-batches that each output holds."""
         if self.output_mode in (OutputMode.Final, OutputMode.Sum):
             return self.replication_factor
         return self.micro_batches // (self.return_period if self.output_mode is OutputMode.EveryN else 1)

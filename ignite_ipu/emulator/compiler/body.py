@@ -28,7 +28,6 @@ class Body(NamedTuple):
     outputs: Tuple[torch.Tensor, ...]
 
     def run(self, inputs: Sequence[torch.Tensor], captured: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        """Run the body on CPU tensors."""
         graph = self.graph
         values = graph.run(*inputs, *captured, *graph.constants)
         return [graph.frozen[index] if place is None else values[place] for index, place in enumerate(graph.positions)]

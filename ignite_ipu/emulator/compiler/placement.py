@@ -84,7 +84,6 @@ class Placement:
         self._site = None
 
     def restart_auto_ids(self) -> None:
-        """Number blocks without an id from "0" again."""
         self._next_auto_id = 0
 
     def close(self) -> None:
@@ -93,7 +92,6 @@ class Placement:
 
     @property
     def site(self) -> Site:
-        """Place of an operator traced now."""
         if self._site is None:
             raise backend_error(
                 "No active Block: an operator follows the end of a `with Block` and precedes the next one. "

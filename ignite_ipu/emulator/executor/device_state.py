@@ -69,7 +69,6 @@ class DeviceState:
             raise fault.error()
 
     def load(self, program: DeviceProgram, owner: object) -> None:
-        """Take the IPUs for `owner` and upload everything."""
         self.fail_on_demand("copy", program)
         with self._observation.call("attachToDevice"):
             self.fetch()

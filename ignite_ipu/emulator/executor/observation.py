@@ -43,7 +43,6 @@ class Observation:
         return self.report is None and not self._channel.is_recorded
 
     def cut(self, error: Error) -> None:
-        """Put the text of a very long error into a file."""
         cut_long_message(error, self._options.log_dir)
 
     @contextlib.contextmanager
@@ -77,7 +76,6 @@ class Observation:
 
     @contextlib.contextmanager
     def compilation(self) -> Iterator[None]:
-        """Time the compilation in the `with` block."""
         limit_repeats(self._options.max_repeat_logs)
         started = time.perf_counter()
         with self.call("modelCompilation"):

@@ -82,7 +82,6 @@ class OptimizerTracker:
             self._meter.add(optimizer_uploads=1)
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return the optimizer's state dictionary, after reading the device's state if that is newer."""
         self.read_back()
         return type(self._optimizer).state_dict(self._optimizer)
 

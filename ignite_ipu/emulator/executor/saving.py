@@ -61,7 +61,6 @@ class File(NamedTuple):
         return torch.load(io.BytesIO(data), weights_only=False)
 
     def compiled_arguments(self) -> Arguments:
-        """Return the arguments that the model was compiled for."""
         return self.arguments if self.arguments is not None else cast(Arguments, self.pickled(_ARGUMENTS))
 
     def give_to(self, program: DeviceProgram) -> None:

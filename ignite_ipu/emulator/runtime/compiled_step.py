@@ -48,7 +48,6 @@ class CompiledStep(TrainingStep):
         self._places = [places[name] for name in self._names]
 
     def run(self, batch: Tensors, replica: int) -> Tuple[torch.Tensor, ...]:
-        """Run one micro-batch forward and backward, and return what the graph returns."""
         executable, compiled = self._executable, self._compiled
         if executable.graph is not self._graph:  # somebody watches the operators of this run
             return super().run(batch, replica)

@@ -53,7 +53,6 @@ class DeviceCalls:
         return program.returned(outputs)
 
     def anchored(self, short_name: str) -> torch.Tensor:
-        """Return an anchored tensor of the last call."""
         if short_name not in self._anchored:
             raise AssertionError(
                 f"No tensor with name {short_name!r}: known after the last run are {sorted(self._anchored)}. "

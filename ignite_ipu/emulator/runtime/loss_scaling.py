@@ -60,7 +60,6 @@ class AutomaticLossScaling:
                 self._counts += torch.tensor([gradient.numel() - small, gradient.numel()], dtype=torch.float64)
 
     def forget(self) -> None:
-        """Start counting afresh."""
         self._counts = torch.zeros(2, dtype=torch.float64)
 
     def after_update(self, scaling: float, reduce: Optional[Callable[[List[torch.Tensor]], None]] = None) -> float:

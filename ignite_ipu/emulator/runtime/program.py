@@ -49,13 +49,11 @@ class OptimizerSource(Protocol):
 
     description: OptimizerDescription
 
-    def check_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
-        """Refuse an optimizer over parameters that are not the model's."""
+    def check_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None: ...
 
     def on_device(
         self, executable: Executable, parameters: Mapping[str, nn.Parameter], store: foreach.Store
-    ) -> DeviceOptimizer:
-        """Return the optimizer that updates these weights, its state as the host last knew it."""
+    ) -> DeviceOptimizer: ...
 
 
 class DeviceProgram:
@@ -135,7 +133,6 @@ class DeviceProgram:
         return self._executable is not None or not self.needs_ipu
 
     def attach(self, owner: object) -> None:
-        """Take the IPUs, load the program, and upload weights and buffers."""
         options = self._options
         ipu_id = options("ipu_id") if options.exists("ipu_id") else None
         if not options._uses_ipu_model():  # of IPU models there are as many as anybody asks for
@@ -161,7 +158,6 @@ class DeviceProgram:
         self.graph = dataclasses.replace(self.graph, constants=tuple(constants), frozen=dict(frozen))
 
     def detach(self) -> None:
-        """Give the IPUs back; what was on them is gone."""
         if self._executable is not None:
             self._meter.add(detaches=1)
         if self._device is not None:
@@ -200,7 +196,6 @@ class DeviceProgram:
             return run(inputs)
 
     def upload(self) -> None:
-        """Copy parameters and buffers from the host to the device."""
         executable = self._executable
         if executable is None:
             return
@@ -210,7 +205,6 @@ class DeviceProgram:
         self._count_upload()
 
     def upload_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        """Copy the named buffers from the host to the device."""
         unknown = [name for name in buffers if name not in self.graph.buffers]
         if unknown:
             raise backend_error(
@@ -222,7 +216,6 @@ class DeviceProgram:
             self._meter.add(weight_upload_bytes=_size(map(plain, buffers.values())))
 
     def download(self) -> None:
-        """Copy parameters and buffers from the device into the host's tensors."""
         executable = self._executable
         if executable is None:
             return
@@ -316,7 +309,6 @@ class DeviceProgram:
         return adapted or name.startswith(_OF_UPDATES)
 
     def _check(self) -> None:
-        """Refuse what was traced where the options do not allow it."""
         self.placement.check(self._options, self._training)
         self.placement.check_graph(self.capture.graph)
         for check in self.capture.checks:
@@ -366,7 +358,6 @@ class DeviceProgram:
             )
 
     def _host_values(self) -> Tuple[Dict[str, torch.Tensor], Dict[str, torch.Tensor]]:
-        """Return the host's weights and buffers."""
         weights = {name: plain(self._host.parameters[name]) for name in self.graph.weights}
         return weights, {name: plain(self._host.buffers[name]) for name in self.graph.buffers}
 

@@ -29,7 +29,6 @@ class RandomStream:
 
     @contextlib.contextmanager
     def drawn(self) -> Iterator[None]:
-        """Draw from the device's stream in the `with` block."""
         if self.used is False:
             yield
             return

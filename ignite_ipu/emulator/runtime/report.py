@@ -43,8 +43,7 @@ class Reported(Protocol):
     placement: Placement
     ipus: int
 
-    def memory(self) -> Dict[str, int]:
-        """Return how many bytes the device holds of what kind."""
+    def memory(self) -> Dict[str, int]: ...
 
 
 def report_for(options: Options, model_name: str) -> Optional[Report]:

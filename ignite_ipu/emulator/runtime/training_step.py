@@ -121,7 +121,6 @@ class TrainingStep:
 
     @property
     def _scale(self) -> float:
-        """The factor on the loss gradient."""
         return self.optimizer.loss_scaling * (self._share if self._folded else 1.0)
 
     def _add(self, gradients: Tuple[torch.Tensor, ...]) -> None:

@@ -132,7 +132,6 @@ class Trace(TorchFunctionMode, abc.ABC):
         return tracing
 
     def mark_loss(self, tensor: IpuTensor) -> None:
-        """Remember that `tensor` is a loss."""
         if tensor.node not in self.losses:
             self.losses.append(tensor.node)
 

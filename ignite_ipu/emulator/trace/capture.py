@@ -52,7 +52,6 @@ class Capture(Trace):
         self._inferences = Inferences()
 
     def add_input(self, name: str, tensor: torch.Tensor) -> IpuTensor:
-        """Return the traced stand-in for one micro-batch of an input."""
         self.inputs[name] = self._placeholder(f"input_{name}", tensor, requires_grad=False)
         return self.inputs[name]
 
@@ -63,7 +62,6 @@ class Capture(Trace):
         return self.weights[name]
 
     def add_buffer(self, name: str, tensor: torch.Tensor) -> IpuTensor:
-        """Return the traced stand-in for a floating-point buffer."""
         self.buffers[name] = self._stand_in(self._placeholder(name, tensor, requires_grad=False), tensor)
         return self.buffers[name]
 

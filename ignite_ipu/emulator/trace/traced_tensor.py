@@ -22,11 +22,9 @@ class Recorder(Protocol):
 
     graph: fx.Graph
 
-    def require_active(self) -> Recorder:
-        """Return the trace that runs now."""
+    def require_active(self) -> Recorder: ...
 
-    def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        """Record one call of PyTorch's API."""
+    def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any: ...
 
 
 class IpuTensor(torch.Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -15,24 +16,12 @@ from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.values.custom_types import find_parser, flatten_tensors, map_tensors
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_ACCEPTED = frozenset(
-    {
-        torch.float32,
-        torch.float16,
-        torch.float64,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    }
-)
+_FLOATS = (torch.float32, torch.float16, torch.float64)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 _ADVICE = (
     " The compiled graph is for the arguments of the first call: create a new wrapper, or call destroy() on this one "
     "before calling it with other arguments."
 )
-
 
 Shapes = List[Tuple[torch.Size, torch.dtype]]
 
@@ -96,12 +85,11 @@ class Signature:
 
     def __init__(self, model: Any) -> None:
         forward = model.forward if isinstance(model, nn.Module) else model
-        self._parameters: List[inspect.Parameter] = list(inspect.signature(forward).parameters.values())
-        self._positional = [parameter for parameter in self._parameters if parameter.kind in _POSITIONAL]
-        self._names = [parameter.name for parameter in self._parameters]
-        kinds = {parameter.kind for parameter in self._parameters}
-        self._takes_any_positional = inspect.Parameter.VAR_POSITIONAL in kinds
-        self._takes_any_keyword = inspect.Parameter.VAR_KEYWORD in kinds
+        parameters = list(inspect.signature(forward).parameters.values())
+        self._positional = [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
+        self._keyword = [parameter for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+        self._names = [parameter.name for parameter in parameters]
+        self._kinds = {parameter.kind for parameter in parameters}
 
     def shapes_of_tensors(self, compiled: Arguments) -> Optional[Shapes]:
         """Return shape and type of each argument where all are tensors passed by position, the rest left to defaults.
@@ -125,31 +113,20 @@ class Signature:
             AssertionError: Too many arguments, an unknown keyword, or a parameter given twice.
             Error: A parameter without default is missing.
         """
-        if len(args) > len(self._positional) and not self._takes_any_positional:
+        if len(args) > len(self._positional) and inspect.Parameter.VAR_POSITIONAL not in self._kinds:
             raise AssertionError(
                 f"Too many arguments provided: forward takes {len(self._positional)} positional, got {len(args)} "
                 f"(parameters: {self._names})."
             )
         left = dict(kwargs)
-        values: List[Any] = []
-        names: List[str] = []
-        for index, parameter in enumerate(self._positional):
-            if index < len(args):
-                if parameter.name in left and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
-                    raise AssertionError(f"Parameter {parameter.name} was passed more than once.")
-                values.append(args[index])
-            else:
-                values.append(_take(parameter, left))
-            names.append(parameter.name)
-        variadic = args[len(self._positional) :]
-        values += variadic
-        names += [f"*args[{index}]" for index in range(len(variadic))]
-        keyword = {
-            parameter.name: _take(parameter, left)
-            for parameter in self._parameters
-            if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        }
-        if left and not self._takes_any_keyword:
+        for parameter in self._positional[: len(args)]:
+            if parameter.name in left and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+                raise AssertionError(f"Parameter {parameter.name} was passed more than once.")
+        values = [*args, *(_take(parameter, left) for parameter in self._positional[len(args) :])]
+        names = [parameter.name for parameter in self._positional]
+        names += [f"*args[{index}]" for index in range(len(values) - len(names))]
+        keyword = {parameter.name: _take(parameter, left) for parameter in self._keyword}
+        if left and inspect.Parameter.VAR_KEYWORD not in self._kinds:
             raise AssertionError(f"{next(iter(left))} is not a valid parameter: forward takes {self._names}.")
         keyword.update(left)
         return Arguments(tuple(values), keyword, tuple(names))
@@ -172,7 +149,7 @@ def check_for_compile(arguments: Arguments) -> None:
             logger.warning("Dicts as inputs only have partial support (argument %s); prefer a tuple.", name)
         for tensor_name, tensor in _named_tensors(name, value):
             _check_device(tensor_name, tensor)
-            if tensor.dtype not in _ACCEPTED or tensor.layout is not torch.strided:
+            if tensor.dtype not in _FLOATS + _INTEGERS or tensor.layout is not torch.strided:
                 kind = tensor.dtype if tensor.layout is torch.strided else f"{tensor.layout} of {tensor.dtype}"
                 raise backend_error(
                     f"Unsupported input type {kind} for {tensor_name}: the device takes float32, float16, "
@@ -220,16 +197,14 @@ def _compare(name: str, expected: Any, value: Any, types: Mapping[str, type]) ->
     expected_type: Any = types.get(name, type(expected))
     if type(value) is not expected_type:
         raise _type_mismatch(name, expected_type, value)
-    parser = find_parser(expected)
-    if parser is None and isinstance(expected, dict):
-        _compare_keys(name, expected, value)
-        for key, item in expected.items():
-            _compare(f"{name}[{key}]", item, value[key], types)
-    elif parser is None and isinstance(expected, tuple):
-        if len(value) != len(expected):
+    parts = None if isinstance(expected, list) else _parts(expected)
+    if parts is not None:
+        if isinstance(expected, dict):
+            _compare_keys(name, expected, value)
+        elif len(value) != len(expected):
             raise python_error(f"Length mismatch for {name}: expected {len(expected)} but got {len(value)}.{_ADVICE}")
-        for index, item in enumerate(expected):
-            _compare(f"{name}[{index}]", item, value[index], types)
+        for key, item in parts.items():
+            _compare(f"{name}[{key}]", item, value[key], types)
     elif flatten_tensors(expected):
         # Lists and custom types are compared as the tuple of their tensors.
         _compare(name, tuple(flatten_tensors(expected)), tuple(flatten_tensors(value)), {})
@@ -241,15 +216,9 @@ def _same(expected: Any, value: Any) -> bool:
     """Tell whether a frozen value is still what it was; arrays are compared element by element."""
     if value is expected:
         return True
-    if hasattr(expected, "__array__"):
-        return _same_arrays(expected, value)
-    try:
-        return bool(expected == value)
-    except ValueError:  # a list of arrays, for example
-        return _same_arrays(expected, value)
-
-
-def _same_arrays(expected: Any, value: Any) -> bool:
+    if not hasattr(expected, "__array__"):
+        with contextlib.suppress(ValueError):  # a list of arrays, for example
+            return bool(expected == value)
     import numpy
 
     first, second = numpy.asarray(expected), numpy.asarray(value)
@@ -272,11 +241,10 @@ def _check_device(name: str, tensor: torch.Tensor) -> None:
 
 
 def _compare_keys(name: str, expected: Mapping[Any, Any], value: Mapping[Any, Any]) -> None:
-    keys = {
-        "Unexpected": [key for key in value if key not in expected],
-        "Missing": [key for key in expected if key not in value],
-    }
-    found = " ".join(f"{what} arguments: {which}." for what, which in keys.items() if which)
+    unexpected = [key for key in value if key not in expected]
+    missing = [key for key in expected if key not in value]
+    keys = (("Unexpected", unexpected), ("Missing", missing))
+    found = " ".join(f"{what} arguments: {which}." for what, which in keys if which)
     if found:
         raise python_error(f"Keys mismatch for {name}: {found}{_ADVICE}")
 
@@ -287,13 +255,17 @@ def _type_mismatch(name: str, expected: type, value: Any) -> Error:
     )
 
 
+def _parts(value: Any) -> Optional[Dict[Any, Any]]:
+    """Return what a list, tuple or dict holds, by index or key; None for anything else and what has a parser."""
+    if find_parser(value) is not None or not isinstance(value, (dict, list, tuple)):
+        return None
+    return value if isinstance(value, dict) else dict(enumerate(value))
+
+
 def _in_order_of(expected: Any, value: Any) -> Any:
     """Return `value` with the keys of its dicts in the order of those in `expected`."""
-    if find_parser(expected) is None and isinstance(expected, dict):
-        return [_in_order_of(item, value[key]) for key, item in expected.items()]
-    if find_parser(expected) is None and isinstance(expected, (list, tuple)):
-        return [_in_order_of(*pair) for pair in zip(expected, value)]
-    return value
+    parts = _parts(expected)
+    return value if parts is None else [_in_order_of(item, value[key]) for key, item in parts.items()]
 
 
 def _take(parameter: inspect.Parameter, left: Dict[str, Any]) -> Any:
@@ -307,16 +279,12 @@ def _take(parameter: inspect.Parameter, left: Dict[str, Any]) -> Any:
 
 def _named_parts(name: str, value: Any) -> Iterator[Tuple[str, Any]]:
     """Yield what lists, tuples and dicts hold, named `x[0]`, `d[key]` ...; values with a parser stay whole."""
-    parts: Any = None
-    if find_parser(value) is None and isinstance(value, dict):
-        parts = value.items()
-    elif find_parser(value) is None and isinstance(value, (list, tuple)):
-        parts = enumerate(value)
+    parts = _parts(value)
     if parts is None:
         yield name, value
-        return
-    for key, item in parts:
-        yield from _named_parts(f"{name}[{key}]", item)
+    else:
+        for key, item in parts.items():
+            yield from _named_parts(f"{name}[{key}]", item)
 
 
 def _named_tensors(name: str, value: Any) -> Iterator[Tuple[str, torch.Tensor]]:

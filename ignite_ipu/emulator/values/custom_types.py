@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Type
 import torch
 
 from ignite_ipu.emulator.errors import python_error
+from ignite_ipu.emulator.values.nested import like
 
 
 class ICustomArgParser(ABC):
@@ -67,19 +68,12 @@ def find_parser(value: Any) -> Optional[ICustomArgParser]:
     if not _PARSERS:
         return None
     parser = _PARSERS.get(type(value))
-    if parser is not None:
-        return parser
-    for known, candidate in _PARSERS.items():
-        if isinstance(value, known):
-            return candidate
-    return None
+    return parser or next((parser for known, parser in _PARSERS.items() if isinstance(value, known)), None)
 
 
 def flatten_tensors(structure: Any) -> List[torch.Tensor]:
     """Return every tensor in `structure`, depth first and in order; leaves that are no tensors are skipped."""
-    tensors: List[torch.Tensor] = []
-    _collect(structure, tensors)
-    return tensors
+    return list(_tensors(structure))
 
 
 def map_tensors(structure: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
@@ -96,7 +90,14 @@ def map_tensors(structure: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(structure, torch.Tensor):
         return fn(structure)
     if isinstance(structure, dict):
-        return _rebuild_dict(structure, {key: map_tensors(value, fn) for key, value in structure.items()})
+        items = {key: map_tensors(value, fn) for key, value in structure.items()}
+        if type(structure) is dict:
+            return items
+        # A shallow copy keeps what a subclass carries besides its items: a default factory, attributes, an order.
+        rebuilt: Any = copy.copy(structure)
+        for key, value in items.items():
+            rebuilt[key] = value
+        return rebuilt
     if isinstance(structure, list):
         values = [map_tensors(value, fn) for value in structure]
         if type(structure) is list:
@@ -105,7 +106,7 @@ def map_tensors(structure: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
         rebuilt[:] = values
         return rebuilt
     if isinstance(structure, tuple):
-        return _rebuild_tuple(structure, [map_tensors(value, fn) for value in structure])
+        return like(structure, [map_tensors(value, fn) for value in structure])
     return structure
 
 
@@ -114,21 +115,15 @@ def replace_tensors(structure: Any, tensors: Iterator[Any]) -> Any:
     return map_tensors(structure, lambda _: next(tensors))
 
 
-def _collect(structure: Any, into: List[torch.Tensor]) -> None:
-    if type(structure) is torch.Tensor:
-        into.append(structure)
-        return
-    parser = find_parser(structure)
+def _tensors(structure: Any) -> Iterator[torch.Tensor]:
+    parser = None if type(structure) is torch.Tensor else find_parser(structure)
     if parser is not None:
-        into.extend(_custom_tensors(parser, structure))
+        yield from _custom_tensors(parser, structure)
     elif isinstance(structure, torch.Tensor):
-        into.append(structure)
-    elif isinstance(structure, dict):
-        for value in structure.values():
-            _collect(value, into)
-    elif isinstance(structure, (list, tuple)):
-        for value in structure:
-            _collect(value, into)
+        yield structure
+    elif isinstance(structure, (dict, list, tuple)):
+        for value in structure.values() if isinstance(structure, dict) else structure:
+            yield from _tensors(value)
 
 
 def _custom_tensors(parser: ICustomArgParser, structure: Any) -> List[torch.Tensor]:
@@ -158,21 +153,4 @@ def _reconstruct(parser: ICustomArgParser, structure: Any, tensors: List[Any]) -
             f"{name} left tensors unused: yieldTensors yields {len(tensors)} for a {type(structure).__qualname__}. "
             "Take one tensor for each that is yielded."
         )
-    return rebuilt
-
-
-def _rebuild_tuple(original: Any, values: List[Any]) -> Any:
-    if type(original) is tuple:
-        return tuple(values)
-    make = getattr(type(original), "_make", None)
-    return make(values) if make is not None else type(original)(values)
-
-
-def _rebuild_dict(original: Dict[Any, Any], values: Dict[Any, Any]) -> Dict[Any, Any]:
-    if type(original) is dict:
-        return values
-    # A shallow copy keeps what a subclass carries besides its items: a default factory, attributes, an order.
-    rebuilt = copy.copy(original)
-    for key, value in values.items():
-        rebuilt[key] = value
     return rebuilt

@@ -18,8 +18,7 @@ class Settings(Protocol):
 
     per_replica_params: Dict[str, Setting]
 
-    def isCompiled(self) -> bool:
-        """Tell whether it is too late to change them."""
+    def isCompiled(self) -> bool: ...
 
 
 class ReplicaGroups:
@@ -51,10 +50,6 @@ class ReplicaGroups:
 
     def group_of(self, replica: int) -> int:
         """Return the group whose value `replica` uses."""
-        if self.kind is CommGroupType.All:
-            return 0
-        if self.kind is CommGroupType.NoGrouping:
-            return replica
         return replica // self.shards if self.kind is CommGroupType.Consecutive else replica % self.count
 
     def from_host(self, value: torch.Tensor) -> torch.Tensor:

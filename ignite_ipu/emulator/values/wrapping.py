@@ -25,11 +25,9 @@ _FETCHES = frozenset({"_parameters", "_buffers", "forward"})
 class Holder(Protocol):
     """Executor, which may have newer weights than the host."""
 
-    def copyWeightsToHostIfNeeded(self) -> bool:
-        """Download the weights if the device's are newer, and tell whether that happened."""
+    def copyWeightsToHostIfNeeded(self) -> bool: ...
 
-    def destroy(self) -> None:
-        """Free everything and undo the wrapping."""
+    def destroy(self) -> None: ...
 
 
 class Wrapping:
@@ -49,8 +47,7 @@ class Wrapping:
         self.parameter_class = self._tensor_class(torch.nn.Parameter)
         self.buffer_class = self._tensor_class(torch.Tensor)
         self.wrap_tensors(model)
-        original = type(model)
-        model.__class__ = _model_class(original, self._holder)
+        model.__class__ = _model_class(type(model), self._holder)
 
     def wrap_tensors(self, model: nn.Module) -> None:
         """Change the class of every parameter and buffer of `model`, also where it is that of an earlier executor."""
@@ -67,7 +64,11 @@ class Wrapping:
         model = self._model()
         if model is None:
             return
-        self.undo_tensors()
+        # Unless another executor has taken them over.
+        for tensor, original in self._tensors:
+            if type(tensor) in self._tensor_classes.values():
+                object.__setattr__(tensor, "__class__", original)
+        self._tensors.clear()
         if _TAKEN_OFF.pop(model, None) is not None:
             return
         if not is_wrapped(model):
@@ -75,14 +76,6 @@ class Wrapping:
                 f"Cannot unwrap {type(model).__qualname__}: model was never wrapped, or was unwrapped before."
             )
         model.__class__ = original_class(type(model))
-
-    def undo_tensors(self) -> None:
-        """Give the tensors their own classes back, unless another executor has taken them over."""
-        own = self._tensor_classes.values()
-        for tensor, original in self._tensors:
-            if type(tensor) in own:
-                object.__setattr__(tensor, "__class__", original)
-        self._tensors.clear()
 
     def _tensor_class(self, original: type) -> type:
         if original not in self._tensor_classes:
@@ -205,11 +198,8 @@ def _tensor_class(original: Type[torch.Tensor], holder: Callable[[], Optional[Ho
             unwrapped = torch.nn.Parameter(plain(self), object.__getattribute__(self, "requires_grad"))
             return unwrapped.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
-    Wrapped.__name__ = "PoptorchParameter" if parameter else "PoptorchBuffer"
-    Wrapped.__qualname__ = Wrapped.__name__
-    setattr(Wrapped, _ORIGINAL, original)
-    setattr(Wrapped, _HOLDER, staticmethod(holder))
-    return Wrapped
+    Wrapped.__name__ = Wrapped.__qualname__ = "PoptorchParameter" if parameter else "PoptorchBuffer"
+    return _tied(Wrapped, original, holder)
 
 
 def _model_class(original: Type[nn.Module], holder: Callable[[], Optional[Holder]]) -> type:
@@ -225,7 +215,6 @@ def _model_class(original: Type[nn.Module], holder: Callable[[], Optional[Holder
             return executor is not None and executor.copyWeightsToHostIfNeeded()
 
         def destroy(self) -> None:
-            """Destroy the executor."""
             executor = holder()
             if executor is not None:
                 executor.destroy()
@@ -259,6 +248,10 @@ def _model_class(original: Type[nn.Module], holder: Callable[[], Optional[Holder
     Wrapped.__name__ = f"Poptorch{original.__name__}"
     Wrapped.__qualname__ = f"Poptorch{original.__qualname__}"
     Wrapped.__module__ = original.__module__
-    setattr(Wrapped, _ORIGINAL, original)
-    setattr(Wrapped, _HOLDER, staticmethod(holder))
-    return Wrapped
+    return _tied(Wrapped, original, holder)
+
+
+def _tied(wrapped: type, original: type, holder: Callable[[], Optional[Holder]]) -> type:
+    setattr(wrapped, _ORIGINAL, original)
+    setattr(wrapped, _HOLDER, staticmethod(holder))
+    return wrapped

@@ -38,11 +38,9 @@ class Call(NamedTuple):
         return self.args[position] if position is not None and position < len(self.args) else None
 
     def tensors(self) -> Tuple[IpuTensor, ...]:
-        """Return the traced tensors among the arguments."""
         return tuple(leaf for leaf in leaves((tuple(self.args), dict(self.kwargs))) if isinstance(leaf, IpuTensor))
 
     def dtypes(self) -> Set[torch.dtype]:
-        """Return their types."""
         return {tensor.meta.dtype for tensor in self.tensors()}
 
     def has_fractions(self, *names: str) -> bool:
