@@ -13,12 +13,13 @@ the host, goes on by PyTorch's own operators.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
 import threading
 import time
-from typing import Callable, List, Optional, Sequence, Set, Tuple
+from typing import Callable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import fx
@@ -37,7 +38,6 @@ _OPTIONS = {"fallback_random": True, "cpp_wrapper": True}
 
 Run = Callable[..., Tuple[torch.Tensor, ...]]
 Tensors = Sequence[torch.Tensor]
-
 
 _is_on = False
 _one_at_a_time = threading.Lock()
@@ -117,23 +117,23 @@ class Compiled:
             torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
             for value in map(torch.Tensor.detach, given)
         ]
-        try:
+        with self._left_alone():
             module = _traced(functions, examples)
-        except Exception as error:  # whatever PyTorch's tracer says
-            self._leave(error)
-        else:
             _in_background(lambda: self._lower(module, examples))
 
     def _lower(self, module: fx.GraphModule, examples: List[torch.Tensor]) -> None:
         started = time.perf_counter()
-        try:
-            with _one_at_a_time, torch.no_grad():
-                self.run = lowered(module, examples)
-        except Exception as error:  # whatever PyTorch's compilers say
-            self._leave(error)
-        else:
+        with self._left_alone(), _one_at_a_time, torch.no_grad():
+            self.run = lowered(module, examples)
             seconds = time.perf_counter() - started
             logger.info("torch.compile compiled %s in %.1f s; it runs compiled from here on.", self._name, seconds)
+
+    @contextlib.contextmanager
+    def _left_alone(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # whatever PyTorch's tracer and compilers say
+            self._leave(error)
 
     def _leave(self, reason: object) -> None:
         if not threading.main_thread().is_alive():  # the process has ended, which is all that ails the compiler
@@ -179,9 +179,8 @@ def _in_background(work: Callable[[], None]) -> None:
         finally:
             _under_way.discard(thread)
 
-    thread = threading.Thread(
-        target=run, name="torch.compile"
-    )  # a process ends when it has; inductor cannot be cut off
+    # A process ends when it has; inductor cannot be cut off.
+    thread = threading.Thread(target=run, name="torch.compile")
     _under_way.add(thread)
     thread.start()
 

@@ -219,9 +219,6 @@ class Placement:
                 f"deviceIterations must be greater than or equal to the number of pipeline stages ({depth}), and it is "
                 f"{options.device_iterations}. Call options.deviceIterations({depth}) or use ShardedExecution."
             )
-        self._check_one_ipu_per_stage()
-
-    def _check_one_ipu_per_stage(self) -> None:
         # Blocks of one stage that ask for different IPUs cannot be one step of a pipeline.
         first: Dict[int, Site] = {0: BEFORE_ANY_BLOCK} if self._has_unmarked_operators else {}
         for site in self.blocks:

@@ -14,17 +14,16 @@ from ignite_ipu.emulator.compiler.graph import Graph
 
 Tensors = Sequence[torch.Tensor]
 Results = Tuple[torch.Tensor, ...]
-_REFUSAL = "modified by an inplace operation"
 
 
 def copied() -> ContextManager[Any]:
     """Have autograd save copies of what forward computes in the `with` block, which nothing can write over."""
-    return torch.autograd.graph.saved_tensors_hooks(torch.clone, _as_it_is)
+    return torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda value: value)
 
 
 def were_overwritten(error: Exception) -> bool:
     """Tell whether this is autograd's error about saved values that an operator wrote over."""
-    return _REFUSAL in str(error)
+    return "modified by an inplace operation" in str(error)
 
 
 class SavedValues:
@@ -74,7 +73,3 @@ def _restorer(written: Tensors) -> Callable[[], None]:
                 value.copy_(old)
 
     return restore
-
-
-def _as_it_is(value: torch.Tensor) -> torch.Tensor:
-    return value

@@ -11,7 +11,7 @@ Not at random: where a float16 value has several users, autograd adds up its (ro
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 from torch import fx
@@ -67,7 +67,7 @@ def rounded(node: fx.Node, is_written: Callable[[fx.Node], bool]) -> Callable[..
         is_written: Tells whether something writes into the memory of a value.
     """
     kernel: Callable[..., Any] = node.target  # type: ignore[assignment]
-    expected = _types(node)
+    expected = node.meta["dtypes"]
     halves = [expected, *(source.meta.get("dtype") for source in node.all_input_nodes)]
     if torch.float16 not in leaves(halves) or node.meta["operator"] in _EXACT or _is_view(node, is_written):
         return kernel
@@ -123,32 +123,13 @@ class _Widen(torch.autograd.Function):
 
 
 def _narrowed(result: Any, expected: Any, written: Dict[int, torch.Tensor]) -> Any:
-    if isinstance(result, torch.Tensor):
-        if expected is not torch.float16 or result.dtype is torch.float16:
-            return result
-        if id(result) in written:
-            return written[id(result)]  # an in-place operator returns its operand
-        return _Round.apply(result)  # type: ignore[no-untyped-call]
-    if isinstance(result, (list, tuple)) and isinstance(expected, dict):
-        return type(result)(_narrowed(item, expected.get(index), written) for index, item in enumerate(result))
-    return result
-
-
-def _types(node: fx.Node) -> Any:
-    """Return the type of a node's result, or of each item of it by position."""
-    parts = _parts(node)
-    if not parts:
-        return node.meta.get("dtype")
-    return {part.args[1]: _types(part) for part in parts}
-
-
-def _parts(node: fx.Node) -> List[fx.Node]:
-    return [user for user in node.users if user.meta.get("part")]
-
-
-def _memories(node: fx.Node) -> List[int]:
-    parts = _parts(node)
-    return [memory for part in parts for memory in _memories(part)] if parts else [node.meta.get("memory", 0)]
+    if isinstance(result, (list, tuple)):
+        return type(result)(_narrowed(*pair, written) for pair in zip(result, expected))
+    if expected is not torch.float16 or result.dtype is torch.float16:
+        return result
+    if id(result) in written:
+        return written[id(result)]  # an in-place operator returns its operand
+    return _Round.apply(result)  # type: ignore[no-untyped-call]
 
 
 def _is_view(node: fx.Node, is_written: Callable[[fx.Node], bool]) -> bool:
@@ -158,4 +139,4 @@ def _is_view(node: fx.Node, is_written: Callable[[fx.Node], bool]) -> bool:
     if node.meta["operator"] in _EXPANSIONS and not is_written(node):
         return False  # its gradient is a sum
     operands = {source.meta.get("memory") for source in node.all_input_nodes}
-    return any(memory in operands for memory in _memories(node))
+    return not operands.isdisjoint(node.meta["memories"])

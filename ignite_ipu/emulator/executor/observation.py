@@ -67,12 +67,9 @@ class Observation:
         if not self._options._show_compilation_progress_bar:
             yield lambda done, total: None
             return
-        bar = CompilationProgressBar(_QUIET_SECONDS)
-        bar(0, 2)
-        try:
+        with contextlib.closing(CompilationProgressBar(_QUIET_SECONDS)) as bar:
+            bar(0, 2)
             yield bar
-        finally:
-            bar.close()
 
     @contextlib.contextmanager
     def compilation(self) -> Iterator[None]:

@@ -74,7 +74,9 @@ class OptimizerTracker:
             return
         self.description = description
         if self._compiled is not None:
-            self._mark_refused()
+            if isinstance(optimizer, PoptorchOptimizer) and not optimizer.ipu_state_is_dirty:
+                optimizer.ipu_state_is_dirty = True
+                self._refused = optimizer._record
             self._check_replacement(self._compiled)
             self._accept()
         if self._device is not None:
@@ -187,12 +189,6 @@ class OptimizerTracker:
             return None
         # One that is marked because its description was refused has nothing that the device lacks.
         return None if self._refused is optimizer._record else optimizer._recorded()
-
-    def _mark_refused(self) -> None:
-        optimizer = self._optimizer
-        if isinstance(optimizer, PoptorchOptimizer) and not optimizer.ipu_state_is_dirty:
-            optimizer.ipu_state_is_dirty = True
-            self._refused = optimizer._record
 
     def _accept(self) -> None:
         optimizer = self._optimizer

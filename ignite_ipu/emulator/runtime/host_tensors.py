@@ -29,6 +29,10 @@ class HostTensors:
         self.parameters = dict(self.compiled)
         self.buffers: Dict[str, torch.Tensor] = dict(model.named_buffers())
 
+    def tensors(self) -> Dict[str, torch.Tensor]:
+        """Return parameters and buffers together."""
+        return {**self.parameters, **self.buffers}
+
     def follow(self) -> bool:
         """Take over tensors that were put in the place of others, as `load_state_dict(assign=True)` does; tell if so.
 

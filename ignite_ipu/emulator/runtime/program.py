@@ -140,12 +140,11 @@ class DeviceProgram:
         if self._compiles_with_torch and self._compiled is None and not self._training:
             self._compiled = torch_compiled(self.graph, self._name)
         weights, buffers = self._host_values()
-        executable = Executable(
+        self._executable = executable = Executable(
             self._compiled or self.graph, self.batching, weights, self._trained, buffers, self._groups, self.random
         )
-        self._executable = executable
         self._meter.add(attaches=1)
-        self._count_upload()
+        self._count_upload(executable)
         if self._optimizer is not None:
             self._step = self._training_step(executable, self._optimizer)
 
@@ -202,7 +201,7 @@ class DeviceProgram:
         weights, buffers = self._host_values()
         executable.set_weights(weights)
         executable.set_buffers(buffers)
-        self._count_upload()
+        self._count_upload(executable)
 
     def upload_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
         unknown = [name for name in buffers if name not in self.graph.buffers]
@@ -220,16 +219,14 @@ class DeviceProgram:
         if executable is None:
             return
         self._report_edits()
-        moved: List[torch.Tensor] = []
+        moved = {name: executable.host_weight(name) for name in executable.weights}
+        moved.update(executable.buffers[0])
+        host = self._host.tensors()
         with torch.no_grad():
-            for name in executable.weights:
-                moved.append(executable.host_weight(name))
-                receive(self._host.parameters[name], moved[-1])
-            for name, value in executable.buffers[0].items():
-                moved.append(value)
-                receive(self._host.buffers[name], value)
+            for name, value in moved.items():
+                receive(host[name], value)
         self._host_versions = self._versions()
-        self._meter.add(weight_downloads=1, weight_download_bytes=_size(moved))
+        self._meter.add(weight_downloads=1, weight_download_bytes=_size(moved.values()))
 
     def memory(self) -> Dict[str, int]:
         """Return how many bytes the device holds of what kind; nothing while it is not attached."""
@@ -334,7 +331,7 @@ class DeviceProgram:
             for name, setting in per_replica.items()
         }
         for name, groups in found.items():
-            groups.from_host(plain(self._host.parameters[name]))
+            groups.from_host(plain(self._host.parameters[name]))  # checks the shape
         return found
 
     def _training_step(self, executable: Executable, source: OptimizerSource) -> TrainingStep:
@@ -362,7 +359,7 @@ class DeviceProgram:
         return weights, {name: plain(self._host.buffers[name]) for name in self.graph.buffers}
 
     def _versions(self) -> Dict[str, int]:
-        host = {**self._host.parameters, **self._host.buffers}
+        host = self._host.tensors()
         return {name: version(host[name]) for name in (*self.graph.weights, *self.graph.buffers)}
 
     def _check_buffers(self) -> None:
@@ -388,9 +385,7 @@ class DeviceProgram:
         with torch._C.DisableTorchFunctionSubclass():
             return [name for name in self.graph.weights if self._training and wanted(self._host.parameters[name])]
 
-    def _count_upload(self) -> None:
-        executable = self._executable
-        assert executable is not None
+    def _count_upload(self, executable: Executable) -> None:
         tensors = [*executable.weights.values(), *executable.buffers[0].values()]
         self._host_versions = self._versions()
         self._meter.add(weight_uploads=1, weight_upload_bytes=_size(tensors))

@@ -24,7 +24,7 @@ class RandomStream:
     def __init__(self, seed: int, alike: bool) -> None:
         self.seed = seed
         self._alike = alike
-        self._state = torch.Generator().manual_seed(seed).get_state()
+        self._state = _start(seed)
         self.used: Optional[bool] = None  # unknown until the first call, and for good where calls differ
 
     @contextlib.contextmanager
@@ -50,9 +50,10 @@ class RandomStream:
 
     def write(self, values: Sequence[int]) -> None:
         """Continue from what `read` returned."""
-        self.seed = int(values[0])
-        if len(values) > 1:
-            self._state = torch.tensor(list(values[1:]), dtype=torch.uint8)
-        else:
-            self._state = torch.Generator().manual_seed(self.seed).get_state()
+        self.seed, *state = values
+        self._state = torch.tensor(state, dtype=torch.uint8) if state else _start(self.seed)
         self.used = None
+
+
+def _start(seed: int) -> torch.Tensor:
+    return torch.Generator().manual_seed(seed).get_state()

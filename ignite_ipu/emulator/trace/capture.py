@@ -173,6 +173,8 @@ class Capture(Trace):
         sources = (*node.all_input_nodes, *node.meta["after"])
         node.meta["varies"] = not self.folds or table.is_random(name) or any(map(may_vary, sources))
         node.meta["writes"] = {memory_of(traced.meta) for traced in written}
+        node.meta["dtypes"] = map_leaves(result, lambda leaf: getattr(leaf, "dtype", None))
+        node.meta["memories"] = [memory_of(leaf) for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
         support.note(self, name, node, kinds)
         self._writers.update(dict.fromkeys(node.meta["writes"], node))
         return self._wrap(result, node)
