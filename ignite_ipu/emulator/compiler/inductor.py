@@ -5,7 +5,7 @@ minutes a program, in a thread of its own, while the program runs by PyTorch's o
 over, and the log says so at level INFO. From there results differ by rounding, as the kernels are fused. inductor keeps
 what it compiles on disk (`TORCHINDUCTOR_CACHE_DIR`), by graph, options and versions, for the runs to come.
 
-A micro-batch's forward and backward passes become one function (`compiled_step`), an inference graph likewise: they are
+A micro-batch's forward and backward passes become one function (`CompiledStep`), an inference graph likewise: they are
 traced once on stand-ins without values, down to PyTorch's kernels, and handed to inductor without the guards that
 torch.compile puts around code that it knows nothing of. What cannot be traced so, because it asks for values or acts on
 the host, goes on by PyTorch's own operators.

@@ -41,7 +41,8 @@ class PoplarExecutor:
     """A model wrapped for the IPU; `trainingModel` and `inferenceModel` make them.
 
     Calling it runs deviceIterations * gradientAccumulation * replicationFactor micro-batches on the device. The first
-    call compiles. What this class does not define is the user's model's.
+    call compiles. What this class does not define is the user's model's. Methods that need a compiled program raise an
+    `Error` where there is none.
     """
 
     def __init__(
@@ -129,20 +130,12 @@ class PoplarExecutor:
 
     @unaffected
     def copyWeightsToHost(self) -> None:
-        """Download parameters and buffers into the host's tensors.
-
-        Raises:
-            Error: The model is not compiled.
-        """
+        """Download parameters and buffers into the host's tensors."""
         self._device_state.to_host(self._compiled("copyWeightsToHost"))
 
     @unaffected
     def copyWeightsToDevice(self) -> None:
-        """Upload the host's parameters and buffers; what the device has learned since the last download is lost.
-
-        Raises:
-            Error: The model is not compiled.
-        """
+        """Upload the host's parameters and buffers; what the device has learned since the last download is lost."""
         self._device_state.to_device(self._compiled("copyWeightsToDevice"))
 
     @unaffected
@@ -150,7 +143,7 @@ class PoplarExecutor:
         """Upload the buffers that `Options.updatableNamedBuffers` lists.
 
         Raises:
-            Error: The model is not compiled, no buffers are listed, or one is not on the device.
+            Error: No buffers are listed, or one is not on the device.
         """
         self._device_state.buffers_to_device(self._compiled("copyNamedBuffersToDevice"))
 
@@ -180,7 +173,6 @@ class PoplarExecutor:
         )
 
     def isCompiled(self) -> bool:
-        """Tell whether there is a compiled program."""
         return self._program is not None
 
     @unaffected
@@ -255,7 +247,6 @@ class PoplarExecutor:
             return self._run(program, arguments, args)
 
     def isAttachedToDevice(self) -> bool:
-        """Tell whether the executor holds its IPUs."""
         return self._program is not None and self._program.attached
 
     @unaffected
@@ -264,7 +255,7 @@ class PoplarExecutor:
 
         Raises:
             AssertionError: The device is offline.
-            Error: Not compiled, already attached, or no IPUs are free.
+            Error: Already attached, or no IPUs are free.
         """
         program = self._compiled("attachToDevice")
         if self._is_offline:
@@ -275,11 +266,7 @@ class PoplarExecutor:
 
     @unaffected
     def detachFromDevice(self) -> None:
-        """Download what the device alone knows and give the IPUs back.
-
-        Raises:
-            Error: Not compiled, or not attached.
-        """
+        """Download what the device alone knows and give the IPUs back; an `Error` where it is not attached."""
         program = self._compiled("detachFromDevice")
         if not program.attached:
             raise python_error("Device is not attached.")
@@ -308,9 +295,6 @@ class PoplarExecutor:
         """The device's random state, `[seed, state...]`; set it to continue a stream.
 
         Before the first run it is what was set, or `[seed]` where the options have one, or else None.
-
-        Raises:
-            Error: The model is not compiled.
         """
         return self._device_state.read_random(self._compiled("rng_state"))
 
@@ -328,7 +312,7 @@ class PoplarExecutor:
 
         Raises:
             AssertionError: What should be the directory is none.
-            Error: The model is not compiled, or its options hold an object of the user's own class.
+            Error: The options hold an object of the user's own class.
         """
         program = self._compiled("save")
         model: Optional[Dict[str, Any]] = None
@@ -428,6 +412,8 @@ class PoplarExecutor:
             check_for_compile(arguments)
         self._options._check_at_compile(self._training)
         self._device_state.fetch()
+        compiled_in = None if self._optimizer is None else self._optimizer.description.compiled_in
+        name = options_name(self._options, self._training)
         with self._observation.progress() as progress:
             with self._observation.compilation():
                 with compile_turn(self._options, self._model):
@@ -439,7 +425,7 @@ class PoplarExecutor:
                         optimizer=self._optimizer,
                         per_replica=self.per_replica_params,
                         meter=self._meter,
-                        cache=self._cache(),
+                        cache=cache.lookup(self._options, self._training, compiled_in, name, self._meter),
                     )
                 if adopt is not None:
                     adopt(program)
@@ -457,12 +443,6 @@ class PoplarExecutor:
                 raise
             progress(2, 2)
         return program
-
-    def _cache(self) -> Optional[cache.Lookup]:
-        """Return access to the executable cache; None when it is off."""
-        compiled_in = None if self._optimizer is None else self._optimizer.description.compiled_in
-        name = options_name(self._options, self._training)
-        return cache.lookup(self._options, self._training, compiled_in, name, self._meter)
 
     def _detach(self, program: DeviceProgram) -> None:
         # Each of these may fail, and then the IPUs are not given back.

@@ -77,7 +77,7 @@ class OptimizerTracker:
             if isinstance(optimizer, PoptorchOptimizer) and not optimizer.ipu_state_is_dirty:
                 optimizer.ipu_state_is_dirty = True
                 self._refused = optimizer._record
-            self._check_replacement(self._compiled)
+            self._check_replacement()
             self._accept()
         if self._device is not None:
             self._device.set_description(description)
@@ -106,11 +106,12 @@ class OptimizerTracker:
 
     def check_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Refuse to compile an optimizer over parameters that are not the model's."""
-        own = {id(parameter) for parameter in parameters.values()}
-        for group in self._optimizer.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) not in own:
-                    raise KeyError(id(parameter))
+        own = set(map(id, parameters.values()))
+        strange = [
+            id(each) for group in self._optimizer.param_groups for each in group["params"] if id(each) not in own
+        ]
+        if strange:
+            raise KeyError(strange[0])
         self.description.check_backend()
         self._compiled = self.description
 
@@ -129,8 +130,7 @@ class OptimizerTracker:
             for parameter in group["params"]
         }
         names = executable.trainable
-        if self._compiled is not None:
-            self._check_replacement(self._compiled)
+        self._check_replacement()
         self._device = DeviceOptimizer(
             self.description,
             {name: executable.weights[name] for name in names},
@@ -152,9 +152,9 @@ class OptimizerTracker:
 
     def send_pending_state(self) -> None:
         """Upload a state that was loaded since the last run, if there is one."""
-        optimizer, device, pending = self._optimizer, self._device, self._pending()
-        if device is not None and pending is not None and isinstance(optimizer, PoptorchOptimizer):
-            device.write_state(*pending)
+        optimizer, pending = self._optimizer, self._pending()
+        if self._device is not None and pending is not None and isinstance(optimizer, PoptorchOptimizer):
+            self._device.write_state(*pending)
             optimizer.ipu_state_is_dirty = False
             self._meter.add(optimizer_state_uploads=1)
 
@@ -175,13 +175,11 @@ class OptimizerTracker:
             self._optimizer.ipu_state_is_dirty = self._optimizer.has_state()
 
     def leave_device(self) -> None:
-        """Forget the device's optimizer."""
         self._device = None
 
     def forget_program(self) -> None:
         """Let the next program be compiled for whatever the optimizer is then."""
-        self._device = None
-        self._compiled = None
+        self._device = self._compiled = None
 
     def _pending(self) -> Optional[IpuState]:
         optimizer = self._optimizer
@@ -196,9 +194,10 @@ class OptimizerTracker:
             optimizer.ipu_state_is_dirty = False
         self._refused = None
 
-    def _check_replacement(self, compiled: OptimizerDescription) -> None:
-        compiled.check_replacement(self.description)
-        self.description.check_backend()
+    def _check_replacement(self) -> None:
+        if self._compiled is not None:
+            self._compiled.check_replacement(self.description)
+            self.description.check_backend()
 
     def _release(self) -> None:
         """Let the optimizer have its newest state and its own method, because another takes its place."""

@@ -25,12 +25,10 @@ from ignite_ipu.emulator.optim.device import foreach
 from ignite_ipu.emulator.optim.device.optimizer import DeviceOptimizer
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.runtime import loss_scaling
-from ignite_ipu.emulator.runtime.compiled_step import CompiledStep, CompiledTraining
-from ignite_ipu.emulator.runtime.executable import Executable
+from ignite_ipu.emulator.runtime.executable import Executable, RandomStream
 from ignite_ipu.emulator.runtime.host_tensors import HostTensors, receive, shares_memory
-from ignite_ipu.emulator.runtime.random_stream import RandomStream
 from ignite_ipu.emulator.runtime.report import report_for
-from ignite_ipu.emulator.runtime.training_step import TrainingStep, reducer, store_for
+from ignite_ipu.emulator.runtime.training_step import CompiledStep, CompiledTraining, TrainingStep, reducer, store_for
 from ignite_ipu.emulator.trace import number_formats
 from ignite_ipu.emulator.trace.capture import Capture
 from ignite_ipu.emulator.trace.refusals import without_half_kernel

@@ -1,16 +1,18 @@
-"""Backward, accumulate, reduce, update: what training adds to running a graph."""
+"""Backward, accumulate, reduce, update: what training adds to running a graph, by PyTorch's operators or compiled."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from typing import Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 import torch.distributed as dist
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from ignite_ipu.emulator.compiler.saved_values import SavedValues
+from ignite_ipu.emulator.compiler.inductor import Compiled, own_memory
+from ignite_ipu.emulator.compiler.saved_values import SavedValues, copied
 from ignite_ipu.emulator.compiler.stochastic_rounding import store_stochastically
 from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
 from ignite_ipu.emulator.errors import backend_error
@@ -24,6 +26,7 @@ from ignite_ipu.emulator.runtime.host_tensors import shares_memory
 from ignite_ipu.emulator.trace.precision import Precision, check_finite
 
 Reduce = Callable[[List[torch.Tensor]], None]
+Tensors = Sequence[torch.Tensor]
 
 
 class TrainingStep:
@@ -88,7 +91,7 @@ class TrainingStep:
         self.gradients: Dict[str, torch.Tensor] = {}
         self.keep_gradients = False
 
-    def train(self, inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+    def train(self, inputs: Tensors) -> List[torch.Tensor]:
         """Run one call and return what the graph returns, stacked as the output mode says.
 
         A call that fails in between has made the updates before that, and leaves no gradient behind.
@@ -105,7 +108,7 @@ class TrainingStep:
             self._executable.forget_history()
             raise
 
-    def run(self, batch: Sequence[torch.Tensor], replica: int) -> Tuple[torch.Tensor, ...]:
+    def run(self, batch: Tensors, replica: int) -> Tuple[torch.Tensor, ...]:
         """Run one micro-batch forward and backward, and return what the graph returns."""
         executable = self._executable
         arguments = (*batch, *executable.arguments[replica])
@@ -215,6 +218,81 @@ class TrainingStep:
             else:
                 gradients.append(parts[0] if parts else None)
         return gradients
+
+
+class CompiledTraining(Compiled):
+    """Compiled function of one training program, however often it is loaded.
+
+    It takes the factor on the loss gradient and what the graph takes, and returns what the graph returns, and then the
+    gradients.
+
+    Attributes:
+        used: For each trainable weight, whether the loss depends on it.
+        folded: Whether the share of a mean is in the loss gradient.
+    """
+
+    used: Tuple[bool, ...] = ()
+    folded = False
+
+
+class CompiledStep(TrainingStep):
+    """A `TrainingStep` that goes over to compiled code when that is there.
+
+    Args:
+        compiled: What was compiled for the program before; what this step compiles is added.
+
+    The others are those of `TrainingStep`.
+    """
+
+    def __init__(self, compiled: CompiledTraining, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._compiled = compiled
+        self._graph = graph = self._executable.graph
+        places = {name: len(graph.inputs) + place for place, name in enumerate(graph.weights)}
+        self._places = [places[name] for name in self._names]
+
+    def run(self, batch: Tensors, replica: int) -> Tuple[torch.Tensor, ...]:
+        executable, compiled = self._executable, self._compiled
+        if executable.graph is not self._graph:  # somebody watches the operators of this run
+            return super().run(batch, replica)
+        arguments = (*batch, *executable.arguments[replica])
+        if not compiled.is_begun:
+            ways = [functools.partial(self._forward_and_backward, copies) for copies in (False, True)]
+            compiled.begin(self._graph, ways, (torch.ones(1), *arguments))
+        if compiled.run is None:
+            return super().run(batch, replica)
+        if self._used is None:
+            self._used, self._folded = compiled.used, compiled.folded
+            self._leaves = tuple(itertools.compress(self._leaves, self._used))
+        with torch.no_grad():
+            results = compiled.run(torch.tensor([self._scale]), *arguments)
+        count = len(results) - len(self._leaves)
+        self._add(results[count:])
+        return results[:count]
+
+    def _forward_and_backward(self, copies: bool, scale: torch.Tensor, *arguments: torch.Tensor) -> List[torch.Tensor]:
+        """Return what the graph returns and the gradients, in operators to be traced, and note which ones there are.
+
+        Args:
+            copies: Whether autograd saves copies, because forward writes over what the backward pass needs.
+        """
+        if self._grouped:
+            raise NotImplementedError("parameters differ between replicas")
+        values = list(arguments)
+        for place in self._places:
+            values[place] = values[place].detach().requires_grad_()
+        with torch.enable_grad():
+            with copied() if copies else contextlib.nullcontext():
+                results = self._graph.run(*values)
+            loss = results[self._loss]
+            if not loss.requires_grad:
+                raise NotImplementedError("the loss depends on no trainable weight")
+            start = torch.ones_like(loss) * scale[0].to(loss.dtype)
+            leaves = [values[place] for place in self._places]
+            found: Sequence[Optional[torch.Tensor]] = torch.autograd.grad([loss], leaves, [start], allow_unused=True)
+        self._compiled.used = tuple(gradient is not None for gradient in found)
+        self._compiled.folded = self._foldable and loss.dtype is torch.float32
+        return own_memory([*results, *(gradient for gradient in found if gradient is not None)], arguments)
 
 
 def store_for(precision: Precision) -> foreach.Store:

@@ -1,22 +1,33 @@
-"""Changes to the arguments of a traced call before it is recorded, and its writes that PyTorch does not count."""
+"""Changes to a traced call before it is recorded, ways of tensors onto the IPU, and writes that are not counted."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
-from ignite_ipu.emulator.trace import moves, number_formats
+from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.trace import number_formats
 from ignite_ipu.emulator.trace.active import Trace
 from ignite_ipu.emulator.trace.operators import support
 from ignite_ipu.emulator.trace.operators.table import words
+from ignite_ipu.emulator.trace.refusals import illegal_move
 from ignite_ipu.emulator.trace.traced_tensor import TO, IpuTensor
-from ignite_ipu.emulator.values.nested import map_leaves
+from ignite_ipu.emulator.values.nested import holds_tensors, map_leaves
 
-_Positional = Tuple[Any, ...]
-_Keyword = Dict[str, Any]
-_Arguments = Tuple[_Positional, _Keyword]
+Args = Tuple[Any, ...]
+Kwargs = Dict[str, Any]
 
+# Placed on the IPU when called without a device (the list is PopTorch's; `normal` only without tensor arguments, which
+# is left to PyTorch otherwise).
+_FACTORIES = words(
+    "arange empty full full_like linspace logspace normal ones rand randint randn randperm range tensor zeros "
+    "zeros_like"
+)
+MOVES = ("to", "type_as")  # the host's tensor and one on the IPU may meet in these
+_FROM_DATA = ("tensor", "as_tensor", "from_numpy")
+_CPU = torch.device("cpu")
 # Layers whose weight and bias follow the type of the activation.
 _LAYERS = words("linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
 # The argument of a normalisation that says whether its running statistics are updated, by operator.
@@ -27,14 +38,14 @@ _NAMES = ("input", *_STATISTICS, "weight", "bias")
 _NAMES_OF_NINE = ("input", "weight", "bias", *_STATISTICS)
 
 
-def rewritten(trace: Trace, name: str, args: _Positional, kwargs: _Keyword) -> _Arguments:
+def rewritten(trace: Trace, name: str, args: Args, kwargs: Kwargs) -> Tuple[Args, Kwargs]:
     """Return the arguments of the operator `name` as the device gets them."""
     if name == "new" and len(args) > 1 and isinstance(args[1], torch.Size):
         args = (args[0], *args[1])  # a graph keeps sizes as tuples, which `new` would take for values
     if name == "type":
         args, kwargs = map_leaves((args, kwargs), number_formats.named)
     if name == "copy_" and len(args) > 1:
-        args = (args[0], moves.copied(trace, args[1]), *args[2:])
+        args = (args[0], copied(trace, args[1]), *args[2:])
     if name in ("__getitem__", "__setitem__"):
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
         if any(isinstance(part, slice) for part in index):
@@ -52,7 +63,7 @@ def rewritten(trace: Trace, name: str, args: _Positional, kwargs: _Keyword) -> _
     return (args, kwargs) if program.training else _without_statistics(name, args, kwargs)
 
 
-def hidden_writes(name: str, args: _Positional, kwargs: _Keyword) -> List[IpuTensor]:
+def hidden_writes(name: str, args: Args, kwargs: Kwargs) -> List[IpuTensor]:
     """Return the traced arguments that operator `name` writes into without PyTorch's version counters noticing.
 
     They are the running statistics of normalisations.
@@ -62,12 +73,18 @@ def hidden_writes(name: str, args: _Positional, kwargs: _Keyword) -> List[IpuTen
 
 
 def _with_host_bounds(trace: Trace, part: Any) -> Any:
-    if not isinstance(part, slice):
-        return part
-    return slice(*(moves.read_on_host(trace, bound) for bound in (part.start, part.stop, part.step)))
+    """Return a slice with the numbers that integer tensors of the host are as its bounds; anything else as it is."""
+
+    def read(bound: Any) -> Any:
+        if not isinstance(bound, torch.Tensor) or trace.is_traced(bound):
+            return bound
+        with trace.outside():
+            return int(bound) if not bound.is_floating_point() and bound.numel() == 1 else bound
+
+    return slice(read(part.start), read(part.stop), read(part.step)) if isinstance(part, slice) else part
 
 
-def _following_activation(trace: Trace, args: _Positional, kwargs: _Keyword) -> _Arguments:
+def _following_activation(trace: Trace, args: Args, kwargs: Kwargs) -> Tuple[Args, Kwargs]:
     """Return a layer's arguments with weight and bias cast to the activation's type."""
     dtype = trace.traced(args[0] if args else kwargs["input"]).meta.dtype
 
@@ -81,7 +98,7 @@ def _following_activation(trace: Trace, args: _Positional, kwargs: _Keyword) -> 
     return tuple(map(follow, args)), {key: follow(value) for key, value in kwargs.items()}
 
 
-def _without_statistics(name: str, args: _Positional, kwargs: _Keyword) -> _Arguments:
+def _without_statistics(name: str, args: Args, kwargs: Kwargs) -> Tuple[Args, Kwargs]:
     """Return arguments with which an operator computes the same and writes no running statistics.
 
     That is how an inference program normalises with a batch's own statistics.
@@ -93,7 +110,7 @@ def _without_statistics(name: str, args: _Positional, kwargs: _Keyword) -> _Argu
     return args, {each: value for each, value in kwargs.items() if each not in _STATISTICS}
 
 
-def _updated(name: str, args: _Positional, kwargs: _Keyword) -> Dict[str, Any]:
+def _updated(name: str, args: Args, kwargs: Kwargs) -> Dict[str, Any]:
     """Return the arguments by name if the operator updates statistics, else none."""
     flag = _FLAGS.get(name)
     if flag is None:
@@ -102,5 +119,69 @@ def _updated(name: str, args: _Positional, kwargs: _Keyword) -> Dict[str, Any]:
     return named if named.get(flag, flag == "use_input_stats") else {}
 
 
-def _names(args: _Positional, kwargs: _Keyword) -> Tuple[str, ...]:
+def _names(args: Args, kwargs: Kwargs) -> Tuple[str, ...]:
     return _NAMES_OF_NINE if len(args) + len(kwargs) == 9 else _NAMES
+
+
+def names_ipu(value: Any) -> bool:
+    """Tell whether `value` is the IPU as a device."""
+    if isinstance(value, torch.device):
+        return value.type == "ipu"
+    return isinstance(value, str) and value.split(":")[0] == "ipu"
+
+
+def put_on_ipu(capture: Trace, func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs) -> Optional[IpuTensor]:
+    """Answer a call without traced tensors whose result belongs on the IPU; None for one whose does not."""
+    drawn_around_tensors = name == "normal" and holds_tensors((args, kwargs))
+    if name in _FACTORIES and kwargs.get("device") is None and not drawn_around_tensors:
+        logger.warning("%s was called without a device: forcing to IPU.", name)
+        return _made(capture, func, name, args, kwargs)
+    if names_ipu(kwargs.get("device")) or (name == "to" and any(names_ipu(arg) for arg in args[1:])):
+        if not holds_tensors(args):
+            return _made(capture, func, name, args, kwargs)
+        with capture.outside():
+            args = tuple(_CPU if names_ipu(arg) else arg for arg in args)
+            kwargs = {key: _CPU if names_ipu(value) else value for key, value in kwargs.items()}
+            return capture.add_constant(func(*args, **kwargs))
+    return None
+
+
+def moved(capture: Trace, tensor: Any, args: Args, kwargs: Kwargs) -> Optional[Any]:
+    """Answer `tensor.to(...)` or `type_as` where the device changes; None leaves a plain cast to be recorded."""
+    rest = [*args, *kwargs.values()]
+    if not isinstance(tensor, IpuTensor):
+        with capture.outside():  # a host tensor moved next to one on the IPU
+            target = next(value for value in rest if isinstance(value, IpuTensor))
+            return capture.add_constant(tensor.to(target.meta.dtype))
+    devices: List[Any] = [value for value in rest if isinstance(value, (torch.device, str))]
+    devices += [value for value in (kwargs.get("device"),) if isinstance(value, int) and value is not False]
+    if not devices:
+        return None
+    for device in devices:
+        if not names_ipu(device):
+            raise illegal_move(f".to({str(device)!r})", str(device))
+    casts = [value for value in rest if isinstance(value, torch.dtype)]
+    return capture.call(TO, (tensor, casts[0]), {}) if casts else tensor
+
+
+def copied(capture: Trace, tensor: Any) -> Any:
+    """Return what a tensor on the IPU is filled with: one of the host's becomes a constant."""
+    if not isinstance(tensor, torch.Tensor) or capture.is_traced(tensor):
+        return tensor
+    if tensor.requires_grad:
+        raise backend_error(
+            "An input tensor to an IPU model can not have requires_grad set to True, and copy_() is given one of the "
+            "host: its value is compiled in. Call detach() on it, or make it a parameter of the model."
+        )
+    with capture.outside():
+        return capture.add_constant(tensor)
+
+
+def _made(capture: Trace, func: Callable[..., Any], name: str, args: Args, kwargs: Kwargs) -> IpuTensor:
+    kwargs = {**kwargs, "device": _CPU}
+    if name in _FROM_DATA or "generator" in kwargs or holds_tensors((args, kwargs)):
+        with capture.outside():
+            return capture.add_constant(func(*args, **kwargs))
+    support.check_arguments(capture, name, args, kwargs)
+    made: IpuTensor = capture.record(func, *args, **kwargs)
+    return made

@@ -57,17 +57,14 @@ def here() -> str:
 def of_read() -> Tuple[str, str]:
     """Return where a tensor's value is asked for, by what function of PyTorch if it is one, and how to do without."""
     frames, call = _running()
-    inner = frames[0] if frames else None
-    file = "" if inner is None else inner.f_code.co_filename
-    if inner is None or not file.startswith(_TORCH):
+    if not frames or not frames[0].f_code.co_filename.startswith(_TORCH):
         return here(), _KEEP_IN_TENSORS
-    within = os.path.relpath(file, _TORCH).replace(os.sep, "/")
-    name = inner.f_code.co_name
+    inner, name = frames[0], frames[0].f_code.co_name
+    within = os.path.relpath(inner.f_code.co_filename, _TORCH).replace(os.sep, "/")
     owner = inner.f_locals.get("self")
     function = name if owner is None else f"{type(owner).__name__}.{name}"
-    module, line = _module(frames, call), _line(frames, call)
-    around = [module, line] if module or line else [_caller(call)]
-    parts = [f"in {function} of torch ({within}:{inner.f_lineno})", *around]
+    around = [_module(frames, call), _line(frames, call)]
+    parts = [f"in {function} of torch ({within}:{inner.f_lineno})", *(around if any(around) else [_caller(call)])]
     return ", ".join(part for part in parts if part), _REMEDIES.get((within, name), _KEEP_IN_TENSORS)
 
 
@@ -99,16 +96,12 @@ def _module(frames: Sequence[FrameType], call: Optional[FrameType]) -> str:
     for frame in frames:
         module = frame.f_locals.get("self")
         if id(module) in names:
-            name, kind = names[id(module)], _users_class(module)
-            if kind is not None:
-                return f"in the module {name!r} ({kind})" if name else f"in {kind}"
+            # This package puts classes of its own around a model.
+            kind = next(kind for kind in type(module).__mro__ if not kind.__module__.startswith(_PACKAGE))
+            if kind is not nn.Module:
+                name = names[id(module)]
+                return f"in the module {name!r} ({kind.__name__})" if name else f"in {kind.__name__}"
     return ""
-
-
-def _users_class(module: Any) -> Optional[str]:
-    """Return the name of a module's class, None for one that this package puts around a model."""
-    kind = next(kind for kind in type(module).__mro__ if not kind.__module__.startswith(_PACKAGE))
-    return None if kind is nn.Module else kind.__name__
 
 
 def _caller(frame: Optional[FrameType]) -> str:
@@ -122,7 +115,7 @@ def _caller(frame: Optional[FrameType]) -> str:
 
 ACCESSORS = ("__get__", "__set__", "__delete__")
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_NOT_USER_CODE = (os.path.dirname(torch.__file__) + os.sep, _OURS + os.sep, contextlib.__file__, "<frozen")
+_NOT_USER_CODE = (_TORCH, _OURS + os.sep, contextlib.__file__, "<frozen")
 
 
 def name_of(func: Callable[..., Any]) -> str:

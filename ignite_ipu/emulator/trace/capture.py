@@ -18,9 +18,9 @@ from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.trace import call_rewrites, losses, number_formats, overrides, type_inference
 from ignite_ipu.emulator.trace.active import Trace, active, may_vary, memory_of, running
 from ignite_ipu.emulator.trace.autocasting import Autocast
+from ignite_ipu.emulator.trace.call_rewrites import MOVES, moved, names_ipu, put_on_ipu
 from ignite_ipu.emulator.trace.call_sites import ACCESSORS, identifier, name_of, source
 from ignite_ipu.emulator.trace.isolation import Turn, replaced
-from ignite_ipu.emulator.trace.moves import MOVES, moved, names_ipu, put_on_ipu
 from ignite_ipu.emulator.trace.operators import support, table
 from ignite_ipu.emulator.trace.patches import forward_only, range_noticed
 from ignite_ipu.emulator.trace.precision import NORMALISATIONS, Precision, in_float, in_strided_groups

@@ -14,7 +14,7 @@ import functools
 import inspect
 import sys
 import types
-from typing import Any, Callable, Dict, Mapping, Set, Tuple
+from typing import Any, Callable, Dict, Set, Tuple
 
 import torch
 from torch.overrides import handle_torch_function
@@ -44,21 +44,16 @@ def found_again(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[st
         frame = frame.f_back
     if frame is None or frame.f_code is not code:
         return kwargs
-    return {**kwargs, **_missing(func, args, kwargs, frame.f_locals)}
-
-
-def _missing(
-    func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Mapping[str, Any], called_with: Mapping[str, Any]
-) -> Dict[str, Any]:
-    signature = _signature(func)
+    signature, called_with = _signature(func), frame.f_locals
     given = signature.bind_partial(*args, **kwargs).arguments
-    return {
+    missing = {
         name: called_with[name]
         for name, parameter in signature.parameters.items()
-        if name not in given
-        and parameter.kind not in _VARIADIC
-        and name in called_with
-        and called_with[name] is not parameter.default
+        if name not in given and parameter.kind not in _VARIADIC and name in called_with
+    }
+    return {
+        **kwargs,
+        **{name: value for name, value in missing.items() if value is not signature.parameters[name].default},
     }
 
 
@@ -73,10 +68,8 @@ def original_of(func: Callable[..., Any]) -> Callable[..., Any]:
     PyTorch names the method, which its C++ code finds again on the class, replaced.
     """
     replaced = isinstance(func, types.FunctionType) and not (func.__module__ or "").startswith("torch.")
-    name = getattr(func, "__name__", "")
-    if replaced and vars(torch.Tensor).get(name) is func:
-        own: Callable[..., Any] = getattr(torch.Tensor.__base__, name, func)
-        return own
+    if replaced and vars(torch.Tensor).get(func.__name__) is func:
+        func = getattr(torch.Tensor.__base__, func.__name__, func)
     return func
 
 
@@ -99,11 +92,7 @@ def unfolded(func: Callable[..., Any]) -> Callable[..., Any]:
     What it calls is handed over as ever.
     """
     assert isinstance(func, types.FunctionType)
-    names = {**func.__globals__, **{name: _nothing for name in _ASKS if name in func.__globals__}}
+    names = {**func.__globals__, **{name: lambda *tensors: False for name in _ASKS if name in func.__globals__}}
     body = types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
     body.__kwdefaults__ = func.__kwdefaults__
     return functools.wraps(func)(body)
-
-
-def _nothing(*tensors: Any) -> bool:
-    return False

@@ -31,7 +31,7 @@ _READS_VALUE = "aten::_local_scalar_dense"  # how PyTorch 2.0 says so
 _ADVICE = (" You may have run into this message", " This could be because the operator doesn't exist")
 _DATA_DEPENDENT = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
-_SLOT = type(int.__add__)
+_BUILT_IN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 _PLAIN = (
     *(bool, int, float, str, type(None), type(...)),
     *(torch.dtype, torch.device, torch.memory_format, torch.layout),
@@ -58,8 +58,11 @@ class Inferences:
         tensors: List[torch.Tensor] = []
         key: Any = None
         with contextlib.suppress(_HasNoKey):
+            of_torch = isinstance(kernel, types.FunctionType) and kernel.__module__.split(".")[0] == "torch"
+            if not of_torch and not isinstance(kernel, _BUILT_IN):
+                raise _HasNoKey
             state = torch.is_grad_enabled(), torch.get_default_dtype()
-            key = _key_of_kernel(kernel), state, _key((args, tuple(kwargs.items())), tensors)
+            key = kernel, state, _key((args, tuple(kwargs.items())), tensors)
             if key in self._known:
                 make, others = self._known[key]
                 kinds |= others
@@ -75,13 +78,6 @@ class Inferences:
 
 class _HasNoKey(Exception):
     """Arguments that may make a difference which shapes and types do not tell."""
-
-
-def _key_of_kernel(kernel: _Kernel) -> _Kernel:
-    of_torch = isinstance(kernel, types.FunctionType) and kernel.__module__.split(".")[0] == "torch"
-    if not of_torch and not isinstance(kernel, (types.BuiltinFunctionType, types.MethodDescriptorType, _SLOT)):
-        raise _HasNoKey
-    return kernel
 
 
 def _key(value: Any, tensors: List[torch.Tensor]) -> Any:
@@ -134,7 +130,11 @@ def infer(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
     except NotImplementedError as error:
         if _READS_VALUE in str(error):
             raise needs_value(name_of(kernel)) from error
-        return _inferred_on_host(kernel, args, kwargs, error)
+        try:
+            with torch.random.fork_rng(devices=[]), _OnHost():  # type: ignore[no-untyped-call]
+                return kernel(*args, **kwargs)
+        except NotImplementedError:
+            raise _failed(kernel, error) from error
     except Exception as error:
         text = str(error)
         if isinstance(error, RuntimeError) and "meta" in text.lower() and any(part in text for part in _NEEDS_VALUE):
@@ -147,16 +147,6 @@ def infer(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
             if _works(kernel, *on_host):
                 raise _failed(kernel, error) from error
         raise
-
-
-def _inferred_on_host(
-    kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], cause: NotImplementedError
-) -> Any:
-    try:
-        with torch.random.fork_rng(devices=[]), _OnHost():  # type: ignore[no-untyped-call]
-            return kernel(*args, **kwargs)
-    except NotImplementedError:
-        raise _failed(kernel, cause) from cause
 
 
 class _OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -188,8 +178,7 @@ class _OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _failed(kernel: Callable[..., Any], error: Exception) -> Error:
-    name = name_of(kernel)
-    reason = str(error) or type(error).__name__
+    name, reason = name_of(kernel), str(error) or type(error).__name__
     for advice in _ADVICE:
         reason = reason.split(advice)[0]
     reason = reason.rstrip(". \n")
@@ -267,8 +256,8 @@ def _needs_length(name: str, argument: str) -> Error:
 
 
 def _repeat_interleave(kernel: _Kernel, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    repeats, dim = [*args, *[None] * 2][:2]
-    repeats, dim = kwargs.get("repeats", repeats), kwargs.get("dim", dim)
+    given = {**dict(zip(("repeats", "dim"), args)), **kwargs}
+    repeats, dim = given.get("repeats"), given.get("dim")
     if input.is_meta and isinstance(repeats, int) and kwargs.get("output_size") is None:
         # PyTorch 2.0 asks for the length even where the repeats are a number.
         kwargs["output_size"] = repeats * (input.numel() if dim is None else input.size(dim))
