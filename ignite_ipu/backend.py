@@ -33,9 +33,6 @@ def choice() -> Optional[str]:
     """Return the backend that `IGNITE_IPU_BACKEND` demands; None leaves it to what is installed.
 
     `native` means that a program runs as it was written, without any IPU; it concerns the tools that move programs.
-
-    Raises:
-        ValueError: The variable names no backend.
     """
     value = os.environ.get(VARIABLE, "").strip()
     if not value:

@@ -53,11 +53,7 @@ class AveragesStep(BatchStep):
         return super().computes_like(other) and self.averages == getattr(other, "averages", None)
 
     def forward(self, *leaves: Any) -> torch.Tensor:
-        """Return the sums, shape `(1, len(averages))`, for the leaves of `(x, y, counted)`.
-
-        Raises:
-            BatchError: A function returns something else than one number per sample.
-        """
+        """Return the sums, shape `(1, len(averages))`, for the leaves of `(x, y, counted)`."""
         x, y, counted = self.batch(leaves)
         with self.guarded():
             y_pred = self.call_model(x)

@@ -268,11 +268,7 @@ def create_ipu_evaluator(
 
 
 def _refuse_sum(options: Options, training: bool) -> None:
-    """Refuse to hand predictions out that have been added up.
-
-    Raises:
-        OptionsError: The output mode is Sum.
-    """
+    """Refuse to hand predictions out that have been added up."""
     if output_mode(options, training).name == "Sum":
         raise OptionsError(
             "OutputMode.Sum adds up the predictions of all micro-batches, so no targets belong to them. Use All, Final "
@@ -302,11 +298,7 @@ def _half(config: IPUConfig, amp_mode: Optional[str], scaler: Any = False) -> IP
 
 
 def _loader_mode(config: IPUConfig, deterministic: bool = False) -> Optional[Any]:
-    """Return the `poptorch.DataLoaderMode`, None if none is said.
-
-    Raises:
-        UnsupportedArgumentError: There is none of this name, or a deterministic trainer cannot have it.
-    """
+    """Return the `poptorch.DataLoaderMode`, None if none is said."""
     name, modes = config.loader_mode, backend.poptorch().DataLoaderMode
     if name is None:
         return None
@@ -331,12 +323,7 @@ def refuse_unsupported(
     amp_mode: Optional[str] = None,
     scaler: Any = False,
 ) -> None:
-    """Refuse what a factory cannot honour.
-
-    Raises:
-        UnsupportedArgumentError: `device` is another one than the IPU, or an argument has a value that means nothing
-            there.
-    """
+    """Refuse what a factory cannot honour."""
     if device is not None and torch.device(device).type != "ipu":
         raise UnsupportedArgumentError(
             f"device={device!r}: these engines run on IPUs, and PopTorch moves model and batches there by itself. "
@@ -369,11 +356,7 @@ def native_trainer(
     scaler: Any = False,
     **arguments: Any,
 ) -> Any:
-    """Return Ignite's own trainer for a native run, on the device that the model is on unless told another.
-
-    Raises:
-        ValueError: `max_grad_norm` is said, and Ignite's trainer does not clip.
-    """
+    """Return Ignite's own trainer for a native run, on the device that the model is on unless told another."""
     if config.max_grad_norm is not None:
         raise ValueError(
             f"max_grad_norm={config.max_grad_norm!r}: Ignite's own trainer does not clip gradients, and this run is "

@@ -86,9 +86,6 @@ def refuse_to_train_all(options: Options, pipeline: bool) -> None:
 
     Args:
         options: `poptorch.Options` for training.
-
-    Raises:
-        OptionsError: The message says what contradicts `drop_last=False`.
     """
     reasons = {
         "a pipeline, which a few samples do not fill": pipeline,

@@ -67,11 +67,7 @@ class HyperParameters:
         self._seen: List[Any] = []
 
     def changes(self) -> Tuple[Change, ...]:
-        """Return what differs from what the device was told last, in O(number of groups).
-
-        Raises:
-            OptimizerError: Groups or their parameters were added or removed, or a value is no finite number.
-        """
+        """Return what differs from what the device was told last, in O(number of groups)."""
         groups = self._source.param_groups
         if list(map(len, map(_parameters, groups))) != self._sizes:
             raise OptimizerError(
@@ -91,11 +87,7 @@ class HyperParameters:
         return tuple(found)
 
     def refuse(self, changes: Sequence[Change], constants: Collection[str]) -> None:
-        """Refuse changes of constants, and those with which the optimizer would not have been converted.
-
-        Raises:
-            ConstantAttributeError, OptimizerError: There are some; the device's optimizer has its values of before.
-        """
+        """Refuse changes of constants, and those with which the optimizer would not have been converted."""
         try:
             for change in changes:
                 if change.attribute in constants:

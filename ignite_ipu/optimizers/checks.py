@@ -19,9 +19,6 @@ def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> Non
 
     Frozen parameters may be in it or not. A trainable one must: the device would update it all the same, with the
     optimizer's default values.
-
-    Raises:
-        OptimizerError: It misses trainable parameters, or holds some that are not the module's; the message names them.
     """
     named = dict(module.named_parameters())
     known = {id(parameter) for parameter in named.values()}

@@ -163,11 +163,7 @@ def convert_optimizer(
 
 
 def hyper_parameter(name: str, value: Any) -> Any:
-    """Return a hyper-parameter as PopTorch takes it: a float, a bool, or a tuple of two floats.
-
-    Raises:
-        OptimizerError: It is no finite number.
-    """
+    """Return a hyper-parameter as PopTorch takes it: a float, a bool, or a tuple of two floats."""
     if isinstance(value, bool):
         return value
     if isinstance(value, (list, tuple)):

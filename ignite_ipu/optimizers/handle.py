@@ -53,9 +53,6 @@ def link_handle(
 
     Returns:
         What makes it an ordinary one again, with the state that it showed last.
-
-    Raises:
-        OptimizerError: It belongs to another session already.
     """
     if _is_linked(optimizer):
         raise OptimizerError(

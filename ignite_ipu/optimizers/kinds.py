@@ -121,11 +121,7 @@ _REASONS = {
 
 
 def kind_of_torch(optimizer: torch.optim.Optimizer) -> OptimizerKind:
-    """Return the kind that a torch optimizer is.
-
-    Raises:
-        OptimizerError: PopTorch has none like it; the message says why and what is supported.
-    """
+    """Return the kind that a torch optimizer is."""
     for torch_class, kind in _TORCH_CLASSES:
         if isinstance(optimizer, torch_class):
             _check_step(optimizer, torch_class)
@@ -160,11 +156,7 @@ def _coupled_or_decoupled(optimizer: torch.optim.Optimizer) -> OptimizerKind:
 
 
 def kind_of_device(optimizer: Any) -> OptimizerKind:
-    """Return the kind of one of PopTorch's own optimizers, by the name of its class or of the class it derives from.
-
-    Raises:
-        OptimizerError: It derives from none that PopTorch has.
-    """
+    """Return the kind of one of PopTorch's own optimizers, by the name of its class or of the class it derives from."""
     for base in type(optimizer).__mro__:
         if base.__name__ in KINDS:
             return KINDS[base.__name__]

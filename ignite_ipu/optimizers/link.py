@@ -57,10 +57,6 @@ class OptimizerLink:
         copying: Makes the copies from the device, and retries the ones that fail.
         check_shown: Called before the state is shown or loaded, to refuse that.
 
-    Raises:
-        OptimizerError: The optimizer is linked already, holds a parameter that has no name, or has a state that does
-            not fit its parameters. The optimizer is as it was.
-
     PopTorch ties the device's optimizer to its executor, and so to the model and the IPUs. The user's optimizer knows
     its link weakly, so whoever keeps it keeps none of them; it is an ordinary one again when the link is dropped.
     """
@@ -244,11 +240,7 @@ class OptimizerLink:
         return {name: value for name, value in entries.items() if name in known}
 
     def load_state(self, load: Callable[[Dict[str, Any]], None], state_dict: Dict[str, Any]) -> None:
-        """Load a torch state dict into the user's optimizer by `load`, and send it to the device.
-
-        Raises:
-            OptimizerError: It is PopTorch's, or of another kind of optimizer.
-        """
+        """Load a torch state dict into the user's optimizer by `load`, and send it to the device."""
         self._check_shown()
         if "ipu_state" in state_dict:
             raise OptimizerError(

@@ -91,9 +91,6 @@ def state_from_torch(
 
     Returns:
         Tensors by the names PopTorch gives them.
-
-    Raises:
-        OptimizerError: A tensor has another shape than its parameter, or the state is of another kind of optimizer.
     """
     result: Dict[str, torch.Tensor] = {}
     for group in param_groups:

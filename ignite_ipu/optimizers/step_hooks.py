@@ -36,9 +36,6 @@ class StepHooks:
 
         Args:
             written: Tells whether somebody wrote into weights since it was asked last.
-
-        Raises:
-            OptimizerError: A hook cannot be honoured, or `optimizer.step` was replaced.
         """
         step = self._optimizer.__dict__.get("step")
         if step is not self._known_step:

@@ -32,9 +32,6 @@ def substituted(optimizer: torch.optim.Optimizer) -> List[Tuple[str, str, str]]:
 
     Returns:
         Name, value and what is lost for everything that changes; empty where nothing does.
-
-    Raises:
-        OptimizerError: It has a state already, which is of another update.
     """
     changed: List[Tuple[str, str, str]] = []
     name = type(optimizer).__name__

@@ -28,22 +28,14 @@ _logger = logging.getLogger("ignite_ipu")
 
 
 def integer(name: str, value: Any) -> int:
-    """Return a value that is an integer.
-
-    Raises:
-        OptionsError: It is none.
-    """
+    """Return a value that is an integer."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise OptionsError(f"{name} must be an integer, got {value!r} ({type(value).__name__}).")
     return value
 
 
 def positive(name: str, value: Any) -> int:
-    """Return a value that is an integer of at least 1.
-
-    Raises:
-        OptionsError: It is none.
-    """
+    """Return a value that is an integer of at least 1."""
     number = integer(name, value)
     if number < 1:
         raise OptionsError(f"{name} must be at least 1, got {number}.")

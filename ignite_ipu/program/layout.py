@@ -110,9 +110,6 @@ class BatchLayout:
 
         Args:
             leaves: What the compiled model's forward is called with while it is traced.
-
-        Raises:
-            BatchError: One is there.
         """
         found = (node.value for part in self._parts for node in _objects_in(part))
         given = {id(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)}
@@ -143,11 +140,7 @@ class BatchLayout:
         return ", ".join(f"{path} {tuple(tensor[0])}" for path, tensor in zip(self._paths, self._tensors) if tensor)
 
     def check(self, other: BatchLayout) -> None:
-        """Refuse a batch that differs from this one, the compiled one, in what a compiled program fixes.
-
-        Raises:
-            BatchError: The structure, a frozen value, a shape or a type differs; the message says where.
-        """
+        """Refuse a batch that differs from this one, the compiled one, in what a compiled program fixes."""
         if self._parts != other._parts:
             for name, expected, given in zip(self._names, self._parts, other._parts):
                 _compare(expected, given, name)

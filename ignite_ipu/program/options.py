@@ -45,9 +45,6 @@ def with_replicas(config: IPUConfig, ipus_per_replica: int = 1, shared: Optional
         config: The settings.
         ipus_per_replica: IPUs that one copy of the model takes.
         shared: Micro-batches of an update that the replicas share evenly; None where each has as many of its own.
-
-    Raises:
-        OptionsError: The replicas are several processes', or a planner's to choose.
     """
     if config.replication_factor != "auto":
         return config
@@ -154,11 +151,7 @@ def output_mode(options: Options, training: bool) -> Any:
 
 
 def check_ipus(options: Options, ipus_per_replica: int = 1) -> int:
-    """Return how many IPUs a model over `ipus_per_replica` IPUs takes with these options.
-
-    Raises:
-        OptionsError: Machines hand out powers of two, up to 64, and the number is none.
-    """
+    """Return how many IPUs a model over `ipus_per_replica` IPUs takes with these options."""
     replicas: int = options.replication_factor
     ipus = replicas * ipus_per_replica
     if is_simulated(options):
@@ -177,12 +170,7 @@ def check_ipus(options: Options, ipus_per_replica: int = 1) -> int:
 
 
 def own_options(config: IPUConfig) -> Options:
-    """Return a copy of a config's own options, which may be changed even if those are frozen.
-
-    Raises:
-        OptionsError: PopTorch refuses a setter of a mapping.
-        TypeError: They are neither a mapping nor a `poptorch.Options`.
-    """
+    """Return a copy of a config's own options, which may be changed even if those are frozen."""
     kind, options = backend.poptorch().Options, config.options
     if isinstance(options, kind):
         own: Options = options.clone()
@@ -205,11 +193,7 @@ def own_options(config: IPUConfig) -> Options:
 
 @contextlib.contextmanager
 def misspelt_settings_named() -> Iterator[None]:
-    """Have a compilation that PopTorch refuses for a name given to `_Popart.set` say which one may be meant.
-
-    Raises:
-        OptionsError: There is one that is like it.
-    """
+    """Have a compilation that PopTorch refuses for a name given to `_Popart.set` say which one may be meant."""
     try:
         yield
     except Exception as error:

@@ -122,11 +122,7 @@ class BatchStep(nn.Module):
         return BatchLayout.of(self._names, parts, micro_batches)
 
     def settle(self, layout: BatchLayout) -> None:
-        """Hold a batch to the layout that the step is compiled for, or let it decide that.
-
-        Raises:
-            BatchError: It differs.
-        """
+        """Hold a batch to the layout that the step is compiled for, or let it decide that."""
         if self.layouts:
             self.layouts[0].check(layout)
         else:
@@ -268,11 +264,7 @@ class EvaluationStep(BatchStep):
         )
 
     def forward(self, *leaves: Any) -> Any:
-        """Return the predictions for the leaves of `x`.
-
-        Raises:
-            OutputError: The predictions cannot come back from the device.
-        """
+        """Return the predictions for the leaves of `x`."""
         (x,) = self.batch(leaves)
         with self.guarded():
             y_pred = self.call_model(x)
@@ -352,11 +344,7 @@ def first_micro_batch(leaves: Sequence[Any], micro_batches: int) -> List[Any]:
 
 
 def check_output(output: Any) -> None:
-    """Refuse an output that would come back without its tensors, or that has none.
-
-    Raises:
-        OutputError: The message says what the output is.
-    """
+    """Refuse an output that would come back without its tensors, or that has none."""
     for leaf in leaves_of(output, records=False):
         if not isinstance(leaf, torch.Tensor) and opened_record(leaf) is not None:
             raise OutputError(

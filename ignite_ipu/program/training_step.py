@@ -44,10 +44,6 @@ class TrainingStep(BatchStep):
         half: Whether the model's products run in half precision, by the rule of
             `ignite_ipu.program.forward.half_precision`.
         keep_modes: Whether modules stay in the modes they are in, instead of the model being put in training mode.
-
-    Raises:
-        LossError: `loss_fn` is, or contains, a loss that no IPU computes.
-        TypeError: `model` is no module, or `loss_fn` not callable.
     """
 
     def __init__(
@@ -96,12 +92,7 @@ class TrainingStep(BatchStep):
         return PythonState(self.model, self.model_fn, self.model_transform, self.loss_fn)
 
     def forward(self, *leaves: Any) -> Any:
-        """Return `(y_pred, loss)` for the leaves of `(x, y)`; `(None, loss)` without predictions.
-
-        Raises:
-            LossError: There is no loss, or it is no scalar that depends on the model.
-            OutputError: The predictions cannot come back from the device.
-        """
+        """Return `(y_pred, loss)` for the leaves of `(x, y)`; `(None, loss)` without predictions."""
         x, y = self.batch(leaves)
         with self.guarded(training=True) as traced:
             y_pred = self.call_model(x)
@@ -155,9 +146,6 @@ def find_loss(output: Any) -> torch.Tensor:
 
     It is the output itself, the entry `loss` of a mapping or attribute `loss` of an object, or the first or last item
     of a tuple, whichever has a single element.
-
-    Raises:
-        LossError: There is none, or first and last item could both be it.
     """
     if isinstance(output, torch.Tensor):
         return output

@@ -37,9 +37,6 @@ class FillingCheck:
         Args:
             valid: Rows of `batch` that are no filling.
             call: Calls the program, and returns what comes out without what belongs to filling.
-
-        Raises:
-            RowsError: The predictions depend on the filling: the program's forward mixes the samples of a batch.
         """
         output = call(batch)
         if valid < (program.rows or 0):

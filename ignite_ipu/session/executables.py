@@ -53,9 +53,6 @@ class Executable:
 
     Args:
         path: What `export` has written.
-
-    Raises:
-        SessionError: It is not there, or not what was written.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -76,11 +73,7 @@ class Executable:
         self._contract: Dict[str, Any] = contract
 
     def give_to(self, executor: Executor, step: BatchStep, link: Optional[OptimizerLink]) -> None:
-        """Let an executor take the program over.
-
-        Raises:
-            SessionError: It was compiled from something else, or PopTorch refuses it.
-        """
+        """Let an executor take the program over."""
         wanted = _contract(executor, step, link)
         names = [name for name in {**self._contract, **wanted} if self._contract.get(name) != wanted.get(name)]
         if names:
@@ -95,11 +88,7 @@ class Executable:
             raise self._refusal(f"PopTorch says: {error}") from error
 
     def check(self, computed: Optional[str]) -> None:
-        """Refuse a program whose forward calls other operators than what was compiled.
-
-        Raises:
-            SessionError: It does.
-        """
+        """Refuse a program whose forward calls other operators than what was compiled."""
         if None not in (computed, self._computed) and computed != self._computed:
             raise self._refusal("forward calls other operators, or computes with other constants")
 

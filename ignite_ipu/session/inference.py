@@ -115,10 +115,6 @@ class Inference:
             pipeline: What puts the model on several IPUs; the trainer's layers are put where they train when None.
             instead_of: ModelProgram that has evaluated for the caller so far, destroyed if another does from now on.
             reports_frozen: Whether to say that forward changes Python values, which a program does not do again.
-
-        Raises:
-            PlanError: The pipeline does not suit the model or the options.
-            OptionsError: No IPUs can be had for these options.
         """
         programs = self.programs
         programs.states.follow()
@@ -157,11 +153,6 @@ class Inference:
 
         Returns:
             Inputs, targets and predictions of the samples whose outputs come back; of all unless the options say less.
-
-        Raises:
-            BatchError: The inputs are not like the first ones.
-            RowsError: The batch has to be filled up, and an output has not one row per sample, or is changed by that,
-                or not all outputs come back.
         """
         if program.mode == "All":
             return x, y, self.predictions(program, x)
@@ -183,10 +174,6 @@ class Inference:
 
         More samples than the program's are evaluated in pieces, where that does not change the predictions; where it
         does, the program is compiled again for all of them.
-
-        Raises:
-            BatchError: The inputs are not like the first ones.
-            RowsError: The batch has to be filled up, and an output has not one row per sample, or is changed by that.
         """
         samples = row_count(x)
         rows = program.rows_for(samples)

@@ -43,10 +43,6 @@ class Placing:
         placement: The placement, None while "auto" has seen no batch.
         inference: What evaluators are asked for that ask for nothing themselves.
         plan: The plan behind it, or what the first batch let us estimate of it; None before, and where neither is.
-
-    Raises:
-        PlanError: The request does not suit the model, or the pipeline is too deep for the batching factors.
-        OptionsError: The IPUs cannot be had.
     """
 
     def __init__(
@@ -93,9 +89,6 @@ class Placing:
         Args:
             step: The module that will be wrapped; with batches of another shape it is another one.
             leaves: What it will be called with.
-
-        Raises:
-            PlanError: No plan fits, or this one needs too much memory.
         """
         self._step, placement = step, self.placement
         if placement is None:

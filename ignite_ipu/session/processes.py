@@ -40,10 +40,6 @@ def describe_processes(options: Options) -> None:
 
     Args:
         options: The `poptorch.Options` that a model will be trained with.
-
-    Raises:
-        ProcessesError: The options speak of another number of processes than are connected, or a launcher has started
-            several, and none are.
     """
     rank, processes = connected()
     launched = os.environ.get("WORLD_SIZE", "1")
@@ -72,11 +68,7 @@ def describe_processes(options: Options) -> None:
 
 
 def check_same_weights(model: nn.Module) -> None:
-    """Refuse to train copies of a model that differ between the processes, which would stay different for ever.
-
-    Raises:
-        ProcessesError: A weight differs; the message names the first one.
-    """
+    """Refuse to train copies of a model that differ between the processes, which would stay different for ever."""
     rank, processes = connected()
     if processes == 1:
         return
@@ -101,11 +93,7 @@ _logger = logging.getLogger("ignite_ipu")
 
 
 def unwrapped(model: Any) -> Any:
-    """Return the model inside `DataParallel`, `DistributedDataParallel` and `torch.compile`; any other as it is.
-
-    Raises:
-        ProcessesError: It is in `DataParallel` over several devices, which means replicas.
-    """
+    """Return the model inside `DataParallel`, `DistributedDataParallel` and `torch.compile`; any other as it is."""
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module

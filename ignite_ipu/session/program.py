@@ -245,23 +245,14 @@ class ModelProgram:
         return executor
 
     def export(self, path: PathLike) -> None:
-        """Write the compiled program to a file; see `Executable`.
-
-        Raises:
-            SessionError: It is not compiled.
-            OSError: It cannot be written.
-        """
+        """Write the compiled program to a file; see `Executable`."""
         compiled = self.compiled
         if compiled is None:
             raise SessionError("There is no compiled program to export: compile it for a batch first.")
         export(path, compiled.executor, self.step, self._link, compiled.retrace.fingerprint())
 
     def take(self, executable: Executable) -> None:
-        """Load an executable in the place of the next compilation.
-
-        Raises:
-            SessionError: The program is compiled already.
-        """
+        """Load an executable in the place of the next compilation."""
         if self.compiled is not None:
             raise SessionError(
                 f"{executable.path} comes too late: the program is compiled already. Load it before the first batch, "

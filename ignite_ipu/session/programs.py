@@ -109,9 +109,6 @@ class Programs:
 
         Args:
             known: For how many there are programs.
-
-        Raises:
-            BatchError: It is as many as there may be.
         """
         if known >= self.most_shapes:
             raise BatchError(
@@ -198,11 +195,7 @@ class Programs:
 
 
 def refuse_losses(lost: Sequence[Lost]) -> None:
-    """Refuse to go on as if nothing had been lost.
-
-    Raises:
-        SessionError: Something was.
-    """
+    """Refuse to go on as if nothing had been lost."""
     if lost:
         what = ", ".join(f"{what} ({type(error).__name__}: {error})" for what, error in lost)
         raise SessionError(

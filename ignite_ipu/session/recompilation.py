@@ -58,11 +58,7 @@ class ModelChanges:
         self._registrations = REGISTRATIONS.count
 
     def refuse_replaced(self) -> None:
-        """Refuse a model, or a loss that is a module, whose tensors are not those of the session.
-
-        Raises:
-            SessionError: Some were replaced, added or removed.
-        """
+        """Refuse a model, or a loss that is a module, whose tensors are not those of the session."""
         changed = self._weights.replaced(self._model)
         beside = self._weights.replaced_beside()
         if changed or beside:
@@ -75,11 +71,7 @@ class ModelChanges:
         self._registrations = REGISTRATIONS.count
 
     def follow(self, program: ModelProgram) -> None:
-        """Have a program compiled again if what it has as constants has changed.
-
-        Raises:
-            SessionError: Parameters or buffers were replaced, added or removed.
-        """
+        """Have a program compiled again if what it has as constants has changed."""
         if self._registrations != REGISTRATIONS.count:
             self.refuse_replaced()
         changed = program.changed_values()

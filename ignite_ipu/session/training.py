@@ -109,10 +109,6 @@ class Trained:
         Args:
             options: `poptorch.Options` for training.
             keep: Keep the compiled program for `resume`, unless parameters were frozen or unfrozen.
-
-        Raises:
-            OptimizerError: Parameters were unfrozen that the optimizer does not hold.
-            OptionsError: No IPUs can be had for these options.
         """
         check_ipus(options)
         program, changed = self.program, bool(self._trainable.change())
@@ -193,11 +189,7 @@ class Trained:
         self.link.detach()
 
     def follow_trainable(self) -> None:
-        """Compile again if parameters were frozen or unfrozen.
-
-        Raises:
-            OptimizerError: Parameters were unfrozen that the optimizer does not hold.
-        """
+        """Compile again if parameters were frozen or unfrozen."""
         change = self._trainable.change()
         if not change:
             return
@@ -212,11 +204,7 @@ class Trained:
         self._trainable.note()
 
     def check_any_trained(self) -> None:
-        """Refuse to compile a program that trains nothing, where PyTorch refuses to go backward.
-
-        Raises:
-            LossError: All parameters are frozen.
-        """
+        """Refuse to compile a program that trains nothing, where PyTorch refuses to go backward."""
         if not self._trainable.names():
             raise LossError(
                 "The loss has no gradient: all parameters of the model (and of the loss) are frozen, so nothing would "

@@ -156,11 +156,7 @@ def _changed(owner: Any, before: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """Return a copy of plain data.
-
-    Raises:
-        _Odd: It is something else.
-    """
+    """Return a copy of plain data."""
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, np.generic):

@@ -18,11 +18,7 @@ __all__ = ["join_rows", "join_tensors", "row_count", "row_range", "select_rows",
 
 
 def row_count(structure: Any) -> int:
-    """Return how many rows the tensors of a batch have; tensors without dimensions do not count.
-
-    Raises:
-        RowsError: There is no tensor with rows, or they disagree.
-    """
+    """Return how many rows the tensors of a batch have; tensors without dimensions do not count."""
     counts = {tensor.shape[0] for tensor in tensors_in(structure) if tensor.dim()}
     if len(counts) == 1:
         return int(counts.pop())
@@ -53,11 +49,7 @@ def split_rows(structure: Any, rows: int) -> Iterator[Tuple[Any, int]]:
 
 
 def take_rows(structure: Any, valid: int, rows: int) -> Any:
-    """Return the first `valid` of the `rows` rows of a model's output, dropping what was computed from filling.
-
-    Raises:
-        RowsError: There is filling and an output has not one row per sample, so that the filling is mixed into it.
-    """
+    """Return the first `valid` of the `rows` rows of a model's output, dropping what was computed from filling."""
     if valid == rows:
         return structure
     return map_tensors(structure, lambda tensor: _checked(tensor, rows)[:valid])
@@ -84,9 +76,6 @@ def select_rows(structure: Any, rows: Union[Sequence[int], torch.Tensor, None], 
         structure: Nested tensors.
         rows: Which rows; None is all of them, at no cost. See `BatchGeometry.row_index`.
         total: Rows that each tensor has.
-
-    Raises:
-        RowsError: A tensor with dimensions has another number of rows.
     """
     if rows is None:
         return structure

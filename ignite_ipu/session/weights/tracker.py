@@ -209,10 +209,6 @@ class Weights:
 
         Costs a look at every tensor if somebody accessed one since the last time; else one at the buffers if nobody
         trains, and next to nothing if somebody does.
-
-        Raises:
-            LostEditError: Somebody wrote through a tensor that shares a weight's memory while the device had newer
-                weights.
         """
         accesses = self._accesses
         untouched = accesses is not None and not accesses.any and not self._watched
