@@ -36,7 +36,6 @@ class AveragesStep(BatchStep):
 
     Args:
         averages: By name, a function of predictions and targets that returns one number per sample.
-        model_fn: Calls the model with the inputs.
     """
 
     def __init__(

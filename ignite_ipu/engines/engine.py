@@ -308,7 +308,8 @@ class IPUTrainer(IPUEngine):
         if self._is_past(*limits):
             return _Start.REFUSED
         reached = self._has_reached(*limits)
-        if self._begins_anew() or (reached and self.state.iteration in self._ends):
+        anew = self.state.max_epochs is None and getattr(self.state, "max_iters", None) is None
+        if anew or (reached and self.state.iteration in self._ends):
             return _Start.OWN
         return _Start.LOADED_END if reached else _Start.LOADED
 
@@ -320,16 +321,14 @@ class IPUTrainer(IPUEngine):
             return bool(state.iteration >= iterations)
         return bool(epochs and state.epoch_length and state.iteration >= epochs * state.epoch_length)
 
-    def _begins_anew(self) -> bool:
-        return self.state.max_epochs is None and getattr(self.state, "max_iters", None) is None
-
     def _is_past(self, max_epochs: Optional[int], max_iters: Optional[int]) -> bool:
         """Tell whether Ignite refuses to shorten the run that was loaded so far."""
         state = self.state
-        if max_epochs is not None and state.max_epochs is not None and max_epochs < state.epoch:
-            return True
-        set_before: Optional[int] = getattr(state, "max_iters", None)
-        return max_iters is not None and set_before is not None and max_iters < state.iteration
+        pairs = (
+            (max_epochs, state.max_epochs, state.epoch),
+            (max_iters, getattr(state, "max_iters", None), state.iteration),
+        )
+        return any(None not in (most, before) and most < now for most, before, now in pairs)  # type: ignore[operator]
 
     @property
     def _generator(self) -> Optional[torch.Generator]:
@@ -375,16 +374,12 @@ class IPUTrainer(IPUEngine):
             )
 
     def _end_again(self) -> State:
-        """End a run that was loaded from its end."""
-        if self._ended_epoch != self.state.iteration:
-            return self._complete()
-        self.logger.info("The run that was loaded has reached its end already: nothing to do.")
-        self._add_up_again()
-        self._accumulations.show_stores(self)
-        return self.state
-
-    def _complete(self) -> State:
-        """End a run whose iterations had all been made when it was saved, but not what comes after them."""
+        """End a run that was loaded from its end, where handlers of the last epoch's end may not have been called."""
+        if self._ended_epoch == self.state.iteration:
+            self.logger.info("The run that was loaded has reached its end already: nothing to do.")
+            self._add_up_again()
+            self._accumulations.show_stores(self)
+            return self.state
         self.state.times.update({Events.EPOCH_COMPLETED.name: 0.0, Events.COMPLETED.name: 0.0})
         try:
             self.fire_event(Events.STARTED)  # `_resume` ends the epoch

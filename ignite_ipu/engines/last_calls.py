@@ -23,9 +23,6 @@ class LastCalls:
 
     As many weight updates are made as its samples fill, and one of the rest, by the mean gradient of these.
 
-    Args:
-        session: The session that trains.
-
     Attributes:
         made: The arithmetic of the device calls for the last batch.
     """
@@ -82,11 +79,7 @@ class LastCalls:
 
 
 def refuse_to_train_all(options: Options, pipeline: bool) -> None:
-    """Refuse options with which there are no programs for incomplete device calls.
-
-    Args:
-        options: `poptorch.Options` for training.
-    """
+    """Refuse options with which there are no programs for incomplete device calls."""
     reasons = {
         "a pipeline, which a few samples do not fill": pipeline,
         "inputReplicaGrouping": options.input_group_size > 1,

@@ -268,7 +268,6 @@ class _Indices:
     """The indices of a batch sampler one by one, for a loader that cuts them anew.
 
     Args:
-        batch_sampler: Yields lists of indices.
         size: Indices that every batch must have, except that the last may have fewer; None allows any.
     """
 
@@ -329,8 +328,13 @@ def _loader_class(base: Any) -> Any:
         _told = False
 
         def __iter__(self) -> Iterator[Any]:
-            if self.native_batches is not None:
-                _check_batch_size(self.native_batches, self.native_size)
+            wanted = getattr(self.native_batches, "batch_size", self.native_size)
+            if wanted != self.native_size:
+                raise LoaderError(
+                    f"The loader's batch size was changed from {self.native_size} to {wanted}, but a compiled model "
+                    "has micro-batches of one size. Keep it; to use more samples per weight update, train on with a "
+                    "new trainer that has a larger gradient_accumulation_steps."
+                )
             # Begun now and not with the first batch: it draws from the host's random numbers.
             return self._explaining(super().__iter__())
 
@@ -338,7 +342,10 @@ def _loader_class(base: Any) -> Any:
             yielded, left_out = False, 0
             try:
                 for batch in batches:
-                    rows = _rows_of(batch, self.combinedBatchSize)
+                    try:
+                        rows = row_count(batch)
+                    except RowsError:
+                        rows = self.combinedBatchSize  # prepare_batch may know where they are
                     if self.drops_incomplete and rows < self.combinedBatchSize:
                         left_out += rows
                         continue
@@ -377,13 +384,6 @@ def _modes() -> Any:
     return backend.poptorch().DataLoaderMode
 
 
-def _rows_of(batch: Any, whole: int) -> int:
-    try:
-        return row_count(batch)
-    except RowsError:
-        return whole  # prepare_batch may know where they are
-
-
 def _explained(error: Exception) -> Optional[LoaderError]:
     text = str(error)
     if isinstance(error, RuntimeError) and "DataLoader worker" in text and "Caught" not in text:
@@ -397,16 +397,6 @@ def _explained(error: Exception) -> Optional[LoaderError]:
             "num_workers=0 to see the failure in this process."
         )
     return None
-
-
-def _check_batch_size(batch_sampler: Any, size: int) -> None:
-    wanted = getattr(batch_sampler, "batch_size", size)
-    if wanted != size:
-        raise LoaderError(
-            f"The loader's batch size was changed from {size} to {wanted}, but a compiled model has micro-batches of "
-            "one size. Keep it; to use more samples per weight update, train on with a new trainer that has a larger "
-            "gradient_accumulation_steps."
-        )
 
 
 def _kept_arguments(loader: DataLoader[Any]) -> Dict[str, Any]:

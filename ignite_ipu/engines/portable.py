@@ -186,8 +186,9 @@ def ipu_train_batch(
         SessionError: A trainer made by create_ipu_trainer trains this model already.
         ValueError: The optimizer cannot clip gradients on an IPU.
     """
-    if max_grad_norm is not None:
-        _check_clipping(optimizer)
+    problem = None if max_grad_norm is None else clipping_problem(optimizer)
+    if problem is not None:
+        raise ValueError(f"max_grad_norm: {problem}")
     if is_native():
         return _train_natively(model, optimizer, loss_fn, inputs, keyword_inputs, target, max_grad_norm)
     programs = _programs_of(model)
@@ -199,7 +200,10 @@ def ipu_train_batch(
             session.close()
             session = programs.session = IPUSession.of(model)
         current = programs.training = _prepare(session, model, optimizer, loss_fn, max_grad_norm)
-    _follow_modes(session, current)
+    modes = modes_of(model)
+    if modes != current.modes:  # a program keeps them as they were
+        step = TrainingStep(model, loss_fn, model_fn=_call, keep_modes=True)
+        current.program, current.modes = session.replace_training(step, training_options()), modes
     _, _, output, loss = session.train((inputs, keyword_inputs), target)
     return output, loss
 
@@ -229,13 +233,6 @@ def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) ->
         program = programs.evaluation = session.inference.prepare(step, options)
     with modes_kept(model):  # compiling for evaluation changes them
         return session.inference.predictions(program, (inputs, keyword_inputs))
-
-
-def _check_clipping(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse, natively too, to clip with an optimizer for which PopTorch would clip something else."""
-    problem = clipping_problem(optimizer)
-    if problem is not None:
-        raise ValueError(f"max_grad_norm: {problem}")
 
 
 def _train_natively(
@@ -269,14 +266,6 @@ def _prepare(
     conversion = convert_optimizer(optimizer, max_grad_norm=max_grad_norm)
     trained = session.prepare_training(step, conversion, training_options())
     return _Training(trained.program, weakref.ref(optimizer), loss_fn, max_grad_norm, modes_of(model))
-
-
-def _follow_modes(session: IPUSession, training: _Training) -> None:
-    """Train by another program when modules are in other modes, which a program keeps as they were."""
-    modes = modes_of(session.model)
-    if modes != training.modes:
-        step = TrainingStep(session.model, training.loss_fn, model_fn=_call, keep_modes=True)
-        training.program, training.modes = session.replace_training(step, training_options()), modes
 
 
 def _call(model: nn.Module, batch: Any) -> Any:

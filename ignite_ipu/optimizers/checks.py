@@ -51,10 +51,6 @@ def clipping_problem(optimizer: torch.optim.Optimizer, variable: Collection[str]
 
     SGD clips what its weight update consumes: with momentum the velocity, which also has the weight decay in it, and
     without momentum the gradient, to which the decay comes afterwards.
-
-    Args:
-        optimizer: The user's optimizer.
-        variable: Hyper-parameters that may change.
     """
     if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
         return None

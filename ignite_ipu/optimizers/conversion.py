@@ -349,12 +349,12 @@ def _kept_rows(optimizer: torch.optim.Optimizer, kind: OptimizerKind, variable: 
 
 
 def _argument_rows(asked: Dict[str, Any], variable: FrozenSet[str]) -> List[Row]:
-    rows = []
-    for name, value in asked.items():
-        note = "clips by the global norm of all gradients" if name == "max_grad_norm" else ""
-        role = "variable" if name in variable else "constant" if name == "loss_scaling" else "compiled in"
-        rows.append(Row(name, str(value), "kept", role, note))
-    return rows
+    notes = {"max_grad_norm": "clips by the global norm of all gradients"}
+    roles = {"loss_scaling": "constant", **dict.fromkeys(variable, "variable")}
+    return [
+        Row(name, str(value), "kept", roles.get(name, "compiled in"), notes.get(name, ""))
+        for name, value in asked.items()
+    ]
 
 
 def _schedule_rows(optimizer: torch.optim.Optimizer, kind: OptimizerKind, variable: FrozenSet[str]) -> List[Row]:

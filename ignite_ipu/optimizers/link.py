@@ -109,9 +109,6 @@ class OptimizerLink:
 
         Before the model is compiled everything may change. After that, constants may not.
 
-        Args:
-            executor: The `poptorch.PoplarExecutor` that trains.
-
         Raises:
             ConstantAttributeError: A constant of the compiled program changed; nothing has been sent.
             OptimizerError: As for `changes`, or the optimizer would not be converted as it is now.
@@ -274,11 +271,7 @@ class OptimizerLink:
         return self._loaded or (ask and bool(self._device.ipu_state_is_dirty))
 
     def tell(self, executor: Executor, settings: Settings) -> None:
-        """Tell the device hyper-parameters of an earlier moment, or again those of now.
-
-        Args:
-            executor: The `poptorch.PoplarExecutor` that trains.
-        """
+        """Tell the device hyper-parameters of an earlier moment, or again those of now."""
         self._numbers.write(settings)
         executor.setOptimizer(self._device)
         self._rescale(settings.loss_scaling)

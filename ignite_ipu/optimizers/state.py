@@ -81,13 +81,10 @@ def state_from_torch(
 
     Args:
         state: torch's state by parameter number. What is missing starts at zero, as it does in torch.
-        names: Names of the parameters on the device, in the order of torch's numbers.
+        names, param_groups, kind, loss_scaling: As for `state_to_torch`.
         shapes: Shapes of the parameters, in the same order.
-        param_groups: Hyper-parameters of each group, with the numbers of its parameters under `params`.
-        kind: Which optimizer it is.
         variable: Hyper-parameters that are variable on the device: their state exists even while they are zero.
         known: What the device holds now, if that is known: only its entries are made, in their types.
-        loss_scaling: The device's loss scaling, which SGD's velocity carries.
 
     Returns:
         Tensors by the names PopTorch gives them.

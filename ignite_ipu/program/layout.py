@@ -73,7 +73,6 @@ class BatchLayout:
 
         Args:
             names: What messages call each part, such as `x` and `y`.
-            parts: The batch's parts, such as inputs and targets.
             micro_batches: Micro-batches that one call's inputs hold: D * A * (R // G).
 
         Returns:
@@ -157,11 +156,7 @@ class BatchLayout:
 class _Contents:
     """Contents of an object of a batch that code may read: equal for objects of one class that hold the same.
 
-    Args:
-        value: The object.
-
     Attributes:
-        value: The object.
         tensors: The tensors that it holds, which count with their shapes and types.
         opaque: True if nothing can be read from it, so that it is equal to itself alone.
     """

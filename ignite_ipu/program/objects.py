@@ -7,13 +7,14 @@ they are: with others it is another program.
 from __future__ import annotations
 
 from functools import partial
-from types import FunctionType, MemberDescriptorType, MethodType
+from types import FunctionType, MethodType
 from typing import Any, Callable, Dict, Hashable, NamedTuple, Tuple
 
 import torch
 
 from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.guards.values import BOOKKEEPERS, READ, Reader, Same, is_followed
+from ignite_ipu.program.tensors.trees import attributes_of
 
 __all__ = ["contents"]
 
@@ -22,7 +23,6 @@ def contents(value: Any, of_tensor: Callable[[torch.Tensor], Hashable]) -> Hasha
     """Return everything that code may read from an object, in a comparable form.
 
     Args:
-        value: The object.
         of_tensor: Returns what stands for a tensor that it holds.
     """
     return _Contents(of_tensor).read(value)
@@ -50,9 +50,8 @@ class _Contents(Reader):
             return self._known[id(value)][0]
         self._known[id(value)] = len(self._known), value
         if isinstance(value, FunctionType):
-            return _Read(
-                Same(value), tuple((name, Reader().read(read())) for name, read in Named([("", value)]).places)
-            )
+            places = Named([("", value)]).places
+            return _Read(Same(value), tuple((name, Reader().read(read())) for name, read in places))
         held = _attributes(value)
         if not held and not (hasattr(value, "__dict__") and is_followed(type(value), BOOKKEEPERS)):
             return Same(value)
@@ -66,12 +65,7 @@ def _attributes(value: Any) -> Dict[str, Any]:
         return {name: getattr(value, name) for name in ("__func__", "__self__")}
     if isinstance(value, partial):
         return {name: getattr(value, name) for name in ("func", "args", "keywords")}
-    found: Dict[str, Any] = {}
-    for base in (type(value) if not isinstance(value, type) else value).__mro__:
-        for name, member in vars(base).items() if is_followed(base, BOOKKEEPERS) else ():
-            if isinstance(member, MemberDescriptorType):
-                member = getattr(value, name, None)
-            elif not isinstance(member, READ) or name.startswith("__"):
-                continue
-            found.setdefault(name, member)
-    return {**found, **(getattr(value, "__dict__", {}) if is_followed(type(value), BOOKKEEPERS) else {})}
+    bases = (value if isinstance(value, type) else type(value)).__mro__
+    members = [member for base in reversed(bases) if is_followed(base, BOOKKEEPERS) for member in vars(base).items()]
+    found = {name: member for name, member in members if isinstance(member, READ) and not name.startswith("__")}
+    return {**found, **attributes_of(value)} if is_followed(type(value), BOOKKEEPERS) else found

@@ -42,7 +42,6 @@ def with_replicas(config: IPUConfig, ipus_per_replica: int = 1, shared: Optional
     PopTorch tells how many IPUs there are, not how many of them are free.
 
     Args:
-        config: The settings.
         ipus_per_replica: IPUs that one copy of the model takes.
         shared: Micro-batches of an update that the replicas share evenly; None where each has as many of its own.
     """

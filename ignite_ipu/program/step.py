@@ -180,7 +180,6 @@ class BatchStep(nn.Module):
 
         Args:
             leaves: What a device call would be given, of which one micro-batch is kept.
-            micro_batches: How many there are in it.
         """
         kept = first_micro_batch(leaves, micro_batches)
 

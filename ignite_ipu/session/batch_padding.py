@@ -51,11 +51,7 @@ class FillingCheck:
             self._samples[program] = map_tensors(row_range(batch, 0, 1), torch.clone)
 
     def may_cut(self, program: ModelProgram, batch: Any, call: Callable[[Any], Any]) -> bool:
-        """Tell whether a larger batch may be cut into pieces of a program's size.
-
-        Args:
-            call: Calls the program, and returns what comes out.
-        """
+        """Tell whether a larger batch may be cut into pieces of a program's size."""
         executor, rows = program.executor, row_count(batch)
         if program.micro_batches > 1 or executor in self._cuttable:
             return True  # what is cut into micro-batches in each call may be cut between them, too

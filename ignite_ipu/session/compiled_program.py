@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Hashable, List, Sequence
+from typing import Collection, Hashable, List, Sequence, Tuple
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim.swa_utils import AveragedModel
 
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
@@ -10,10 +15,53 @@ from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import Retrace
 from ignite_ipu.program.module_state import modes_kept, modes_of
 from ignite_ipu.program.step import BatchStep
-from ignite_ipu.session.weights.compiled_buffers import CompiledBuffers
+from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.program.user_code import is_users_file
 from ignite_ipu.session.weights.tracker import Weights
 
 __all__ = ["CompiledProgram"]
+
+
+class CompiledBuffers:
+    """Constants that one compiled program has of its module's buffers: those of integers and booleans.
+
+    PopTorch compiles them in, so that writes on the host never reach it: an index that is permuted, a mask, a table.
+
+    Args:
+        words: All names in the user's code that it runs.
+        weights: Who knows when somebody wrote on the host.
+    """
+
+    def __init__(self, step: nn.Module, words: Collection[str], weights: Weights) -> None:
+        self._weights = weights
+        self._seen = weights.edits
+        self._compiled: List[Tuple[str, torch.Tensor, torch.Tensor]] = []
+        for path, module in step.named_modules():
+            for kind in ("_buffers", "_parameters"):
+                for name, tensor in module.__dict__[kind].items():
+                    if tensor is not None and not plain(tensor).is_floating_point() and _is_used(module, name, words):
+                        full = f"{path}.{name}" if path else name
+                        self._compiled.append((full, tensor, plain(tensor).clone()))
+
+    def changed(self) -> List[str]:
+        """Return the names of those that have other values now; looks at them only after a write on the host."""
+        edits = self._weights.edits
+        if edits == self._seen or not self._compiled:
+            return []
+        names = [name for name, tensor, value in self._compiled if not torch.equal(plain(tensor), value)]
+        if not names:
+            self._seen = edits
+        return names
+
+
+def _is_used(module: nn.Module, name: str, words: Collection[str]) -> bool:
+    """Tell whether a program may depend on a buffer; PyTorch's counters of batches and of averages it does not."""
+    if isinstance(module, _NormBase) and name == "num_batches_tracked":
+        return module.momentum is None
+    if isinstance(module, AveragedModel) and name == "n_averaged":
+        return False
+    code = getattr(type(module).forward, "__code__", None)
+    return code is None or not is_users_file(code.co_filename) or name in words
 
 
 class CompiledProgram:
@@ -22,10 +70,6 @@ class CompiledProgram:
     Args:
         python: Values that the code of a call names.
         changed: Names of Python values that forward changed in the trace, as each trace of the model would again.
-
-    Attributes:
-        constants: What the program has of buffers as constants.
-        retrace: Finds out whether a call on the host still computes the same.
     """
 
     def __init__(

@@ -48,7 +48,6 @@ def anchored_gradient(program: ModelProgram, name: str, parameter: torch.Tensor)
     Args:
         program: What `anchor_gradients` was called for.
         name: Of the parameter, in the model.
-        parameter: The parameter.
     """
     assert program.executor is not None
     try:

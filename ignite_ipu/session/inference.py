@@ -60,7 +60,6 @@ class Inference:
     """Evaluates a model: by one program for all evaluators that ask for the same.
 
     Attributes:
-        programs: The model's programs.
         filling: Finds out whether filling up a batch changes the predictions for its samples.
         trainers: How many trainers the model has had. With another one, options may be others, too.
     """
@@ -111,7 +110,6 @@ class Inference:
         """Return the program that evaluates the model so; evaluators that ask for the same share one.
 
         Args:
-            options: `poptorch.Options` for inference.
             pipeline: What puts the model on several IPUs; the trainer's layers are put where they train when None.
             instead_of: ModelProgram that has evaluated for the caller so far, destroyed if another does from now on.
             reports_frozen: Whether to say that forward changes Python values, which a program does not do again.

@@ -35,7 +35,6 @@ class Placing:
     """Placement of the layers of one program's model.
 
     Args:
-        request: What was asked for.
         options: The program's `poptorch.Options`; they are not changed.
         optimizer: The optimizer that it trains with, None at inference.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from typing import Any, ContextManager, Tuple
+from typing import Any, Tuple
 
 import torch
 import torch.distributed as dist
@@ -37,9 +37,6 @@ def describe_processes(options: Options) -> None:
     """Make the options speak of the processes that are connected.
 
     On the emulator the options are completed. On a Pod PopRun starts the processes and its options know them.
-
-    Args:
-        options: The `poptorch.Options` that a model will be trained with.
     """
     rank, processes = connected()
     launched = os.environ.get("WORLD_SIZE", "1")
@@ -121,15 +118,11 @@ def on_one_device(wrapper: Any, model: nn.Module) -> None:
     """
     nn.Module.__init__(wrapper)
     kind: Any = type(wrapper)
-    own = {"forward": _forward_within, "no_sync": _no_sync, "__module__": kind.__module__}
+    own = {
+        "forward": lambda wrapper, *inputs, **kwargs: wrapper.module(*inputs, **kwargs),
+        "no_sync": lambda wrapper: contextlib.nullcontext(),
+        "__module__": kind.__module__,
+    }
     wrapper.__class__ = type(kind.__name__, (kind,), own)
     wrapper.module = model
     wrapper.device_ids, wrapper.dim = [], 0
-
-
-def _forward_within(wrapper: Any, *inputs: Any, **kwargs: Any) -> Any:
-    return wrapper.module(*inputs, **kwargs)
-
-
-def _no_sync(wrapper: Any) -> ContextManager[None]:
-    return contextlib.nullcontext()

@@ -362,9 +362,7 @@ class ModelProgram:
         self.detach()
         self._random_state = self.read_random_state()
         compiled.executor.setOptimizer(link.stand_in())
-        self._weights.remove(compiled.executor)
-        self._classes = classes_of(self.step)
-        unwrap_tensors(self.step)
+        self.wait()
 
     def take_back(self, other: ModelProgram) -> None:
         """Train with this program again, after `set_aside`, and go on where another's random stream is.
@@ -373,9 +371,8 @@ class ModelProgram:
         """
         self._random_state = other._random_state
         if self._executor is not None and self._link is not None:
-            put_classes(self.step, self._classes)
             self._executor.setOptimizer(self._link.conversion.optimizer)
-            self._weights.add(self._executor, self.training)
+        self.go_on()
 
     def wait(self) -> None:
         """Keep the compiled training program and its IPUs, while another optimizer's trains the same weights."""

@@ -33,8 +33,6 @@ class Programs:
     """Programs over one model's weights.
 
     Attributes:
-        shared: Finds out what sessions of models with some of the same weights have trained.
-        changes: Finds out whether the model is still the one that the programs were compiled from.
         trained: How the model is trained, None without a trainer.
         waiting: Trainers of other optimizers of the same model, while it is this one's turn.
         active: The program that was called last.

@@ -41,8 +41,6 @@ class ModelChanges:
     """Changes of a model since its session began, and since its programs were traced.
 
     Args:
-        model: The model.
-        weights: Who holds the newest of its weights.
         compile_again: Has the next call of a program compile it.
         hooks: What refuses what was computed with values of before.
     """
@@ -120,8 +118,6 @@ def report_frozen(program: ModelProgram, changed: List[str], refuse: Optional[Ca
     """Say that forward has changed Python values while it was traced, which a compiled program does not do again.
 
     Args:
-        program: The program.
-        changed: The values.
         refuse: Called with the reason when forward changes values in every call; None to warn of all.
     """
     name = type(program.step.model).__qualname__

@@ -29,11 +29,7 @@ _logger = logging.getLogger("ignite_ipu")
 
 
 class Trainable:
-    """Parameters of a module that were trained when its program was compiled, which has gradients of these alone.
-
-    Args:
-        module: The module that is compiled.
-    """
+    """Parameters of a module that were trained when its program was compiled, which has gradients of these alone."""
 
     def __init__(self, module: nn.Module) -> None:
         # Without a look at those of a wrapped module, which would download; of several names the first counts.
@@ -69,11 +65,6 @@ class Trainable:
 class Trained:
     """The program that trains a model, those that wait until they train it again, and the tie to the optimizer.
 
-    Args:
-        options: `poptorch.Options` for training.
-        placing: What puts the model on several IPUs.
-        on_trace: As for `ModelProgram`.
-
     Attributes:
         program: The program that trains at present; compiled when the first batch comes.
         aside: Compiled programs that were kept.
@@ -107,7 +98,6 @@ class Trained:
         """Train by another program from now on, with the weights and the optimizer's state of the one before.
 
         Args:
-            options: `poptorch.Options` for training.
             keep: Keep the compiled program for `resume`, unless parameters were frozen or unfrozen.
         """
         check_ipus(options)

@@ -87,10 +87,6 @@ class Accumulations:
     def load_state_dict(self, state: Mapping[str, Any], values: MutableMapping[str, Any]) -> List[str]:
         """Go on adding up from there.
 
-        Args:
-            state: What `state_dict` returned.
-            values: The engine's `state.metrics`.
-
         Returns:
             What could not be put back: the names of objects that start anew.
         """

@@ -34,7 +34,6 @@ class DataPosition:
         """Begin the next pass where `state` was taken.
 
         Args:
-            state: What `state_dict` returned.
             afterwards: Random states to set then; None to leave them as they are.
         """
         self._wanted, self._afterwards = state, afterwards
@@ -69,7 +68,6 @@ class DataPosition:
         """Have a loader's own generator where the pass that was loaded began, for an engine that seeds the host itself.
 
         Args:
-            data: The loader, of which a pass begins now.
             over: Whether the pass that was loaded had come to its end, so that the next one begins.
         """
         generator = getattr(data, "generator", None)

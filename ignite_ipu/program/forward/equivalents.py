@@ -233,14 +233,6 @@ def _diagonal(func: Function, input: torch.Tensor, offset: int = 0, dim1: int = 
     return flat[..., ((places + first_row) * columns + places + first_column).to(input.device)]
 
 
-def _diag(func: Function, input: torch.Tensor, diagonal: int = 0) -> torch.Tensor:
-    return func(input, diagonal) if input.dim() == 1 else _diagonal(torch.diagonal, input, diagonal)
-
-
-def _trace(func: Function, input: torch.Tensor) -> torch.Tensor:
-    return _diagonal(torch.diagonal, input).sum()
-
-
 def _index_add(
     func: Function, input: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: float = 1
 ) -> torch.Tensor:
@@ -271,10 +263,6 @@ def _repeat_interleave(
     shape = [*input.shape]
     expanded = input.unsqueeze(dim + 1).expand(*shape[: dim + 1], repeats, *shape[dim + 1 :])
     return expanded.flatten(dim, dim + 1)
-
-
-def _lerp(func: Function, input: torch.Tensor, end: torch.Tensor, weight: Any) -> Any:
-    return input + weight * (end - input)
 
 
 def _logaddexp(base: float, func: Function, input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -314,30 +302,6 @@ def _nan_to_num(
     return input.masked_fill(input == math.inf, high).masked_fill(input == -math.inf, low)
 
 
-def _exp2(func: Function, input: torch.Tensor) -> torch.Tensor:
-    return torch.exp(input * math.log(2))
-
-
-def _logical_xor(func: Function, input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return (input != 0) != (other != 0)
-
-
-def _hypot(func: Function, input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return torch.sqrt(input * input + other * other)
-
-
-def _addbmm(
-    func: Function,
-    input: torch.Tensor,
-    batch1: torch.Tensor,
-    batch2: torch.Tensor,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-) -> torch.Tensor:
-    return beta * input + alpha * torch.bmm(batch1, batch2).sum(0)
-
-
 _POOLED: Dict[Function, int] = {
     getattr(F, f"adaptive_{kind}_pool{count}d"): count for kind in ("avg", "max") for count in (1, 2, 3)
 }
@@ -361,21 +325,25 @@ _OF_TENSORS: Dict[str, Function] = {
     "tril": _triangle,
     "triu": _triangle,
     "diagonal": _diagonal,
-    "diag": _diag,
-    "trace": _trace,
+    "diag": lambda func, input, diagonal=0: (
+        func(input, diagonal) if input.dim() == 1 else _diagonal(torch.diagonal, input, diagonal)
+    ),
+    "trace": lambda func, input: _diagonal(torch.diagonal, input).sum(),
     "index_add": _index_add,
     "index_copy": _index_copy,
     "repeat_interleave": _repeat_interleave,
-    "lerp": _lerp,
+    "lerp": lambda func, input, end, weight: input + weight * (end - input),
     "logaddexp": functools.partial(_logaddexp, math.e),
     "logaddexp2": functools.partial(_logaddexp, 2),
     "logit": _logit,
     "xlogy": _xlogy,
     "nan_to_num": _nan_to_num,
-    "exp2": _exp2,
-    "logical_xor": _logical_xor,
-    "hypot": _hypot,
-    "addbmm": _addbmm,
+    "exp2": lambda func, input: torch.exp(input * math.log(2)),
+    "logical_xor": lambda func, input, other: (input != 0) != (other != 0),
+    "hypot": lambda func, input, other: torch.sqrt(input * input + other * other),
+    "addbmm": lambda func, input, batch1, batch2, *, beta=1, alpha=1: (
+        beta * input + alpha * torch.bmm(batch1, batch2).sum(0)
+    ),
 }
 for _name, _equivalent in _OF_TENSORS.items():
     EQUIVALENTS[getattr(torch, _name)] = EQUIVALENTS[getattr(torch.Tensor, _name)] = _equivalent

@@ -64,9 +64,6 @@ class GradientHookGuard(FunctionGuard):
 class GradientHooks:
     """Finds the hooks on gradients of one model; next to nothing is done while PyTorch registers no hooks.
 
-    Args:
-        model: The user's model.
-
     Attributes:
         handles: How many handles of hooks PyTorch had given out when there were none on gradients.
     """

@@ -23,11 +23,7 @@ _Own = Dict[str, Any]
 
 
 class ModuleAttributes:
-    """The plain attributes that a module and those in it have now.
-
-    Args:
-        module: The outermost of them.
-    """
+    """The plain attributes that a module and those in it have now."""
 
     def __init__(self, module: nn.Module) -> None:
         self._before: List[Tuple[str, _Own, _Own, _Own]] = []

@@ -33,7 +33,6 @@ class PythonState:
     """The attributes of a model's modules, and the variables that its code names, which a trace reads as constants.
 
     Args:
-        model: The model.
         *others: Functions and objects that are called beside it, such as a loss.
 
     Attributes:

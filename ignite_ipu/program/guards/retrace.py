@@ -100,7 +100,6 @@ class Retrace:
         drawn_from: Random generators and iterators among its arguments.
 
     Attributes:
-        result: What the last call returned.
         calls: Calls of the program since the last look.
         is_due: True if there is to be a look before the next call.
     """

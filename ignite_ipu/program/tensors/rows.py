@@ -73,7 +73,6 @@ def select_rows(structure: Any, rows: Union[Sequence[int], torch.Tensor, None], 
     """Return the given rows of every tensor that has `total` rows, in the given order; other values stay as they are.
 
     Args:
-        structure: Nested tensors.
         rows: Which rows; None is all of them, at no cost. See `BatchGeometry.row_index`.
         total: Rows that each tensor has.
     """

@@ -29,7 +29,17 @@ from typing import (
 
 import torch
 
-__all__ = ["PLAIN", "Container", "leaves_of", "map_tensors", "opened", "opened_object", "opened_record", "tensors_in"]
+__all__ = [
+    "PLAIN",
+    "Container",
+    "attributes_of",
+    "leaves_of",
+    "map_tensors",
+    "opened",
+    "opened_object",
+    "opened_record",
+    "tensors_in",
+]
 
 PLAIN: FrozenSet[type] = frozenset(
     (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
@@ -43,7 +53,6 @@ class Container(NamedTuple):
     """A value that holds others.
 
     Attributes:
-        value: The value.
         keys: What finds the parts in it; empty where their positions do.
         parts: What it holds.
     """
@@ -132,13 +141,14 @@ def opened_record(value: Any) -> Optional[Container]:
     """
     if type(value) in PLAIN or isinstance(value, (type, torch.nn.Module)):
         return None
-    held, seen = _attributes(value), {id(value)}
+    held, seen = attributes_of(value), {id(value)}
     if any(_holds_tensors(part, seen) for part in held.values()):
         return Container(value, tuple(held), list(held.values()))
     return None
 
 
-def _attributes(value: Any) -> Dict[str, Any]:
+def attributes_of(value: Any) -> Dict[str, Any]:
+    """Return the attributes that an object has of its own, those in slots, too."""
     held: Dict[str, Any] = dict(getattr(value, "__dict__", ()))
     for kind in type(value).__mro__:
         if "__slots__" in vars(kind):
@@ -155,7 +165,7 @@ def _holds_tensors(value: Any, seen: Set[int]) -> bool:
     elif type(value) in (dict, OrderedDict, defaultdict):  # other mappings may compute what they hold
         parts = value.values()
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        parts = _attributes(value).values()
+        parts = attributes_of(value).values()
     else:
         return False
     if id(value) in seen:

@@ -52,7 +52,6 @@ class AccessTracker:
     """Accesses to the tensors of a wrapped model since they were last looked at.
 
     Args:
-        tensors: Its parameters and buffers.
         before_first: A bound method, held weakly: called before the first download by access since `forget`, with
             whether it is to bring the newest weights.
         hooks: The session's, held weakly, which may refuse an access that shows values.
@@ -91,7 +90,8 @@ class AccessTracker:
     def forget(self) -> None:
         """Begin anew."""
         self._replaced = False
-        kept = {key: alive for key, all_of_them in self._handed_out.items() if (alive := _alive(all_of_them))}
+        alive = {key: [each for each in some if each() is not None] for key, some in self._handed_out.items()}
+        kept = {key: some for key, some in alive.items() if some}
         self._before = {key: (self._before[key][0], plain(self._before[key][0]).clone()) for key in kept}
         self._handed_out = kept
         self.any = bool(kept)
@@ -182,7 +182,7 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
                 return found
         reads = _name(func) not in _METADATA
         for tensor_class in types:  # of which PyTorch asks one
-            tensor_class.__dict__.get(_ACCESS, _no_access)(reads)
+            tensor_class.__dict__.get(_ACCESS, lambda reads: None)(reads)
         if func == _SET_DATA and not _same_memory(*args):
             for accesses in holder:
                 accesses.note_replaced()
@@ -201,10 +201,6 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
     tensor_class.__deepcopy__, tensor_class.__reduce_ex__ = _deepcopy, _reduce_ex
     if tensor_class in copyreg.dispatch_table:  # which is asked before the method
         copyreg.pickle(tensor_class, _reduce_ex)
-
-
-def _no_access(reads: bool) -> None:
-    pass
 
 
 def _deepcopy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
@@ -226,10 +222,6 @@ def _reduce_ex(tensor: torch.Tensor, protocol: Any = 2) -> Any:
 def _ordinary(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Return values as what a tensor was before it was wrapped: a parameter or not."""
     return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
-
-
-def _alive(references: Iterable[weakref.ref[torch.Tensor]]) -> List[weakref.ref[torch.Tensor]]:
-    return [reference for reference in references if reference() is not None]
 
 
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
@@ -277,7 +269,6 @@ def unwatch_parameters(tensors: Iterable[torch.Tensor], always: bool = True) -> 
     """Give parameters PyTorch's class back.
 
     Args:
-        tensors: The parameters.
         always: Whether also where somebody still asks.
     """
     for tensor in tensors:
