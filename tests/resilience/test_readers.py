@@ -25,7 +25,6 @@ _METHODS = {"read_text", "read_bytes"}
 _ENVIRONMENT = "an environment variable of the user's own"
 _OWN_PROCESSES = "what this program's own processes send each other over their own pipes and memory"
 _NAMED_TO_RUN = "the program that the user names to be run"
-_KERNEL = "the kernel's own files"
 _OWN_FILE = "a file of this package"
 _SELFTEST = "what the self-test has just written itself"
 
@@ -45,7 +44,6 @@ READERS: Dict[str, Dict[str, str]] = {
     "emulator/data/worker/memory.py": {
         **dict.fromkeys(("open", "pickle.load", "mmap.mmap", "torch.frombuffer"), _OWN_PROCESSES)
     },
-    "emulator/data/worker/orphans.py": {"open": _KERNEL},
     "emulator/data/worker/rows.py": {"torch.frombuffer": "an array made in the same line"},
     "emulator/data/worker/seeding.py": {"pickle.loads": _OWN_PROCESSES},
     "emulator/data/worker/worker.py": {"pickle.loads": _OWN_PROCESSES},

@@ -41,7 +41,7 @@ class Holder(NamedTuple):
     @property
     def alive(self) -> bool:
         """True while the holder's process runs."""
-        return _started(self.pid) == self.started
+        return process_start(self.pid) == self.started
 
     def __str__(self) -> str:
         where = "" if self.pid == os.getpid() else f" of process {self.pid}"
@@ -50,7 +50,7 @@ class Holder(NamedTuple):
 
 def holder(description: str, token: int) -> Holder:
     """Return a holder in this process."""
-    return Holder(os.getpid(), _started(os.getpid()), description, token)
+    return Holder(os.getpid(), process_start(os.getpid()), description, token)
 
 
 class EmulatedMachine:
@@ -212,13 +212,13 @@ def _private_directory(directory: str) -> str:
     return directory
 
 
-def _started(pid: int) -> str:
-    """Return a process's start time as the kernel counts it, "" when there is no such process."""
+def process_start(pid: int) -> str:
+    """Return a process's start time as the kernel counts it, "" when there is none or it has died."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         if os.path.exists("/proc/self/stat"):
             return ""
     try:

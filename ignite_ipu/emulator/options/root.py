@@ -12,13 +12,14 @@ import torch
 from ignite_ipu.emulator.enums import CommGroupType, ConnectionType, OutputMode, SyncPattern
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import compile_checks
-from ignite_ipu.emulator.options.guarded import OptionsDict, checked
+from ignite_ipu.emulator.options.guarded import Freezable, OptionsDict, checked
 from ignite_ipu.emulator.options.parts import (
     _DistributedOptions,
     _JitOptions,
     _PrecisionOptions,
     _TensorLocationOptions,
     _TrainingOptions,
+    _WithBackEnd,
 )
 from ignite_ipu.emulator.options.popart import _PopartOptions
 from ignite_ipu.emulator.options.progress_bar import CompilationProgressBar
@@ -26,13 +27,6 @@ from ignite_ipu.emulator.options.strategies import PipelinedExecution, _IExecuti
 from ignite_ipu.emulator.options.text import GROUPS, apply_file, apply_json
 
 LOCATION_EXCLUDES = ("install/poptorch", "site-packages/torch", "site-packages/poptorch")
-_KEPT_IN_PYTHON = (
-    "_execution_strategy",
-    "_show_compilation_progress_bar",
-    "_relax_optimizer_checks",
-    "_source_location_excludes",
-    "_module_namescope_enabled",
-)
 UNLIMITED = 2**64 - 1
 _SYNTHETIC_DATA_OFF, _SYNTHETIC_DATA_NORMAL = 0, 2
 
@@ -41,13 +35,10 @@ def _part(name: str, about: str) -> Any:
     return property(lambda options: options.__dict__[name], doc=about)
 
 
-class Options(OptionsDict):
+class Options(_WithBackEnd):
     """Options of a model's run: batching, outputs, devices, placement, training.
 
     Setters return the object, so that they chain. A wrapped model and a `DataLoader` freeze the options they are given.
-
-    Raises:
-        ValueError: `POPTORCH_DEFAULT_OPTIONS` is no JSON object, or a variable of `Options.Distributed` no integer.
     """
 
     _execution_strategy: _IExecutionStrategy
@@ -57,7 +48,9 @@ class Options(OptionsDict):
     _module_namescope_enabled: bool
 
     def __init__(self) -> None:
+        popart = _PopartOptions()
         super().__init__(
+            popart,
             replication_factor=1,
             input_group_size=1,
             input_cgt=CommGroupType.Consecutive,
@@ -73,9 +66,7 @@ class Options(OptionsDict):
             sync_pattern=SyncPattern.Full.value,
             available_memory_proportion={},
         )
-        popart = _PopartOptions()
         self._declare(
-            _popart=popart,
             _training=_TrainingOptions(popart),
             _precision=_PrecisionOptions(popart),
             _distributed=_DistributedOptions(),
@@ -87,14 +78,23 @@ class Options(OptionsDict):
             _source_location_excludes=list(LOCATION_EXCLUDES),
             _module_namescope_enabled=True,
         )
-        self._apply_environment()
+        cache = os.environ.get("POPTORCH_CACHE_DIR")
+        if cache:
+            logger.info("POPTORCH_CACHE_DIR is set: executables are cached in %s.", cache)
+            self.enableExecutableCaching(cache)
+        defaults = os.environ.get("POPTORCH_DEFAULT_OPTIONS")
+        if defaults:
+            try:
+                self.from_json(defaults)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"POPTORCH_DEFAULT_OPTIONS is no JSON ({error}): {defaults!r}.") from None
 
     TensorLocations: _TensorLocationOptions = _part("_tensor_locations", "Where tensors are kept.")
     Distributed: _DistributedOptions = _part("_distributed", "Which process of how many this is.")
     Jit: _JitOptions = _part("_jit", "Options of a front end that is gone.")
     Precision: _PrecisionOptions = _part("_precision", "Number formats.")
     Training: _TrainingOptions = _part("_training", "What matters when training.")
-    _Popart: _PopartOptions = _part("_popart", "Settings of the back end.")
+    _Popart: _PopartOptions = _part("_popart_options", "Settings of the back end.")
 
     def from_json(self, string: str) -> Options:
         """Make the option calls that a JSON object lists, such as `{"Training.gradientAccumulation": 4}`."""
@@ -173,8 +173,7 @@ class Options(OptionsDict):
 
     def enableSyntheticData(self, enabled: bool) -> Options:
         """Make normal random data on the device instead of moving any; for measuring speed."""
-        self._Popart.set("syntheticDataMode", _SYNTHETIC_DATA_NORMAL if enabled else _SYNTHETIC_DATA_OFF)
-        return self
+        return self._set_back_end("syntheticDataMode", _SYNTHETIC_DATA_NORMAL if enabled else _SYNTHETIC_DATA_OFF)
 
     def randomSeed(self, random_seed: int) -> Options:
         """Seed the device's random numbers, and PyTorch's on the host (even on frozen options, as PopTorch does)."""
@@ -191,13 +190,11 @@ class Options(OptionsDict):
         given: Any = buffers
         if not isinstance(given, list) or not all(isinstance(name, str) for name in buffers):
             raise AssertionError(f"updatableNamedBuffers takes a list of buffer names, got {buffers!r}.")
-        self._Popart.set("updatableNamedBuffers", list(buffers))
-        return self
+        return self._set_back_end("updatableNamedBuffers", list(buffers))
 
     def enableStableNorm(self, enabled: bool) -> Options:
         """Normalise in the slower, numerically safer way."""
-        self._Popart.set("enableStableNorm", enabled)
-        return self
+        return self._set_back_end("enableStableNorm", enabled)
 
     def relaxOptimizerAttributesChecks(self, relax: bool = True) -> Options:
         """Report unexpected optimizer attributes at debug level instead of warning."""
@@ -249,8 +246,7 @@ class Options(OptionsDict):
             if compile_checks.selected(self):
                 logger.warning("Executable caching doesn't work with the IPU model.")
             self._Popart.set("cachePath", path)
-        self._Popart.set("enableEngineCaching", path is not None)
-        return self
+        return self._set_back_end("enableEngineCaching", path is not None)
 
     def showCompilationProgressBar(self, show: bool = True) -> Options:
         """Show how far a compilation has come."""
@@ -273,8 +269,7 @@ class Options(OptionsDict):
 
     def logCycleCount(self, log_cycle_count: bool) -> Options:
         """Count the cycles of each call, for `executor.cycleCount()`."""
-        self._Popart.set("instrumentWithHardwareCycleCounter", log_cycle_count)
-        return self
+        return self._set_back_end("instrumentWithHardwareCycleCounter", log_cycle_count)
 
     def logDir(self, log_dir: str) -> Options:
         """Write logs into a directory."""
@@ -317,9 +312,10 @@ class Options(OptionsDict):
         return copy.deepcopy(self)
 
     def __repr__(self) -> str:
+        own = {name: value for name, value in vars(self).items() if name not in ("_values", "_is_frozen")}
         settings = {
             **self._values,
-            **{name[1:]: self.__dict__[name] for name in _KEPT_IN_PYTHON},
+            **{name[1:]: value for name, value in own.items() if not isinstance(value, Freezable)},
             **{part: getattr(self, part) for part in GROUPS},
         }
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
@@ -350,18 +346,6 @@ class Options(OptionsDict):
         self.checkIsFrozen(name[1:])
         self.__dict__[name] = value
         return self
-
-    def _apply_environment(self) -> None:
-        cache = os.environ.get("POPTORCH_CACHE_DIR")
-        if cache:
-            logger.info("POPTORCH_CACHE_DIR is set: executables are cached in %s.", cache)
-            self.enableExecutableCaching(cache)
-        defaults = os.environ.get("POPTORCH_DEFAULT_OPTIONS")
-        if defaults:
-            try:
-                self.from_json(defaults)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"POPTORCH_DEFAULT_OPTIONS is no JSON ({error}): {defaults!r}.") from None
 
 
 class Anchor(NamedTuple):

@@ -13,6 +13,7 @@ import functools
 import json
 import operator
 import os
+import re
 from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from ignite_ipu.emulator import enums
@@ -143,10 +144,11 @@ class _Line:
         return None if names == ["anchorTensor"] else getattr(setter, "__self__", None), steps
 
     def _assignment(self, options: OptionsDict, target: ast.expr, value: Any) -> _Step:
-        first, *groups, name = _dotted(target) or ["", ""]
-        if first != "options" or name.startswith("_") or groups not in [[], *([each] for each in GROUPS[:-1])]:
+        found = re.fullmatch(rf"options\.(?:({'|'.join(GROUPS[:-1])})\.)?([^\W_]\w*)", self._source(target))
+        if found is None:
             self._refuse("it assigns to something that is no option")
-        return functools.partial(setattr, getattr(options, groups[0]) if groups else options, name, value)
+        group, name = found.groups()
+        return functools.partial(setattr, getattr(options, group) if group else options, name, value)
 
     def _parsed(self) -> ast.stmt:
         try:
@@ -191,10 +193,8 @@ class _Line:
             self._refuse(f"`{self._source(node)}` is neither a literal nor a poptorch enum member")
 
     def _member(self, node: ast.Attribute) -> enum.Enum:
-        path = _dotted(node) or []
-        if path[:2] in (["poptorch", "enums"], ["poptorch", "options"]):
-            path = ["poptorch", *path[2:]]
-        member = _find_member(*path[1:]) if len(path) == 3 and path[0] == "poptorch" else None
+        found = re.fullmatch(r"poptorch(?:\.enums|\.options)?\.(\w+)\.(\w+)", self._source(node))
+        member = _find_member(*found.groups()) if found else None
         if member is None:
             self._refuse(f"`{self._source(node)}` is neither a literal nor a poptorch enum member")
         return member
@@ -209,10 +209,10 @@ class _Line:
             if not callable(method) or method(target, *positional, **named) is not target:
                 self._refuse(f"`.{names[0]}` may not be called")
             return target
-        path = _dotted(node.func) or [""]
-        if path[:-1] not in (["poptorch"], ["poptorch", "options"]) or path[-1] not in _CONSTRUCTORS:
+        found = re.fullmatch(r"poptorch(?:\.options)?\.(\w+)", self._source(node.func))
+        if found is None or found[1] not in _CONSTRUCTORS:
             self._refuse(f"`{self._source(node.func)}` may not be called")
-        return _CONSTRUCTORS[path[-1]](*positional, **named)
+        return _CONSTRUCTORS[found[1]](*positional, **named)
 
     def _source(self, node: ast.AST) -> str:
         return ast.get_source_segment(f"options.{self._text}", node) or type(node).__name__
@@ -237,12 +237,6 @@ def _unwound(node: ast.expr) -> Tuple[ast.expr, List[str]]:
     return node, names
 
 
-def _dotted(node: ast.expr) -> Optional[List[str]]:
-    """Return the names of `a.b.c`, or None for any other expression."""
-    base, names = _unwound(node)
-    return [base.id, *names] if isinstance(base, ast.Name) else None
-
-
 def _argument(value: Any) -> Any:
     if not isinstance(value, str) or value.count(".") != 1:
         return value
@@ -253,15 +247,10 @@ def _argument(value: Any) -> Any:
 def _find_setter(options: OptionsDict, path: Sequence[str]) -> Callable[..., Any]:
     """Return the method of `options` that `path` names, such as `["Training", "gradientAccumulation"]`."""
     *groups, name = path
-    owner: Any = options
-    if len(groups) == 1 and groups[0] in GROUPS:
-        owner = getattr(options, groups[0])
-        # The one method that back-end settings are made with is called what guarded dictionaries call theirs.
-        allowed = groups[0] == "_Popart" or name not in _NO_SETTERS
-    else:
-        allowed = not groups and name not in _NO_SETTERS
-    method = getattr(type(owner), name, None) if allowed and not name.startswith("_") else None
-    if not callable(method):
+    owner: Any = getattr(options, groups[0]) if len(groups) == 1 and groups[0] in GROUPS else options
+    # The one method that back-end settings are made with is called what guarded dictionaries call theirs.
+    is_setter = (name not in _NO_SETTERS or groups == ["_Popart"]) and not name.startswith("_")
+    if not is_setter or (groups and owner is options) or not callable(getattr(type(owner), name, None)):
         raise AttributeError(
             f"Invalid attribute {'.'.join(path)}: no option of poptorch.Options is set by a method of that name."
         )

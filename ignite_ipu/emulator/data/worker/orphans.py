@@ -18,6 +18,8 @@ import time
 from multiprocessing import parent_process, process
 from typing import Any, Callable, Optional, Set
 
+from ignite_ipu.emulator.device.machine import process_start
+
 _LOOK_SECONDS = 1.0
 _DEATH_SECONDS = 1.0
 # Held while files and directories are made that an end would leave behind.
@@ -80,22 +82,13 @@ def _members(leader: int) -> Set[int]:
     members = set()
     for pid in {int(name) for name in os.listdir("/proc") if name.isdigit()} - {os.getpid()}:
         with contextlib.suppress(ProcessLookupError):
-            if os.getpgid(pid) == leader and _is_running(pid):
+            if os.getpgid(pid) == leader and process_start(pid):
                 members.add(pid)
     return members
 
 
-def _is_running(pid: int) -> bool:
-    """Tell whether there is such a process that has not died yet, whoever has still to be told."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def _watch(parent: Any, settings: Any) -> None:
-    while parent.is_alive() and _is_running(parent.pid):
+    while parent.is_alive() and process_start(parent.pid):
         parent.join(_LOOK_SECONDS)
     if os.getpgrp() == os.getpid():
         kill_group(os.getpid())
