@@ -22,31 +22,13 @@ STAND_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "standin")
 _NAME = "poptorch"
 
 
-class Installation(contextlib.AbstractContextManager):  # type: ignore[type-arg]
+class Installation(contextlib.ExitStack):
     """The emulator installed under PopTorch's name, until `undo` or the end of a `with` block."""
-
-    def __init__(self) -> None:
-        self._restore = contextlib.ExitStack()
-        self._active = True
 
     def undo(self) -> None:
         """Take the name back, unless another installation is still in force; a second call does nothing."""
         with _LOCK:
-            if not self._active:
-                return
-            self._active = False
-            self._restore.close()
-            _ACTIVE.remove(self)
-            if not _ACTIVE:
-                with contextlib.suppress(ValueError):
-                    sys.path.remove(STAND_IN)
-                for name, module in sys.modules.copy().items():
-                    if _lies_in_the_stand_in(getattr(module, "__file__", None)):
-                        del sys.modules[name]
-                importlib.invalidate_caches()
-
-    def __exit__(self, *error: object) -> None:
-        self.undo()
+            self.close()
 
 
 def install(import_effects: bool = False) -> Installation:
@@ -68,18 +50,14 @@ def install(import_effects: bool = False) -> Installation:
     with _LOCK:
         _refuse_to_shadow()
         installation = Installation()
+        installation.callback(_leave, installation)
         _ACTIVE.append(installation)
         if STAND_IN not in sys.path:
             sys.path.append(STAND_IN)
             importlib.invalidate_caches()
         if import_effects:
-            _take_effect(installation._restore)
+            _take_effect(installation)
     return installation
-
-
-def is_installed() -> bool:
-    """Tell whether `poptorch` means the emulator now."""
-    return STAND_IN in sys.path
 
 
 def run_script(path: str, argv: Sequence[str] = ()) -> Dict[str, Any]:
@@ -120,6 +98,19 @@ def _refuse_to_shadow() -> None:
 
 def _lies_in_the_stand_in(file: object) -> bool:
     return isinstance(file, str) and os.path.abspath(file).startswith(STAND_IN + os.sep)
+
+
+def _leave(installation: Installation) -> None:
+    with _LOCK:
+        _ACTIVE.remove(installation)
+        if _ACTIVE:
+            return
+        with contextlib.suppress(ValueError):
+            sys.path.remove(STAND_IN)
+        for name, module in sys.modules.copy().items():
+            if _lies_in_the_stand_in(getattr(module, "__file__", None)):
+                del sys.modules[name]
+        importlib.invalidate_caches()
 
 
 def _take_effect(restore: contextlib.ExitStack) -> None:
