@@ -120,7 +120,7 @@ def build(
     needed = _needed(capture.graph, returned, stop=folded, memory=_kept_memory(capture, returned))
     constants = {node: value for node, value in folded.items() if node in needed}
     used.update((node.name, value) for node, value in constants.items())
-    copied = {node: value for node, value in _values(capture).items() if node in needed and node not in folded}
+    copied = {node: value for node, value in capture.constant_values.items() if node in needed and node not in folded}
     arguments = [*taken, *constants, *copied]
     kernel_of = functools.partial(_kernel_of, capture)
     source, names = _generate(capture.graph, arguments, returned, needed, folded, copied, kernel_of)
@@ -162,10 +162,6 @@ def _kept_memory(capture: Capture, returned: Iterable[fx.Node]) -> Set[Optional[
     return {node.meta.get("memory") for node in (*_taken(capture), *returned)}
 
 
-def _values(capture: Capture) -> Dict[fx.Node, torch.Tensor]:
-    return {capture.constants[name].origin: value for name, value in capture.constant_values.items()}
-
-
 def on_the_host(nodes: fx.Graph) -> List[fx.Node]:
     """Return the operators that run the user's code, branch or print: the graph does not tell all that they do."""
     found: List[fx.Node] = []
@@ -188,9 +184,8 @@ def fold_constants(
     Args:
         also: Values of further nodes that count as constants.
     """
-    known: Dict[fx.Node, Any] = {
-        node: value for node, value in {**_values(capture), **(also or {})}.items() if not capture.is_written(node)
-    }
+    constants = {**capture.constant_values, **(also or {})}
+    known: Dict[fx.Node, Any] = {node: value for node, value in constants.items() if not capture.is_written(node)}
     own_default = number_formats.by_default(capture.default_dtype)
     with torch.no_grad(), torch.random.fork_rng(devices=[]), own_default:
         for node in capture.graph.nodes:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import warnings
 from collections import OrderedDict
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -22,7 +22,6 @@ from ignite_ipu.emulator.trace.active import active
 from ignite_ipu.emulator.trace.capture import Capture
 from ignite_ipu.emulator.trace.operators import support
 from ignite_ipu.emulator.trace.patches import module_calls_followed
-from ignite_ipu.emulator.trace.precision import Precision
 from ignite_ipu.emulator.trace.refusals import explained, refuse_compiled_modules
 from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
 from ignite_ipu.emulator.values.arguments import Arguments
@@ -80,9 +79,8 @@ def trace(
     placement: Any,
     options: Options,
     training: bool,
-    per_replica: Sequence[str],
+    per_replica: Collection[str],
     anchors: Sequence[str],
-    precision: Precision,
     fold: Optional[Fold],
 ) -> Tuple[Graph, Capture]:
     """Run `forward` once on the first micro-batch's shapes and return the graph.
@@ -96,7 +94,7 @@ def trace(
         fold: Provides what depends on constants alone; None computes it.
     """
     refuse_compiled_modules(model)
-    capture = Capture(placement, precision)
+    capture = Capture(placement, options.Precision._compiled_for())
     capture.location_excludes = tuple(options._source_location_excludes)
     with _compile_hooks():
         slots = list(_slots(model))
@@ -190,7 +188,9 @@ def _fill(slots: Sequence[_Slot], tensors: Sequence[Any]) -> None:
         slot.tensors[slot.name] = tensor
 
 
-def _stand_ins(capture: Capture, slots: Sequence[_Slot], training: bool, per_replica: Sequence[str]) -> List[IpuTensor]:
+def _stand_ins(
+    capture: Capture, slots: Sequence[_Slot], training: bool, per_replica: Collection[str]
+) -> List[IpuTensor]:
     """Return what stands for the tensor of each slot, one for the slots that hold the same one."""
     made: Dict[int, IpuTensor] = {}
     for slot in slots:

@@ -30,7 +30,6 @@ from ignite_ipu.emulator.runtime.host_tensors import HostTensors, receive, share
 from ignite_ipu.emulator.runtime.report import report_for
 from ignite_ipu.emulator.runtime.training_step import CompiledStep, CompiledTraining, TrainingStep, reducer, store_for
 from ignite_ipu.emulator.trace import number_formats
-from ignite_ipu.emulator.trace.capture import Capture
 from ignite_ipu.emulator.trace.refusals import without_half_kernel
 from ignite_ipu.emulator.values.arguments import Arguments
 from ignite_ipu.emulator.values.custom_types import replace_tensors
@@ -89,8 +88,14 @@ class DeviceProgram:
             optimizer.check_parameters(self._host.compiled)
         self._anchors = {short: long_name for short, (long_name, *_) in dict(options("anchored_tensors")).items()}
         self.placement = Placement(options._execution_strategy)
-        self.precision = options.Precision._compiled_for()
-        self.graph, self.capture = self._traced(model, arguments, list(per_replica), cache)
+        anchors = [name for name in self._anchors.values() if not self._comes_from_update(name)]
+        fold = None if cache is None else cache.fold
+        try:
+            self.graph, self.capture = trace(
+                model, arguments, self.batching, self.placement, options, training, per_replica, anchors, fold
+            )
+        finally:
+            self.placement.close()
         self._check()
         if cache is not None:
             cache.store(self.graph)
@@ -103,7 +108,8 @@ class DeviceProgram:
         self.synthetic = bool(options._Popart._value("syntheticDataMode", 0))
         self.report = report_for(options, self._name)
         # Exceptions and stochastic rounding act on the result of each operator, which compiled code does not have.
-        each_result = self.precision.floating_point_exceptions or self.precision.stochastic_rounding
+        self._precision = self.capture.precision
+        each_result = self._precision.floating_point_exceptions or self._precision.stochastic_rounding
         self._compiles_with_torch = torch_compile_wanted() and not each_result
         self._compiled: Optional[Graph] = None
         self._compiled_step = CompiledTraining(self._name)
@@ -168,29 +174,22 @@ class DeviceProgram:
         executable = self._executable
         if executable is None:
             return []  # forward returns constants alone
+        step, report = self._step, self.report
+        run = executable.infer if step is None else step.train
         try:
             with number_formats.by_default(self.capture.default_dtype):
-                return self._run(executable, inputs)
+                if self.synthetic:
+                    with self.random.drawn():
+                        inputs = list(map(_synthetic, inputs))
+                if report is None:
+                    return run(inputs)
+                with report.profiled(self, executable, step):
+                    return run(inputs)
         except RuntimeError as error:
             explained = without_half_kernel(error)
             if explained is None:
                 raise
             raise explained from error
-
-    def _run(self, executable: Executable, inputs: List[torch.Tensor]) -> List[torch.Tensor]:
-        if self.synthetic:
-            with self.random.drawn():
-                # Normal numbers, or zeros where they are indices.
-                inputs = [
-                    torch.randn_like(value) if value.is_floating_point() else torch.zeros_like(value)
-                    for value in inputs
-                ]
-        step = self._step
-        run = executable.infer if step is None else step.train
-        if self.report is None:
-            return run(inputs)
-        with self.report.profiled(self, executable, step):
-            return run(inputs)
 
     def upload(self) -> None:
         executable = self._executable
@@ -279,25 +278,6 @@ class DeviceProgram:
         """Return the names of what an update has besides the graph: gradients, and parameters after it."""
         return [f"{kind}{name}" for name in self._trained for kind in _OF_UPDATES]
 
-    def _traced(
-        self, model: nn.Module, arguments: Arguments, per_replica: Sequence[str], cache: Optional[Lookup]
-    ) -> Tuple[Graph, Capture]:
-        try:
-            return trace(
-                model,
-                arguments,
-                self.batching,
-                self.placement,
-                self._options,
-                self._training,
-                per_replica,
-                [name for name in self._anchors.values() if not self._comes_from_update(name)],
-                self.precision,
-                fold=None if cache is None else cache.fold,
-            )
-        finally:
-            self.placement.close()
-
     def _comes_from_update(self, name: str) -> bool:
         """Tell whether a tensor to anchor is none of the graph's that runs on every micro-batch."""
         adapted = name == _LOSS_SCALING and self._training and loss_scaling.enabled(self._options)
@@ -334,9 +314,9 @@ class DeviceProgram:
 
     def _training_step(self, executable: Executable, source: OptimizerSource) -> TrainingStep:
         kind = functools.partial(CompiledStep, self._compiled_step) if self._compiles_with_torch else TrainingStep
-        optimizer = source.on_device(executable, self._host.compiled, store_for(self.precision))
+        optimizer = source.on_device(executable, self._host.compiled, store_for(self._precision))
         accum_type = source.description.accum_type
-        step = kind(executable, optimizer, accum_type, self._options, self.precision, self._reduce)
+        step = kind(executable, optimizer, accum_type, self._options, self._precision, self._reduce)
         step.keep_gradients = any(name.startswith(_GRADIENT) for name in self._anchors.values())
         return step
 
@@ -392,6 +372,11 @@ class DeviceProgram:
 def _size(tensors: Iterable[torch.Tensor]) -> int:
     """Return how many bytes tensors take; `Tensor.nbytes` came with PyTorch 2.1."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _synthetic(value: torch.Tensor) -> torch.Tensor:
+    """Return what the device makes up in the place of an input: normal numbers, or zeros where they are indices."""
+    return torch.randn_like(value) if value.is_floating_point() else torch.zeros_like(value)
 
 
 def options_name(options: Options, training: bool) -> str:

@@ -42,6 +42,7 @@ class Trace(TorchFunctionMode, abc.ABC):
         placement: Where the operators go: what the execution strategy says of the block being traced.
         graph: The nodes so far. Placeholders stand for inputs, weights, buffers and constants.
         inputs, weights, buffers, constants: Placeholder by name, in the order in which the graph takes them.
+        constant_values: Values of the constants.
         trained: Node and shape of each weight that forward has frozen, as they were before that, by name.
         training: Whether the trace is of a training model.
         losses: Nodes of recognised losses.
@@ -75,7 +76,7 @@ class Trace(TorchFunctionMode, abc.ABC):
         self.weights: Dict[str, IpuTensor] = {}
         self.buffers: Dict[str, IpuTensor] = {}
         self.constants: Dict[str, IpuTensor] = {}
-        self.constant_values: Dict[str, torch.Tensor] = {}
+        self.constant_values: Dict[fx.Node, torch.Tensor] = {}
         self.trained: Dict[str, Tuple[fx.Node, torch.Tensor]] = {}
         self.training = True
         self.losses: List[fx.Node] = []

@@ -9,6 +9,7 @@ the kernels that ordinary PyTorch would.
 from __future__ import annotations
 
 import contextlib
+import operator
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
@@ -34,6 +35,7 @@ _TURN = Turn()
 _META = torch.device("meta")
 _CPU = torch.device("cpu")
 
+_ANSWERS = {"device": IPU, "is_ipu": True, "is_meta": False, "grad": None}
 _TENSOR_VALUED_PROPERTIES = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))
 
 
@@ -72,7 +74,7 @@ class Capture(Trace):
         unique = str(traced.node.target)
         traced.node.meta["varies"] = False
         self.constants[unique] = traced
-        self.constant_values[unique] = value
+        self.constant_values[traced.origin] = value
         return traced
 
     def _placeholder(self, name: str, tensor: torch.Tensor, requires_grad: bool) -> IpuTensor:
@@ -116,8 +118,7 @@ class Capture(Trace):
             return self._property(func, name, args)
         if name == "ipu":
             func, name, args, kwargs = TO, "to", (args[0], IPU), {}
-        on_ipu = self._touches_ipu(args, kwargs)
-        if not on_ipu:
+        if not any(isinstance(leaf, torch.Tensor) and self.is_traced(leaf) for leaf in leaves((args, kwargs))):
             placed = put_on_ipu(self, func, name, args, kwargs)
             if placed is not None:
                 return placed
@@ -214,7 +215,7 @@ class Capture(Trace):
             items = []
             for index, item in enumerate(result):
                 if holds_tensors(item):
-                    child = self.graph.create_node("call_function", _getitem, (node, index), {})
+                    child = self.graph.create_node("call_function", operator.getitem, (node, index), {})
                     child.meta.update(node.meta, after=[], writes=set(), part=True)
                     items.append(self._wrap(item, child))
                 else:
@@ -254,12 +255,8 @@ class Capture(Trace):
                 raise backend_error(f"Assigning to tensor.{name} is not supported in a traced model; use copy_().")
             self._set_requires_grad(tensor, args[1])
             return None
-        if name == "device":
-            return IPU
-        if name in ("is_ipu", "is_meta"):
-            return name == "is_ipu"
-        if name == "grad":
-            return None
+        if name in _ANSWERS:
+            return _ANSWERS[name]
         if name in _TENSOR_VALUED_PROPERTIES:
             return self.record(getattr, tensor, name)
         with self.outside():
@@ -303,13 +300,6 @@ class Capture(Trace):
         if enabled != self._grad_mode and self.training:
             self.graph.create_node("call_function", torch._C._set_grad_enabled, (enabled,), {})
         self._grad_mode = enabled
-
-    def _touches_ipu(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
-        return any(isinstance(leaf, torch.Tensor) and self.is_traced(leaf) for leaf in leaves((args, kwargs)))
-
-
-def _getitem(values: Any, index: int) -> Any:
-    return values[index]
 
 
 def _describe(node: fx.Node, meta: torch.Tensor) -> None:

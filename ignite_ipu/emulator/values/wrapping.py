@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from copyreg import _reconstructor  # type: ignore[attr-defined]
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Tuple, Type
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Protocol, Tuple, Type
 
 import torch
 
@@ -83,12 +83,9 @@ class Wrapping:
         return self._tensor_classes[original]
 
 
-class _TakenOff(NamedTuple):
-    model_class: type
-    tensors: List[Tuple[weakref.ref[torch.Tensor], type]]
-
-
-_TAKEN_OFF: weakref.WeakKeyDictionary[nn.Module, _TakenOff] = weakref.WeakKeyDictionary()
+# The wrapped class of a model, and those of its tensors.
+_TAKEN_OFF: weakref.WeakKeyDictionary[nn.Module, Tuple[type, List[Tuple[weakref.ref[torch.Tensor], type]]]]
+_TAKEN_OFF = weakref.WeakKeyDictionary()
 
 
 def unwrapModelIfNecessary(model: nn.Module) -> None:
@@ -105,7 +102,7 @@ def unwrapModelIfNecessary(model: nn.Module) -> None:
         fetch(tensor)
         tensors.append((weakref.ref(tensor), type(tensor)))
         object.__setattr__(tensor, "__class__", original_class(type(tensor)))
-    _TAKEN_OFF[model] = _TakenOff(type(model), tensors)
+    _TAKEN_OFF[model] = type(model), tensors
     model.__class__ = original_class(type(model))
 
 
@@ -114,11 +111,12 @@ def rewrapModelIfNecessary(model: nn.Module) -> None:
     taken_off = _TAKEN_OFF.pop(model, None)
     if taken_off is None or is_wrapped(model):
         return
-    for reference, wrapped in taken_off.tensors:
+    model_class, tensors = taken_off
+    for reference, wrapped in tensors:
         tensor = reference()
         if tensor is not None:
             tensor.__class__ = wrapped
-    model.__class__ = taken_off.model_class
+    model.__class__ = model_class
 
 
 def original_class(wrapped: type) -> type:
