@@ -75,7 +75,7 @@ _ACCEPTED: Dict[str, str] = {
     "poptorch.MultiConv.planType": f"checked; {_PLANNER}",
     "poptorch.MultiConv.perConvReservedTiles": f"checked; {_PLANNER}",
     "poptorch.MultiConv.cycleBackOff": f"checked; {_PLANNER}",
-    "poptorch.Attribute": "recorded on each operator of the graph; only the IPU's compiler reads attributes",
+    "poptorch.Attribute": "kept in no graph; only the IPU's compiler reads attributes",
     "poptorch.TensorLocationSettings": f"validated and readable; {_MEMORY}",
     "poptorch.options._TensorLocationOptions": f"validated and readable; {_MEMORY}",
     "poptorch.Options.TensorLocations": f"validated and readable; {_MEMORY}",

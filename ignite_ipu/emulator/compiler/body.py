@@ -42,8 +42,7 @@ class _BodyCapture(Capture):
         self._grad_mode = self.training = False
         # A host tensor means the same inside and outside, and what the model uses is counted as one.
         self._stand_ins = outer._stand_ins
-        self.operators, self.warned = outer.operators, outer.warned
-        self.scope, self.attributes, self.autocast = outer.scope, outer.attributes, outer.autocast
+        self.warned, self.scope, self.autocast = outer.warned, outer.scope, outer.autocast
         self.checks, self.host_tensors = outer.checks, outer.host_tensors
         self.folds = False
         self.captured: Dict[int, Tuple[IpuTensor, IpuTensor]] = {}

@@ -46,7 +46,6 @@ class Trace(TorchFunctionMode, abc.ABC):
         trained: Node and shape of each weight that forward has frozen, as they were before that, by name.
         training: Whether the trace is of a training model.
         losses: Nodes of recognised losses.
-        operators: How often each operator was recorded, by name.
         unsupported: Uses of operators that do not compile.
         warned: The operator of each warning about operators that was given.
         folds: Whether what depends on constants alone is computed while compiling.
@@ -58,7 +57,7 @@ class Trace(TorchFunctionMode, abc.ABC):
         watches_gradients: Whether some operator shows gradients, so that none may be scaled ahead of its time.
         multi_conv: The `MultiConv` that is open.
         location_excludes: Parts of the names of files that are not the user's code.
-        scope, attributes: What `NameScope` and `Attribute` have open, innermost last.
+        scope: The names that `NameScope` has open, innermost last.
     """
 
     def __init__(self, placement: Any, autocast: Any) -> None:
@@ -80,13 +79,11 @@ class Trace(TorchFunctionMode, abc.ABC):
         self.trained: Dict[str, Tuple[fx.Node, torch.Tensor]] = {}
         self.training = True
         self.losses: List[fx.Node] = []
-        self.operators: Dict[str, int] = {}
         self.unsupported: List[Any] = []
         self.warned: Dict[str, str] = {}
         self.folds = True
         self.scope: List[str] = []
         self.location_excludes: Tuple[str, ...] = ()
-        self.attributes: List[Dict[str, Any]] = []
         self._stand_ins: Dict[int, IpuTensor] = {}
         self._by_meta: Dict[int, IpuTensor] = {}
         self._kept: List[Any] = []  # ids above are of living objects only while these keep them alive

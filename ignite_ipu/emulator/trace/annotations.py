@@ -6,6 +6,7 @@ All of them speak to the trace that is running and do nothing when there is none
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
 from typing import Any, Callable, List, Optional, Tuple, TypeVar
 
@@ -139,27 +140,8 @@ def BlockFunction(user_id: Optional[str] = None, ipu_id: Optional[int] = None) -
     return decorate
 
 
-class _Mark:
-    """Adds something to a list of the running trace for a `with` statement; one object may serve several traces."""
-
-    def __init__(self, of_trace: str, value: Any) -> None:
-        self._of_trace, self._value = of_trace, value
-        self._entered: List[Optional[List[Any]]] = []
-
-    def __enter__(self) -> None:
-        open_marks: Optional[List[Any]] = getattr(active(), self._of_trace, None)
-        self._entered.append(open_marks)
-        if open_marks is not None:
-            open_marks.append(self._value)
-
-    def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
-        open_marks = self._entered.pop()
-        if open_marks is not None:
-            open_marks.pop()
-
-
-class NameScope(_Mark):
-    """Puts the operators of a `with` statement below a name.
+class NameScope:
+    """Puts the operators of a `with` statement below a name; one object may serve several traces.
 
     Attributes:
         name: The name.
@@ -169,11 +151,19 @@ class NameScope(_Mark):
         if not isinstance(name, str):
             raise AssertionError(f"The name of a NameScope must be a string, got {name!r}.")
         self.name = name
-        super().__init__("scope", name)
+        self._entered: List[List[str]] = []
+
+    def __enter__(self) -> None:
+        trace = active()
+        self._entered.append([] if trace is None else trace.scope)
+        self._entered[-1].append(self.name)
+
+    def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
+        self._entered.pop().pop()
 
 
-class Attribute(_Mark):
-    """Attaches back-end attributes to the operators of a `with` statement; they change no result.
+class Attribute(contextlib.nullcontext):  # type: ignore[type-arg]
+    """Attaches back-end attributes to the operators of a `with` statement; they change no result, and do nothing here.
 
     Args:
         kwargs: For each attribute, a dict of what it holds.
@@ -183,7 +173,7 @@ class Attribute(_Mark):
         for name, content in kwargs.items():
             if not isinstance(content, dict):
                 raise AssertionError(f"Attribute takes a dict for each name, got {name}={content!r}.")
-        super().__init__("attributes", kwargs)
+        super().__init__()
 
 
 def module_repr(m: torch.nn.Module) -> str:

@@ -193,12 +193,10 @@ class Capture(Trace):
         if kwargs.get("device") is not None:
             kwargs["device"] = _CPU
         name = name_of(kernel)
-        self.operators[name] = self.operators.get(name, 0) + 1
         node = self.graph.create_node("call_function", kernel, args, kwargs, name=identifier(name))
         node.meta["operator"] = name
         node.meta["site"] = self.placement.site
         node.meta["scope"] = "/".join(self.scope)
-        node.meta["attributes"] = dict(item for layer in self.attributes for item in layer.items())
         node.meta["source"] = source(self.location_excludes)
         return node
 
