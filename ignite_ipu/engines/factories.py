@@ -36,9 +36,8 @@ from ignite_ipu.program.training_step import TrainingStep
 from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.session import IPUSession
 
-__all__ = ["create_ipu_evaluator", "create_ipu_trainer", "native_evaluator", "native_trainer", "refuse_unsupported"]
+__all__ = ["create_ipu_evaluator", "create_ipu_trainer", "refuse_unsupported"]
 
-_DEFAULTS = IPUConfig()
 _COMPILED = ("options", "device_iterations", "replication_factor", "output_mode", "output_return_period")
 _OF_EVALUATORS = (
     *_COMPILED,
@@ -134,8 +133,9 @@ def create_ipu_trainer(
         drop_last=drop_last,
     )
     if backend.choice() == "native":
-        native: IPUTrainer = native_trainer(model, optimizer, loss_fn, device, settings, **on_host, **compiled, **also)
-        return native
+        everything = {**on_host, **compiled, **also}
+        own: IPUTrainer = _native(create_supervised_trainer, device, settings, model, optimizer, loss_fn, **everything)
+        return own
     refuse_unsupported(device=device, **also)
     settings = _half(settings, amp_mode, scaler)
     mode = _loader_mode(settings, deterministic)
@@ -227,8 +227,9 @@ def create_ipu_evaluator(
         pipeline=pipeline,
     )
     if backend.choice() == "native":
-        native: IPUEngine = native_evaluator(model, metrics, device, settings, amp_mode=amp_mode, **functions)
-        return native
+        functions["amp_mode"] = amp_mode
+        own: IPUEngine = _native(create_supervised_evaluator, device, settings, model, metrics, **functions)
+        return own
     settings.refuse_all_but(_OF_EVALUATORS, _NOT_FOR_EVALUATORS)
     refuse_unsupported(device=device, amp_mode=amp_mode)
     settings = _half(settings, amp_mode)
@@ -345,48 +346,21 @@ def refuse_unsupported(
         )
 
 
-def native_trainer(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss_fn: Any,
-    device: Optional[Union[str, torch.device]],
-    config: IPUConfig = _DEFAULTS,
-    *,
-    amp_mode: Optional[str] = None,
-    scaler: Any = False,
-    **arguments: Any,
-) -> Any:
-    """Return Ignite's own trainer for a native run, on the device that the model is on unless told another."""
-    if config.max_grad_norm is not None:
-        raise ValueError(
-            f"max_grad_norm={config.max_grad_norm!r}: Ignite's own trainer does not clip gradients, and this run is "
-            "native (IGNITE_IPU_BACKEND=native). Run it on the emulator or an IPU."
-        )
+def _native(create: Any, device: Any, config: IPUConfig, model: nn.Module, *others: Any, **arguments: Any) -> Any:
+    """Return Ignite's own engine for a native run, on the device that the model is on unless told another."""
+    if device is None or torch.device(device).type == "ipu":
+        parameter = next(model.parameters(), None)  # migrated code has moved the model already
+        device = None if parameter is None else parameter.device
     if config.half_products:
-        amp_mode, scaler = amp_mode or "amp", scaler or config.loss_scaling == "auto"
-    arguments.update(amp_mode=amp_mode, scaler=scaler)
-    if config.gradient_accumulation_steps is not None:
-        arguments["gradient_accumulation_steps"] = config.gradient_accumulation_steps
-    return create_supervised_trainer(model, optimizer, loss_fn, device=_device(model, device), **arguments)
-
-
-def native_evaluator(
-    model: nn.Module,
-    metrics: Optional[Dict[str, Metric]],
-    device: Optional[Union[str, torch.device]],
-    config: IPUConfig = _DEFAULTS,
-    *,
-    amp_mode: Optional[str] = None,
-    **arguments: Any,
-) -> Any:
-    """Return Ignite's own evaluator for a native run, as `native_trainer` does."""
-    arguments["amp_mode"] = amp_mode or ("amp" if config.half_products else None)
-    return create_supervised_evaluator(model, metrics=metrics, device=_device(model, device), **arguments)
-
-
-def _device(model: nn.Module, device: Optional[Union[str, torch.device]]) -> Optional[Union[str, torch.device]]:
-    """Return the device that batches go to: the model's own, since migrated code has moved the model already."""
-    if device is not None and torch.device(device).type != "ipu":
-        return device
-    parameter = next(model.parameters(), None)
-    return None if parameter is None else parameter.device
+        arguments["amp_mode"] = arguments["amp_mode"] or "amp"
+    if create is create_supervised_trainer:
+        if config.max_grad_norm is not None:
+            raise ValueError(
+                f"max_grad_norm={config.max_grad_norm!r}: Ignite's own trainer does not clip gradients, and this run "
+                "is native (IGNITE_IPU_BACKEND=native). Run it on the emulator or an IPU."
+            )
+        if config.half_products:
+            arguments["scaler"] = arguments["scaler"] or config.loss_scaling == "auto"
+        if config.gradient_accumulation_steps is not None:
+            arguments["gradient_accumulation_steps"] = config.gradient_accumulation_steps
+    return create(model, *others, device=device, **arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, Callable, Optional
 
@@ -23,32 +24,29 @@ __all__ = ["IPUStep", "ipu_evaluation_step", "ipu_training_step"]
 PrepareBatch = Callable[..., Any]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class IPUStep:
     """Step function of an engine: called with it and a batch, it makes device calls.
 
-    Args:
+    Attributes:
         run: Makes the device calls for a batch, and returns the engine's output.
         program: Gives the program.
         prepare: Makes inputs and targets of a batch.
-        compile: Compiles the program for inputs and targets and returns it; no device call is made.
+        compiled_for: Compiles the program for inputs and targets and returns it; no device call is made.
     """
 
-    def __init__(
-        self,
-        run: Callable[[Any], Any],
-        program: Callable[[], ModelProgram],
-        prepare: Callable[[Any], Any],
-        compile: Callable[[Any, Any], ModelProgram],
-    ) -> None:
-        self._run, self.program, self.prepare, self._compile = run, program, prepare, compile
+    run: Callable[[Any], Any]
+    program: Callable[[], ModelProgram]
+    prepare: Callable[[Any], Any]
+    compiled_for: Callable[[Any, Any], ModelProgram]
 
     def compile(self, batch: Any) -> ModelProgram:
         """Compile the program for a batch and return it; no device call is made."""
-        return self._compile(*self.prepare(batch))
+        return self.compiled_for(*self.prepare(batch))
 
     def __call__(self, engine: Engine, batch: Any) -> Any:
         """Return the engine's output for a batch."""
-        return self._run(batch)
+        return self.run(batch)
 
 
 def call_model(model: nn.Module, x: Any) -> Any:

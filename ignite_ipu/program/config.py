@@ -91,34 +91,6 @@ def _layers(name: str, value: Any) -> Any:
     return tuple(tuple(entry) if isinstance(entry, list) else entry for entry in value)
 
 
-_CHECKS: Dict[str, _Check] = {
-    "device_iterations": positive,
-    "gradient_accumulation_steps": positive,
-    "replication_factor": _one_of("auto", otherwise=positive),
-    "output_mode": _word,
-    "output_return_period": positive,
-    "variable": _names,
-    "constant": _names,
-    "max_grad_norm": _number,
-    "loss_scaling": _one_of("auto", otherwise=_number),
-    "mixed_precision": _one_of("no", "fp16"),
-    "seed": integer,
-    "share_ipus": _flag,
-    "pipeline": _layers,
-    "offload": _names,
-    "shard": _names,
-    "substitute": _one_of("closest"),
-    "accum_type": _type,
-    "velocity_accum_type": _type,
-    "first_order_momentum_accum_type": _type,
-    "second_order_momentum_accum_type": _type,
-    "weight_sync": _one_of(*WEIGHT_SYNC),
-    "loader_mode": _word,
-    "drop_last": _flag,
-    "compile": _flag,
-}
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class IPUConfig:
     """Settings of a run on IPUs; what is left out is left to PopTorch's options, to a plan, or has its default.
@@ -167,42 +139,46 @@ class IPUConfig:
         OptionsError: A value is of another kind; the message names the setting.
     """
 
-    device_iterations: Optional[int] = None
-    gradient_accumulation_steps: Optional[int] = None
-    replication_factor: Union[int, str, None] = None
-    output_mode: Optional[Any] = None
-    output_return_period: Optional[int] = None
-    variable: Iterable[str] = ()
-    constant: Iterable[str] = ()
-    max_grad_norm: Optional[float] = None
-    loss_scaling: Union[float, str, None] = None
-    mixed_precision: str = "no"
-    seed: Optional[int] = None
-    share_ipus: bool = False
-    pipeline: Optional[Any] = None
+    device_iterations: Optional[int] = dataclasses.field(default=None, metadata={"check": positive})
+    gradient_accumulation_steps: Optional[int] = dataclasses.field(default=None, metadata={"check": positive})
+    replication_factor: Union[int, str, None] = dataclasses.field(
+        default=None, metadata={"check": _one_of("auto", otherwise=positive)}
+    )
+    output_mode: Optional[Any] = dataclasses.field(default=None, metadata={"check": _word})
+    output_return_period: Optional[int] = dataclasses.field(default=None, metadata={"check": positive})
+    variable: Iterable[str] = dataclasses.field(default=(), metadata={"check": _names})
+    constant: Iterable[str] = dataclasses.field(default=(), metadata={"check": _names})
+    max_grad_norm: Optional[float] = dataclasses.field(default=None, metadata={"check": _number})
+    loss_scaling: Union[float, str, None] = dataclasses.field(
+        default=None, metadata={"check": _one_of("auto", otherwise=_number)}
+    )
+    mixed_precision: str = dataclasses.field(default="no", metadata={"check": _one_of("no", "fp16")})
+    seed: Optional[int] = dataclasses.field(default=None, metadata={"check": integer})
+    share_ipus: bool = dataclasses.field(default=False, metadata={"check": _flag})
+    pipeline: Optional[Any] = dataclasses.field(default=None, metadata={"check": _layers})
     execution: Optional[str] = None
     ipus: Optional[int] = None
     memory_per_ipu: Optional[int] = None
-    offload: Iterable[str] = ()
-    shard: Iterable[str] = ()
-    substitute: Optional[str] = None
-    accum_type: Optional[Any] = None
-    velocity_accum_type: Optional[Any] = None
-    first_order_momentum_accum_type: Optional[Any] = None
-    second_order_momentum_accum_type: Optional[Any] = None
-    weight_sync: str = "run"
-    loader_mode: Optional[Any] = None
-    drop_last: bool = True
-    compile: bool = False
+    offload: Iterable[str] = dataclasses.field(default=(), metadata={"check": _names})
+    shard: Iterable[str] = dataclasses.field(default=(), metadata={"check": _names})
+    substitute: Optional[str] = dataclasses.field(default=None, metadata={"check": _one_of("closest")})
+    accum_type: Optional[Any] = dataclasses.field(default=None, metadata={"check": _type})
+    velocity_accum_type: Optional[Any] = dataclasses.field(default=None, metadata={"check": _type})
+    first_order_momentum_accum_type: Optional[Any] = dataclasses.field(default=None, metadata={"check": _type})
+    second_order_momentum_accum_type: Optional[Any] = dataclasses.field(default=None, metadata={"check": _type})
+    weight_sync: str = dataclasses.field(default="run", metadata={"check": _one_of(*WEIGHT_SYNC)})
+    loader_mode: Optional[Any] = dataclasses.field(default=None, metadata={"check": _word})
+    drop_last: bool = dataclasses.field(default=True, metadata={"check": _flag})
+    compile: bool = dataclasses.field(default=False, metadata={"check": _flag})
     options: Optional[Any] = None
 
     def __post_init__(self) -> None:
-        for name, default in _DEFAULTS.items():
-            value = getattr(self, name)
+        for field in dataclasses.fields(self):
+            value, check = getattr(self, field.name), field.metadata.get("check")
             if value is None:
-                object.__setattr__(self, name, default)
-            elif name in _CHECKS:
-                object.__setattr__(self, name, _CHECKS[name](name, value))
+                object.__setattr__(self, field.name, field.default)
+            elif check is not None:
+                object.__setattr__(self, field.name, check(field.name, value))
 
     def __repr__(self) -> str:
         return f"IPUConfig({', '.join(f'{name}={value!r}' for name, value in self.said().items())})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, cast
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Sequence, cast
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.options import check_ipus, is_simulated
-from ignite_ipu.program.step import BatchStep
+from ignite_ipu.program.step import BatchStep, first_micro_batch
 from ignite_ipu.program.training_step import TrainingStep
 
 if TYPE_CHECKING:
@@ -70,11 +70,7 @@ class Placing:
             self._check(self.placement)
 
     def again(self, step: BatchStep, options: Options) -> Placing:
-        """Return what puts the model on its IPUs with other options.
-
-        Raises:
-            PlanError, OptionsError: It cannot be put there with them.
-        """
+        """Return what puts the model on its IPUs with other options."""
         return Placing(self.request, step, options, self._training, self._optimizer)
 
     @property
@@ -272,9 +268,7 @@ def _profile(step: BatchStep, leaves: Sequence[Any], micro_batches: int, trainin
         loss_fn = getattr(step, "loss_fn", None)
         return y_pred if loss_fn is None else loss_fn(y_pred, *y)
 
-    first: List[Any] = [
-        leaf[: leaf.shape[0] // micro_batches] if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves
-    ]
+    first = first_micro_batch(leaves, micro_batches)
     return measure(step.model, first, granularity=granularity, training=training, call=run)
 
 

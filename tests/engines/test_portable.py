@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu import create_ipu_trainer
+from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.engines import portable
 from ignite_ipu.engines.portable import host_device, ipu_evaluate_batch, ipu_train_batch, process_backend
 
@@ -198,26 +198,21 @@ def test_auto_model_wraps_natively_only(monkeypatch):
     assert portable.auto_model(model) is model
 
 
-def test_native_engines_run_where_the_model_is():
-    from ignite_ipu.engines.factories import native_evaluator, native_trainer
-
+def test_native_engines_run_where_the_model_is(monkeypatch):
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
     model = nn.Linear(3, 2)
-    trainer = native_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), None)
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss())
     state = trainer.run([(torch.randn(4, 3), torch.randn(4, 2))])
     assert isinstance(state.output, float)
-    evaluator = native_evaluator(model, None, None)
+    evaluator = create_ipu_evaluator(model)
     assert evaluator.run([(torch.randn(4, 3), torch.randn(4, 2))]).output[0].shape == (4, 2)
 
 
-def test_native_engines_do_not_pretend_to_clip():
-    from ignite_ipu import IPUConfig
-    from ignite_ipu.engines.factories import native_trainer
-
+def test_native_engines_do_not_pretend_to_clip(monkeypatch):
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
     model = nn.Linear(3, 2)
     with pytest.raises(ValueError, match="does not clip"):
-        native_trainer(
-            model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), None, IPUConfig(max_grad_norm=1.0)
-        )
+        create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), max_grad_norm=1.0)
 
 
 class OwnLoss(nn.Module):
