@@ -52,12 +52,12 @@ def substituted(optimizer: torch.optim.Optimizer) -> List[Tuple[str, str, str]]:
         )
     if closest is not None:
         known: Dict[str, Any] = closest([torch.zeros(1)]).defaults
+        # Schedulers keep numbers of their own in groups.
+        lost_names = [key for key in optimizer.defaults if key not in known]
+        changed += [(key, str(optimizer.defaults[key]), f"{closest.__name__} has no such number") for key in lost_names]
         for group in (optimizer.defaults, *optimizer.param_groups):
-            lost_names = [key for key in group if key not in known and key not in ("params", "initial_lr")]
-            if group is optimizer.defaults:
-                changed += [(key, str(group[key]), f"{closest.__name__} has no such number") for key in lost_names]
             for key in lost_names:
-                del group[key]
+                group.pop(key, None)
             for key, value in known.items():
                 group.setdefault(key, value)
         optimizer.__class__ = closest
@@ -70,9 +70,9 @@ def substituted(optimizer: torch.optim.Optimizer) -> List[Tuple[str, str, str]]:
 
 def _step_as(optimizer: torch.optim.Optimizer, closest: Any) -> None:
     """Let a step that a scheduler of torch's has wrapped, to see that it was called, be that of the new class."""
-    wrapped = optimizer.__dict__.pop("step", None)
-    if wrapped is None:
-        return
+    wrapped = optimizer.__dict__.get("step")
+    if not hasattr(wrapped, "__wrapped__"):
+        return  # the step of a captured loop asks for the class
     reference = weakref.ref(optimizer)
 
     @functools.wraps(closest.step)

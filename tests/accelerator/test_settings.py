@@ -67,3 +67,23 @@ def test_optimizer_state_of_a_loop_goes_off_the_chip():
     locations = captured(prepared).session.training.options.TensorLocations
     assert locations.location_optimizer["onChip"] == 0
     torch.testing.assert_close(model.state_dict(), native.state_dict(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_substitute_trains_a_loop_with_its_scheduler():
+    """As the closest optimizer does natively, with the rates and momenta of a schedule."""
+    accelerator = IPUAccelerator(config={"substitute": "closest"})
+    model, native = pair()[0], pair()[0]
+    steps = [torch.optim.NAdam(model.parameters(), lr=0.01), torch.optim.Adam(native.parameters(), lr=0.01)]
+    schedules = [torch.optim.lr_scheduler.OneCycleLR(each, 0.02, total_steps=4) for each in steps]
+    model, optimizer, schedule = accelerator.prepare(model, steps[0], schedules[0])
+    x, y = task().tensors
+    for each, step, rates, backward in (
+        (model, optimizer, schedule, accelerator.backward),
+        (native, steps[1], schedules[1], torch.Tensor.backward),
+    ):
+        for _ in range(3):
+            backward(nn.functional.cross_entropy(each(x), y))
+            step.step()
+            rates.step()
+            step.zero_grad()
+    torch.testing.assert_close(model.state_dict(), native.state_dict(), rtol=1e-4, atol=1e-5)

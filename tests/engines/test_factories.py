@@ -208,12 +208,21 @@ def test_losses_that_are_no_sums_are_averaged_without_a_word(loss_fn, caplog):
     assert "sum over samples" not in caplog.text
 
 
-def test_a_substitute_trains_as_it_does_natively():
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+        lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=4),
+        lambda optimizer: torch.optim.lr_scheduler.CyclicLR(optimizer, 0.01, 0.02, 1, cycle_momentum=False),
+    ],
+    ids=["StepLR", "OneCycleLR", "CyclicLR"],
+)
+def test_a_substitute_trains_as_it_does_natively(schedule):
     """With the user's handle, a scheduler's learning rates, and steps on the host afterwards."""
     (model, _), (reference, _) = pair(), pair()
     optimizer = torch.optim.NAdam(model.parameters(), lr=0.01)
     native = torch.optim.Adam(reference.parameters(), lr=0.01)
-    schedules = [torch.optim.lr_scheduler.StepLR(each, 1, 0.5) for each in (optimizer, native)]
+    schedules = [schedule(each) for each in (optimizer, native)]
     trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, config={"substitute": "closest"})
     trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: schedules[0].step())
     trainer.run(DataLoader(task(), batch_size=8), max_epochs=2)
