@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import json
 import logging
 import os
 import re
-from typing import Any, Iterable, Iterator, Mapping, Optional, Tuple
+from typing import Any, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OptionsError, did_you_mean, nearest
@@ -176,12 +177,13 @@ def own_options(config: IPUConfig) -> Options:
         return own
     fresh: Options = kind()
     if isinstance(options, Mapping):
-        for name in options:
-            _check_setter(fresh, str(name))
-        try:
-            fresh.from_json(json.dumps(dict(options)))
-        except Exception as error:
-            raise OptionsError(f"The options {dict(options)!r} cannot be set: {error}") from error
+        for name, value in options.items():
+            for arguments in _calls(_setter(fresh, str(name)), value):
+                try:
+                    fresh.from_json(json.dumps({name: arguments}))
+                except Exception as error:
+                    hint = " Enumerations are written as in Python: 'OutputMode.All'." if isinstance(value, str) else ""
+                    raise OptionsError(f"The options cannot have {name}={value!r}: {error}{hint}") from error
     elif options is not None:
         raise TypeError(
             f"The options are a {type(options).__module__}.{type(options).__qualname__}, not a poptorch.Options of the "
@@ -208,8 +210,19 @@ def misspelt_settings_named() -> Iterator[None]:
         raise OptionsError(f"{error} Did you mean _Popart.set({near!r}, ...)?") from error
 
 
-def _check_setter(options: Options, name: str) -> None:
-    """Refuse a name that is no setter of `options`, or of one of its groups, with the one that may be meant."""
+def _calls(setter: Any, value: Any) -> List[Any]:
+    """Return what a setter is called with: of a name and a value, as `_Popart.set` has, each item of a mapping."""
+    parameters = inspect.signature(setter).parameters.values()
+    needed = [each for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
+    return list(map(list, value.items())) if isinstance(value, Mapping) and len(needed) > 1 else [value]
+
+
+def _setter(options: Options, name: str) -> Any:
+    """Return the setter of `options`, or of one of its groups, of this name.
+
+    Raises:
+        OptionsError: There is none; the message has the one that may be meant.
+    """
     *groups, setter = name.split(".")
     owner: Any = options
     for part in (*groups, setter):
@@ -221,6 +234,7 @@ def _check_setter(options: Options, name: str) -> None:
         if part not in known:
             raise OptionsError(f"poptorch.Options have no setter {name!r}.{did_you_mean(part, known)}")
         owner = getattr(owner, part)
+    return owner
 
 
 def _set_factors(options: Options, config: IPUConfig) -> None:

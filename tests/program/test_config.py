@@ -97,6 +97,25 @@ def test_options_are_set_by_the_names_of_their_setters():
     compiled = trainer.ipu.training.options
     assert (compiled.device_iterations, compiled.output_mode) == (2, poptorch.OutputMode.Final)
     assert compiled.toDict()["enableStochasticRounding"]
+    with pytest.raises(OptionsError, match=r"outputMode='Final': .* Enumerations are written .* 'OutputMode.All'"):
+        create_ipu_trainer(*pair(), nn.CrossEntropyLoss(), options={"outputMode": "Final"})
+
+
+def test_setters_of_a_name_and_a_value_take_several_as_a_mapping(tmp_path):
+    """In a file, too, where a key is there once; one that takes a mapping itself is called with it."""
+    path = tmp_path / "ipu.yaml"
+    path.write_text(
+        "options:\n"
+        "  _Popart.set: {autoRecomputation: 3, rearrangeAnchorsOnHost: true}\n"
+        "  anchorTensor: {weight: model.0.weight, bias: model.0.bias}\n"
+        "  setAvailableMemoryProportion: {IPU0: 0.5}\n"
+    )
+    trainer = create_ipu_trainer(*pair(), nn.CrossEntropyLoss(), config=path)
+    trainer.run(DataLoader(task(), batch_size=8), max_iters=1)
+    settings, executor = trainer.ipu.training.options, trainer.ipu.training.executor
+    assert settings._Popart.options["autoRecomputation"] == 3 and settings._Popart.options["rearrangeAnchorsOnHost"]
+    assert settings.available_memory_proportion == {0: 0.5}
+    assert executor.getAnchoredTensor("bias").shape == (8,) and executor.getAnchoredTensor("weight").shape == (8, 6)
 
 
 @pytest.mark.parametrize(
