@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from ignite.engine import Engine, Events
 
@@ -16,6 +16,7 @@ from ignite_ipu.session.session import IPUSession, session_of
 __all__ = ["IPUStats"]
 
 _PREFIX = "ipu/"
+_UNITS = ("samples", "micro_batches", "weight_updates")
 
 
 class IPUStats:
@@ -70,6 +71,7 @@ class IPUStats:
         self._marks: Dict[str, float] = {}
         self._not_stepping = 0.0
         self._in_step = False
+        self._counted: List[int] = []
         self._session: Optional[IPUSession] = None
         self._weight_bytes = 0
         self._training = True
@@ -96,8 +98,8 @@ class IPUStats:
         engine.add_event_handler(Events.EPOCH_COMPLETED, self._write)
 
     def _reset(self) -> None:
-        names = ("steps", "samples", "micro_batches", "weight_updates", "step_seconds", "data_seconds")
-        self._since = dict.fromkeys((*names, "bytes_to_device", "bytes_from_device"), 0)
+        names = ("steps", *_UNITS, "step_seconds", "data_seconds", "bytes_to_device", "bytes_from_device")
+        self._since = dict.fromkeys(names, 0)
 
     def _mark(self, engine: Engine, what: str) -> None:
         self._marks[what] = self._clock()
@@ -111,6 +113,7 @@ class IPUStats:
     def _begin_step(self, engine: Engine) -> None:
         self._in_step = True
         self._not_stepping = 0.0
+        self._counted = _counts(engine)
         self._marks["step"] = self._clock()
 
     def _end_step(self, engine: Engine) -> None:
@@ -120,8 +123,11 @@ class IPUStats:
         since["steps"] += 1
         since["bytes_to_device"] += _bytes(engine.state.batch)
         since["bytes_from_device"] += _bytes(engine.state.output)
-        geometry = self._find_geometry(engine)
-        if geometry is not None:
+        geometry, counted = self._find_geometry(engine), _counts(engine)
+        if counted != self._counted:
+            for name, now, before in zip(_UNITS, counted, self._counted):
+                since[name] += now - before
+        elif geometry is not None:
             rows = [tensor.shape[0] for tensor in tensors_in(engine.state.batch) if tensor.dim()]
             since["samples"] += min([geometry.global_batch_size, *rows])
             since["micro_batches"] += geometry.input_micro_batches
@@ -174,12 +180,16 @@ class IPUStats:
         found.update(self._totals)
         found.update({name: since[name] / steps for name in ("step_seconds", "data_seconds")})
         if seconds > 0:
-            rates = ("samples", "micro_batches", "weight_updates")
-            found.update({f"{name}_per_second": since[name] / seconds for name in rates if since[name]})
+            found.update({f"{name}_per_second": since[name] / seconds for name in _UNITS if since[name]})
         if self._program is not None:
             found.update(self._of_device(self._program))
         engine.state.metrics.update({f"{_PREFIX}{name}": value for name, value in found.items()})
         self._reset()
+
+
+def _counts(engine: Engine) -> List[int]:
+    """Return what an engine has counted so far, if it is a trainer; an iteration of one may have several calls."""
+    return [getattr(engine.state, name, 0) for name in _UNITS]
 
 
 def _bytes(structure: Any) -> int:

@@ -98,6 +98,21 @@ def test_an_evaluator_counts_the_samples_of_an_incomplete_batch_and_its_weights(
     trainer.ipu.close()
 
 
+def test_samples_that_do_not_fill_a_call_are_counted():
+    """The last iteration of 60 samples makes two updates of its 12, in a program of their size."""
+    clock = Clock()
+    factors = {"device_iterations": 2, "gradient_accumulation_steps": 2}
+    trainer = create_ipu_trainer(*pair(), nn.CrossEntropyLoss(), drop_last=False, **factors)
+    trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: setattr(clock, "now", clock.now + 1))
+    IPUStats(clock=clock).attach(trainer)
+    trainer.run(DataLoader(task(60), batch_size=4))
+    metrics = trainer.state.metrics
+    assert metrics["ipu/samples_per_second"] == 60 / 4
+    assert metrics["ipu/micro_batches_per_second"] == 15 / 4
+    assert metrics["ipu/weight_updates_per_second"] == 8 / 4
+    trainer.ipu.close()
+
+
 def test_statistics_every_few_iterations_are_of_those_iterations():
     clock = Clock()
     engine = Engine(lambda engine, batch: setattr(clock, "now", clock.now + float(batch.mean())))
