@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, S
 import torch
 from ignite.engine import Engine, Events, State
 from ignite.handlers import Checkpoint
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from ignite_ipu.checkpoints.random_states import random_states_kept, read_random_states, write_random_states
 from ignite_ipu.engines.counting import Counts
@@ -279,7 +279,7 @@ class IPUTrainer(IPUEngine):
         if start is _Start.LOADED_END:
             return self._end_again()
         if data is not None:
-            self.explain(data)
+            self._note_data(data)
         returned: Any = super().run(data, *args, **kwargs)
         state: State = returned
         if returned is None:
@@ -290,11 +290,27 @@ class IPUTrainer(IPUEngine):
         return state
 
     def explain(self, data: Iterable[Any]) -> str:
-        """Return what `print(trainer.ipu)` says, with the arithmetic of an epoch over `data`; nothing is compiled."""
+        """Return what `print(trainer.ipu)` says, with the arithmetic of an epoch over `data`; nothing is compiled.
+
+        With the first batch of a `DataLoader` a pipeline's memory is estimated, and "auto" plans.
+
+        Raises:
+            PlanError: No plan fits, or the pipeline needs more than `memory_per_ipu`.
+            LoaderError: The data is smaller than one device call.
+        """
+        self._note_data(data)
+        program, again = (
+            self.ipu.training,
+            isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset),
+        )
+        if again and program is not None and program.placing is not None:
+            program.place(*self.prepared(self.one_batch(data)))
+        return repr(self.ipu)
+
+    def _note_data(self, data: Iterable[Any]) -> None:
         trained = self.ipu.trained
         steps = None if trained is None else trained.options_of(None).Training.gradient_accumulation
         self.ipu.data = self._loaders().explain(data, steps)
-        return repr(self.ipu)
 
     def _start(self, *args: Any, **kwargs: Any) -> _Start:
         """Return what a run with these arguments starts from."""

@@ -211,6 +211,12 @@ class ModelProgram:
             seeded = self.options.exists("random_seed")
             self.set_random_state([int(self.options.random_seed) if seeded else torch.initial_seed() % _SEEDS])
 
+    def place(self, *parts: Any) -> None:
+        """Plan or estimate what needs a batch, unless that was done when the program was compiled; see `Placing`."""
+        if self.placing is not None and self._executor is None:
+            step = self.step.again()
+            self.placing.prepare(step, step.arguments(*parts, micro_batches=self.micro_batches))
+
     def load(self, leaves: Sequence[Any], batch: Any) -> Executor:
         """Bring the program to its IPUs, compiled for this batch if it has not been compiled yet.
 

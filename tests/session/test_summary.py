@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline import measure, plan
 from tests.supervised import pair, task
 
@@ -48,6 +51,27 @@ def test_a_plan_tells_schedule_and_memory_before_anything_is_compiled():
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
     fewer = create_ipu_trainer(other, optimizer, CROSS_ENTROPY, pipeline=found, gradient_accumulation_steps=8)
     assert "take 11 slots" in repr(fewer.ipu) and "samples/s" not in repr(fewer.ipu)  # it was planned for 16
+
+
+@pytest.mark.parametrize("pipeline", [["0", "2"], "auto"], ids=str)
+def test_a_loader_tells_the_memory_before_anything_is_compiled(pipeline):
+    """By the first batch, which the run sees again; what does not fit is refused."""
+    loader = DataLoader(task(), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(1))
+    results = []
+    for explained in (True, False):
+        (model, optimizer), settings = pair(), {"pipeline": pipeline, "gradient_accumulation_steps": 4}
+        trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, config={"ipus": 2}, **settings)
+        if explained:
+            text = trainer.explain(loader)
+            assert "IPU of a replica, estimated: at most" in text and "so far" not in text
+            assert trainer.ipu.training.executor is None
+        trainer.run(loader)
+        results.append(copy.deepcopy(model.state_dict()))
+        loader.generator.manual_seed(1)
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+    refused = create_ipu_trainer(*pair(), CROSS_ENTROPY, config={"ipus": 2, "memory_per_ipu": 100}, **settings)
+    with pytest.raises(PlanError, match="IPU has 80 B for tensors"):
+        refused.explain(loader)
 
 
 def test_it_says_what_happened():
