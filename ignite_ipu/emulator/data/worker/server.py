@@ -125,7 +125,7 @@ class _Popen(popen_forkserver.Popen):
         context.set_spawning_popen(self)
         try:
             reduction.dump(process_obj, rest)
-            outputs = [each for each in (1, 2) if _is_open(each)]
+            outputs = [each for each in (1, 2) if os.path.exists(f"/proc/self/fd/{each}")]
             given = [*outputs, *self._fds]
             reduction.dump({**preparation, "inherited": _Inheritance(len(given), outputs)}, begin)
         finally:
@@ -234,11 +234,3 @@ def _inherit(descriptors: int, outputs: List[int], group: int, environment: Dict
     state._inherited_fds = received[len(outputs) :]
     os.environ.clear()
     os.environ.update(environment)
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True

@@ -22,16 +22,6 @@ _UPDATE_FACTOR = "lossScaleUpdateFactor"
 # Elements of weights whose update is computed at once: several tensors of as many are needed in between.
 _MOST_AT_ONCE = 1 << 22
 _COUNTED = (UpdateRule.ADAM, UpdateRule.ADAMW, UpdateRule.ADAMW_NO_BIAS, UpdateRule.LAMB, UpdateRule.LAMB_NO_BIAS)
-_PLAIN = {
-    "lr": "learningRate",
-    "weight_decay": "weightDecay",
-    "beta1": "beta1",
-    "beta2": "beta2",
-    "eps": "eps",
-    "alpha": "alpha",
-    "momentum": "momentum",
-    "max_weight_norm": "maxWeightNorm",
-}
 Grads = Sequence[Optional[torch.Tensor]]
 
 
@@ -300,7 +290,8 @@ def _entries(
 ) -> Iterator[Tuple[str, float, Tuple[str, ...]]]:
     if description.kind not in (UpdateRule.SGD1, UpdateRule.SGD2):
         for name in values:
-            yield _PLAIN[name], values[name], (name,)
+            first, *others = ("learning_rate" if name == "lr" else name).split("_")
+            yield first + "".join(map(str.title, others)), values[name], (name,)
         return
     lr, decay, damped = values["lr"], values["weight_decay"], 1 - values["dampening"]
     if values.absent("momentum"):
