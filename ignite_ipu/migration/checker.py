@@ -7,7 +7,7 @@ import contextlib
 import gc
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 from ignite_ipu.cli.cores import on_all_cores
 from ignite_ipu.cli.terminal import following
@@ -15,7 +15,6 @@ from ignite_ipu.errors import SourceError
 from ignite_ipu.migration.findings import Finding, Hit, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rules import all_rules
-from ignite_ipu.migration.source.comments import EVERY_RULE
 from ignite_ipu.migration.source.discovery import discover
 from ignite_ipu.migration.source.file import Source, read_source
 
@@ -69,13 +68,9 @@ class Report:
         self.left_out += len(self.findings) - len(kept)
         self.findings = kept
 
-    def outcomes(self, outcome: Outcome) -> int:
-        """Return of how many findings `run` makes that."""
-        return sum(finding.run is outcome for finding in self.findings)
-
-    def count(self, severity: Severity) -> int:
-        """Return how many findings have a severity."""
-        return sum(finding.severity is severity for finding in self.findings)
+    def count(self, what: Union[Severity, Outcome]) -> int:
+        """Return how many findings have a severity, or of how many `run` makes that."""
+        return sum(what in (finding.severity, finding.run) for finding in self.findings)
 
 
 def check_paths(paths: Sequence[str], rules: Optional[Iterable[Rule]] = None) -> Report:
@@ -109,13 +104,12 @@ def _check_file(rules: Sequence[Rule], path: str) -> Tuple[List[Finding], int]:
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
     """Leave out the collections of garbage that every tree would set off: trees have no circles, and need none."""
-    enabled = gc.isenabled()
+    enable = gc.enable if gc.isenabled() else gc.disable
     gc.disable()
     try:
         yield
     finally:
-        if enabled:
-            gc.enable()
+        enable()
 
 
 def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tuple[List[Finding], int]:
@@ -128,34 +122,27 @@ def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
     findings: List[Finding] = []
     suppressed = 0
     for rule in all_rules().values() if rules is None else rules:
-        for hit in rule.check(program) if rule.check is not None else ():
-            if _is_suppressed(program, hit.node, rule.name):
+        for hit in () if rule.check is None else rule.check(program):
+            first = getattr(hit.node, "lineno", 1)
+            # A comment counts at the first line of what it concerns and at the last, where long calls have room.
+            last = getattr(hit.node, "end_lineno", None) if isinstance(hit.node, ast.expr) else None
+            if program.is_suppressed(rule.name, (first, last or first)):
                 suppressed += 1
-                continue
-            findings.append(place_hit(program, rule, hit))
+            else:
+                findings.append(place_hit(program, rule, hit))
     return sorted(set(findings), key=lambda f: (f.cell or 0, f.line, f.column, f.rule, f.message)), suppressed
-
-
-def _is_suppressed(program: Program, node: ast.AST, rule: str) -> bool:
-    first = getattr(node, "lineno", 1)
-    # A comment counts at the first line of what it concerns, and at the last, where a long call has room for it.
-    for line in {first, getattr(node, "end_lineno", first) or first} if isinstance(node, ast.expr) else {first}:
-        if {rule, EVERY_RULE} & program.suppressions.get(line, set()):
-            return True
-    return False
 
 
 def place_hit(program: Program, rule: Rule, hit: Hit) -> Finding:
     """Return the finding that a hit of a rule is in a file."""
-    node, source, lines = hit.node, program.source, program.lines
+    node, lines = hit.node, program.lines
     first = getattr(node, "lineno", 1)
-    last = getattr(node, "end_lineno", None) or first
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.If, ast.For, ast.While, ast.With)):
-        last = first
-    cell, line = source.locate(first)
+    whole = not hasattr(node, "body") or isinstance(node, ast.expr)  # and not the first line of a block
+    last = (whole and getattr(node, "end_lineno", None)) or first
     end = getattr(node, "end_col_offset", None) if last == getattr(node, "end_lineno", None) else None
+    cell, line = program.source.locate(first)
     return Finding(
-        path=source.path,
+        path=program.source.path,
         line=line,
         column=_column(lines, first, getattr(node, "col_offset", 0)),
         end_line=line + last - first,

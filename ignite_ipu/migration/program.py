@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
 import re
+import tokenize
+from collections import defaultdict
 from functools import cached_property
-from typing import Dict, Iterator, List, Set
+from typing import Dict, Iterable, Iterator, List, Set
 
 from ignite_ipu.migration.analysis.forward import ForwardAnalysis
 from ignite_ipu.migration.analysis.kinds import Fact
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.training import Training
-from ignite_ipu.migration.source.comments import find_suppressions
 from ignite_ipu.migration.source.file import split_lines
+
+EVERY_RULE = "*"
+_SUPPRESSION = re.compile(r"#\s*ignite-ipu:\s*ignore(?:\[(?P<rules>[^\]]*)\])?(?=\s|#|$)")
 
 
 class Program(ParsedFile):
@@ -42,7 +48,21 @@ class Program(ParsedFile):
     @cached_property
     def suppressions(self) -> Dict[int, Set[str]]:
         """Line of the text -> names in its `# ignite-ipu: ignore[...]` comment; `*` stands for every rule."""
-        return find_suppressions(self.source.text)
+        found: Dict[int, Set[str]] = defaultdict(set)
+        # Finding comments takes as long as parsing does.
+        text = self.source.text if "ignite-ipu" in self.source.text else ""
+        # The parser accepted the text, so only its very end can be at fault; what was found before it counts.
+        with contextlib.suppress(tokenize.TokenError, SyntaxError):
+            for token in tokenize.generate_tokens(io.StringIO(text, newline=None).readline):
+                match = _SUPPRESSION.search(token.string) if token.type == tokenize.COMMENT else None
+                if match:
+                    names = (match.group("rules") or EVERY_RULE).split(",") if match.group("rules") != "" else []
+                    found[token.start[0]].update(filter(None, map(str.strip, names)))
+        return found
+
+    def is_suppressed(self, rule: str, lines: Iterable[int]) -> bool:
+        """Tell whether a comment in one of some lines silences a rule."""
+        return any({rule, EVERY_RULE} & self.suppressions.get(line, set()) for line in lines)
 
     @cached_property
     def lines(self) -> List[str]:

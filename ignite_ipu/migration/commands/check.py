@@ -104,10 +104,7 @@ def _write(report: Report, rules: Dict[str, Rule], form: str, output: Optional[s
     if form == "text" and output is None:
         write_lines(report_lines(report), sys.stdout)
         return
-    if form == "sarif":
-        text = sarif_report(report, rules)
-    else:
-        text = text_report(report) if form == "text" else json_report(report)
+    text = sarif_report(report, rules) if form == "sarif" else {"text": text_report, "json": json_report}[form](report)
     if output is None:
         print(text)
         return
@@ -121,16 +118,11 @@ def _write(report: Report, rules: Dict[str, Rule], form: str, output: Optional[s
 def _chosen_rules(select: Optional[str], ignore: Optional[str]) -> Dict[str, Rule]:
     rules = dict(all_rules())
     for option, text in (("--select", select), ("--ignore", ignore)):
-        if text is None:
-            continue
-        names = [name.strip() for name in text.split(",") if name.strip()]
-        for name in names:
-            if name not in all_rules():
-                raise UserError(f"{option}: there is no rule {name!r}; `ignite-ipu check --list-rules` lists them")
-        if option == "--select":
-            rules = {name: rules[name] for name in sorted(names)}
-        else:
-            rules = {name: rule for name, rule in rules.items() if name not in names}
+        names = {name.strip() for name in (text or "").split(",")} - {""}
+        for name in sorted(names - all_rules().keys()):
+            raise UserError(f"{option}: there is no rule {name!r}; `ignite-ipu check --list-rules` lists them")
+        if text is not None:
+            rules = {name: rule for name, rule in rules.items() if (name in names) is (option == "--select")}
     if not rules:
         raise UserError("no rule is left to apply")
     # A file that cannot be read must not pass for a clean one.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import html
 import json
-from typing import Any, Dict, Iterator, List, Sequence
+from typing import Any, Dict, Iterator, Sequence
 
 import ignite_ipu
 from ignite_ipu.errors import listed
@@ -34,15 +34,14 @@ def json_migration(migrations: Sequence[Migration], groups: Sequence[Group], ski
 
 
 def _file(migration: Migration) -> Dict[str, Any]:
-    remarks = [
-        {"place": migration.place(each.line), "subject": each.subject, "message": each.message}
-        for each in migration.remarks
-    ]
     return {
         "path": migration.source.path,
         "outcome": migration.outcome,
         "rewrites": migration.applied,
-        "remarks": remarks,
+        "remarks": [
+            {"place": migration.place(each.line), "subject": each.subject, "message": each.message}
+            for each in migration.remarks
+        ],
         "diff": "".join(migration.difference()),
     }
 
@@ -96,5 +95,5 @@ def _section(index: int, migration: Migration) -> Iterator[str]:
 
 
 def _items(texts: Sequence[str]) -> str:
-    items: List[str] = [f"<li>{html.escape(text)}</li>" for text in texts]
-    return f"<ul>{''.join(items)}</ul>" if items else ""
+    items = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
+    return f"<ul>{items}</ul>" if items else ""

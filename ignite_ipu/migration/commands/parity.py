@@ -94,15 +94,8 @@ def _refused(target: str, error: Exception) -> str:
 
 
 def _as_json(report: ParityReport) -> Any:
-    first = report.first
-    return {
-        "agrees": report.agrees,
-        "steps": report.steps,
-        "micro_batches": report.micro_batches,
-        "remarks": list(report.remarks),
-        "first": None if first is None else dataclasses.asdict(first),
-        "differences": [dataclasses.asdict(difference) for difference in report.differences],
-    }
+    first = report.first and dataclasses.asdict(report.first)
+    return {"agrees": report.agrees, **dataclasses.asdict(report), "first": first}
 
 
 def _positive(text: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from itertools import groupby
 from typing import Any, Dict, Iterator, Mapping, Tuple
 from urllib.parse import quote
@@ -49,7 +50,7 @@ def summary(report: Report) -> str:
     found = _listed(*((count, f"{name}{'' if count == 1 else 's'}") for count, name in counts))
     files = f"{report.files} file{'' if report.files == 1 else 's'}"
     aside = _listed((report.suppressed, "suppressed"), (report.left_out, "left out"))
-    run = _listed(*((report.outcomes(outcome), outcome.value) for outcome in Outcome))
+    run = _listed(*((report.count(outcome), outcome.value) for outcome in Outcome))
     return f"{files} checked: {found or 'nothing found'}{aside and f' ({aside})'}{run and f'; run: {run}'}"
 
 
@@ -67,19 +68,7 @@ def json_report(report: Report) -> str:
         "leftOut": report.left_out,
         "counts": {severity.value: report.count(severity) for severity in Severity},
         "findings": [
-            {
-                "path": finding.path,
-                "cell": finding.cell,
-                "line": finding.line,
-                "column": finding.column,
-                "endLine": finding.end_line,
-                "endColumn": finding.end_column,
-                "rule": finding.rule,
-                "severity": finding.severity.value,
-                "run": finding.run.value,
-                "message": finding.message,
-                "remedy": finding.remedy,
-            }
+            {re.sub("_(.)", lambda word: word.group(1).upper(), name): value for name, value in vars(finding).items()}
             for finding in report.findings
         ],
         "skipped": [{"path": path, "reason": reason} for path, reason in report.skipped],

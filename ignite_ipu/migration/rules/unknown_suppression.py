@@ -14,9 +14,8 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.program import EVERY_RULE, Program
 from ignite_ipu.migration.rules import all_rules
-from ignite_ipu.migration.source.comments import EVERY_RULE
 
 SEVERITY, RUN = Severity.WARNING, Outcome.UNCHANGED
 

@@ -11,7 +11,6 @@ from ignite_ipu.errors import SourceError
 from ignite_ipu.migration.checker import place_hit
 from ignite_ipu.migration.findings import Finding, Hit, Outcome, Rule, Severity
 from ignite_ipu.migration.program import Program
-from ignite_ipu.migration.source.comments import EVERY_RULE
 from ignite_ipu.migration.source.file import Source, read_source
 from ignite_ipu.migration.trial.trial import Trial
 
@@ -43,7 +42,7 @@ def with_traced(
         severity, place = note.severity or rule.severity, note.place or trial.factory
         program = Program(Source(target, "")) if place is None else files.program(place.path)
         line = 1 if place is None else place.line
-        if any({rule.name, EVERY_RULE} & program.suppressions.get(each, set()) for each in _ends(program.tree, line)):
+        if program.is_suppressed(rule.name, _ends(program.tree, line)):
             suppressed += 1
             continue
         # What stops this trace stops that of `run`.

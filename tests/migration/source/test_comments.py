@@ -1,14 +1,20 @@
-"""Comments are found by line and column, as the parser counts them."""
+"""Comments are found where the parser has them, and not in strings."""
 
 from __future__ import annotations
 
-from ignite_ipu.migration.source.comments import Comment, find_comments
+import pytest
+
+from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.source.file import Source
 
 
-def test_comments_and_what_only_looks_like_one():
-    text = 'x = "# no"  # yes\n# above\ny = (1,  # inside\n     2)\n'
-    assert find_comments(text) == [Comment(1, 12, "# yes"), Comment(2, 0, "# above"), Comment(3, 9, "# inside")]
-
-
-def test_every_line_end_counts():
-    assert find_comments("x = 1\r# one\r\n# two\n") == [Comment(2, 0, "# one"), Comment(3, 0, "# two")]
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("x = '# ignite-ipu: ignore'  # ignite-ipu: ignore\n# ignite-ipu: ignore[a, b]\n", [1, 2]),
+        ("x = [  # no\n    1,  # ignite-ipu: ignore\n]\n", [2]),
+        ("x = 1\r# ignite-ipu: ignore\r\n# ignite-ipu: ignore\n", [2, 3]),
+    ],
+)
+def test_lines(text, lines):
+    assert sorted(Program(Source("code.py", text)).suppressions) == lines
