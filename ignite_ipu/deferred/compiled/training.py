@@ -69,7 +69,7 @@ class CapturedTraining:
         self._compiled: Optional[CompiledUpdate] = None
         # What made the last update, be it compiled for another optimizer.
         self._last: Optional[CompiledUpdate] = None
-        self._last_count: Optional[int] = None
+        self._most_micro_batches: Optional[int] = None
         # Programs that are not used at the moment, and what they were compiled for.
         self._kept: List[Tuple[CompiledUpdate, ModelProgram]] = []
         self.modes = modes
@@ -104,9 +104,9 @@ class CapturedTraining:
         return self._compiled is None or self._compiled.count > 1
 
     @property
-    def last_count(self) -> Optional[int]:
-        """Number of the loop's micro-batches that the last update was made from, None before the first."""
-        return self._last_count
+    def most_micro_batches(self) -> Optional[int]:
+        """Number of the loop's micro-batches that the largest update so far was made from, None before the first."""
+        return self._most_micro_batches
 
     def clip(self, max_norm: float, norm_type: float) -> None:
         """Clip the gradients of the coming update.
@@ -193,7 +193,8 @@ class CapturedTraining:
                 compiled, results = self._call(batches, needed, modes)
         self.session.note_updates(1)
         first = self._last is None
-        self._last, self._last_count = compiled, sum([batch.parts for batch in batches])
+        self._last = compiled
+        self._most_micro_batches = max(self._most_micro_batches or 0, sum([batch.parts for batch in batches]))
         self._inputs_change |= first and any(item.changed for batch in batches for item in batch.inputs)
         compiled.settle(batches, needed, results if compiled.outputs else (results,), keeps)
         if WAITING:

@@ -409,11 +409,11 @@ class CapturedModel:
 
     @property
     def accumulates(self) -> Optional[bool]:
-        """True if updates are made from several micro-batches, as far as the last one tells; None before the first."""
+        """True if an update so far was made from several micro-batches; None before the first."""
         if self.several:
             return False  # they are compared with the last update each time
-        last = self.training.last_count
-        return None if last is None else last > 1
+        most = self.training.most_micro_batches
+        return None if most is None else most > 1
 
     def know_norms(self, line: Line) -> bool:
         """Have the host compute awaited norms of gradients, which are read at a line; tells whether it could."""

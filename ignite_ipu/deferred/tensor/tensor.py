@@ -281,6 +281,10 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
         return args[0]
     if name in ("cuda", "xpu", "npu"):
         raise CaptureError(f".{name}() at {current_line()}: the step runs on an IPU. Remove the call.")
+    if name == "new" and not deferred_values((args[1:], kwargs)):  # which has no values, or those that are given
+        return torch.empty(0, dtype=args[0].dtype).new(*args[1:], **kwargs)
+    if name == "resize_as_" and not isinstance(args[0], DeferredTensor):
+        return args[0].resize_(args[1].shape)
     if name in _REFUSED and not (name == "requires_grad_" and (args[1:] or (True,))[0]):
         raise CaptureError(f"{name}() at {current_line()} cannot be recorded: {_REFUSED[name]}.")
     if name == "backward":

@@ -198,7 +198,18 @@ def in_parts(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read:
     optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("body", [before_backward, after_backward, of_unlike_sizes, in_parts])
+def after_a_rest(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
+    """Updates of two, one and two micro-batches, as at the end of an epoch of three."""
+    loss = F.cross_entropy(model(x), y) / 2
+    read.append(loss.item())
+    accelerator.backward(loss)
+    read.append(loss.item())
+    if len(read) in (4, 6, 10):
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("body", [before_backward, after_backward, of_unlike_sizes, in_parts, after_a_rest])
 @pytest.mark.parametrize("layer", [nn.Identity, lambda: nn.BatchNorm1d(16)], ids=["plain", "statistics of batches"])
 def test_where_gradients_accumulate_the_host_computes_values(
     body: Callable[..., Any], layer: Callable[[], nn.Module], caplog: pytest.LogCaptureFixture

@@ -45,6 +45,10 @@ def set_twice(scores: torch.Tensor, step: int) -> None:
     scores[:, 1] = 2
 
 
+def write_into_new_ones(scores: torch.Tensor, step: int) -> None:
+    scores.mul_(scores.new().resize_as_(scores).fill_(0.5 + step)).add_(scores.new(1, 3).zero_() + scores.new([step]))
+
+
 def fill_diagonal(scores: torch.Tensor, step: int) -> None:
     scores.fill_diagonal_(-3.0)
 
@@ -134,6 +138,7 @@ def prepared() -> Tuple[nn.Module, torch.optim.Optimizer]:
             marks=pytest.mark.skipif(torch.__version__.startswith("2.0."), reason="PyTorch 2.0 has no gradient of it"),
         ),
         set_twice,
+        write_into_new_ones,
         fill_diagonal,
         fill_diagonals,
         multiply_and_add,
