@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline.costs.machine import BOW as BOW
     from ignite_ipu.pipeline.costs.machine import MK2 as MK2
     from ignite_ipu.pipeline.costs.machine import Machine as Machine
-    from ignite_ipu.pipeline.costs.memory import StageMemory as StageMemory
-    from ignite_ipu.pipeline.costs.memory import Strategy as Strategy
     from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState as OptimizerState
     from ignite_ipu.pipeline.costs.optimizer_state import optimizer_state as optimizer_state
     from ignite_ipu.pipeline.costs.partition import Partition as Partition
@@ -21,10 +19,12 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline.costs.schedule import StageTime as StageTime
     from ignite_ipu.pipeline.costs.schedule import in_flight as in_flight
     from ignite_ipu.pipeline.costs.schedule import simulate as simulate
+    from ignite_ipu.pipeline.costs.stages import StageMemory as StageMemory
+    from ignite_ipu.pipeline.costs.stages import Strategy as Strategy
     from ignite_ipu.pipeline.placing.applied import AppliedPlacement as AppliedPlacement
     from ignite_ipu.pipeline.placing.applied import Start as Start
-    from ignite_ipu.pipeline.placing.configure import configure as configure
     from ignite_ipu.pipeline.placing.placement import Placement as Placement
+    from ignite_ipu.pipeline.placing.placement import configure as configure
     from ignite_ipu.pipeline.placing.placement import layers_per_ipu as layers_per_ipu
     from ignite_ipu.pipeline.placing.request import Pipeline as Pipeline
     from ignite_ipu.pipeline.placing.request import PipelineRequest as PipelineRequest
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline.planning.comparison import Comparison as Comparison
     from ignite_ipu.pipeline.planning.comparison import compare as compare
     from ignite_ipu.pipeline.planning.drawing import draw_schedule as draw_schedule
+    from ignite_ipu.pipeline.planning.drawing import trace_events as trace_events
+    from ignite_ipu.pipeline.planning.drawing import write_trace as write_trace
     from ignite_ipu.pipeline.planning.plan import Plan as Plan
     from ignite_ipu.pipeline.planning.plan import StagePlan as StagePlan
     from ignite_ipu.pipeline.planning.plan import draw_memory as draw_memory
@@ -43,8 +45,6 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline.planning.pod import Scaling as Scaling
     from ignite_ipu.pipeline.planning.pod import draw_scaling as draw_scaling
     from ignite_ipu.pipeline.planning.pod import scale as scale
-    from ignite_ipu.pipeline.planning.trace import trace_events as trace_events
-    from ignite_ipu.pipeline.planning.trace import write_trace as write_trace
     from ignite_ipu.pipeline.profiling.layers import select_layers as select_layers
     from ignite_ipu.pipeline.profiling.measure import measure as measure
     from ignite_ipu.pipeline.profiling.profile import Crossing as Crossing
@@ -57,22 +57,20 @@ if TYPE_CHECKING:
 _MODULES = {
     ".errors": "PlanError",
     "costs.machine": "BOW MK2 Machine",
-    "costs.memory": "StageMemory Strategy",
+    "costs.stages": "StageMemory Strategy",
     "costs.optimizer_state": "OptimizerState optimizer_state",
     "costs.partition": "Partition partition_chain",
     "costs.schedule": "Schedule Slot StageTime in_flight simulate",
     "placing.applied": "AppliedPlacement Start",
-    "placing.configure": "configure",
-    "placing.placement": "Placement layers_per_ipu",
+    "placing.placement": "Placement configure layers_per_ipu",
     "placing.request": "Pipeline PipelineRequest",
     "planning.annotating": "annotated_source",
     "planning.comparison": "Comparison compare",
-    "planning.drawing": "draw_schedule",
+    "planning.drawing": "draw_schedule trace_events write_trace",
     "planning.plan": "Plan StagePlan draw_memory draw_plan",
     "planning.plan_file": "load_plan save_plan",
     "planning.planner": "plan plan_placement",
     "planning.pod": "Scaling draw_scaling scale",
-    "planning.trace": "trace_events write_trace",
     "profiling.layers": "select_layers",
     "profiling.measure": "measure",
     "profiling.profile": "Crossing Layer Profile SavedTensor SharedWeight TensorSize",

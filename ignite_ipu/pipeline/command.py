@@ -14,13 +14,13 @@ from torch import nn
 from ignite_ipu.checkpoints.atomic_files import whole_file
 from ignite_ipu.cli.targets import blamed_on, load_factory
 from ignite_ipu.errors import PlanError, UserError
-from ignite_ipu.pipeline.costs.machine import BOW, MK2, Machine
+from ignite_ipu.pipeline.costs.machine import BOW, MK2
 from ignite_ipu.pipeline.planning.annotating import annotated_source
 from ignite_ipu.pipeline.planning.comparison import compare
+from ignite_ipu.pipeline.planning.drawing import write_trace
 from ignite_ipu.pipeline.planning.plan import Plan, text_table
 from ignite_ipu.pipeline.planning.plan_file import load_plan, save_plan
 from ignite_ipu.pipeline.planning.pod import draw_scaling, scale
-from ignite_ipu.pipeline.planning.trace import write_trace
 from ignite_ipu.pipeline.profiling.layers import Granularity
 from ignite_ipu.pipeline.profiling.measure import measure
 
@@ -76,31 +76,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; return 0 if a plan fits, 1 if none does, 2 if the question makes no sense."""
+    """Run the command; return 0 if a plan fits, 1 if none does.
+
+    Raises:
+        UserError: The question makes no sense, or a file cannot be read or written.
+    """
     if args.pod_picture and not args.pod:
-        print("--pod-picture needs --pod IPUS.", file=sys.stderr)
-        return 2
-    if args.target.endswith(".json"):
-        return _show(args)
+        raise UserError("--pod-picture needs --pod IPUS.")
     try:
-        with blamed_on(args.target):
-            factory = load_factory(args.target)
-        model, inputs, optimizer = _build(args.target, factory)
-        profile = measure(model, inputs, granularity=args.granularity, training=not args.inference, fake=not args.real)
-        machine = _machine(args)
-        comparison = compare(
-            profile,
-            args.ipus,
-            optimizer=args.optimizer or optimizer or "adamw",
-            machine=machine,
-            ipus_per_replica=args.ipus_per_replica,
-            global_batch=args.global_batch,
-        )
-    except (PlanError, UserError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(text_table(comparison.table(args.rows)))
-    print()
+        if not args.target.endswith(".json"):
+            return _plan(args)
+        if args.annotate:
+            raise UserError("--annotate needs the model: MODULE:FACTORY.")
+        _present(load_plan(args.target), args)
+    except (PlanError, OSError) as error:
+        raise UserError(str(error)) from error
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> int:
+    model, inputs, optimizer, factory = _built(args.target)
+    profile = measure(model, inputs, granularity=args.granularity, training=not args.inference, fake=not args.real)
+    given = {"memory": args.memory, "usable_fraction": args.usable}
+    machine = replace(_MACHINES[args.machine], **{name: value for name, value in given.items() if value is not None})
+    comparison = compare(
+        profile,
+        args.ipus,
+        optimizer=args.optimizer or optimizer or "adamw",
+        machine=machine,
+        ipus_per_replica=args.ipus_per_replica,
+        global_batch=args.global_batch,
+    )
+    print(f"{text_table(comparison.table(args.rows))}\n")
     try:
         best = comparison.best
     except PlanError as error:
@@ -110,11 +117,13 @@ def main(args: argparse.Namespace) -> int:
     if args.save:
         save_plan(best, args.save)
     if args.annotate:
-        try:
-            _annotate(best, model, factory, Path(args.annotate))
-        except (PlanError, UserError, OSError) as error:
-            print(error, file=sys.stderr)
-            return 2
+        source, text = annotated_source(best, model, factory)
+        out = Path(args.annotate)
+        if out.exists() and out.samefile(source):
+            raise UserError(f"{out} is the model's source itself: --annotate writes a copy, to another file.")
+        with whole_file(out) as file:
+            file.write(text.encode())
+        print(f"\n{out} is {source} with the plan in it: train with options=ipu_options().")
     if args.pod:
         scaling = scale(
             profile,
@@ -131,29 +140,6 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _annotate(best: Plan, model: nn.Module, factory: Callable[[], Any], out: Path) -> None:
-    source, text = annotated_source(best, model, factory)
-    if out.exists() and out.samefile(source):
-        raise UserError(f"{out} is the model's source itself: --annotate writes a copy, to another file.")
-    with whole_file(out) as file:
-        file.write(text.encode())
-    print(f"\n{out} is {source} with the plan in it: train with options=ipu_options().")
-
-
-def _show(args: argparse.Namespace) -> int:
-    """Print a plan that was saved."""
-    if args.annotate:
-        print("--annotate needs the model: MODULE:FACTORY.", file=sys.stderr)
-        return 2
-    try:
-        saved = load_plan(args.target)
-    except (PlanError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    _present(saved, args)
-    return 0
-
-
 def _present(plan: Plan, args: argparse.Namespace) -> None:
     print(plan)
     if args.picture:
@@ -162,26 +148,13 @@ def _present(plan: Plan, args: argparse.Namespace) -> None:
         write_trace(plan.schedule(), args.trace)
 
 
-def _machine(args: argparse.Namespace) -> Machine:
-    machine = _MACHINES[args.machine]
-    if args.memory is not None:
-        machine = replace(machine, memory=args.memory)
-    if args.usable is not None:
-        machine = replace(machine, usable_fraction=args.usable)
-    return machine
-
-
-def _build(target: str, factory: Callable[[], Any]) -> Tuple[nn.Module, Any, Any]:
-    """Call the factory.
-
-    Raises:
-        UserError: It fails.
-        PlanError: It returns something else.
-    """
+def _built(target: str) -> Tuple[nn.Module, Any, Any, Callable[[], Any]]:
+    """Return what the factory has made, model, inputs and perhaps an optimizer, and the factory."""
     with blamed_on(target):
+        factory = load_factory(target)
         built = factory()
     if isinstance(built, tuple) and len(built) in (2, 3) and isinstance(built[0], nn.Module):
-        return built[0], built[1], built[2] if len(built) == 3 else None
+        return built[0], built[1], built[2] if len(built) == 3 else None, factory
     raise PlanError(
         f"{target} returned {type(built).__name__}; it must return (model, inputs) or (model, inputs, optimizer), with "
         "the inputs of one micro-batch."

@@ -12,8 +12,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OptionsError, PlanError
-from ignite_ipu.pipeline.placing.configure import save_memory
-from ignite_ipu.pipeline.placing.placement import Placement, Planned
+from ignite_ipu.pipeline.placing.placement import Placement, Planned, save_memory
 from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ignite_ipu.cli.command import main
 from ignite_ipu.pipeline import command
 
 MODEL = """
@@ -35,12 +36,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def call(*arguments):
-        parser = argparse.ArgumentParser()
-        command.add_arguments(parser)
-        return command.main(parser.parse_args(arguments))
-
-    return call
+    return lambda *arguments: main(["plan", *arguments])
 
 
 def test_it_prints_tables_and_writes_files(run, tmp_path, capsys):

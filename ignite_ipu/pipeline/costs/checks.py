@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import List, Optional, Sequence
 
 from ignite_ipu.pipeline.costs.machine import Machine
-from ignite_ipu.pipeline.costs.memory import MemoryModel
+from ignite_ipu.pipeline.costs.stages import MemoryModel
 from ignite_ipu.pipeline.profiling.profile import Profile
 from ignite_ipu.pipeline.units import bytes_text
 
@@ -109,7 +109,8 @@ def _remedies(memory: MemoryModel, begin: int, end: int, stage: int, stages: int
     savings = []
     for words, choice in {"recomputation": "recompute", "optimizer state off chip": "offload_optimizer"}.items():
         strategy = replace(memory.strategy, **{choice: True})
-        saved = need - memory.under(strategy).stage(begin, end, stage, stages).total
+        other = MemoryModel(memory.profile, memory.optimizer, strategy, memory.replicas)
+        saved = need - other.stage(begin, end, stage, stages).total
         if memory.profile.training and saved > 0.01 * need:
             savings.append(f"{words} would save {bytes_text(saved)}")
     savings.append("more IPUs, a smaller micro-batch or half precision would help")

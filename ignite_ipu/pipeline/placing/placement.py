@@ -31,9 +31,10 @@ from ignite_ipu.pipeline.costs.machine import MK2, Machine
 from ignite_ipu.pipeline.placing.applied import AppliedPlacement, Start, order_text
 from ignite_ipu.pipeline.profiling.layers import Granularity, layer_names, names_of, select_layers
 from ignite_ipu.pipeline.profiling.profile import Profile
+from ignite_ipu.poptorch_types import Options
 
 if TYPE_CHECKING:
-    from ignite_ipu.pipeline.costs.memory import Strategy
+    from ignite_ipu.pipeline.costs.stages import Strategy
 
 EXECUTIONS = ("pipelined", "sharded", "serial phased", "parallel phased")
 
@@ -266,6 +267,40 @@ class Placement:
     def __repr__(self) -> str:
         starts = ", ".join(f"{block} -> IPU {ipu}" for block, ipu in zip(self.blocks, self.ipus))
         return f"Placement({self.execution}: {starts})"
+
+
+def configure(plan: Planned, options: Options) -> Options:
+    """Set strategy, batching factors, replicas and tensor locations of `options` as the plan says, and return them.
+
+    Args:
+        plan: A plan that fits.
+        options: Unfrozen `poptorch.Options`; training plans are for training options.
+
+    Raises:
+        PlanError: The plan has problems.
+    """
+    options.setExecutionStrategy(plan.placement().strategy())
+    factors = plan.factors()
+    options.deviceIterations(factors["device_iterations"])
+    options.replicationFactor(factors["replication_factor"])
+    if plan.training:
+        options.Training.gradientAccumulation(factors["gradient_accumulation_steps"])
+        save_memory(plan.strategy, plan.replicas, options)
+    return options
+
+
+def save_memory(strategy: Strategy, replicas: int, options: Options) -> None:
+    """Set what a strategy of training says about the optimizer's state and about recomputation."""
+    shard = strategy.shard_optimizer and replicas > 1
+    if strategy.offload_optimizer or shard:
+        settings = backend.poptorch().TensorLocationSettings()
+        if strategy.offload_optimizer:
+            settings.useOnChipStorage(False)
+        if shard:
+            settings.useReplicatedTensorSharding(True)
+        options.TensorLocations.setOptimizerLocation(settings)
+    if strategy.recompute:
+        options._Popart.set("autoRecomputation", 3)  # `RecomputationType.Pipeline`; PopTorch takes no enumerators
 
 
 def layers_per_ipu(counts: Sequence[int], layers: int) -> List[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from torch.optim import Optimizer
@@ -10,8 +11,8 @@ from torch.optim import Optimizer
 from ignite_ipu.cli.terminal import following
 from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
-from ignite_ipu.pipeline.costs.memory import Strategy
 from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState, optimizer_state
+from ignite_ipu.pipeline.costs.stages import Strategy
 from ignite_ipu.pipeline.planning.plan import Plan, Tabled
 from ignite_ipu.pipeline.planning.planner import plan
 from ignite_ipu.pipeline.profiling.profile import Profile
@@ -91,10 +92,10 @@ def compare(
     total = 1 << (ipus.bit_length() - 1)
     state = optimizer_state(optimizer)
     plans: List[Plan] = []
-    refusals: List[str] = []
+    refusals = set()
     most = min(total // (replicas or 1), machine.ipus_per_process)
     tried: List[Tuple[int, int, Strategy]] = []
-    for count in [ipus_per_replica] if ipus_per_replica else _powers(most):
+    for count in [ipus_per_replica] if ipus_per_replica else [1 << n for n in range(most.bit_length())]:
         copies = replicas or max(1, total // count)
         tried += [(count, copies, each) for each in only or strategies(profile, state, count, copies)]
     for count, copies, strategy in following(tried, "Planning", lambda each: f"{each[1]} x {each[0]} IPUs"):
@@ -114,25 +115,18 @@ def compare(
                 )
             )
         except PlanError as error:
-            refusals.append(str(error))
+            refusals.add(str(error))
     if not plans:
-        raise PlanError(f"{profile.model} cannot be planned for {ipus} IPUs: " + " ".join(sorted(set(refusals))))
+        raise PlanError(f"{profile.model} cannot be planned for {ipus} IPUs: " + " ".join(sorted(refusals)))
     return Comparison(tuple(sorted(plans, key=lambda p: (not p.fits, -p.throughput))))
 
 
 def strategies(profile: Profile, optimizer: OptimizerState, ipus_per_replica: int, replicas: int) -> Iterator[Strategy]:
     """Yield every strategy that differs from the others for this model and split."""
-    layouts = [(True, False), (True, True), (False, False)]
-    if ipus_per_replica == 1:
-        layouts = [(False, False)]
-    elif not profile.training:
-        layouts = [(True, False), (False, False)]
+    layouts = [(False, False)]
+    if ipus_per_replica > 1:
+        layouts = [(True, False), (True, True), *layouts] if profile.training else [(True, False), *layouts]
     state = profile.training and optimizer.slots > 0
-    for pipelined, recompute in layouts:
-        for offload in (False, True) if state else (False,):
-            for shard in (False, True) if state and replicas > 1 else (False,):
-                yield Strategy(pipelined, recompute, offload, shard)
-
-
-def _powers(limit: int) -> List[int]:
-    return [1 << n for n in range(limit.bit_length())]
+    offloads, shards = (False, True)[: 1 + state], (False, True)[: 1 + (state and replicas > 1)]
+    for (pipelined, recompute), offload, shard in product(layouts, offloads, shards):
+        yield Strategy(pipelined, recompute, offload, shard)

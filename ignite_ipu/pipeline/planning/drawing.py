@@ -1,12 +1,14 @@
-"""Pictures of schedules and memory, drawn with matplotlib."""
+"""Pictures of schedules and memory, drawn with matplotlib, and schedules as Perfetto shows them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Sequence
+import json
+import os
+from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Union
 
 from ignite_ipu.pipeline.costs.machine import Machine
-from ignite_ipu.pipeline.costs.memory import StageMemory
 from ignite_ipu.pipeline.costs.schedule import Schedule
+from ignite_ipu.pipeline.costs.stages import StageMemory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +23,7 @@ _PURPOSES = {
     "activations": "#7fbf7b",
     "working": "#fdae61",
 }
-_LABELLED = 400
+_MOST_LABELS = 400
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -63,7 +65,7 @@ def schedule_on(axes: Axes, schedule: Schedule) -> None:
             linewidth=0.5,
             label=_WORDS[kind],
         )
-    if len(schedule.slots) <= _LABELLED:
+    if len(schedule.slots) <= _MOST_LABELS:
         for slot in schedule.slots:
             if slot.kind != "U":
                 text = f"{slot.kind}{slot.micro_batch + 1}"
@@ -90,3 +92,37 @@ def memory_on(axes: Axes, held: Sequence[StageMemory], machine: Machine) -> None
     axes.set_xticks(range(len(held)), [f"IPU {ipu}" for ipu in range(len(held))], rotation=45 if len(held) > 8 else 0)
     axes.set_ylabel("estimated MB")
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+
+
+def trace_events(schedule: Schedule) -> Dict[str, Any]:
+    """Return the Trace Event Format's JSON object, one thread per IPU, times in microseconds.
+
+    Args:
+        schedule: A schedule in seconds, simulated with `slots=True`.
+
+    Source: "Trace Event Format", Google, complete ("X") and metadata ("M") events.
+    """
+    events: List[Dict[str, Any]] = [
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": ipu, "args": {"name": f"IPU {ipu}"}}
+        for ipu in range(len(schedule.busy))
+    ]
+    for slot in schedule.slots:
+        events.append(
+            {
+                "name": "update" if slot.kind == "U" else f"{slot.kind}{slot.micro_batch + 1}",
+                "cat": "update" if slot.kind == "U" else _WORDS[slot.kind],
+                "ph": "X",
+                "pid": 0,
+                "tid": slot.ipu,
+                "ts": slot.start * 1e6,
+                "dur": (slot.end - slot.start) * 1e6,
+                "args": {"stage": slot.stage, "micro_batch": slot.micro_batch},
+            }
+        )
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"note": "simulated from estimates"}}
+
+
+def write_trace(schedule: Schedule, path: Union[str, os.PathLike[str]]) -> None:
+    """Write `trace_events(schedule)` to a file."""
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(trace_events(schedule), file)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Union
+from math import ceil
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from torch.optim import Optimizer
 
+from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.checks import (
     accumulation_problem,
     device_iterations_problem,
@@ -15,21 +17,23 @@ from ignite_ipu.pipeline.costs.checks import (
     shared_weight_problems,
 )
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
-from ignite_ipu.pipeline.costs.memory import MemoryModel, StageMemory, Strategy
 from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState, optimizer_state
 from ignite_ipu.pipeline.costs.schedule import simulate
-from ignite_ipu.pipeline.costs.timing import TimeModel
+from ignite_ipu.pipeline.costs.stages import MemoryModel, StageMemory, Strategy, TimeModel
 from ignite_ipu.pipeline.placing.placement import Placement
 from ignite_ipu.pipeline.planning.plan import Plan, StagePlan
-from ignite_ipu.pipeline.planning.settings import (
-    accumulation_for,
-    propose_accumulation,
-    propose_inference_iterations,
-    propose_training_iterations,
-)
 from ignite_ipu.pipeline.planning.staging import best_stages, given_stages
 from ignite_ipu.pipeline.profiling.profile import Profile
-from ignite_ipu.pipeline.units import bytes_text
+from ignite_ipu.pipeline.units import bytes_text, seconds_text
+
+_FILL_SHARE = 0.1
+"""Share of a step that filling, draining and updating may take before more micro-batches are proposed."""
+
+_MOST_ACCUMULATION = 64
+"""Beyond this, or a pipeline's minimum, no accumulation is proposed: the global batch is the user's to enlarge."""
+
+_CALL_SHARE = 0.05
+"""Share of a call that the host's part may take before more device iterations are proposed."""
 
 
 def plan(
@@ -74,31 +78,28 @@ def plan(
         stages = best_stages(profile, ipus_per_replica, memory, time, machine)
     else:
         stages = given_stages(profile, sizes, stage_ipus, memory, time)
-    update = update_seconds(profile, stages, strategy, state, machine, replicas)
+    update = _update_seconds(profile, stages, strategy, state, machine, replicas)
     times, places = [stage.time for stage in stages], [stage.ipu for stage in stages]
     depth = len(stages) if strategy.pipelined else 1
     count = 4 * len(stages)
     probe = simulate(times, count, training=profile.training, pipelined=strategy.pipelined, ipus=places)
     fill = max(0.0, probe.makespan - count * probe.period)
-    reasons: List[str] = []
+    reasons: List[Optional[str]] = []
     if not profile.training:
         accumulation = 1
         if device_iterations is None:
-            device_iterations, reason = propose_inference_iterations(depth, fill, probe.period, machine)
-            reasons.append(reason)
+            device_iterations, *reasons = _propose_inference_iterations(depth, fill, probe.period, machine)
     else:
         if global_batch is not None:
-            accumulation = accumulation_for(profile, global_batch, replicas)
-            reasons.append(f"accumulation {accumulation}: gives the global batch of {global_batch}")
+            accumulation = _accumulation_for(profile, global_batch, replicas)
+            reasons = [f"accumulation {accumulation}: gives the global batch of {global_batch}"]
         elif accumulation is None:
-            accumulation, reason = propose_accumulation(depth, fill, update, probe.period)
-            reasons.append(reason)
+            accumulation, *reasons = _propose_accumulation(depth, fill, update, probe.period)
         if device_iterations is None:
-            device_iterations, reason = propose_training_iterations(
-                fill + accumulation * probe.period + update, machine
-            )
+            step = fill + accumulation * probe.period + update
+            device_iterations, reason = _propose_training_iterations(step, machine)
             reasons.append(reason)
-    note = process_note(ipus_per_replica * replicas, machine)
+    reasons.append(process_note(ipus_per_replica * replicas, machine))
     iteration = simulate(
         times,
         accumulation if profile.training else device_iterations,
@@ -126,8 +127,8 @@ def plan(
         device_iterations=device_iterations,
         update_seconds=update,
         iteration=iteration,
-        problems=tuple(problem for problem in problems if problem),
-        reasons=tuple([*reasons, note] if note else reasons),
+        problems=tuple(filter(None, problems)),
+        reasons=tuple(filter(None, reasons)),
     )
 
 
@@ -147,7 +148,52 @@ def plan_placement(profile: Profile, placement: Placement, **settings: Any) -> P
     return plan(profile, placement.ipus_per_replica, sizes=sizes, stage_ipus=ipus, **settings)
 
 
-def update_seconds(
+def _accumulation_for(profile: Profile, global_batch: int, replicas: int) -> int:
+    rows = profile.samples * replicas
+    if global_batch < rows or global_batch % rows:
+        raise PlanError(
+            f"A global batch of {global_batch} is no multiple of {profile.samples} samples per micro-batch * "
+            f"{replicas} replicas = {rows}. Use {max(rows, global_batch // rows * rows)}, or fewer replicas."
+        )
+    return global_batch // rows
+
+
+def _propose_accumulation(depth: int, fill: float, update: float, period: float) -> Tuple[int, str]:
+    """Return an accumulation that keeps fill, drain and update at a tenth of a step, at most 64, and the reason."""
+    least = max(1, 2 * depth - 1)
+    wanted = ceil((fill + update) * (1 - _FILL_SHARE) / (_FILL_SHARE * period)) if period else least
+    chosen = max(least, min(wanted, _MOST_ACCUMULATION))
+    share = (fill + update) / (fill + update + chosen * period) if chosen * period else 0.0
+    rule = f"PopTorch asks for at least 2 * {depth} - 1 = {least}" if depth > 1 else "no pipeline sets a minimum"
+    return chosen, (
+        f"accumulation {chosen}: {rule}; filling and draining take {seconds_text(fill)} and the update "
+        f"{seconds_text(update)}, which is {share:.0%} of a step with {chosen} micro-batches of {seconds_text(period)}"
+    )
+
+
+def _propose_training_iterations(step: float, machine: Machine) -> Tuple[int, str]:
+    """Return device iterations that keep the host's part of a training call small, and the reason."""
+    overhead = machine.call_overhead
+    chosen = max(1, ceil(overhead * (1 - _CALL_SHARE) / (_CALL_SHARE * step)))
+    return chosen, (
+        f"device iterations {chosen}: the host spends {seconds_text(overhead)} around each call, {chosen} steps of "
+        f"{seconds_text(step)} keep that at {overhead / (overhead + chosen * step):.0%}"
+    )
+
+
+def _propose_inference_iterations(depth: int, fill: float, period: float, machine: Machine) -> Tuple[int, str]:
+    """Return device iterations that keep filling and the host's part of an inference call small, and the reason."""
+    overhead = fill + machine.call_overhead
+    chosen = max(depth, ceil(overhead * (1 - _FILL_SHARE) / (_FILL_SHARE * period)))
+    rule = f"PopTorch asks for at least {depth}, one per stage" if depth > 1 else "no pipeline sets a minimum"
+    return chosen, (
+        f"device iterations {chosen}: {rule}; filling takes {seconds_text(fill)} and the host "
+        f"{seconds_text(machine.call_overhead)}, which is {overhead / (overhead + chosen * period):.0%} of a call "
+        f"with {chosen} micro-batches of {seconds_text(period)}"
+    )
+
+
+def _update_seconds(
     profile: Profile,
     stages: Sequence[StagePlan],
     strategy: Strategy,

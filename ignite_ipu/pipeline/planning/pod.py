@@ -9,8 +9,8 @@ from torch.optim import Optimizer
 
 from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
-from ignite_ipu.pipeline.costs.memory import Strategy
 from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState, optimizer_state
+from ignite_ipu.pipeline.costs.stages import Strategy
 from ignite_ipu.pipeline.planning.drawing import new_figure
 from ignite_ipu.pipeline.planning.plan import Plan, Tabled
 from ignite_ipu.pipeline.planning.planner import plan
@@ -119,8 +119,7 @@ def scale(
     state = optimizer_state(optimizer)
     plans: List[Plan] = []
     reason = f"The Pod has {ipus} IPUs."
-    replicas = 1
-    while replicas * ipus_per_replica <= ipus:
+    for replicas in (1 << n for n in range((ipus // ipus_per_replica).bit_length())):
         try:
             plans.append(
                 plan(
@@ -146,7 +145,6 @@ def scale(
         if global_batch is not None and any(p.fits for p in plans) and not plans[-1].fits:
             reason = plans[-1].problems[0]
             break
-        replicas *= 2
     return Scaling(tuple(plans), worthwhile, reason)
 
 

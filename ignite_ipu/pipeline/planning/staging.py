@@ -8,9 +8,8 @@ import numpy as np
 
 from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.machine import Machine
-from ignite_ipu.pipeline.costs.memory import MemoryModel
 from ignite_ipu.pipeline.costs.partition import Index, Matrix, partition
-from ignite_ipu.pipeline.costs.timing import TimeModel
+from ignite_ipu.pipeline.costs.stages import MemoryModel, TimeModel
 from ignite_ipu.pipeline.planning.plan import StagePlan
 from ignite_ipu.pipeline.profiling.profile import Profile
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from ignite_ipu.errors import PlanError
-from ignite_ipu.pipeline.profiling.arithmetic import matmul_flops
 from ignite_ipu.pipeline.profiling.profile import Crossing, Layer, Profile, SavedTensor, SharedWeight, TensorSize
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -29,17 +30,51 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
     return (leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor))
 
 
+# The place of the first of the two operands among the arguments.
+_FIRST_OPERAND = {"mm": 0, "bmm": 0, "mv": 0, "dot": 0, "addmm": 1, "baddbmm": 1, "addbmm": 1, "addmv": 1}
+
+
+def _matmul_flops(operator: str, args: Tuple[Any, ...], result: Any) -> Tuple[float, float, Tuple[Tensor, ...]]:
+    """Return forward and backward operations, two to a multiply-add, and the operands multiplied; none for others.
+
+    The backward pass repeats a product once per operand that needs a gradient.
+    """
+    if operator == "convolution":
+        images, weight = operands = args[:2]
+        # Weights are (out, in / groups, *kernel), or (in, out / groups, *kernel) when transposed.
+        forward = 2.0 * (images if args[6] else result).numel() * prod(weight.shape[1:])
+    elif operator in _FIRST_OPERAND:
+        left, right = operands = args[_FIRST_OPERAND[operator] :][:2]
+        forward = 2.0 * left.numel() * (right.shape[-1] if right.dim() > 1 else 1)
+    else:
+        return 0.0, 0.0, ()
+    return forward, forward * sum(t.requires_grad for t in operands), operands
+
+
+@dataclass
 class _Span:
     """Counts between the start of one layer and the start of the next."""
 
-    def __init__(self) -> None:
-        self.module, self.call = "", 0
-        self.forward_flops = 0.0
-        self.backward_flops = 0.0
-        self.traffic = 0.0
-        self.activation_bytes = 0
-        self.half = False
-        self.saved: List[SavedTensor] = []
+    module: str = ""
+    call: int = 0
+    forward_flops: float = 0.0
+    backward_flops: float = 0.0
+    traffic: float = 0.0
+    activation_bytes: int = 0
+    half: bool = False
+    saved: List[SavedTensor] = field(default_factory=list)
+
+
+@dataclass
+class _Stored:
+    """Storage that is no weight: the spans that make it, or first use it, and last use it."""
+
+    size: int
+    label: str = "constant"
+    producer: Optional[int] = None
+    consumer: int = -1
+    differentiable: bool = False
+    saved: bool = False
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -66,12 +101,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.calls: Dict[str, int] = {}
         self.weights: Dict[int, str] = {}
         self.uses: Dict[str, List[int]] = {}
-        self.labels: Dict[int, str] = {}
-        self.sizes: Dict[int, int] = {}
-        self.producers: Dict[int, int] = {}
-        self.consumers: Dict[int, int] = {}
-        self.differentiable: Set[int] = set()
-        self.saved: Set[int] = set()
+        self.stored: Dict[int, _Stored] = {}
         self.samples = 1
         self.input_bytes = 0
         # A storage freed during the run could come back at the same address and be taken for the old one.
@@ -90,9 +120,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for i, tensor in enumerate(_tensors(tree)):
             if i == 0 and tensor.dim() > 0:
                 self.samples = tensor.shape[0]
-            self.alive.append(tensor)
-            self.labels[_storage(tensor)] = f"input {i}"
-            self.sizes[_storage(tensor)] = _size(tensor)
+            self._known(tensor).label = f"input {i}"
             self.input_bytes += _size(tensor)
 
     def starter(self, name: str) -> Callable[[nn.Module, Any], None]:
@@ -110,15 +138,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def save(self, tensor: Tensor) -> Tensor:
         """Book a tensor that autograd keeps for the backward pass; weights stay in memory anyway."""
-        key = _storage(tensor)
-        if key not in self.weights and key not in self.saved:
-            self.saved.add(key)
-            self.alive.append(tensor)
-            here = len(self.spans) - 1
-            size = self.sizes.setdefault(key, _size(tensor))
-            label = self.labels.get(key, "constant")
-            self.spans[-1].saved.append(SavedTensor(label, size, self.producers.get(key, here)))
+        if _storage(tensor) not in self.weights and not self._known(tensor).saved:
+            stored, here = self._known(tensor), len(self.spans) - 1
+            stored.saved = True
+            producer = here if stored.producer is None else stored.producer
+            self.spans[here].saved.append(SavedTensor(stored.label, stored.size, producer))
         return tensor
+
+    def _known(self, tensor: Tensor) -> _Stored:
+        key = _storage(tensor)
+        if key not in self.stored:
+            self.alive.append(tensor)
+            self.stored[key] = _Stored(_size(tensor))
+        return self.stored[key]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
@@ -137,7 +169,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Over shapes only, a view of a real weight is a view of its converted twin, which is known as a weight.
         fresh = [t for t in _tensors(result) if _storage(t) not in known and _storage(t) not in self.weights]
         in_place = operator.endswith("_")
-        forward, backward, operands = matmul_flops(operator, args, result)
+        forward, backward, operands = _matmul_flops(operator, args, result)
         if forward:
             span.forward_flops += forward
             span.backward_flops += backward
@@ -145,36 +177,28 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif fresh or in_place:
             span.traffic += sum(map(_size, read)) + sum(map(_size, _tensors(result)))
         for tensor in [] if in_place else fresh:
-            if _storage(tensor) not in self.sizes:
+            if _storage(tensor) not in self.stored:
                 self._produce(tensor, operator, any(t.requires_grad for t in read))
         return result
 
     def _consume(self, tensor: Tensor) -> None:
         here = len(self.spans) - 1
-        key = _storage(tensor)
-        if key in self.weights:
-            uses = self.uses.setdefault(self.weights[key], [])
+        weight = self.weights.get(_storage(tensor))
+        if weight is not None:
+            uses = self.uses.setdefault(weight, [])
             if here not in uses:
                 uses.append(here)
             return
-        if key not in self.sizes:
-            self.alive.append(tensor)
-            self.sizes[key] = _size(tensor)
-        self.producers.setdefault(key, here)
-        self.consumers[key] = here
-        if tensor.requires_grad:
-            self.differentiable.add(key)
+        stored = self._known(tensor)
+        stored.producer = here if stored.producer is None else stored.producer
+        stored.consumer = here
+        stored.differentiable |= tensor.requires_grad
 
     def _produce(self, tensor: Tensor, operator: str, differentiable: bool) -> None:
-        key = _storage(tensor)
-        here = len(self.spans) - 1
-        self.alive.append(tensor)
-        self.producers[key] = here
-        self.sizes[key] = _size(tensor)
-        self.labels[key] = f"{operator} {tuple(tensor.shape)}"
-        self.spans[here].activation_bytes += _size(tensor)
-        if differentiable and tensor.is_floating_point():
-            self.differentiable.add(key)
+        here, stored = len(self.spans) - 1, self._known(tensor)
+        stored.producer, stored.label = here, f"{operator} {tuple(tensor.shape)}"
+        stored.differentiable = differentiable and tensor.is_floating_point()
+        self.spans[here].activation_bytes += stored.size
 
     def profile(self, output: Any, training: bool) -> Profile:
         """Return what was recorded.
@@ -194,14 +218,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             held[uses[0]].append(name)
         layers = []
         for span, names in zip(self.spans, held):
-            own = [n for n in names if n in parameters]
-            trained = [parameters[n] for n in own if parameters[n].requires_grad]
+            own = {name: parameters[name] for name in names if name in parameters}
+            trained = [each for each in own.values() if each.requires_grad]
             layers.append(
                 Layer(
                     name=span.module if span.call == 0 else f"{span.module}#{span.call + 1}",
                     module=span.module,
                     call=span.call,
-                    parameters=tuple(TensorSize(n, _size(parameters[n])) for n in own),
+                    parameters=tuple(TensorSize(name, _size(each)) for name, each in own.items()),
                     trainable_bytes=sum(map(_size, trained)),
                     trainable_elements=sum(p.numel() for p in trained),
                     buffer_bytes=sum(_size(buffers[n]) for n in names if n in buffers),
@@ -214,9 +238,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
             )
         crossings = tuple(
-            Crossing(producer, self.consumers[key], self.sizes[key], training and key in self.differentiable)
-            for key, producer in self.producers.items()
-            if self.consumers.get(key, producer) > producer
+            Crossing(each.producer, each.consumer, each.size, training and each.differentiable)
+            for each in self.stored.values()
+            if each.producer is not None and each.consumer > each.producer
         )
         shared = tuple(
             SharedWeight(name, tuple(uses), _size(parameters[name]))

@@ -24,9 +24,8 @@ from ignite_ipu.pipeline import (
     plan,
     simulate,
 )
-from ignite_ipu.pipeline.costs.memory import MemoryModel
 from ignite_ipu.pipeline.costs.optimizer_state import optimizer_state
-from ignite_ipu.pipeline.costs.timing import TimeModel
+from ignite_ipu.pipeline.costs.stages import MemoryModel, TimeModel
 
 MB = 10**6
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from ignite_ipu.pipeline import Strategy, measure
-from ignite_ipu.pipeline.costs.memory import MemoryModel
 from ignite_ipu.pipeline.costs.optimizer_state import optimizer_state
+from ignite_ipu.pipeline.costs.stages import MemoryModel
 
 
 class Reused(nn.Module):

@@ -1,19 +1,19 @@
-"""Memory that the IPU of a stage needs."""
+"""Memory and time of a stage: any span of layers at any place in a pipeline."""
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from heapq import nlargest
 from operator import itemgetter
-from typing import Any, Callable, List, NamedTuple, Tuple
+from typing import Any, Callable, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
+from ignite_ipu.pipeline.costs.machine import Machine
 from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState
 from ignite_ipu.pipeline.costs.partition import Index, Matrix, span_peaks, span_sums
-from ignite_ipu.pipeline.costs.schedule import in_flight
+from ignite_ipu.pipeline.costs.schedule import StageTime, in_flight
 from ignite_ipu.pipeline.profiling.profile import Profile, TensorSize
 
 
@@ -102,68 +102,39 @@ def _spans(profile: Profile) -> _Spans:
 
 
 class MemoryModel:
-    """Estimates the memory of any span of layers at any place in a pipeline.
-
-    The model, all of it an estimate: parameters and buffers once; one accumulator per trainable parameter; the
-    optimizer's slots in float32 per trainable element, none if off chip, split between replicas if sharded; the tensors
-    saved for backward and what enters the stage, once per micro-batch in flight, or with recomputation what enters the
-    stage once per micro-batch in flight and the saved tensors of one micro-batch; and as working space the activations
-    of the largest layer, twice when gradients of them are computed. Code, exchange buffers and padding are
-    `Machine.usable_fraction`'s.
-    """
+    """Estimates the memory of any span of layers at any place in a pipeline, as `docs/pipeline.md` says."""
 
     def __init__(self, profile: Profile, optimizer: OptimizerState, strategy: Strategy, replicas: int = 1) -> None:
-        self.profile = profile
-        self.optimizer = optimizer
-        self.strategy = strategy
-        self.replicas = replicas
+        self.profile, self.optimizer, self.strategy, self.replicas = profile, optimizer, strategy, replicas
         self._spans = _spans(profile)
-
-    def under(self, strategy: Strategy) -> MemoryModel:
-        """Return the model of the same profile under another strategy."""
-        other = copy(self)
-        other.strategy = strategy
-        return other
 
     def _kept(self, stage: int, stages: int) -> int:
         return in_flight(stage, stages) if self.strategy.pipelined and stages > 1 else 1
 
-    def _parts(self, stages: int, span: Index) -> Callable[[int], Tuple[Bytes, Bytes, Bytes, Bytes, Bytes]]:
-        spans = self._spans
+    def _parts(self, span: Index) -> Tuple[Bytes, ...]:
+        """Return weights, gradients, state, working space, and activations: once, and for a micro-batch in flight."""
+        spans, strategy = self._spans, self.strategy
         weights, inbound, working = spans.weights[span], spans.inbound[span], spans.working[span]
+        none = 0.0 * weights
         if not self.profile.training:
-            none = 0.0 * weights
-            return lambda stage: (weights, none, none, inbound, working)
-        state = self.optimizer.bytes(1) * spans.elements[span]
-        if self.strategy.offload_optimizer:
-            state = 0.0 * state
-        elif self.strategy.shard_optimizer:
-            state = state / self.replicas
+            return weights, none, none, working, inbound, none
+        shards = self.replicas if strategy.shard_optimizer else 1
+        state = none if strategy.offload_optimizer else self.optimizer.bytes(1) * spans.elements[span] / shards
         gradients = float(self.optimizer.accumulator) * spans.gradients[span]
-        # What is there once per micro-batch in flight, and once.
-        each, once = spans.entering[span], spans.saved[span]  # type: Bytes, Bytes
-        if not self.strategy.recompute:
-            each, once = inbound + once, 0.0
-
-        def parts(stage: int) -> Tuple[Bytes, Bytes, Bytes, Bytes, Bytes]:
-            return weights, gradients, state, self._kept(stage, stages) * each + once, 2 * working
-
-        return parts
+        saved = spans.saved[span]
+        once, each = (saved, spans.entering[span]) if strategy.recompute else (none, inbound + saved)
+        return weights, gradients, state, 2 * working, once, each
 
     def totals(self, stages: int, spans: Index) -> Callable[[int], Matrix]:
         """Return what gives the bytes that a stage of `stages`, by its number, holds for these spans of layers."""
-        parts = self._parts(stages, spans)
-
-        def total(stage: int) -> Matrix:
-            weights, gradients, state, activations, working = parts(stage)
-            sums: Matrix = weights + gradients + state + activations + working
-            return sums
-
-        return total
+        *fixed, each = self._parts(spans)
+        held: Any = sum(fixed)
+        return lambda stage: held + self._kept(stage, stages) * each
 
     def stage(self, begin: int, end: int, stage: int, stages: int) -> StageMemory:
         """Return the same for one span, by purpose."""
-        return StageMemory(*(float(part) for part in self._parts(stages, (begin, end))(stage)))
+        weights, gradients, state, working, once, each = map(float, self._parts((begin, end)))
+        return StageMemory(weights, gradients, state, self._kept(stage, stages) * each + once, working)
 
     def biggest(self, begin: int, end: int, stage: int, stages: int, count: int = 3) -> List[TensorSize]:
         """Return the largest tensors of one span, saved ones counted once per micro-batch that keeps them."""
@@ -173,3 +144,49 @@ class MemoryModel:
         sizes = [(p.bytes, "", p.name) for layer in layers for p in layer.parameters]
         sizes += [(kept * t.bytes, f"{layer.name}: ", f"{t.name}{times}") for layer in layers for t in layer.saved]
         return [TensorSize(of + name, size) for size, of, name in nlargest(count, sizes, key=itemgetter(0))]
+
+
+class TimeModel:
+    """Estimates the seconds of any span of layers for one micro-batch, as `docs/pipeline.md` says.
+
+    Args:
+        profile: The measured model.
+        machine: The machine's rates.
+        recompute: Whether stages repeat their forward pass before the backward pass.
+        ipus_per_replica: IPUs that one replica occupies.
+        replicas: Replicas that share the host links.
+    """
+
+    def __init__(
+        self, profile: Profile, machine: Machine, recompute: bool, ipus_per_replica: int = 1, replicas: int = 1
+    ) -> None:
+        layers = profile.layers
+        forward = [machine.compute_seconds(x.forward_flops, x.traffic, x.half) for x in layers]
+        backward = [machine.compute_seconds(x.backward_flops, 2 * x.traffic, x.half) for x in layers]
+        compute = span_sums(forward)
+        self.forward = compute + _at_both_ends(machine, profile.cut_bytes)
+        self.forward[0, :] += machine.host_seconds(profile.input_bytes, ipus_per_replica, replicas)
+        self.recompute = self.backward = np.zeros_like(compute)
+        if not profile.training:
+            self.forward[:, -1] += machine.host_seconds(profile.output_bytes, ipus_per_replica, replicas)
+            return
+        self.backward = span_sums(backward) + _at_both_ends(machine, profile.gradient_cut_bytes)
+        if recompute:
+            self.recompute = compute
+
+    @property
+    def totals(self) -> Matrix:
+        """Seconds for one micro-batch, all passes together, for every span."""
+        return self.forward + self.backward + self.recompute
+
+    def stage(self, begin: int, end: int) -> StageTime:
+        """Return the same for one span, by pass."""
+        span = (begin, end)
+        return StageTime(float(self.forward[span]), float(self.backward[span]), float(self.recompute[span]))
+
+
+def _at_both_ends(machine: Machine, cut_bytes: Sequence[float]) -> Matrix:
+    """Return the seconds that a span spends on what crosses the cuts before and behind it."""
+    cuts = np.asarray([0.0, *map(machine.link_seconds, cut_bytes), 0.0])
+    both: Matrix = cuts[:, None] + cuts[None, :]
+    return both
