@@ -41,21 +41,17 @@ def script(shell: str) -> str:
     return shtab.complete(parser, shell)
 
 
-def _complete_files(parser: argparse.ArgumentParser) -> None:
+def _complete_files(parser: CommandParser) -> None:
     """Offer files for each value that is none of a few choices, in subcommands, too."""
-    # argparse offers no public way to list what was added; this private name is as old as argparse.
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for subparser in action.choices.values():
-                _load(subparser)
-                _complete_files(subparser)
-        elif action.nargs != 0 and not action.choices and action.help != argparse.SUPPRESS:
-            action.complete = shtab.FILE  # type: ignore[attr-defined]
-
-
-def _load(parser: CommandParser) -> None:
     try:
         parser.load()
     except UserError:
         # An optional dependency is not installed: the command's name completes, its options cannot be known.
         parser.command = None
+    # argparse offers no public way to list what was added; this private name is as old as argparse.
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for subparser in action.choices.values():
+                _complete_files(subparser)
+        elif action.nargs != 0 and not action.choices and action.help != argparse.SUPPRESS:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from typing import Callable, Dict
 import ignite_ipu
 
 # Distributions, not modules: their versions are read without importing them.
-_PACKAGES = (
+_PACKAGES = [
     "torch",
     "pytorch-ignite",
     "numpy",
@@ -25,24 +25,18 @@ _PACKAGES = (
     "torchvision",
     "accelerate",
     "safetensors",
-    "transformers",
-    "libcst",
-    "rich",
-    "matplotlib",
-    "tqdm",
-    "scikit-learn",
-    "tensorboard",
-)
+]
+_PACKAGES += ["transformers", "libcst", "rich", "matplotlib", "tqdm", "scikit-learn", "tensorboard"]
 # Those of the SDK, of PopRun and of this package, and the few of torch that change what a run does on the host.
 _VARIABLE_PREFIXES = ("IGNITE_IPU_", "POPTORCH_", "POPLAR_", "POPART_", "POPXL_", "PVTI_", "IPUOF_", "GCDA_", "POPRUN_")
-_VARIABLES = (
+_VARIABLES = [
     "OMPI_COMM_WORLD_RANK",
     "OMPI_COMM_WORLD_SIZE",
     "OMP_NUM_THREADS",
     "RANK",
     "RDMAV_FORK_SAFE",
     "WORLD_SIZE",
-)
+]
 _DEVICE_LISTER = "gc-info"
 _DEVICE_LISTER_SECONDS = 20
 
@@ -53,10 +47,19 @@ def report() -> Report:
     """Return the sections of the report, each a mapping of a name to what was found; what is missing is said to be."""
     return {
         "versions": _versions(),
-        "sdk": _sdk(),
+        "sdk": {
+            "enabled": os.environ.get("POPLAR_SDK_ENABLED") or "no (POPLAR_SDK_ENABLED is not set)",
+            "poptorch module": _or_reason(_poptorch_location),
+            "popc": shutil.which("popc") or "not on PATH",
+            _DEVICE_LISTER: shutil.which(_DEVICE_LISTER) or "not on PATH",
+        },
         "backend": {"in use": _or_reason(_backend)},
         "devices": {"found": _or_reason(_devices)},
-        "environment variables": _variables(),
+        "environment variables": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(_VARIABLE_PREFIXES) or name in _VARIABLES
+        },
     }
 
 
@@ -100,15 +103,6 @@ def _versions() -> Dict[str, str]:
     return versions
 
 
-def _sdk() -> Dict[str, str]:
-    return {
-        "enabled": os.environ.get("POPLAR_SDK_ENABLED") or "no (POPLAR_SDK_ENABLED is not set)",
-        "poptorch module": _or_reason(_poptorch_location),
-        "popc": shutil.which("popc") or "not on PATH",
-        _DEVICE_LISTER: shutil.which(_DEVICE_LISTER) or "not on PATH",
-    }
-
-
 def _poptorch_location() -> str:
     spec = importlib.util.find_spec("poptorch")
     return "not installed" if spec is None else str(spec.origin)
@@ -136,14 +130,6 @@ def _devices() -> str:
         errors="replace",
     )
     return listing.stdout.strip() or f"{_DEVICE_LISTER} printed nothing (exit code {listing.returncode})"
-
-
-def _variables() -> Dict[str, str]:
-    return {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(_VARIABLE_PREFIXES) or name in _VARIABLES
-    }
 
 
 def _or_reason(find: Callable[[], str]) -> str:

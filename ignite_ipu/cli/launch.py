@@ -155,20 +155,17 @@ def _job(args: argparse.Namespace) -> Job:
 
 
 def _run(words: List[str], additions: Dict[str, str], job: Job, launcher: str) -> int:
-    if launcher == "poprun":
-        return _restarted(words, additions, job, launcher)
-    # The elastic launcher leaves a directory for logs behind, which by its defaults are none.
     with tempfile.TemporaryDirectory(prefix="ignite-ipu-launch-") as logs:
-        return _restarted(words, {**additions, _LOGS: logs, **started_by_this_process(logs)}, job, launcher)
-
-
-def _restarted(words: List[str], additions: Dict[str, str], job: Job, launcher: str) -> int:
-    # PopRun ends all processes when one dies and leaves restarting to its caller; the elastic launcher does both.
-    for left in range(job.restarts if launcher == "poprun" else 0, -1, -1):
-        code = subprocess.run(words, env={**os.environ, **additions}, check=False).returncode
-        if code == 0 or code == _INTERRUPTED or not left:
-            break
-        print(f"ignite-ipu launch: a process died (exit code {code}); starting the job again", file=sys.stderr)
+        # PopRun ends all processes when one dies and leaves restarting to its caller; the elastic launcher does both,
+        # and leaves a directory for logs behind, which by its defaults are none.
+        restarts = job.restarts
+        if launcher == "elastic":
+            restarts, additions = 0, {**additions, _LOGS: logs, **started_by_this_process(logs)}
+        for left in range(restarts, -1, -1):
+            code = subprocess.run(words, env={**os.environ, **additions}, check=False).returncode
+            if code in (0, _INTERRUPTED) or not left:
+                break
+            print(f"ignite-ipu launch: a process died (exit code {code}); starting the job again", file=sys.stderr)
     if code:
         tried = f" after {job.restarts} restarts" if job.restarts else ""
         print(

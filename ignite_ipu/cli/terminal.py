@@ -8,24 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Iterable,
-    Iterator,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    TextIO,
-    Tuple,
-    TypeVar,
-)
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, TextIO, Tuple, TypeVar
 
 __all__ = ["Line", "Progress", "following", "plain", "use_colour", "write_lines"]
 
@@ -62,40 +45,27 @@ def plain(lines: Iterable[Line]) -> str:
 
 def write_lines(lines: Iterable[Line], stream: TextIO) -> None:
     """Write lines, each with a line end, as the stream deserves."""
-    console = _console(stream) if use_colour(stream) else None
-    if console is None:
-        for line in lines:
-            stream.write(plain([line]) + "\n")
+    styled = use_colour(stream)
+    if styled:
+        try:
+            from rich.console import Console
+            from rich.text import Text
+        except ModuleNotFoundError:
+            styled = False
+    if not styled:
+        stream.writelines(f"{plain([line])}\n" for line in lines)
         return
-    from rich.text import Text
-
-    # What is no terminal has no width to fold to; a log keeps its lines.
-    folds = stream.isatty()
+    console = Console(file=stream, force_terminal=True, highlight=False, emoji=False, markup=False)
     for line in lines:
         text = Text.assemble(*line.parts)
         width = console.width - line.indent
-        if not folds or text.cell_len <= console.width or width < 20:
-            console.print(text, soft_wrap=True)
-            continue
-        first, *rest = _folded(text, console, width)
-        console.print(first, soft_wrap=True)
-        for part in rest:
-            console.print(Text(" " * line.indent).append_text(part), soft_wrap=True)
-
-
-def _console(stream: TextIO) -> Optional[Console]:
-    try:
-        from rich.console import Console
-    except ModuleNotFoundError:
-        return None
-    return Console(file=stream, force_terminal=True, highlight=False, emoji=False, markup=False)
-
-
-def _folded(text: Text, console: Console, width: int) -> List[Text]:
-    folded = list(text.wrap(console, width))
-    for part in folded:
-        part.rstrip()
-    return folded
+        parts = [text]
+        # What is no terminal has no width to fold to; a log keeps its lines.
+        if stream.isatty() and text.cell_len > console.width and width >= 20:
+            parts = list(text.wrap(console, width))
+        for number, part in enumerate(parts):
+            part.rstrip()
+            console.print(Text(" " * line.indent if number else "").append_text(part), soft_wrap=True)
 
 
 class Progress:

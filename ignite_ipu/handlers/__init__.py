@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, List
 
 if TYPE_CHECKING:
     from ignite_ipu.handlers.compilation import CompilationProgress as CompilationProgress
-    from ignite_ipu.handlers.device_swap import DeviceSwap as DeviceSwap
+    from ignite_ipu.handlers.devices import DeviceRelease as DeviceRelease
+    from ignite_ipu.handlers.devices import DeviceSwap as DeviceSwap
     from ignite_ipu.handlers.gradients import Gradients as Gradients
     from ignite_ipu.handlers.moving_average import EMA as EMA
     from ignite_ipu.handlers.optimizer_sync import OptimizerSync as OptimizerSync
@@ -18,13 +19,12 @@ if TYPE_CHECKING:
     from ignite_ipu.handlers.recovery import Decision as Decision
     from ignite_ipu.handlers.recovery import Recovery as Recovery
     from ignite_ipu.handlers.recovery import RecoveryStatus as RecoveryStatus
-    from ignite_ipu.handlers.release import DeviceRelease as DeviceRelease
     from ignite_ipu.handlers.stats import IPUStats as IPUStats
     from ignite_ipu.handlers.weight_sync import WeightSync as WeightSync
 
 _MODULES = {
     "compilation": "CompilationProgress",
-    "device_swap": "DeviceSwap",
+    "devices": "DeviceRelease DeviceSwap",
     "gradients": "Gradients",
     "moving_average": "EMA",
     "optimizer_sync": "OptimizerSync",
@@ -32,7 +32,6 @@ _MODULES = {
     "profiler": "PopVisionProfiler",
     "recompilation": "Recompilation RecompileWatch",
     "recovery": "Decision Recovery RecoveryStatus",
-    "release": "DeviceRelease",
     "stats": "IPUStats",
     "weight_sync": "WeightSync",
 }

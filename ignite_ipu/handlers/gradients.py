@@ -50,10 +50,9 @@ class Gradients:
                 the model was chosen.
         """
         session = session_of(engine)
-        program = None if session is None else session.training
-        if program is None or session is None:
+        if session is None or session.training is None:
             raise SessionError("Gradients needs a trainer that create_ipu_trainer has returned.")
-        if program.compiled:
+        if session.training.compiled:
             raise SessionError(
                 "Gradients were asked for after the model was compiled, and anchors are part of the program. Attach "
                 "the handler before the first step, or call trainer.ipu.release(), after which it is compiled again."
@@ -63,7 +62,7 @@ class Gradients:
                 self._chosen[name] = parameter
         if not self._chosen:
             raise SessionError("Gradients was attached, but `choose` accepts none of the model's trainable parameters.")
-        anchor_gradients(program.options, self._chosen)
+        anchor_gradients(session.training.options, self._chosen)
         session.hooks.shows_gradients = True
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._show, session)
 
@@ -71,8 +70,7 @@ class Gradients:
     def attach_where_read(trainer: Engine) -> None:
         """Show all gradients of a trainer before its handlers run, if these or code around the run read some."""
         session = session_of(trainer)
-        program = None if session is None else session.training
-        if session is None or program is None or session.hooks.shows_gradients:
+        if session is None or session.training is None or session.hooks.shows_gradients:
             return
         reader = gradient_reader((trainer,))
         with torch._C.DisableTorchFunctionSubclass():
@@ -80,7 +78,7 @@ class Gradients:
         if reader is None or not trained:
             return
         log_cost(reader, trained)
-        if program.compiled:
+        if session.training.compiled:
             session.with_trainer().compile_again()
         Gradients(allow_unused=True).attach(trainer)
         handlers = trainer._event_handlers[Events.ITERATION_COMPLETED]

@@ -58,22 +58,22 @@ class EMA:
             Events.ITERATION_COMPLETED(every=self.every) | Events.EPOCH_COMPLETED | Events.COMPLETED, self.update
         )
 
+    @torch.no_grad()
     def update(self, engine: Engine) -> None:
         """Look at the weights now."""
         count = _updates(engine)
-        passed = count - (0 if self._updates_seen is None else self._updates_seen)
+        passed = count - (self._updates_seen or 0)
         if passed <= 0:
             return
         self._updates_seen = count
         kept = (1.0 - self.momentum) ** passed
         newest = self._source.state_dict()
         parameters = dict(self.model.named_parameters())
-        with torch.no_grad():
-            for name, tensor in self.model.state_dict().items():
-                if name in parameters and tensor.is_floating_point():
-                    tensor.mul_(kept).add_(newest[name], alpha=1.0 - kept)
-                else:
-                    tensor.copy_(newest[name])
+        for name, tensor in self.model.state_dict().items():
+            if name in parameters and tensor.is_floating_point():
+                tensor.mul_(kept).add_(newest[name], alpha=1.0 - kept)
+            else:
+                tensor.copy_(newest[name])
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the average and how many weight updates it has seen."""

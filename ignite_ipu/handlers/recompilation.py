@@ -6,7 +6,7 @@ import logging
 import traceback
 import weakref
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 import ignite
 import torch
@@ -52,9 +52,7 @@ class Recompilation(NamedTuple):
         )
 
 
-class _Seen(NamedTuple):
-    iteration: int
-    facts: Dict[str, str]
+_Seen = Tuple[int, Dict[str, str]]  # the iteration of a compilation, and its facts
 
 
 class RecompileWatch:
@@ -97,26 +95,21 @@ class RecompileWatch:
         """Return a stand-in for an executor that compares its calls before it makes them."""
         return WatchedExecutor(executor, name, self)
 
-    def note(self, key: Any, name: str, iteration: int, facts: Dict[str, str]) -> Optional[Recompilation]:
-        """Compare one compilation with the one before of the same program.
+    def note(self, key: Any, name: str, iteration: int, facts: Dict[str, str]) -> None:
+        """Compare a compilation with the one before of the same program, which lives as long as `key`.
 
         Args:
             key: An object that stands for the program, as long as it lives.
             name: What to call it.
             iteration: When it happens.
             facts: What the program depends on, by name.
-
-        Returns:
-            What was found and logged; None for a first compilation.
         """
         last = self._seen.get(key)
-        self._seen[key] = _Seen(iteration, facts)
-        if last is None:
-            return None
-        found = Recompilation(name, iteration, last.iteration, _changes(last.facts, facts), _users_line())
-        self.found.append(found)
-        _logger.warning("%s", found)
-        return found
+        self._seen[key] = iteration, facts
+        if last is not None:
+            found = Recompilation(name, iteration, last[0], _changes(last[1], facts), _users_line())
+            self.found.append(found)
+            _logger.warning("%s", found)
 
     def _compiling(self, engine: Engine, session: IPUSession) -> None:
         for program in (session.training, *session.evaluations):
@@ -142,7 +135,7 @@ class WatchedExecutor:
         """
         facts = _batch_facts([*args, *kwargs.values()])
         seen = self._watch._seen.get(self)
-        if seen is None or not self._executor.isCompiled() or _changes(seen.facts, facts):
+        if seen is None or not self._executor.isCompiled() or _changes(seen[1], facts):
             self._watch.note(self, self._name, self._calls, facts)
         self._calls += 1
         return self._executor(*args, **kwargs)
@@ -158,17 +151,14 @@ def _facts_of(program: ModelProgram, session: IPUSession) -> Dict[str, str]:
     with torch._C.DisableTorchFunctionSubclass():
         for name, parameter in named_tensors(program.step, "_parameters").items():
             facts[f"parameter {name}"] = "trained" if requires_grad(parameter) else "frozen"
-    facts.update({f"module {name or 'itself'}": _mode(module) for name, module in program.step.named_modules()})
+    for name, module in program.step.named_modules():
+        facts[f"module {name or 'itself'}"] = f"in {'training' if module.training else 'evaluation'} mode"
     if program.training and session.link is not None:
         conversion = session.link.conversion
         for number, group in enumerate(conversion.optimizer.param_groups):
             for name in conversion.constant & group.keys():
                 facts[f"optimizer constant {name} of group {number}"] = repr(group[name])
     return facts
-
-
-def _mode(module: torch.nn.Module) -> str:
-    return "in training mode" if module.training else "in evaluation mode"
 
 
 def _batch_facts(values: List[Any]) -> Dict[str, str]:
@@ -184,10 +174,9 @@ def _batch_facts(values: List[Any]) -> Dict[str, str]:
 
 
 def _changes(before: Dict[str, str], now: Dict[str, str]) -> List[str]:
-    names = [*before, *(name for name in now if name not in before)]
     return [
         f"{name} was {before.get(name, 'absent')} and is {now.get(name, 'absent')}"
-        for name in names
+        for name in {**before, **now}
         if before.get(name) != now.get(name)
     ]
 

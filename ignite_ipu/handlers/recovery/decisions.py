@@ -76,9 +76,7 @@ class RecoveryStatus:
         self.decisions[:] = [*self.decisions[1 - _KEPT_DECISIONS :], decision]
 
 
-def decide(
-    error: Exception, iteration: int, attempt: int, *, retries: int, backoff: float, has_reset: bool
-) -> Decision:
+def decide(error: Exception, iteration: int, attempt: int, retries: int, backoff: float, has_reset: bool) -> Decision:
     """Return what a fault asks for.
 
     Args:

@@ -22,7 +22,7 @@ from ignite_ipu.pipeline.costs.schedule import simulate
 from ignite_ipu.pipeline.costs.stages import MemoryModel, StageMemory, Strategy, TimeModel
 from ignite_ipu.pipeline.placing.placement import Placement
 from ignite_ipu.pipeline.planning.plan import Plan, StagePlan
-from ignite_ipu.pipeline.planning.staging import best_stages, given_stages
+from ignite_ipu.pipeline.planning.staging import best_spans, given_spans
 from ignite_ipu.pipeline.profiling.profile import Profile
 from ignite_ipu.pipeline.units import bytes_text, seconds_text
 
@@ -75,9 +75,20 @@ def plan(
     memory = MemoryModel(profile, state, strategy, replicas)
     time = TimeModel(profile, machine, strategy.recompute, ipus_per_replica, replicas)
     if sizes is None:
-        stages = best_stages(profile, ipus_per_replica, memory, time, machine)
+        spans = best_spans(profile, ipus_per_replica, memory, time, machine)
     else:
-        stages = given_stages(profile, sizes, stage_ipus, memory, time)
+        spans = given_spans(profile, sizes, stage_ipus)
+    stages = tuple(
+        StagePlan(
+            ipu,
+            begin,
+            end,
+            profile.names[begin:end],
+            time.stage(begin, end),
+            memory.stage(begin, end, number, len(spans)),
+        )
+        for number, (begin, end, ipu) in enumerate(spans)
+    )
     update = _update_seconds(profile, stages, strategy, state, machine, replicas)
     times, places = [stage.time for stage in stages], [stage.ipu for stage in stages]
     depth = len(stages) if strategy.pipelined else 1

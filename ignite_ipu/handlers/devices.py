@@ -1,12 +1,14 @@
-"""`DeviceSwap`: training and evaluation take turns on the same IPUs."""
+"""`DeviceSwap` and `DeviceRelease`: IPUs that training and evaluation take turns on, or give back as a run ends."""
 
 from __future__ import annotations
 
 from ignite.engine import Engine, Events
 
+from ignite_ipu.errors import SessionError
 from ignite_ipu.poptorch_types import Executor
+from ignite_ipu.session.session import session_of
 
-__all__ = ["DeviceSwap"]
+__all__ = ["DeviceRelease", "DeviceSwap"]
 
 
 class DeviceSwap:
@@ -48,3 +50,21 @@ def _swap(leaving: Executor, entering: Executor) -> None:
     # One that was never compiled attaches by itself, with its first call.
     if entering.isCompiled() and not entering.isAttachedToDevice():
         entering.attachToDevice()
+
+
+class DeviceRelease:
+    """Gives all IPUs of an engine's session back when its run is completed or terminated.
+
+    Without it programs stay loaded, so that another run goes on without compiling; exceptions release them either way.
+    """
+
+    def attach(self, engine: Engine) -> None:
+        """Release when this engine's runs end.
+
+        Raises:
+            SessionError: The engine is none of this library.
+        """
+        session = session_of(engine)
+        if session is None:
+            raise SessionError("DeviceRelease needs an engine that this library has returned.")
+        engine.add_event_handler(Events.COMPLETED, session.release)
