@@ -41,7 +41,12 @@ def whole_file(path: Path, mode: Optional[int] = None) -> Iterator[IO[bytes]]:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    _sync_directory(path.parent)
+    # Without this a power failure may undo the renaming.
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -61,12 +66,3 @@ def _runs(pid: int) -> bool:
     except OSError:
         pass
     return True
-
-
-def _sync_directory(folder: Path) -> None:
-    # Without it a power failure may undo the renaming.
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

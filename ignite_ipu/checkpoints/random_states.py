@@ -77,7 +77,7 @@ def read_device_states(path: str) -> List[Optional[List[int]]]:
         states = json.loads(data) if len(data) <= _LARGEST_FILE else None
     except (ValueError, RecursionError):
         states = None
-    if not isinstance(states, list) or not all(state is None or _is_state(state) for state in states):
+    if not isinstance(states, list) or not all(map(_is_state, states)):
         raise CheckpointError(
             f"{path} holds no random states of devices: they are a list of lists of 64-bit numbers, of at most "
             f"{_LARGEST_FILE} bytes. It was changed since it was written; remove it to go on with other random numbers."
@@ -87,8 +87,5 @@ def read_device_states(path: str) -> List[Optional[List[int]]]:
 
 
 def _is_state(state: Any) -> bool:
-    return (
-        isinstance(state, list)
-        and bool(state)
-        and all(type(number) is int and 0 <= number < 1 << 64 for number in state)
-    )
+    is_list = isinstance(state, list) and bool(state)
+    return state is None or (is_list and all(type(number) is int and 0 <= number < 1 << 64 for number in state))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import os
@@ -12,15 +13,15 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
 import torch
 from torch import nn
 
-from ignite_ipu.checkpoints.matching import differences
-from ignite_ipu.checkpoints.plain_states import without_methods
 from ignite_ipu.checkpoints.reading import check_complete, read_checkpoint
-from ignite_ipu.errors import CheckpointError
+from ignite_ipu.checkpoints.writing import without_methods
+from ignite_ipu.errors import CheckpointError, listed
 
 __all__ = ["load_checkpoint", "newest_checkpoint", "resume_from"]
 
 _logger = logging.getLogger("ignite_ipu")
-_NUMBER = re.compile(r"\d+")
+_SHOWN = 8
+_LARGE = (nn.Module, torch.optim.Optimizer)
 
 Folder = Union[str, "os.PathLike[str]"]
 
@@ -90,13 +91,14 @@ def load_checkpoint(path: Folder, to_load: Mapping[str, Any]) -> None:
             f"{os.fspath(path)} cannot be read, and nothing was loaded: {error.strerror or error}. Name a checkpoint "
             'that is there, or pass resume="auto" for the newest one of the folder.'
         ) from error
-    found = differences(to_load, content)
+    found = _differences(to_load, content)
     if found:
         raise CheckpointError(f"{os.fspath(path)} does not fit, and nothing was loaded: {'; '.join(found)}.")
     before: Dict[str, Any] = {}
     name = ""
     try:
-        for name, target in _large_ones_last(to_load):
+        # Large ones come last.
+        for name, target in sorted(to_load.items(), key=lambda item: isinstance(item[1], _LARGE)):
             before[name] = copy.deepcopy(without_methods(target.state_dict()))
             target.load_state_dict(content[name])
     except BaseException as error:
@@ -110,15 +112,79 @@ def load_checkpoint(path: Folder, to_load: Mapping[str, Any]) -> None:
         ) from error
 
 
-def _large_ones_last(to_load: Mapping[str, Any]) -> List[Tuple[str, Any]]:
-    return sorted(to_load.items(), key=lambda item: isinstance(item[1], (nn.Module, torch.optim.Optimizer)))
-
-
 def _age(path: Path) -> Tuple[int, int]:
     # The clock of some file systems is coarse; Ignite puts the iteration into the name.
-    numbers = _NUMBER.findall(path.stem)
-    try:
+    written = 0
+    with contextlib.suppress(OSError):
         written = path.stat().st_mtime_ns
-    except OSError:
-        written = 0
-    return written, int(numbers[-1]) if numbers else 0
+    return written, int(re.findall(r"\d+", f"0{path.stem}")[-1])
+
+
+def _differences(to_load: Mapping[str, Any], content: Any) -> List[str]:
+    """Return a sentence for each object that a checkpoint's content does not fit; none if all fit."""
+    if not isinstance(content, Mapping):
+        return [f"it holds a {type(content).__name__}, not a dictionary of states"]
+    found = []
+    for name, target in to_load.items():
+        state = content.get(name)
+        if name not in content:
+            found.append(f"it has no {name!r}; it has {sorted(map(str, content))}")
+        elif not isinstance(state, Mapping):
+            found.append(f"its {name!r} is a {type(state).__name__}, not a dictionary")
+        elif isinstance(target, nn.Module):
+            found += [f"its {name!r}: {text}" for text in _of_module(target, state)]
+        elif isinstance(target, torch.optim.Optimizer):
+            found += [f"its {name!r}: {text}" for text in _of_optimizer(target, state)]
+    return found
+
+
+def _of_module(module: nn.Module, state: Mapping[str, Any]) -> List[str]:
+    own = module.state_dict()
+    texts = []
+    missing, strange = [key for key in own if key not in state], [key for key in state if key not in own]
+    if missing:
+        texts.append(f"lacks {listed(missing, _SHOWN)}")
+    if strange:
+        texts.append(f"has {listed(strange, _SHOWN)}, which the model has not")
+    shapes = [
+        f"{key} {_shape(state[key])} instead of {_shape(value)}"
+        for key, value in own.items()
+        if key in state and isinstance(value, torch.Tensor) and _shape(state[key]) != _shape(value)
+    ]
+    if shapes:
+        texts.append(f"other shapes: {listed(shapes, _SHOWN)}")
+    return texts
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> List[str]:
+    groups, entries = state.get("param_groups"), state.get("state")
+    if not isinstance(groups, list) or not isinstance(entries, Mapping):
+        return ["is not the state of an optimizer"]
+    sizes = [_size(group) for group in groups]
+    own = [len(group["params"]) for group in optimizer.param_groups]
+    if sizes != own:
+        return [f"groups of {sizes} parameters instead of {own}"]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in groups for number in group["params"]]
+    shape_of: Dict[Any, Any] = {number: _shape(parameter) for number, parameter in zip(numbers, parameters)}
+    shapes = [
+        f"{slot} of parameter {number} {_shape(value)} instead of {shape_of[number]}"
+        for number, slots in entries.items()
+        if number in shape_of and isinstance(slots, Mapping)
+        for slot, value in slots.items()
+        if isinstance(value, torch.Tensor) and value.dim() and _shape(value) != shape_of[number]
+    ]
+    strange = [
+        str(number) for number, slots in entries.items() if number not in shape_of or not isinstance(slots, Mapping)
+    ]
+    texts = [f"other shapes: {listed(shapes, _SHOWN)}"] if shapes else []
+    return texts + ([f"state of parameters that there are not: {listed(strange, _SHOWN)}"] if strange else [])
+
+
+def _size(group: Any) -> int:
+    numbers = group.get("params") if isinstance(group, Mapping) else None
+    return len(numbers) if isinstance(numbers, list) and all(type(number) is int for number in numbers) else -1
+
+
+def _shape(value: Any) -> Any:
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"

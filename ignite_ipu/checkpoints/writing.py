@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import os
 import shutil
+import types
 from pathlib import Path
 from typing import Any, List, Mapping, Optional, Protocol, Union
 
@@ -14,10 +16,12 @@ import torch
 from ignite.handlers.checkpoint import BaseSaveHandler
 
 from ignite_ipu.checkpoints.atomic_files import remove_unfinished, whole_file
-from ignite_ipu.checkpoints.plain_states import without_methods
 from ignite_ipu.errors import CheckpointError
 
-__all__ = ["CheckpointSaver", "write_checkpoint"]
+__all__ = ["CheckpointSaver", "without_methods", "write_checkpoint"]
+
+
+_DEEPEST = 16
 
 
 def write_checkpoint(path: Union[str, os.PathLike[str]], content: Any) -> None:
@@ -105,3 +109,32 @@ def _explained(error: BaseException, target: Path) -> CheckpointError:
         way_out = "Choose a folder that can be written to."
     kept = "The file that was there before is intact." if target.exists() else "Earlier checkpoints are intact."
     return CheckpointError(f"The checkpoint {target} was not written: {reason}. {kept} {way_out}")
+
+
+def without_methods(state: Any, depth: int = 0) -> Any:
+    """Return a state without the methods of PyTorch's and Ignite's classes in it; itself, if it has none.
+
+    `OneCycleLR` and `SWALR` of PyTorch 2.0, and Ignite's `ReduceLROnPlateauScheduler`, have a method of their own in
+    their state. A file with it would hold the scheduler and its optimizer once more, and nothing could read it without
+    running code. Whoever loads such a state has that method already, and keeps it.
+    """
+    if depth == _DEEPEST:
+        return state
+    if isinstance(state, dict):
+        kept = {key: without_methods(value, depth + 1) for key, value in state.items() if not _is_method(value)}
+        if len(kept) == len(state) and all(kept[key] is value for key, value in state.items()):
+            return state
+        changed = copy.copy(state)
+        changed.clear()
+        changed.update(kept)
+        return changed
+    if type(state) in (list, tuple):
+        items = [without_methods(item, depth + 1) for item in state]
+        return state if all(new is old for new, old in zip(items, state)) else type(state)(items)
+    return state
+
+
+def _is_method(value: Any) -> bool:
+    is_static = isinstance(value, types.FunctionType) and "." in value.__qualname__
+    is_method = is_static or isinstance(value, types.MethodType)
+    return is_method and str(value.__module__).partition(".")[0] in ("torch", "ignite")

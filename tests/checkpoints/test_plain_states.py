@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import create_ipu_trainer
 from ignite_ipu.checkpoints import CheckpointError, read_checkpoint, resume_from, write_checkpoint
-from ignite_ipu.checkpoints.plain_states import without_methods
+from ignite_ipu.checkpoints.writing import without_methods
 from ignite_ipu.errors import RecoveryError
 from ignite_ipu.handlers import Recovery
 from tests.supervised import pair, task

@@ -13,8 +13,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
-from ignite_ipu.checkpoints.plain_states import without_methods
-from ignite_ipu.checkpoints.writing import write_checkpoint
+from ignite_ipu.checkpoints.writing import without_methods, write_checkpoint
 from ignite_ipu.optimizers import OptimizerLink, SavedState, Settings
 from ignite_ipu.session.training import Trained
 from ignite_ipu.session.weights.tracker import Weights
