@@ -44,8 +44,10 @@ _MEMORY = (array.array, bytearray, memoryview, ctypes.Structure.__mro__[1])
 READ = (*FIXED, torch.Tensor, np.ndarray, *CONTAINERS, *_MEMORY, Iterator)
 """Types of values that are compared by what is in them."""
 
-BOOKKEEPERS = frozenset(["builtins", "logging", "threading", "_thread", "io", "_io", "random", "weakref", "_weakref"])
-"""Packages whose objects keep books of their own, which no forward computes from."""
+BOOKKEEPERS = frozenset(
+    ["builtins", "logging", "threading", "_thread", "io", "_io", "random", "weakref", "_weakref", "_pytest", "pluggy"]
+)
+"""Packages whose objects keep books of their own, which no forward computes from: through a fixture, pytest of all tests."""
 
 
 def is_followed(defined: Any, passive: Container[str]) -> bool:
