@@ -25,7 +25,7 @@ from torch import nn
 
 from ignite_ipu.program.forward.randomness import GENERATORS
 from ignite_ipu.program.guards.values import BOOKKEEPERS, CONTAINERS, FIXED, FUNCTIONS, elements_of, is_followed
-from ignite_ipu.program.user_code import is_users_file, loaded_by, read_by
+from ignite_ipu.program.user_code import Owner, is_users_file, loaded_by, owner_of, read_by
 
 __all__ = ["HOOKS", "Named"]
 
@@ -191,10 +191,17 @@ class Named:
 
 
 def _is_users(kind: type) -> bool:
-    """Tell whether a class is the user's own, which may be in no module."""
-    module = sys.modules.get(kind.__module__)
-    file = getattr(module, "__file__", None)
-    return is_followed(kind, _PASSIVE) and (module is None or file is None or is_users_file(file))
+    """Tell whether a class is the user's own: by its methods' files, as another module may bear its module's name."""
+    if not is_followed(kind, _PASSIVE):
+        return False
+    functions = [inspect.unwrap(member) for member in vars(kind).values() if isinstance(member, FunctionType)]
+    files = {function.__code__.co_filename for function in functions if isinstance(function, FunctionType)}
+    files -= {"<string>"}  # what dataclasses and named tuples write
+    if not files:
+        files = {getattr(sys.modules.get(kind.__module__), "__file__", None) or "<unknown>"}
+    elif all(owner_of(file) is Owner.LIBRARY for file in files):
+        return _is_users(kind.__mro__[1])  # what captures a model derives a class from the model's
+    return any(map(is_users_file, files))
 
 
 def _tried(read: Callable[..., Any], *given: Any) -> Any:

@@ -47,7 +47,7 @@ READ = (*FIXED, torch.Tensor, np.ndarray, *CONTAINERS, *_MEMORY, Iterator)
 BOOKKEEPERS = frozenset(
     ["builtins", "logging", "threading", "_thread", "io", "_io", "random", "weakref", "_weakref", "_pytest", "pluggy"]
 )
-"""Packages whose objects keep books of their own, which no forward computes from: through a fixture, pytest of all tests."""
+"""Packages whose objects keep books of their own, which no forward computes from; pytest's lead to all tests."""
 
 
 def is_followed(defined: Any, passive: Container[str]) -> bool:
