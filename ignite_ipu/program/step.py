@@ -184,8 +184,8 @@ class BatchStep(nn.Module):
         kept = first_micro_batch(leaves, micro_batches)
 
         def call(recorder: Recorder) -> Any:
-            inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in kept]
             with _on_host(self) as found:
+                inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in kept]
                 recorder.mark([*tensors_in(inputs), *found.variable])
                 with WeightWriteGuard(self.model), recorder:
                     result = self.forward(*inputs)
@@ -311,20 +311,22 @@ def _on_host(step: BatchStep) -> Iterator[_Found]:
     # Of a wrapped one, whoever looks at forward downloads.
     wrapped, step.__class__ = type(step), step._unwrapped
     before, variable, counters, buffers = [], [], [], []
-    for kind in ("_parameters", "_buffers"):
-        for path, tensors in [(path, module.__dict__[kind]) for path, module in step.named_modules()]:
-            before.append((tensors, dict(tensors)))
-            for name, tensor in tensors.items():
-                if tensor is not None and id(tensor) not in found:
-                    # Buffers may be written into. Of weights nobody needs the newest values.
-                    found[id(tensor)] = plain(tensor).clone() if kind == "_buffers" else plain(tensor)
-                    if found[id(tensor)].is_floating_point() or name in _COUNTERS:
-                        variable.append(found[id(tensor)])
-                    if kind == "_buffers" and found[id(tensor)].is_floating_point():
-                        buffers.append((f"{path}.{name}", found[id(tensor)]))
-                    if name == _COUNTERS[0]:
-                        counters.append((tensor, found[id(tensor)]))
-            tensors.update({name: found[id(tensor)] for name, tensor in tensors.items() if tensor is not None})
+    # A copy that is made in inference mode counts no writes.
+    with torch.inference_mode(False), torch.no_grad():
+        for kind in ("_parameters", "_buffers"):
+            for path, tensors in [(path, module.__dict__[kind]) for path, module in step.named_modules()]:
+                before.append((tensors, dict(tensors)))
+                for name, tensor in tensors.items():
+                    if tensor is not None and id(tensor) not in found:
+                        # Buffers may be written into. Of weights nobody needs the newest values.
+                        found[id(tensor)] = plain(tensor).clone() if kind == "_buffers" else plain(tensor)
+                        if found[id(tensor)].is_floating_point() or name in _COUNTERS:
+                            variable.append(found[id(tensor)])
+                        if kind == "_buffers" and found[id(tensor)].is_floating_point():
+                            buffers.append((f"{path}.{name}", found[id(tensor)]))
+                        if name == _COUNTERS[0]:
+                            counters.append((tensor, found[id(tensor)]))
+                tensors.update({name: found[id(tensor)] for name, tensor in tensors.items() if tensor is not None})
     try:
         # Without gradients PyTorch's checkpoints warn that there are none.
         with EAGER, without_checkpointing(training=False), without_generation_cache(step.model):

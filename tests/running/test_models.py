@@ -76,6 +76,19 @@ for _ in range(3):
     with torch.inference_mode():
         out += [model.features(x).sum().item(), wrapper(x)[:, 0].sum().item()]
 """,
+    "statistics of normalisations, evaluated in inference mode": """
+model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Linear(6, 2)).to(device)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+@torch.inference_mode()
+def evaluate():
+    model.eval()
+    out.append(F.cross_entropy(model(x), y).item())
+    model.train()
+for _ in range(3):
+    update(optimizer, lambda: F.cross_entropy(model(x), y))
+    evaluate()
+out += [value.sum().item() for value in model.state_dict().values()]
+""",
     "a warm-up of the head, then the whole with another optimizer": """
 model = Net().to(device)
 model.features.requires_grad_(False)
