@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import functools
+import inspect
+from contextlib import ExitStack, contextmanager
 from typing import Any, Callable, Iterator, List
 from unittest import mock
 
@@ -12,7 +14,10 @@ from torch import nn
 
 from ignite_ipu.errors import LossError
 
-__all__ = ["declared_as_tracing", "without_checkpointing", "without_generation_cache"]
+__all__ = ["declared_as_tracing", "without_checkpointing", "without_generation_cache", "without_looks_at_masks"]
+
+# Arguments that say whether a mask is causal, by PyTorch's layers that look for themselves where they are None.
+_HINTS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_causal"))
 
 
 @contextmanager
@@ -24,6 +29,32 @@ def declared_as_tracing() -> Iterator[None]:
     """
     with mock.patch.object(torch.jit, "is_tracing", return_value=True):
         yield
+
+
+@contextmanager
+def without_looks_at_masks() -> Iterator[None]:
+    """Let PyTorch's transformers take their masks as they are in the `with` block, where they are not told of them.
+
+    They look whether a mask is causal to choose a faster kernel, which computes the same.
+    """
+    with ExitStack() as stack:
+        for layers, hint in _HINTS:
+            if hint in inspect.signature(layers.forward).parameters:  # PyTorch 2.0's decoder does not look
+                stack.enter_context(mock.patch.object(layers, "forward", _told(layers.forward, hint)))
+        yield
+
+
+def _told(forward: Callable[..., Any], hint: str) -> Callable[..., Any]:
+    signature = inspect.signature(forward)
+
+    @functools.wraps(forward)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        if given.arguments.get(hint) is None:
+            given.arguments[hint] = False
+        return forward(*given.args, **given.kwargs)
+
+    return told
 
 
 @contextmanager

@@ -79,6 +79,44 @@ def test_a_transformer_with_a_padding_mask_trains_as_it_does_natively(make):
     assert model.config.use_cache == reference.config.use_cache
 
 
+class Masked(nn.Module):
+    """A PyTorch transformer whose forward makes its masks, and says nothing of them."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, sizes = kind, {"d_model": 8, "nhead": 2, "dim_feedforward": 16, "dropout": 0.0}
+        self.layers = nn.Transformer(num_encoder_layers=1, num_decoder_layers=1, batch_first=True, **sizes)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1]).to(x.device)
+        if self.kind == "encoder":
+            x = self.layers.encoder(x, mask)
+        elif self.kind == "decoder":
+            x = self.layers.decoder(x, x.flip(1), tgt_mask=mask)
+        else:
+            x = self.layers(x, x.flip(1), mask, mask)
+        return self.head(x).mean(1)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "whole"])
+def test_masks_that_pytorch_is_told_nothing_of_compile(kind):
+    """It looks at them to choose a kernel, which changes no number."""
+    torch.manual_seed(0)
+    model = Masked(kind)
+    plain = copy.deepcopy(model)
+    data = [(torch.randn(4, 5, 8), torch.randint(3, (4,))) for _ in range(4)]
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.cross_entropy)
+    trainer.run(data)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for x, y in data:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(plain(x), y).backward()
+        optimizer.step()
+    for (name, mine), expected in zip(model.state_dict().items(), plain.state_dict().values()):
+        torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5, msg=name)
+
+
 def test_the_answer_is_the_ordinary_one_afterwards():
     """Nothing stays patched."""
 
