@@ -103,7 +103,7 @@ class CompiledProgram:
             known, before = attributes, dict(zip(attributes.names, self._traced))
             attributes = self._python = self._step.python_state()
             if attributes.parts != known.parts:
-                return ["modules or hooks"]
+                return [f"modules or hooks{known.within}"]
             self._traced = [before.get(name) for name in attributes.names]
         now = attributes.values()
         if now is self._traced or now == self._traced:

@@ -8,7 +8,8 @@ natively in every step.
 from __future__ import annotations
 
 import operator
-from itertools import chain
+from itertools import chain, cycle
+from types import FunctionType
 from typing import Any, Callable, Dict, Hashable, List, Sequence
 
 from torch import nn
@@ -18,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from ignite_ipu.program.guards.names import HOOKS, Named
 from ignite_ipu.program.guards.values import FIXED, FUNCTIONS, READ, Reader
 from ignite_ipu.program.module_state import REGISTRATIONS
+from ignite_ipu.program.user_code import read_by
 
 __all__ = ["PythonState"]
 
@@ -27,10 +29,34 @@ _GLOBAL_HOOKS: List[Dict[Any, Any]] = [getattr(_of_all_modules, f"_global{kind}"
 # The attributes of a module are faster to read than the module.
 _is_training: Callable[[Dict[str, Any]], bool] = operator.itemgetter("training")
 _read = Reader().read
+_MODE = "training"
+# Of PyTorch's own modules so many are asked in one call for what tells nobody, and the next ones in the next.
+_AT_ONCE = 128
+
+
+class _Tables:
+    """Dictionaries of modules that have to stay as they are: attributes by their number, others by what they hold."""
+
+    def __init__(self, modules: Sequence[Dict[str, Any]], hooks: Sequence[Dict[Any, Any]] = ()) -> None:
+        self._modules, self._sizes = modules, list(map(len, modules))
+        tables = [*[own["_modules"] for own in modules], *hooks]
+        self._empty, self._filled = ([table for table in tables if bool(table) is full] for full in (False, True))
+        self.held = self._now()
+
+    @property
+    def same(self) -> bool:
+        """True if no attribute has come or gone, and the same modules and hooks are there."""
+        return list(map(len, self._modules)) == self._sizes and not any(self._empty) and self._now() == self.held
+
+    def _now(self) -> List[Any]:
+        return list(chain.from_iterable(map(dict.values, self._filled)))
 
 
 class PythonState:
     """The attributes of a model's modules, and the variables that its code names, which a trace reads as constants.
+
+    Looks cost next to nothing for PyTorch's own modules: PyTorch tells of hooks and of modules that are registered. Of
+    what it does not tell of, such as a `forward` that is put into one of its layers, a larger model is asked in turns.
 
     Args:
         *others: Functions and objects that are called beside it, such as a loss.
@@ -48,12 +74,18 @@ class PythonState:
             called += other.named_modules() if isinstance(other, nn.Module) else [("", other)]
         named = Named([*called, *[("self", hook) for hooks in _GLOBAL_HOOKS for hook in hooks.values()]])
         self.words, self.iterators = named.names, named.iterators
-        self._modules = [vars(part) for _, part in called if isinstance(part, nn.Module)]
-        self._sizes = list(map(len, self._modules))
-        hooks = [*_GLOBAL_HOOKS, *[own[kind] for own in self._modules for kind in HOOKS]]
-        tables = [*[own["_modules"] for own in self._modules], *hooks]
-        self._empty, self._filled = ([table for table in tables if bool(table) is full] for full in (False, True))
-        self.parts = self._held()
+        modules = [part for _, part in called if isinstance(part, nn.Module)]
+        # Of a part that is captured meanwhile the class is another one, which says that it is of the one before.
+        reads = {kind: _MODE in self.words or _reads_mode(kind) for kind in {part.__class__ for part in modules}}
+        self._moded = [vars(part) for part in modules if part is model or reads[part.__class__]]
+        hooks = [*_GLOBAL_HOOKS, *[vars(part)[kind] for part in modules for kind in HOOKS]]
+        self._hookless = [table for table in hooks if not table]
+        theirs, users = ([vars(part) for part in modules if _is_pytorchs(type(part)) is own] for own in (True, False))
+        self._watched = _Tables(users, [table for table in hooks if table])
+        starts = range(0, len(theirs), _AT_ONCE)
+        self._in_turns = [_Tables(theirs[start : start + _AT_ONCE]) for start in starts] or [self._watched]
+        self._turns = cycle(self._in_turns)
+        self.parts = [part for tables in (self._watched, *self._in_turns) for part in tables.held]
         # What differs when PyTorch has given handles of hooks to somebody, or modules others.
         self._told = RemovableHandle.next_id, REGISTRATIONS.count
         self._modes: List[bool] = []
@@ -69,33 +101,34 @@ class PythonState:
         self._contents: List[Hashable] = []
         self._values: List[Hashable] = []
 
-    def _held(self) -> List[Any]:
-        return list(chain.from_iterable(map(dict.values, self._filled)))
+    @property
+    def within(self) -> str:
+        """Time within which `complete` has become false, for messages; empty where that is seen in the next step."""
+        turns = len(self._in_turns)
+        return f", within the last {turns} steps" if turns > 1 else ""
 
     @property
     def complete(self) -> bool:
         """True if parts are the same, no attribute has come or gone since, and values are found at the same places."""
         told = RemovableHandle.next_id, REGISTRATIONS.count
         if self._told != told:
-            if any(self._empty):
+            if any(self._hookless) or not all(tables.same for tables in self._in_turns):
                 return False
             self._told = told
-        return (
-            list(map(len, self._modules)) == self._sizes
-            and self._held() == self.parts
-            and all(map(operator.is_, [read() for read in self._leads], self._leading))
-        )
+        if not all(map(operator.is_, [read() for read in self._leads], self._leading)):
+            return False
+        return self._watched.same and next(self._turns).same
 
     def training(self) -> List[bool]:
-        """Return whether each module is in training mode; the same list while nothing has changed."""
-        modes = list(map(_is_training, self._modules))
+        """Return whether each module is in training mode that reads that, and the model; the same list for the same."""
+        modes = list(map(_is_training, self._moded))
         if modes != self._modes:
             self._modes = modes
         return self._modes
 
     def set_training(self, modes: Sequence[bool]) -> None:
         """Put each module in training mode or not, as `training` returned."""
-        for attributes, mode in zip(self._modules, modes):
+        for attributes, mode in zip(self._moded, modes):
             attributes["training"] = mode
 
     def values(self) -> List[Hashable]:
@@ -115,3 +148,14 @@ class PythonState:
         """Return the names of the attributes that had other values before."""
         pairs = zip(self.names, before, self.values())
         return list(dict.fromkeys(name for name, old, new in pairs if old != new))
+
+
+def _is_pytorchs(kind: type) -> bool:
+    return kind.__module__.startswith("torch.nn.")
+
+
+def _reads_mode(kind: type) -> bool:
+    """Tell whether a module's code may compute otherwise in training than in evaluation mode."""
+    own = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    functions = [member for base in own for member in vars(base).values() if isinstance(member, FunctionType)]
+    return not _is_pytorchs(kind) or any(_MODE in read_by(function.__code__) for function in functions)
