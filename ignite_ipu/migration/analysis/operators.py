@@ -84,7 +84,7 @@ def problem(name: str) -> Optional[Problem]:
 
 def is_handled(name: str, restriction: Optional[Restriction] = None) -> bool:
     """Tell whether `run` computes by others a function or layer that PopTorch refuses, wholly or by a restriction."""
-    plain = name.rsplit(".", 1)[1]
+    plain = name.rsplit(".", 1)[1].rstrip("_")  # in place, too
     plain = _LAYERS.get(plain, plain)
     arguments = COMPUTED.get(plain, frozenset())
     met = () if restriction is None else restriction.argument or ("",)

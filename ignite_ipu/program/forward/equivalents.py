@@ -302,6 +302,14 @@ def _nan_to_num(
     return input.masked_fill(input == math.inf, high).masked_fill(input == -math.inf, low)
 
 
+def _written(
+    plain: Function, equivalent: Function, func: Function, input: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    """Write what the function without the underscore returns into its first argument."""
+    # Of a copy, since gradients may need what is there before.
+    return input.copy_(equivalent(plain, input.clone(), *args, **kwargs))
+
+
 _POOLED: Dict[Function, int] = {
     getattr(F, f"adaptive_{kind}_pool{count}d"): count for kind in ("avg", "max") for count in (1, 2, 3)
 }
@@ -347,3 +355,6 @@ _OF_TENSORS: Dict[str, Function] = {
 }
 for _name, _equivalent in _OF_TENSORS.items():
     EQUIVALENTS[getattr(torch, _name)] = EQUIVALENTS[getattr(torch.Tensor, _name)] = _equivalent
+    for _owner in (torch, torch.Tensor):
+        if hasattr(_owner, f"{_name}_"):
+            EQUIVALENTS[getattr(_owner, f"{_name}_")] = functools.partial(_written, getattr(_owner, _name), _equivalent)

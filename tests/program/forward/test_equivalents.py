@@ -90,7 +90,53 @@ CASES: Dict[str, Case] = {
     "hypot": (torch.hypot, (normal(4), normal(4))),
     "addbmm": (lambda x, a, b: torch.addbmm(x, a, b, beta=0.5), (normal(2, 4), normal(3, 2, 5), normal(3, 5, 4))),
 }
-NO_GRADIENT = {"logical_xor", "nan_to_num"}
+_INDEX = torch.tensor([1, 1, 3])
+# Of functions that write in place: what they are called with after the tensor that they write into.
+IN_PLACE: Dict[str, Callable[..., Tuple[Any, ...]]] = {
+    "tril_": lambda x: (-1,),
+    "triu_": lambda x: (1,),
+    "index_add_": lambda x: (0, _INDEX.to(x.device), x[:3].exp()),
+    "index_copy_": lambda x: (0, _INDEX[1:].to(x.device), x[:2].exp()),
+    "lerp_": lambda x: (x.exp(), 0.3),
+    "logit_": lambda x: (0.4,),
+    "xlogy_": lambda x: (x.exp(),),
+    "nan_to_num_": lambda x: (),
+    "exp2_": lambda x: (),
+    "logical_xor_": lambda x: (x > 0.2,),
+    "hypot_": lambda x: (x.exp(),),
+    "addbmm_": lambda x: (torch.stack([x, x.exp()]), torch.stack([x[:3], x[1:]])),
+}
+
+
+def _whole(func: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a call that writes into a tensor made from x, and reads what it has written."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        made = x / 9 + 0.5
+        returned = func(made, *IN_PLACE[name](x))
+        return made + returned
+
+    return call
+
+
+def _part(func: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a call that writes into the last rows and columns of a larger tensor."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        made = torch.cat([x, x], 1) / 9 + 0.5
+        func(made[:, 3:], *IN_PLACE[name](x))
+        return made
+
+    return call
+
+
+for _name in IN_PLACE:
+    for _owner in (torch, torch.Tensor):
+        if hasattr(_owner, _name):
+            _func = getattr(_owner, _name)
+            CASES[f"{_owner.__name__}.{_name}"] = (_whole(_func, _name), (normal(4, 3),))
+            CASES[f"{_owner.__name__}.{_name} of a part"] = (_part(_func, _name), (normal(4, 3),))
+NO_GRADIENT = {"logical_xor", "nan_to_num", *(name for name in CASES if "logical_xor_" in name)}
 
 
 def _on(weight: Any, x: torch.Tensor) -> Any:

@@ -77,7 +77,8 @@ _BY_OTHERS = """
 Trainers, evaluators and captured loops compute these by operators that PopTorch has, wherever a model or a loss
 calls them, with PyTorch's numbers but for rounding. A model that is handed to PopTorch itself is refused as said above.
 
-{names}.
+{names}; of tensors' methods, what writes in place
+(`x.index_add_(...)`), too.
 
 Of `F.cross_entropy` and `F.nll_loss` that means weights of classes and smoothed labels; of `F.layer_norm` a weight
 without bias; of `torch.lstm` several layers, both directions, dropout in between and no bias; of pooling, windows of
@@ -86,7 +87,7 @@ unlike sizes; of `F.pad` the mode `circular`.
 
 
 def _equivalents() -> Iterator[str]:
-    names = [resolve_name(func) or "" for func in EQUIVALENTS]
+    names = [resolve_name(func) or "" for func in EQUIVALENTS if not func.__name__.endswith("_")]
     short = {name.replace("torch.nn.functional.", "F.").replace("torch.Tensor.", "torch.") for name in names}
     yield _BY_OTHERS.format(names=_code(sorted(short)))
 
