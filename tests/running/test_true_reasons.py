@@ -83,3 +83,40 @@ def test_sparse_tensors_are_named(run, context, returned, given, line):
     text = GRAPH.format(returned=returned, given=given, context=context)
     with pytest.raises(RunError, match=rf"layout torch\.sparse_coo takes part in the step at .*script\.py:{line};"):
         run(text)
+
+
+PENALTY = """
+import torch
+from torch import autograd, nn
+torch.manual_seed(0)
+critic = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+generator = nn.Linear(3, 2)
+optimizer = torch.optim.Adam(critic.parameters(), lr=0.01)
+real = torch.randn(8, 2)
+def penalty(fake):
+    mixed = (0.5 * real + 0.5 * fake).requires_grad_(True)
+    (found,) = autograd.grad(critic(mixed).sum(), mixed, create_graph=True)
+    return ((found.norm(2, dim=1) - 1) ** 2).mean()
+fake = generator(torch.randn(8, 3)){detach}
+loss = critic(fake).mean() - critic(real).mean() + penalty(fake)
+optimizer.zero_grad()
+loss.backward()
+optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("detach", "reason"),
+    [
+        (
+            ".detach()",
+            r"requires_grad_ at .*script\.py:11 asks for gradients .* gradient penalty .* Gradients of inputs",
+        ),
+        ("", r"script\.py:12: torch\.autograd\.grad\(\) cannot be mapped .*gradients exist inside the device's step"),
+    ],
+)
+def test_a_penalty_on_gradients_of_inputs_is_named(run, detach, reason):
+    """Not the call that says that they are wanted, as if it wrote values."""
+    optimizers = "for_g = torch.optim.Adam(generator.parameters(), lr=0.01)\nreal"
+    with pytest.raises(RunError, match=reason):
+        run(PENALTY.format(detach=detach).replace("real", optimizers, 1))

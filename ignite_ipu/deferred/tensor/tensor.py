@@ -442,6 +442,14 @@ def _record_in_place(
             return func(*known_in(args), **known_in(kwargs))
         known = False
     ordinary = not isinstance(target, DeferredTensor)
+    if name == "requires_grad_":
+        if target.value.shape.requires_grad:
+            return target
+        raise CaptureError(
+            f"requires_grad_ at {line} asks for gradients with respect to a tensor of shape {tuple(target.shape)} that "
+            "the step computes and that no weight is behind, as a gradient penalty takes them by torch.autograd.grad. "
+            f"{ON_THE_HOST}"
+        )
     if plain is None and not ordinary:
         raise CaptureError(
             f"{name} at {line} writes into a tensor that the step computes, in a way that recording does not follow. "
