@@ -17,11 +17,11 @@ def differences(first: Trace, second: Trace) -> Iterator[Tuple[str, str]]:
 
     Two traces that go different ways are compared as far as they go together.
     """
-    for (name, one), other in zip(first.constant_values.items(), second.constant_values.values()):
+    for (constant, one), other in zip(first.constant_values.items(), second.constant_values.values()):
         if one.shape != other.shape or one.dtype != other.dtype:
-            yield name, f"a tensor of shape {tuple(one.shape)} and then of shape {tuple(other.shape)}"
+            yield constant.name, f"a tensor of shape {tuple(one.shape)} and then of shape {tuple(other.shape)}"
         elif not torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)):
-            yield name, "one tensor and then another"
+            yield constant.name, "one tensor and then another"
     last: Optional[fx.Node] = None
     for node, twin in itertools.zip_longest(_operators(first), _operators(second)):
         if node is None or twin is None:
