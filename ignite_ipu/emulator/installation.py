@@ -65,6 +65,10 @@ def run_script(path: str, argv: Sequence[str] = ()) -> Dict[str, Any]:
 
     Returns:
         The program's global variables.
+
+    Raises:
+        RuntimeError: There is a real PopTorch.
+        SystemExit: The program exits so.
     """
     with install(import_effects=True):
         arguments, paths, environment = sys.argv, list(sys.path), os.environ.get("PYTHONPATH")

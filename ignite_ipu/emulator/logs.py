@@ -39,6 +39,9 @@ def setLogLevel(level: Union[str, int]) -> None:
 
     Args:
         level: `"TRACE"`, `"DEBUG"`, `"INFO"`, `"WARN"`, `"ERR"` or `"OFF"`, or 0, 1, 2, 3, 4 or 6 for the same.
+
+    Raises:
+        ValueError: `level` is none of these.
     """
     if isinstance(level, int) and level not in _NAMES:
         known = ", ".join(f"{number} ({name})" for number, name in _NAMES.items())

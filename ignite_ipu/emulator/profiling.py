@@ -84,7 +84,11 @@ class Channel:
         self._name = name
 
     def instrument(self, obj: _Object, *methods: str) -> _Object:
-        """Make every call of the named methods of `obj` a trace point; returns `obj`."""
+        """Make every call of the named methods of `obj` a trace point; returns `obj`.
+
+        Raises:
+            AttributeError: `obj` has no such method; only a channel that is recorded looks.
+        """
         if _RECORDER is not None:
             for method in methods:
                 setattr(obj, method, self._traced(getattr(obj, method), method))

@@ -27,6 +27,9 @@ class BatchGeometry:
         gradient_accumulation: A, micro-batches of one replica whose gradients make up one update.
         replication_factor: R, replicas that work side by side.
         input_group_size: G, replicas that read the same samples; 1 unless replicas are grouped.
+
+    Raises:
+        ValueError: A factor is no positive integer, or groups do not divide the replicas.
     """
 
     micro_batch_size: int
@@ -138,6 +141,9 @@ class BatchGeometry:
 
         Returns:
             Positions in the inputs' [D][A][R // G] order; replicas that share their input repeat its position.
+
+        Raises:
+            ValueError: The mode returns no micro-batch's own outputs (`Sum`), or is not resolved (`Default`).
         """
         name = getattr(output_mode, "name", output_mode)
         d, a, r = self.device_iterations, self.gradient_accumulation, self.replication_factor

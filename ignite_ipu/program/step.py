@@ -264,7 +264,11 @@ class EvaluationStep(BatchStep):
         )
 
     def forward(self, *leaves: Any) -> Any:
-        """Return the predictions for the leaves of `x`."""
+        """Return the predictions for the leaves of `x`.
+
+        Raises:
+            OutputError: The predictions cannot come back from the device.
+        """
         (x,) = self.batch(leaves)
         with self.guarded():
             y_pred = self.call_model(x)

@@ -44,6 +44,9 @@ class TrainingStep(BatchStep):
         half: Whether the model's products run in half precision, by the rule of
             `ignite_ipu.program.forward.half_precision`.
         keep_modes: Whether modules stay in the modes they are in, instead of the model being put in training mode.
+
+    Raises:
+        TypeError: `model` is no module, or `loss_fn` not callable.
     """
 
     def __init__(
@@ -92,7 +95,12 @@ class TrainingStep(BatchStep):
         return PythonState(self.model, self.model_fn, self.model_transform, self.loss_fn)
 
     def forward(self, *leaves: Any) -> Any:
-        """Return `(y_pred, loss)` for the leaves of `(x, y)`; `(None, loss)` without predictions."""
+        """Return `(y_pred, loss)` for the leaves of `(x, y)`; `(None, loss)` without predictions.
+
+        Raises:
+            LossError: There is no loss, or it is no scalar that depends on the model.
+            OutputError: The predictions cannot come back from the device.
+        """
         x, y = self.batch(leaves)
         with self.guarded(training=True) as traced:
             y_pred = self.call_model(x)

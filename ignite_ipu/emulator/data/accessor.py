@@ -58,6 +58,11 @@ class AsynchronousDataAccessor:
         early_preload: Fill the ring at once instead of at the first `iter`. The first item is loaded in any case.
         sharing_strategy: How the worker is made: `Fork` inherits the data set; the others pickle it.
         rebatched_size: Cut and join items to this many rows. Only a `DataLoader` with `drop_last=False` keeps a tail.
+
+    Raises:
+        Error: The worker failed before it had a first item, or `dataset` already loads asynchronously.
+        AssertionError: `rebatched_size` is below 2, or needed for the tail of `dataset` and not given.
+        ValueError: `buffer_size` is below 1, or `miss_sleep_time_in_ms` is negative.
     """
 
     rebatched_size: Optional[int]

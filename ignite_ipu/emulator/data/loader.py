@@ -52,6 +52,13 @@ class DataLoader(CombiningLoader):
             combined batch.
         batch_sampler: Yields the indices of micro-batches, which are joined to combined batches.
         **kwargs: Passed to torch's loader.
+
+    Raises:
+        AssertionError: `options` is no `Options`; `async_options` sets `rebatched_size`; rebatching makes no sense for
+            the sizes; the data set cannot be split over processes.
+        Error: `batch_sampler` is combined with what it excludes, or the accessor's worker failed to start.
+        ZeroDivisionError: The data set is too small to be split.
+        ValueError: torch refuses the combination of arguments.
     """
 
     def __init__(

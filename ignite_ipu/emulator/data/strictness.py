@@ -19,7 +19,11 @@ _timeout: Optional[float] = None
 
 
 def poisons_stale_batches() -> bool:
-    """Return whether new accessors overwrite a batch (NaN, or an integer type's extreme) once the next is asked for."""
+    """Return whether new accessors overwrite a batch (NaN, or an integer type's extreme) once the next is asked for.
+
+    Raises:
+        ValueError: `IGNITE_IPU_POISON_STALE_BATCHES` is neither 0 nor 1.
+    """
     if _poison is not None:
         return _poison
     text = os.environ.get(POISON_VARIABLE, "1")
@@ -39,7 +43,11 @@ def set_poisoning(enabled: Optional[bool]) -> Optional[bool]:
 
 
 def worker_timeout() -> Optional[float]:
-    """Return after how many seconds without an item a worker counts as hanging; `None` for never."""
+    """Return after how many seconds without an item a worker counts as hanging; `None` for never.
+
+    Raises:
+        ValueError: `IGNITE_IPU_DATA_TIMEOUT` is no number of seconds.
+    """
     if _timeout is not None:
         return _timeout or None
     text = os.environ.get(TIMEOUT_VARIABLE, "600.0")
@@ -55,6 +63,9 @@ def set_worker_timeout(seconds: Optional[float]) -> Optional[float]:
     """Set after how many seconds without an item a worker counts as hanging, and return what was set before.
 
     0 waits for ever; `None` leaves it to `IGNITE_IPU_DATA_TIMEOUT` again.
+
+    Raises:
+        ValueError: `seconds` is negative or no finite number.
     """
     global _timeout
     before, _timeout = _timeout, None if seconds is None else _checked(seconds)

@@ -178,7 +178,11 @@ def machine() -> EmulatedMachine:
 
 
 def emulated_ipus() -> int:
-    """Return how many IPUs the emulated machine has."""
+    """Return how many IPUs the emulated machine has.
+
+    Raises:
+        Error: The environment variable holds no positive number.
+    """
     text = os.environ.get(IPUS_VARIABLE, str(MOST_IPUS))
     if not text.isdigit() or int(text) == 0:
         raise backend_error(f"{IPUS_VARIABLE} must be a positive number of IPUs, got {text!r}.")
@@ -265,7 +269,11 @@ def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
 
 
 def ipuHardwareVersion() -> int:
-    """Return the version of the machine's IPUs, 2 (Mk2)."""
+    """Return the version of the machine's IPUs, 2 (Mk2).
+
+    Raises:
+        AssertionError: The environment selects IPU models.
+    """
     if compile_checks.selected_by_environment():
         raise AssertionError(
             f"No IPU hardware available: {' or '.join(compile_checks.VARIABLES)} selects IPU models. Unset it."

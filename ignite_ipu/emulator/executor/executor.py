@@ -130,12 +130,20 @@ class PoplarExecutor:
 
     @unaffected
     def copyWeightsToHost(self) -> None:
-        """Download parameters and buffers into the host's tensors."""
+        """Download parameters and buffers into the host's tensors.
+
+        Raises:
+            Error: The model is not compiled.
+        """
         self._device_state.to_host(self._compiled("copyWeightsToHost"))
 
     @unaffected
     def copyWeightsToDevice(self) -> None:
-        """Upload the host's parameters and buffers; what the device has learned since the last download is lost."""
+        """Upload the host's parameters and buffers; what the device has learned since the last download is lost.
+
+        Raises:
+            Error: The model is not compiled.
+        """
         self._device_state.to_device(self._compiled("copyWeightsToDevice"))
 
     @unaffected
@@ -143,7 +151,7 @@ class PoplarExecutor:
         """Upload the buffers that `Options.updatableNamedBuffers` lists.
 
         Raises:
-            Error: No buffers are listed, or one is not on the device.
+            Error: The model is not compiled, no buffers are listed, or one is not on the device.
         """
         self._device_state.buffers_to_device(self._compiled("copyNamedBuffersToDevice"))
 
@@ -255,7 +263,7 @@ class PoplarExecutor:
 
         Raises:
             AssertionError: The device is offline.
-            Error: Already attached, or no IPUs are free.
+            Error: Not compiled, already attached, or no IPUs are free.
         """
         program = self._compiled("attachToDevice")
         if self._is_offline:
@@ -266,7 +274,11 @@ class PoplarExecutor:
 
     @unaffected
     def detachFromDevice(self) -> None:
-        """Download what the device alone knows and give the IPUs back; an `Error` where it is not attached."""
+        """Download what the device alone knows and give the IPUs back.
+
+        Raises:
+            Error: Not compiled, or not attached.
+        """
         program = self._compiled("detachFromDevice")
         if not program.attached:
             raise python_error("Device is not attached.")
@@ -295,6 +307,9 @@ class PoplarExecutor:
         """The device's random state, `[seed, state...]`; set it to continue a stream.
 
         Before the first run it is what was set, or `[seed]` where the options have one, or else None.
+
+        Raises:
+            Error: The model is not compiled.
         """
         return self._device_state.read_random(self._compiled("rng_state"))
 
@@ -312,7 +327,7 @@ class PoplarExecutor:
 
         Raises:
             AssertionError: What should be the directory is none.
-            Error: The options hold an object of the user's own class.
+            Error: The model is not compiled, or its options hold an object of the user's own class.
         """
         program = self._compiled("save")
         model: Optional[Dict[str, Any]] = None

@@ -28,6 +28,10 @@ def for_loop(count: int, body: _BodyFunction, inputs: List[torch.Tensor]) -> Lis
 
     Returns:
         What the last run returned, as a list.
+
+    Raises:
+        ValueError: `inputs` is no list of tensors.
+        Error: The model is a training model, or the body returns something else than it takes.
     """
     _check_list("for_loop", "inputs", inputs)
     for index, value in enumerate(inputs):
@@ -72,6 +76,11 @@ def cond(
 
     Returns:
         What the chosen body returned, as a list.
+
+    Raises:
+        ValueError: `then_inps` or `else_inps` is no list.
+        Error: The model is a training model, the condition is no bool scalar, an input is no tensor, or the bodies
+            differ in what they return.
     """
     given = {"then_inps": then_inps, "else_inps": else_inps}
     for argument, inputs in given.items():

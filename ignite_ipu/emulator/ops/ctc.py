@@ -29,6 +29,9 @@ def ctc_beam_search_decoder(
     Returns:
         Log-probabilities [N, P], most likely first; lengths [N, P] (int32); labels [N, P, T] (int32), filled up with
         the blank. Where there are fewer than P sequences, the rest have probability zero and length zero.
+
+    Raises:
+        Error: A type, shape or value is wrong.
     """
     for name, value in (("probs", probs), ("lengths", lengths)):
         if not isinstance(value, torch.Tensor):

@@ -73,6 +73,11 @@ def custom_op(
 
     Returns:
         One tensor for each example.
+
+    Raises:
+        ValueError: An attribute is of another kind.
+        Error: Nothing stands in for the operator, an attribute is out of range, or, when the model runs, the stand-in
+            returns something unlike the examples.
     """
     attributes = copy.deepcopy(dict(attributes or {}))
     _check_attributes(attributes)

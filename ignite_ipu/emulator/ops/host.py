@@ -54,6 +54,9 @@ class CPU:
         """Return what the layer makes of the tensors: a tensor if it returns one, else a list.
 
         Keyword arguments are dropped, as in PopTorch, with a warning.
+
+        Raises:
+            Error: The model is a training model, or another operator of it has the same ID.
         """
         if kwargs:
             logger.warning("CPU operator %r: keyword arguments %s are dropped.", self.ID, sorted(kwargs))

@@ -14,7 +14,11 @@ _REDUCTIONS = ("sum", "mean", "none")
 
 
 def nop(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor; the compiler does not optimise across this point."""
+    """Return the tensor; the compiler does not optimise across this point.
+
+    Raises:
+        Error: It is no tensor.
+    """
     if not isinstance(tensor, torch.Tensor):
         raise python_error(f"nop must take a torch.tensor argument, got {tensor!r}.")
     return _alias("nop", tensor)
@@ -25,6 +29,9 @@ def recomputationCheckpoint(*tensors: Any) -> Any:
 
     Returns:
         The one tensor, a tuple of several, or, for one list or tuple, one of the same type.
+
+    Raises:
+        ValueError: Something is no tensor.
     """
     container = tensors[0] if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else None
     given = tensors if container is None else container
@@ -40,6 +47,9 @@ def set_available_memory(tensor: torch.Tensor, available_memory_proportion: floa
     """Return the tensor; the operator that made it may use this share of an IPU's memory for temporary values.
 
     The share is recorded on that operator, and in range, but has no meaning on a CPU.
+
+    Raises:
+        Error: It is no tensor, or the share is not between 0 and 1.
     """
     if not isinstance(tensor, torch.Tensor):
         raise python_error(f"set_available_memory may only set available memory for torch.tensor, got {tensor!r}.")
@@ -66,6 +76,10 @@ def serializedMatMul(
         mode: The dimension that is cut.
         factor: Number of pieces; it must divide the dimension.
         keep_precision: Whether pieces of half values are added up in float.
+
+    Raises:
+        AssertionError: A type is wrong.
+        Error: The dimension cannot be cut so.
     """
     if not isinstance(mode, MatMulSerializationMode):
         raise AssertionError(f"serializedMatMul: mode must be a poptorch.MatMulSerializationMode, got {mode!r}.")
@@ -102,6 +116,10 @@ def identity_loss(x: torch.Tensor, reduction: str) -> torch.Tensor:
 
     Args:
         reduction: `"sum"`, `"mean"` or `"none"`. The gradient of a copy is that of its sum.
+
+    Raises:
+        AssertionError: The reduction is another one.
+        Error: `x` is no tensor.
     """
     if reduction not in _REDUCTIONS:
         raise AssertionError(f"Unsupported reduction type {reduction!r}: identity_loss takes one of {_REDUCTIONS}.")

@@ -20,6 +20,9 @@ def accessAttributes(attribute_id_str: str) -> Dict[str, Any]:
 
     Args:
         attribute_id_str: `"attr:"` and their place in `attributes_lists`, as a hexadecimal number; or a JSON object.
+
+    Raises:
+        ValueError: It is neither.
     """
     if not isinstance(attribute_id_str, str):
         raise ValueError(f"Attributes are asked for by a string, got {attribute_id_str!r}.")
@@ -37,7 +40,11 @@ def accessAttributes(attribute_id_str: str) -> Dict[str, Any]:
 
 
 def getIpuTensorId(x: torch.Tensor) -> int:
-    """Return the number of a tensor on the IPU, which tells it from all others of the same trace."""
+    """Return the number of a tensor on the IPU, which tells it from all others of the same trace.
+
+    Raises:
+        Error: It is not on the IPU.
+    """
     if not isinstance(x, IpuTensor):
         raise backend_error(
             f"Expected an IPU tensor, got one on {x.device}: only tensors of a traced forward have ids."

@@ -28,36 +28,60 @@ class MultiConv:
         self._entered: List[Tuple[Optional[Trace], int]] = []
 
     def availableMemoryProportions(self, value: Union[float, List[float], None]) -> MultiConv:
-        """Set the share of memory for temporary values; None leaves it to the compiler again."""
+        """Set the share of memory for temporary values; None leaves it to the compiler again.
+
+        Raises:
+            AssertionError: It is neither a float nor a list of floats.
+        """
         error = AssertionError(f"Invalid available memory proportion {value!r}: pass a float or a list of floats.")
         return self._set_for_each("availableMemoryProportions", value, lambda each: isinstance(each, float), error)
 
     def partialsTypes(self, value: Union[torch.dtype, List[torch.dtype]]) -> MultiConv:
-        """Set the types in which the convolutions add up."""
+        """Set the types in which the convolutions add up.
+
+        Raises:
+            ValueError: One is neither `torch.float` nor `torch.half`.
+        """
         error = ValueError(f"Invalid partials types {value!r}: pass torch.float or torch.half, or a list of them.")
         if value is None:
             raise error
         return self._set_for_each("partialsTypes", value, _PARTIALS.__contains__, error)
 
     def enableConvDithering(self, value: Union[bool, List[bool], None]) -> MultiConv:
-        """Spread the convolutions over the tiles, or not; None leaves it to the compiler again."""
+        """Spread the convolutions over the tiles, or not; None leaves it to the compiler again.
+
+        Raises:
+            ValueError: It is neither a bool nor a list of bools.
+        """
         error = ValueError(f"Convolution dithering must be bool or list of bools, got {value!r}.")
         return self._set_for_each("enableConvDithering", value, lambda each: isinstance(each, bool), error)
 
     def planType(self, value: Optional[MultiConvPlanType]) -> MultiConv:
-        """Choose whether the convolutions run at the same time; None leaves it to the compiler again."""
+        """Choose whether the convolutions run at the same time; None leaves it to the compiler again.
+
+        Raises:
+            AssertionError: It is no `MultiConvPlanType`.
+        """
         if value is not None and not isinstance(value, MultiConvPlanType):
             raise AssertionError(f"Invalid plan type {value!r}: pass a poptorch.MultiConvPlanType.")
         self._for_all["planType"] = value
         return self
 
     def perConvReservedTiles(self, value: int) -> MultiConv:
-        """Set how many tiles are kept for each convolution."""
+        """Set how many tiles are kept for each convolution.
+
+        Raises:
+            AssertionError: It is no int.
+        """
         self._for_all["perConvReservedTiles"] = checked("perConvReservedTiles", value, int)
         return self
 
     def cycleBackOff(self, value: float) -> MultiConv:
-        """Set by how much the planner may exceed the fastest plan's cycles."""
+        """Set by how much the planner may exceed the fastest plan's cycles.
+
+        Raises:
+            AssertionError: It is no float.
+        """
         self._for_all["cycleBackOff"] = checked("cycleBackOff", value, float)
         return self
 

@@ -21,6 +21,10 @@ def fps(src: torch.Tensor, ptr: List[int], ratio: float = 0.5, random_start: boo
         ptr: Where examples begin and end: example i is the rows `ptr[i]` to `ptr[i + 1] - 1`.
         ratio: Share of an example's points that are chosen, rounded up.
         random_start: Start from a random point rather than from an example's first.
+
+    Raises:
+        Error: A type or value is wrong.
+        NotImplementedError: No wrapped model is being traced: there is no CPU implementation.
     """
     if not isinstance(src, torch.Tensor):
         raise python_error(f"fps must take a torch.tensor as src, got {src!r}.")
@@ -51,6 +55,10 @@ def nearest(x: torch.Tensor, y: torch.Tensor, batch_x: _Batch = None, batch_y: _
     Args:
         x, y: Points, one a row.
         batch_x, batch_y: The example that each point belongs to; None puts all into one.
+
+    Raises:
+        Error: A batch is neither list nor tensor; or, when the model runs, an example of `x` has no point in `y`.
+        NotImplementedError: No wrapped model is being traced: there is no CPU implementation.
     """
     for name, batch in (("batch_x", batch_x), ("batch_y", batch_y)):
         if batch is not None and not isinstance(batch, (list, torch.Tensor)):

@@ -19,12 +19,16 @@ from ignite_ipu.emulator.values.custom_types import flatten_tensors, map_tensors
 def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
     """Return the inputs, whose transfer to the device overlaps with compute.
 
-    The options need `ShardedExecution`, on one IPU too, I/O tiles, and the output mode `All` or `Sum`. Unless they have
-    these, or where an input is used otherwise too, an error says so when forward has returned.
+    The options need `ShardedExecution`, on one IPU too, I/O tiles, and the output mode `All` or `Sum`.
 
     Args:
         input_tensors: A tensor that forward was given, or a structure of them; what is no tensor stays as it is.
         mode: The loop with whose steps the transfer overlaps.
+
+    Raises:
+        AssertionError: `mode` is no `OverlapMode`.
+        Error: A tensor is no input; or, found when forward has returned, it is used otherwise too, or the options do
+            not allow overlap.
     """
     return _marked("set_overlap_for_input", input_tensors, mode, _check_input)
 
@@ -32,12 +36,15 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
 def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
     """Return the outputs, whose transfer from the device overlaps with compute.
 
-    The options need `ShardedExecution`, on one IPU too, I/O tiles, and the output mode `All` or `Sum`. Unless they have
-    these, or where an output is not returned, or twice, an error says so when forward has returned.
+    The options need `ShardedExecution`, on one IPU too, I/O tiles, and the output mode `All` or `Sum`.
 
     Args:
         output_tensors: A tensor that forward returns, or a structure of them; what is no tensor stays as it is.
         mode: The loop with whose steps the transfer overlaps.
+
+    Raises:
+        AssertionError: `mode` is no `OverlapMode`.
+        Error: A tensor is not returned, or twice, or the options do not allow overlap; found when forward has returned.
     """
     return _marked("set_overlap_for_output", output_tensors, mode, _check_output)
 

@@ -119,6 +119,10 @@ def ipu_print_tensor(
         separator: Between the elements of a row, as it is; rows have a line each.
         open_bracket: Before the elements of a dimension.
         close_bracket: After them.
+
+    Raises:
+        Error: It is no tensor.
+        KeyError: There is no such float format.
     """
     if not isinstance(tensor, torch.Tensor):
         raise python_error(f"ipu_print_tensor must take a torch.tensor argument, got {tensor!r}.")

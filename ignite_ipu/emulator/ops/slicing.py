@@ -20,6 +20,9 @@ def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int
     Args:
         start: An integer scalar.
         size: A divisor of the dimension's length.
+
+    Raises:
+        Error: A type is wrong, or the slice cannot be compiled.
     """
     _check_types("dynamic_slice", tensor, dim, start, size)
     if not _is_int(step):
@@ -50,6 +53,9 @@ def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torc
     Args:
         src: Like `input`, but `size` long in the dimension.
         start: An integer scalar.
+
+    Raises:
+        Error: A type is wrong, the tensors do not fit each other, or the update cannot be compiled.
     """
     _check_types("dynamic_update", input, dim, start, size)
     if not isinstance(src, torch.Tensor):

@@ -16,11 +16,20 @@ _LAMB = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "
 
 
 class SGD(Optimizer, torch.optim.SGD):
-    """`torch.optim.SGD` with PopTorch's extras; see `updates` for how its dampening differs.
+    """`torch.optim.SGD` with PopTorch's extras, which `Optimizer` describes.
 
-    The combined variant keeps gradients and velocity in one tensor, which saves memory, makes changes of all
-    hyper-parameters except `lr` act one update later, and has no use for the accumulation types. Only it has
-    `velocity_scaling`. `max_grad_norm` bounds what the weight update consumes.
+    See `updates` for how its dampening differs.
+
+    Args:
+        velocity_scaling: Factor on the stored velocity; 1.0 by default. For the combined variant only.
+        use_combined_accum: Keep gradients and velocity in one tensor, which saves memory and makes changes of all
+            hyper-parameters except `lr` act one update later. Off by default.
+        accum_type: Type in which gradients accumulate, float16 or float32; the combined variant ignores it.
+        velocity_accum_type: Type in which the velocity is stored; the combined variant ignores it.
+        max_grad_norm: Largest global 2-norm of what the weight update consumes; infinity by default.
+
+    Raises:
+        AssertionError: An accumulation type is neither float16 nor float32.
     """
 
     use_combined_accum: bool
@@ -65,7 +74,11 @@ class SGD(Optimizer, torch.optim.SGD):
 
 
 class Adam(Optimizer, torch.optim.Adam):
-    """`torch.optim.Adam` with PopTorch's extras."""
+    """`torch.optim.Adam` with PopTorch's extras, which `Optimizer` describes.
+
+    Raises:
+        AssertionError: An accumulation type is neither float16 nor float32.
+    """
 
     _poptorch_attributes = (*Optimizer._poptorch_attributes, *MOMENTS, "max_grad_norm")
 
@@ -92,7 +105,14 @@ class Adam(Optimizer, torch.optim.Adam):
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
-    """`torch.optim.AdamW` with PopTorch's extras; PopTorch compiles the bias-corrected update in any case."""
+    """`torch.optim.AdamW` with PopTorch's extras, which `Optimizer` describes.
+
+    Args:
+        bias_correction: Part of the optimizer's type; PopTorch compiles the bias-corrected update either way.
+
+    Raises:
+        AssertionError: An accumulation type is neither float16 nor float32.
+    """
 
     _poptorch_attributes = (*Optimizer._poptorch_attributes, *MOMENTS, "bias_correction", "max_grad_norm")
 
@@ -120,9 +140,16 @@ class AdamW(Optimizer, torch.optim.AdamW):
 
 
 class RMSprop(Optimizer, torch.optim.RMSprop):
-    """`torch.optim.RMSprop` with PopTorch's extras.
+    """`torch.optim.RMSprop` with PopTorch's extras, which `Optimizer` describes.
 
-    The first moment is the mean of the squared gradients, the second the mean gradient of `centered=True`.
+    Args:
+        first_order_momentum_accum_type: Type in which `Accl1`, the mean of the squared gradients, is stored.
+        second_order_momentum_accum_type: Type in which `Accl2`, the mean gradient of `centered=True`, is stored.
+        use_tf_variant: Follow TensorFlow: the mean square starts at 1, eps goes under the root, and the learning
+            rate into the momentum. Off by default.
+
+    Raises:
+        AssertionError: An accumulation type is neither float16 nor float32.
     """
 
     _poptorch_attributes = (*Optimizer._poptorch_attributes, *MOMENTS, "use_tf_variant")
@@ -151,8 +178,19 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
 class LAMB(Optimizer, torch.optim.Optimizer):
     """Adam whose step is scaled, for each tensor, by the norm of the weights over the norm of the step.
 
-    Norms of weights above `max_weight_norm` count as this. Unlike torch's classes this one does not check the range of
-    its values.
+    Other arguments than these are PopTorch's extras, which `Optimizer` describes. Unlike torch's classes this one does
+    not check the range of its values.
+
+    Args:
+        lr: Learning rate; 1e-3 by default.
+        betas: Decay rates of the two moments; (0.9, 0.999) by default.
+        eps: Added to the root of the second moment; 1e-8 by default.
+        weight_decay: Decoupled weight decay; 1e-2 by default.
+        bias_correction: Correct the moments' start at zero, on by default. Part of the optimizer's type.
+        max_weight_norm: Weights' norms above this count as this; 65500.0 by default.
+
+    Raises:
+        AssertionError: An accumulation type is neither float16 nor float32.
 
     Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", algorithm 2.
     """

@@ -57,12 +57,20 @@ class VariableAttributes:
         return attr not in self._variable
 
     def markAsConstant(self, attr: str) -> None:
-        """Compile the value of `attr` in."""
+        """Compile the value of `attr` in.
+
+        Raises:
+            AssertionError: The optimizer has no such hyper-parameter.
+        """
         self._check(attr)
         self._variable = [name for name in self._variable if name != attr]
 
     def markAsVariable(self, attr: str) -> None:
-        """Let `setOptimizer` change `attr` without compiling again."""
+        """Let `setOptimizer` change `attr` without compiling again.
+
+        Raises:
+            AssertionError: The optimizer has no such hyper-parameter.
+        """
         self._check(attr)
         if attr not in self._variable:
             self._variable.append(attr)
@@ -79,11 +87,12 @@ class Optimizer:
     """Base of the classes in `poptorch.optim`: adds a record of the device's state to a `torch.optim` optimizer.
 
     Constructors take torch's arguments and PopTorch's extras. Those passed explicitly are variable, all others
-    constant, `lr` included. The extras are: `loss_scaling`, a factor on the loss before the backward pass that is
-    divided out in the update; the types in which gradients accumulate (`accum_type`) and state is stored, float16 or
-    float32 (the default); `max_grad_norm`, the largest global 2-norm of the gradients; SGD's `use_combined_accum` with
-    its `velocity_scaling`; `bias_correction`, which is part of the optimizer's type; and `use_tf_variant`, which
-    follows TensorFlow: the mean square starts at 1, eps goes under the root, the learning rate into the momentum.
+    constant, `lr` included. The extras of several are:
+
+    - `loss_scaling`, a factor on the loss before the backward pass, divided out in the update; 1.0 by default.
+    - `accum_type`, the type in which gradients accumulate, and those in which the moments are stored,
+      `first_order_momentum_accum_type` and `second_order_momentum_accum_type`: float16 or float32 (the default).
+    - `max_grad_norm`, the largest global 2-norm of the gradients; infinity by default.
 
     An executor that trains with it puts a `state_dict` of its own on the object, which asks the device for newer state
     first. So whoever keeps the optimizer keeps that executor, model and IPUs, until another optimizer takes its place.
@@ -112,6 +121,11 @@ class Optimizer:
         """Take over a dictionary made by `state_dict`; the device receives it at its next run or attach.
 
         Hyper-parameters come into force with the executor's `setOptimizer`.
+
+        Raises:
+            KeyError: There are no `param_groups`.
+            ValueError: The groups do not match this optimizer's.
+            RuntimeError: There is no device state, as in the dictionary of a `torch.optim` optimizer.
         """
         plain = {name: value for name, value in state.items() if name not in _RECORDED}
         torch.optim.Optimizer.load_state_dict(self._torch(), plain)
@@ -125,7 +139,11 @@ class Optimizer:
         return {**self._record, **torch.optim.Optimizer.state_dict(self._torch())}
 
     def set_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make `ipu_state` and `ipu_param` the record; the device receives them at its next run or attach."""
+        """Make `ipu_state` and `ipu_param` the record; the device receives them at its next run or attach.
+
+        Raises:
+            RuntimeError: `state` is empty or lacks one of the two.
+        """
         if not state:
             raise RuntimeError("Cannot set the optimizer's state dictionary because it is empty.")
         missing = [name for name in _RECORDED if name not in state]

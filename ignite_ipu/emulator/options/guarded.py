@@ -60,7 +60,12 @@ class OptionsDict(Freezable):
         self.__dict__.update(private)
 
     def set(self, **kwargs: Any) -> None:
-        """Change values that exist to others of their types."""
+        """Change values that exist to others of their types.
+
+        Raises:
+            AttributeError: The options are frozen.
+            AssertionError: A name does not exist, or its value has another type.
+        """
         for option, value in kwargs.items():
             self.checkIsFrozen(option)
             expected = type(self(option))
@@ -94,7 +99,11 @@ class OptionsDict(Freezable):
         self._values.pop(option, None)
 
     def update(self, other: Dict[str, Any]) -> Dict[str, Any]:
-        """Add the values to `other`, which has none of their names, and return it."""
+        """Add the values to `other`, which has none of their names, and return it.
+
+        Raises:
+            AssertionError: A name is in both.
+        """
         common = sorted(set(other) & set(self._values))
         if common:
             raise AssertionError(f"Can't merge the options: they have some keys in common: {common}.")

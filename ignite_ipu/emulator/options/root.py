@@ -39,6 +39,9 @@ class Options(_WithBackEnd):
     """Options of a model's run: batching, outputs, devices, placement, training.
 
     Setters return the object, so that they chain. A wrapped model and a `DataLoader` freeze the options they are given.
+
+    Raises:
+        ValueError: `POPTORCH_DEFAULT_OPTIONS` is no JSON object, or a variable of `Options.Distributed` no integer.
     """
 
     _execution_strategy: _IExecutionStrategy
@@ -97,12 +100,22 @@ class Options(_WithBackEnd):
     _Popart: _PopartOptions = _part("_popart_options", "Settings of the back end.")
 
     def from_json(self, string: str) -> Options:
-        """Make the option calls that a JSON object lists, such as `{"Training.gradientAccumulation": 4}`."""
+        """Make the option calls that a JSON object lists, such as `{"Training.gradientAccumulation": 4}`.
+
+        Raises:
+            ValueError: `string` is no JSON object.
+            AttributeError: A key names no option.
+        """
         apply_json(self, string)
         return self
 
     def loadFromFile(self, filepath: str) -> Options:
-        """Make the option calls that a file lists, one per line and without their `options.`; see `text`."""
+        """Make the option calls that a file lists, one per line and without their `options.`; see `text`.
+
+        Raises:
+            ConfigFileError: A line is no option call; no line was applied.
+            FileNotFoundError: There is no file.
+        """
         apply_file(self, filepath)
         return self
 
@@ -115,7 +128,11 @@ class Options(_WithBackEnd):
         return self._with(replication_factor=replication_factor)
 
     def inputReplicaGrouping(self, input_group_size: int, input_group_type: CommGroupType) -> Options:
-        """Give the replicas of one group the same input; call `replicationFactor` first."""
+        """Give the replicas of one group the same input; call `replicationFactor` first.
+
+        Raises:
+            ValueError: The groups are `All`, larger than the replication factor, or no factor of it.
+        """
         self.checkIsFrozen("inputReplicaGrouping")
         if input_group_type == CommGroupType.NoGrouping:
             input_group_size, input_group_type = 1, CommGroupType.Consecutive
@@ -134,6 +151,9 @@ class Options(_WithBackEnd):
         Args:
             output_mode: Which.
             output_return_period: For `EveryN`: every how many device iterations.
+
+        Raises:
+            AssertionError: `output_mode` is no `OutputMode`, or `EveryN` has no period.
         """
         checked("outputMode", output_mode, OutputMode)
         if output_mode is OutputMode.EveryN:
@@ -166,6 +186,9 @@ class Options(_WithBackEnd):
             long_name: The name it has in the graph.
             output_mode: Which values of it; None follows the model's outputs.
             output_return_period: For `EveryN`: every how many device iterations.
+
+        Raises:
+            ValueError: `output_mode` is no `OutputMode`.
         """
         mode = OutputMode.Default if output_mode is None else OutputMode(output_mode)
         period = (output_return_period or 1) if mode is OutputMode.EveryN else 1
@@ -207,7 +230,12 @@ class Options(_WithBackEnd):
         return self._set_private("_execution_strategy", strategy)
 
     def setAvailableMemoryProportion(self, available_memory_proportion: Dict[str, float]) -> Options:
-        """Let convolutions and products use so much of an IPU's memory, e.g. `{"IPU0": 0.5}`."""
+        """Let convolutions and products use so much of an IPU's memory, e.g. `{"IPU0": 0.5}`.
+
+        Raises:
+            AssertionError: A key does not start with `IPU`.
+            ValueError: No integer follows.
+        """
         proportions = {}
         for key, proportion in available_memory_proportion.items():
             if not key.startswith("IPU"):
@@ -296,7 +324,11 @@ class Options(_WithBackEnd):
         return self._set_private("_module_namescope_enabled", False)
 
     def toDict(self) -> Dict[str, Any]:
-        """Return all that the back end is told, in one dictionary."""
+        """Return all that the back end is told, in one dictionary.
+
+        Raises:
+            AssertionError: No output mode was chosen, or two parts use one name.
+        """
         if self.defaultOutputMode():
             raise AssertionError("An output mode must be picked before the options are handed to the back end.")
         merged: Dict[str, Any] = dict(self._execution_strategy.backendOptions())

@@ -19,7 +19,11 @@ Place = Tuple[int, int, int]
 
 
 class Stage:
-    """Blocks, named by their `user_id`, that run on one IPU, one after the other."""
+    """Blocks, named by their `user_id`, that run on one IPU, one after the other.
+
+    Raises:
+        AssertionError: One of them is not a string.
+    """
 
     def __init__(self, *block_ids: BlockId) -> None:
         for block_id in block_ids:
@@ -46,7 +50,11 @@ class Stage:
 
 
 class Phase:
-    """Stages, or one of block ids, that run at the same time, before the next phase."""
+    """Stages that run at the same time, before the next phase; block ids form one stage.
+
+    Raises:
+        AssertionError: They are neither all stages nor all strings.
+    """
 
     def __init__(self, *arg: Union[BlockId, Stage]) -> None:
         if all(isinstance(each, Stage) for each in arg):
@@ -64,7 +72,11 @@ class Phase:
         return self.stages[idx]
 
     def ipus(self, *ipus: int) -> None:
-        """Give each stage its IPU, in order."""
+        """Give each stage its IPU, in order.
+
+        Raises:
+            AssertionError: There are not as many IPUs as stages.
+        """
         if len(ipus) != len(self.stages):
             raise AssertionError(f"Phase contains {len(self.stages)} stages but {len(ipus)} IPUs were given: {ipus}.")
         for stage, ipu in zip(self.stages, ipus):
@@ -174,6 +186,10 @@ class PipelinedExecution(_IExecutionStrategy):
     Args:
         args: Nothing (`AutoStage.SameAsIpu`), one `AutoStage`, or the stages: each a `Stage`, a block id, or a list of
             block ids. No block may be in two stages.
+
+    Raises:
+        AssertionError: A block is in two stages.
+        TypeError: An argument is none of these.
     """
 
     _backend_options = {"execution_mode": 0}

@@ -54,7 +54,11 @@ def listed() -> Dict[str, Tuple[str, ...]]:
 
 
 def strict() -> bool:
-    """Return whether an unsupported operator is an error (the default) rather than a warning."""
+    """Return whether an unsupported operator is an error (the default) rather than a warning.
+
+    Raises:
+        ValueError: `IGNITE_IPU_STRICT_OPERATORS` is neither 0 nor 1.
+    """
     if _strict is not None:
         return _strict
     text = os.environ.get(STRICT_VARIABLE, "1")
