@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from typing import Any, Callable, List
 from unittest import mock
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu import backend
+from ignite_ipu import backend, ipu_prepare
 from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer, captured
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
@@ -121,6 +122,45 @@ def test_edits_between_a_call_and_its_update_are_refused(
         edit(model)
     with pytest.raises(CaptureError, match=r"test_edits\.py.*weights or buffers of Sequential were written after that"):
         optimizer.step()
+
+
+def sharpness_aware(model: Any, optimizer: Any, native: bool) -> List[float]:
+    """Update as PyTorch users write it, and as docs/accelerate.md does: of moved weights, from those of before."""
+    losses = []
+    for _ in range(5):
+        copied = model if native else copy.deepcopy(model)
+        loss = F.cross_entropy(copied(X), Y)
+        loss.backward()
+        moves = [0.05 * weight.grad.clone() for weight in copied.parameters()]
+        before = [weight.detach().clone() for weight in model.parameters()]
+        with torch.no_grad():
+            for weight, move in zip(model.parameters(), moves):
+                weight.add_(move)
+        optimizer.zero_grad()
+        F.cross_entropy(model(X), Y).backward()
+        if native:
+            for weight, value in zip(model.parameters(), before):
+                weight.data = value
+        optimizer.step()
+        if not native:
+            with torch.no_grad():
+                for weight, move in zip(model.parameters(), moves):
+                    weight.sub_(move)
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return [*losses, *(float(weight.detach().double().norm()) for weight in model.parameters())]
+
+
+def test_two_steps_for_an_update_have_the_numbers_of_pytorch() -> None:
+    """The order that the refusal of the other one leads to, with momentum."""
+    found = []
+    for native in (True, False):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if not native:
+            ipu_prepare(optimizer, model)
+        found.append(sharpness_aware(model, optimizer, native))
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
 def test_edits_between_the_calls_of_an_update_are_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
+from ignite_ipu.errors import listed
 from ignite_ipu.migration.analysis.kinds import Function, parameters_of
 from ignite_ipu.migration.analysis.models import Holding
 from ignite_ipu.migration.analysis.names import (
@@ -29,6 +30,13 @@ _MODULES = "torch.nn.ModuleList"
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
+_TWO_STEPS = (
+    "A device step makes one update, of the weights that it takes the gradient of: prepare the optimizer that updates, "
+    "ipu_prepare(optimizer.base_optimizer, model), take other gradients of copy.deepcopy(model), on the host, and put "
+    'weights back after its step(), as docs/accelerate.md, "Two steps for an update", does.'
+)
+
+
 class Capture(NamedTuple):
     """A place to prepare something at.
 
@@ -43,10 +51,11 @@ class Capture(NamedTuple):
 
 
 class Unclear(NamedTuple):
-    """A statement or call that keeps a loop from being captured, and why."""
+    """A statement or call that keeps a loop from being captured, and why, and the way out where it has its own."""
 
     node: ast.AST
     reason: str
+    remedy: Optional[str] = None
 
 
 def find_captures(training: Training) -> Tuple[List[Capture], List[Unclear]]:
@@ -113,13 +122,25 @@ class _Captures:
             if others:
                 captures += self._in_front(scope, others)
             elif not stepped and not self.made and not list(self.file.calls(PREPARE)):
-                self._refuse(scope, "no optimizer that would update by its gradients is in sight")
+                steps = self._steps_of_another_name(scope)
+                if steps:
+                    reason = f"its optimizer makes an update by {listed(steps)}, not by step()"
+                    self._refuse(scope, reason, _TWO_STEPS)
+                else:
+                    self._refuse(scope, "no optimizer that would update by its gradients is in sight")
         return captures, self.unclear
 
-    def _refuse(self, scope: Scope, reason: str) -> None:
+    def _refuse(self, scope: Scope, reason: str, remedy: Optional[str] = None) -> None:
         for backward in self.training.backwards:
             if (self.file.function_of(backward) or self.file.tree) is scope:
-                self.unclear.append(Unclear(backward, reason))
+                self.unclear.append(Unclear(backward, reason, remedy))
+
+    def _steps_of_another_name(self, scope: Scope) -> List[str]:
+        """Return the methods of optimizers that a function calls and that make a part of an update, as SAM's do."""
+        calls = [node for node in self._own_nodes(scope) if isinstance(node, ast.Call)]
+        names = [name for name in (dotted(call.func) or "" for call in calls) if name.endswith("_step")]
+        found = [name for name in names if self.training.is_optimizer(name.rpartition(".")[0])]
+        return [f"{name.rpartition('.')[2]}()" for name in dict.fromkeys(found)]
 
     # Optimizers that the file makes
 

@@ -49,6 +49,7 @@ def check(program: Program) -> Hits:
         yield Hit(
             backward,
             f"this training step runs on the host, and migrate cannot capture it: {reason.reason} (line {line})",
-            "Prepare the optimizer together with the models that it trains, as the loop calls them: "
+            reason.remedy
+            or "Prepare the optimizer together with the models that it trains, as the loop calls them: "
             "ipu_prepare(optimizer, model).",
         )

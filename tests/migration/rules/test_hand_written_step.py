@@ -60,3 +60,22 @@ def test_process_functions_that_are_recorded(lines):
     """`ipu_step` runs them on the device; without it they run on the host, and migrate adds it."""
     assert lines("hand-written-step", ENGINE.format(step="ipu_step(train_step)")) == []
     assert lines("hand-written-step", ENGINE.format(step="train_step")) == [9]
+
+
+def test_optimizers_of_two_steps_have_their_own_way_out(findings):
+    """That of preparing the optimizer, whose methods do not update, is none."""
+    code = """
+        import torch
+        from sam import SAM
+        model = torch.nn.Linear(4, 1)
+        optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1)
+        for x, y in loader:
+            (model(x) - y).pow(2).mean().backward()
+            optimizer.first_step(zero_grad=True)
+            (model(x) - y).pow(2).mean().backward()
+            optimizer.second_step(zero_grad=True)
+    """
+    found = findings(RULE, code)
+    assert [each.line for each in found] == [6, 8]
+    assert all("an update by first_step(), second_step(), not by step()" in each.message for each in found)
+    assert all("base_optimizer" in each.remedy and "copy.deepcopy(model)" in each.remedy for each in found)
