@@ -83,11 +83,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace, logger: logging.Logger) -> IPUConfig:
-    """Return the settings of a file with what the command line says.
-
-    Raises:
-        UserError: The file cannot be read, or a setting is none.
-    """
+    """Return the settings of a file with what the command line says."""
     try:
         config = IPUConfig.of(args.ipu_config)
         if args.replication_factor is not None:

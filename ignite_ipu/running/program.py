@@ -8,11 +8,11 @@ import os
 import runpy
 import sys
 import tokenize
-from typing import Iterator, NamedTuple, Optional, Sequence
+from typing import Iterator, List, NamedTuple, Optional, Sequence
 
 from ignite_ipu.errors import UserError
 
-__all__ = ["Main", "module_program", "script_program", "started"]
+__all__ = ["Main", "module_program", "module_specs", "script_program", "started"]
 
 
 class Main(NamedTuple):
@@ -68,33 +68,35 @@ def module_program(name: str) -> Main:
     Raises:
         UserError: It is not found on `sys.path`, or it is no text.
     """
-    first, *below = name.split(".")
-    top = spec = _find(first, None)
-    for part in below:
-        spec = _below(spec, part)
+    specs = module_specs(name)
+    spec = specs[-1] if len(specs) == name.count(".") + 1 else None
     if spec is not None and spec.submodule_search_locations is not None:
-        spec = _below(spec, "__main__")
-        if spec is None:
+        main = module_specs(f"{name}.__main__")
+        if len(main) == len(specs):
             raise UserError(f"{name!r} is a package without a __main__; name a module in it, as in -m {name}.train")
-    if top is None or spec is None or spec.origin is None:
+        spec = main[-1]
+    if spec is None or spec.origin is None:
         way_out = f"name it without the suffix: -m {name[:-3]}" if name.endswith(".py") else "start where it lies"
         raise UserError(f"there is no module {name!r} on Python's path, which begins with {sys.path[0]!r}; {way_out}")
     _refuse_binary(spec.origin)
-    outermost = next(iter(top.submodule_search_locations or ()), top.origin or "")
+    outermost = next(iter(specs[0].submodule_search_locations or ()), specs[0].origin or "")
     return Main(spec.origin, os.path.dirname(os.path.abspath(outermost)), name)
 
 
-def _find(name: str, locations: Optional[Sequence[str]]) -> Optional[importlib.machinery.ModuleSpec]:
-    try:
-        return importlib.machinery.PathFinder.find_spec(name, locations)
-    except (ImportError, ValueError):
-        return None
-
-
-def _below(package: Optional[importlib.machinery.ModuleSpec], name: str) -> Optional[importlib.machinery.ModuleSpec]:
-    if package is None or package.submodule_search_locations is None:
-        return None
-    return _find(name, list(package.submodule_search_locations))
+def module_specs(name: str) -> List[importlib.machinery.ModuleSpec]:
+    """Return what Python finds for each part of a dotted name, as far as it finds any; nothing is imported."""
+    found: List[importlib.machinery.ModuleSpec] = []
+    locations: Optional[List[str]] = None
+    for part in name.split("."):
+        try:
+            spec = importlib.machinery.PathFinder.find_spec(part, locations)
+        except (ImportError, ValueError):
+            break
+        if spec is None:
+            break
+        found.append(spec)
+        locations = list(spec.submodule_search_locations or ())
+    return found
 
 
 def _refuse_binary(path: str) -> None:

@@ -108,11 +108,7 @@ def _is_temporary(path: Any) -> bool:
 
 
 def _wrapped(rehearsal: Rehearsal, wrap: Callable[..., Executor], step: Any, *given: Any, **arguments: Any) -> Executor:
-    """Return an executor that compiles and does not run.
-
-    Raises:
-        RunError: The model is not wrapped by a trainer, an evaluator or a captured loop.
-    """
+    """Return an executor that compiles and does not run."""
     if not isinstance(step, BatchStep) or given:
         raise RunError(
             None,

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import ast
 import concurrent.futures.thread
 import importlib.util
 import os
 import threading
-import tokenize
-from typing import Iterator, List, Optional, Sequence, Set
+from typing import List, Optional, Sequence, Set
 
 from ignite_ipu import backend
 from ignite_ipu.errors import RunError
 from ignite_ipu.program.config import Configuration, IPUConfig
+from ignite_ipu.running.imports import is_beside, uses_poptorch
 from ignite_ipu.running.journal import Journal, Substitution
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Substitutes
-from ignite_ipu.running.poptorch_users import any_built_on_poptorch
 from ignite_ipu.running.program import Main, module_program, script_program, started
 
-__all__ = ["imports", "run_module", "run_script", "uses_poptorch"]
+__all__ = ["run_module", "run_script"]
 
 
 def run_script(
@@ -81,53 +79,10 @@ def _run(program: Main, config: Configuration, substitutions: List[Substitution]
     if backend.choice() == "native":
         program.run()
     elif uses_poptorch(program):
-        _run_poptorch(program)
+        with backend.installed():
+            program.run()
     else:
         _run_substituted(program, IPUConfig.of(config), substitutions)
-
-
-def uses_poptorch(program: Main) -> bool:
-    """Tell whether a program is for IPUs already, itself or by a package that it imports."""
-    return imports(program, "poptorch") or any_built_on_poptorch(_all_imports(program))
-
-
-def imports(program: Main, package: str) -> bool:
-    """Tell whether a program, or a module of its own that it imports, imports a package.
-
-    A module of that name beside the program is what Python imports then.
-    """
-    return not _is_beside(program, package) and any(name.split(".")[0] == package for name in _all_imports(program))
-
-
-def _is_beside(program: Main, module: str) -> bool:
-    return os.path.isfile(os.path.join(program.folder, f"{module}.py"))
-
-
-def _all_imports(program: Main) -> Iterator[str]:
-    """Yield what a program and its own modules that it imports import."""
-    waiting = [os.path.abspath(program.path), *_files_of(program.folder, program.module or "")]
-    seen: Set[str] = set()
-    while waiting:
-        file = waiting.pop()
-        if file in seen:
-            continue
-        seen.add(file)
-        for name in sorted(_imports(file, program.folder)):
-            yield name
-            waiting += _files_of(program.folder, name)
-
-
-def _files_of(folder: str, name: str) -> List[str]:
-    """Return the files below a folder that importing a module runs: its own, and those of the packages around it."""
-    parts = name.split(".")
-    bases = [os.path.join(folder, *parts[:count]) for count in range(1, len(parts) + 1)]
-    places = [f"{bases[-1]}.py", *(os.path.join(base, "__init__.py") for base in bases)]
-    return [place for place in places if os.path.isfile(place)]
-
-
-def _run_poptorch(program: Main) -> None:
-    with backend.installed():
-        program.run()
 
 
 def _run_substituted(program: Main, config: IPUConfig, substitutions: List[Substitution]) -> None:
@@ -156,7 +111,7 @@ def _run_substituted(program: Main, config: IPUConfig, substitutions: List[Subst
         substitute_averages(substitutes)
         substitute_ignite(substitutes, trained, config)
         # The script, or a package whose loops it runs, may import it at any time.
-        accelerates = not _is_beside(program, "accelerate") and importlib.util.find_spec("accelerate") is not None
+        accelerates = not is_beside(program, "accelerate") and importlib.util.find_spec("accelerate") is not None
         substitute_loops(substitutes, trained, config, accelerates)
         _run_with_its_threads(program)
     except RunError:
@@ -203,29 +158,3 @@ def _refusal(error: Exception, code: ScriptCode) -> RunError:
         trace = trace.tb_next
     text = str(error)
     return RunError(None if line is not None and f"{line[0]}:{line[1]}" in text else line, text)
-
-
-def _imports(file: str, folder: str) -> Set[str]:
-    try:
-        with tokenize.open(file) as opened:
-            tree = ast.parse(opened.read())
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
-        return set()  # running it says what is wrong
-    names: Set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            parts = _package_of(file, folder, node.level) + (node.module.split(".") if node.module else [])
-            names.add(".".join(parts))
-            names.update(".".join([*parts, alias.name]) for alias in node.names)
-    return names
-
-
-def _package_of(file: str, folder: str, level: int) -> List[str]:
-    """Return the parts of the package that a relative import of this level in a file starts from; none for level 0."""
-    if level == 0:
-        return []
-    inside = os.path.relpath(os.path.dirname(file), folder)
-    parts = [] if inside == os.curdir else inside.split(os.sep)
-    return parts[: len(parts) - level + 1]

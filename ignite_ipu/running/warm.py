@@ -11,9 +11,9 @@ import os
 from ignite_ipu import backend
 from ignite_ipu.errors import UserError
 from ignite_ipu.running import command
+from ignite_ipu.running.imports import uses_poptorch
 from ignite_ipu.running.program import module_program, script_program, started
 from ignite_ipu.running.rehearsal import RehearsalEnd, rehearsed
-from ignite_ipu.running.script import uses_poptorch
 
 __all__ = ["add_arguments", "main"]
 

@@ -1,4 +1,8 @@
-"""Gradients in a script: clipping by norm in a loop becomes part of the device step, and nothing else can see them."""
+"""Gradients and values of weights in a script.
+
+Clipping by norm in a loop becomes part of the device step, and nothing else can see gradients there. What is written
+into `parameter.data`, PyTorch does not count as an edit of the parameter.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from ignite_ipu import backend
 from ignite_ipu.deferred import CaptureError, DeferredTensor
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.program.forward.gradients import OWN_BACKWARD, has_own_backward
+from ignite_ipu.program.user_code import OURS
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Substitutes
@@ -27,28 +32,28 @@ def _package(file: str) -> str:
     return os.path.dirname(os.path.abspath(file)) + os.sep
 
 
-_NOT_READERS = (_package(torch.__file__), _package(os.path.dirname(__file__)))
+_TORCH = _package(torch.__file__)
+_RUNNING = _package(os.path.dirname(__file__))
 
 
 def substitute_gradients(substitutes: Substitutes, trained: EngineWeights) -> None:
-    """Compile clipping by norm into captured steps, and refuse to read gradients of captured and engines' models."""
+    """Compile clipping by norm into captured steps, and refuse to read gradients of captured and engines' models.
+
+    Captured models notice what the script, or a library that it calls, writes into `parameter.data`: a moving average
+    of weights (mean teachers, momentum encoders, target networks) is often written so.
+    """
     gradients = _Gradients(substitutes.code, substitutes.journal, trained)
     substitutes.calls(nn.utils, "clip_grad_norm_", gradients.clip)
     substitutes.set(nn.utils.clip_grad, "clip_grad_norm_", nn.utils.clip_grad_norm_)
     # PyTorch makes a list of functions by identity when it first needs it; that must not find the substitute.
     torch.overrides.get_default_nowrap_functions()
     substitutes.set(torch.Tensor, "grad", gradients.attribute(torch.Tensor.grad))
+    substitutes.set(torch.Tensor, "data", gradients.data(torch.Tensor.data))
     substitutes.set(torch.autograd.Function, "apply", gradients.function(torch.autograd.Function.__dict__["apply"]))
 
 
 class _Gradients:
-    """Makes the substitutes.
-
-    Args:
-        code: What is the script's own.
-        journal: Where substitutions go.
-        trained: What engines train.
-    """
+    """Makes the substitutes."""
 
     def __init__(self, code: ScriptCode, journal: Journal, trained: EngineWeights) -> None:
         self._code = code
@@ -99,15 +104,15 @@ class _Gradients:
             value = original.__get__(tensor)
             if value is None and tensor is not None:
                 owner = owner_of(tensor)
-                if (owner is not None or self._trained.trains(tensor, hidden=True)) and not self._may_look(
-                    sys._getframe(1)
-                ):
+                known = owner is not None or self._trained.trains(tensor, hidden=True)
+                if known and not self._reader(sys._getframe(1)).startswith((_TORCH, _RUNNING)):
                     return self._refuse_reading() if owner is None else owner.turn_with([tensor]).gradient(tensor)
             return value
 
         def write(tensor: Any, value: Any) -> None:
             owner = owner_of(tensor)
-            if (owner is not None or self._trained.trains(tensor)) and not self._may_look(sys._getframe(1)):
+            known = owner is not None or self._trained.trains(tensor)
+            if known and not self._reader(sys._getframe(1)).startswith((_TORCH, _RUNNING)):
                 if value is not None:
                     raise self._journal.refuse(
                         self._code.current_line(), "parameter.grad = ...", "the device computes gradients itself."
@@ -118,6 +123,22 @@ class _Gradients:
 
         return property(read, write, original.__delete__)
 
+    def data(self, original: Any) -> property:
+        def read(tensor: Any) -> Any:
+            value, owner = original.__get__(tensor), owner_of(tensor)
+            # PyTorch and this library edit weights in ways that are known.
+            if owner is not None and not self._reader(sys._getframe(1)).startswith((_TORCH, OURS)):
+                owner.session.weights.watch(value)
+            return value
+
+        def write(tensor: Any, value: Any) -> None:
+            original.__set__(tensor, value)
+            owner = owner_of(tensor)
+            if owner is not None:
+                owner.session.weights.host_changed()
+
+        return property(read, write)
+
     def _refuse_reading(self) -> Any:
         raise self._journal.refuse(
             self._code.current_line(),
@@ -127,8 +148,8 @@ class _Gradients:
             "ignite_ipu.create_ipu_trainer.",
         )
 
-    def _may_look(self, frame: Optional[FrameType]) -> bool:
-        """Tell whether it is PyTorch that looks, or this, for whomever."""
+    def _reader(self, frame: Optional[FrameType]) -> str:
+        """Return the file of whoever looks at an attribute, which PopTorch's classes of parameters pass on."""
         while frame is not None and frame.f_code.co_filename.startswith(self._wrappers):
             frame = frame.f_back
-        return frame is not None and frame.f_code.co_filename.startswith(_NOT_READERS)
+        return "" if frame is None else frame.f_code.co_filename

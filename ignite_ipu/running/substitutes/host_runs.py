@@ -20,7 +20,7 @@ from torch import nn
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.running.patches import Substitutes
 
-__all__ = ["is_exported", "substitute_averages", "substitute_exports"]
+__all__ = ["substitute_averages", "substitute_exports"]
 
 _EXPORTS = ("jit.trace", "jit.trace_module", "jit.script", "onnx.export", "export.export", "fx.symbolic_trace")
 
@@ -43,11 +43,6 @@ def substitute_exports(substitutes: Substitutes) -> None:
         owner = getattr(torch, module, None)
         if callable(getattr(owner, name, None)):
             substitutes.own_calls(owner, name, functools.partial(export, path))
-
-
-def is_exported(module: nn.Module) -> bool:
-    """Tell whether a module is what `torch.jit` made of one."""
-    return isinstance(module, torch.jit.ScriptModule)
 
 
 def substitute_averages(substitutes: Substitutes) -> None:

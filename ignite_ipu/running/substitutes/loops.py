@@ -15,14 +15,9 @@ import torch
 import torch.utils.data
 from torch import nn
 
-from ignite_ipu.deferred import (
-    CapturedModel,
-    capture_model,
-    capture_optimizer,
-    captured,
-)
+from ignite_ipu.deferred import CapturedModel, capture_model, capture_optimizer, captured
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
-from ignite_ipu.deferred.model.held import is_held, release_optimizer
+from ignite_ipu.deferred.model.held import held_by, is_held, release_optimizer
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.prepare import host_step_reason
 from ignite_ipu.deferred.settings import CaptureObserver, refuse_for_capture
@@ -32,9 +27,7 @@ from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.running.journal import Journal
 from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Substitutes
-from ignite_ipu.running.substitutes.data_edits import substitute_data
 from ignite_ipu.running.substitutes.gradients import substitute_gradients
-from ignite_ipu.running.substitutes.host_runs import is_exported
 from ignite_ipu.running.substitutes.parallel import within
 from ignite_ipu.running.substitutes.succession import EngineWeights
 from ignite_ipu.session.session import IPUSession, known_session
@@ -55,9 +48,6 @@ def substitute_loops(
     """Capture the models and optimizers that the script uses, until the substitutes are undone.
 
     Args:
-        substitutes: What the script's calls mean instead.
-        trained: What engines train.
-        config: How steps are compiled.
         accelerates: Whether accelerate is installed, whose `Accelerator` captures models, too.
     """
     loops = _Loops(substitutes.code, substitutes.journal, config)
@@ -74,19 +64,12 @@ def substitute_loops(
         "Call the model in training mode (to freeze a layer, put that layer in evaluation mode).",
     )
     substitute_gradients(substitutes, trained)
-    substitute_data(substitutes)
     if accelerates:
         _substitute_accelerator(substitutes, loops, config)
 
 
 def _substitute_accelerator(substitutes: Substitutes, observer: CaptureObserver, config: IPUConfig) -> None:
-    """Let `accelerate.Accelerator` be an `IPUAccelerator` while the script runs.
-
-    Args:
-        substitutes: What the script's calls mean instead.
-        observer: Follows the models that it prepares.
-        config: How steps are compiled.
-    """
+    """Let `accelerate.Accelerator` be an `IPUAccelerator` while the script runs."""
     import accelerate
 
     from ignite_ipu.deferred.accelerator import IPUAccelerator
@@ -123,18 +106,10 @@ def _weights_of(known: Callable[[], Optional[nn.Module]]) -> Optional[Weights]:
 
 
 class _Loops(CaptureObserver):
-    """Loops of a script.
-
-    Args:
-        code: What is the script's own.
-        journal: Where substitutions go.
-        config: How steps are compiled.
-    """
+    """Loops of a script."""
 
     def __init__(self, code: ScriptCode, journal: Journal, config: IPUConfig) -> None:
-        self._code = code
-        self._journal = journal
-        self._config = config
+        self._code, self._journal, self._config = code, journal, config
         self._models: weakref.WeakSet[CapturedModel] = weakref.WeakSet()
         self._evaluations: weakref.WeakKeyDictionary[IPUSession, CapturedEvaluation] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
@@ -163,7 +138,7 @@ class _Loops(CaptureObserver):
                 return original(module, *args, **kwargs)
             if torch.utils.data.get_worker_info() is not None:
                 return original(module, *args, **kwargs)
-            if is_exported(module):
+            if isinstance(module, torch.jit.ScriptModule):
                 raise self._journal.refuse(
                     self._code.current_line(),
                     f"{type(module).__name__}()",
@@ -172,8 +147,9 @@ class _Loops(CaptureObserver):
             session = self._session_that_trains(module)
             if session is not None:
                 return self._evaluate(session, module, args, kwargs)
-            for root in self._roots_of(module):
-                self._capture(root)
+            for whole in self._roots_of(module):
+                if captured(whole) is None:
+                    self._capture(whole)
             self._capture(module)
             return module(*args, **kwargs)
 
@@ -226,8 +202,7 @@ class _Loops(CaptureObserver):
 
     def _session_that_trains(self, module: nn.Module) -> Optional[IPUSession]:
         """Return the session of a model with a trainer of Ignite's that a module is, or is a part of."""
-        wholes = [root for root in self._roots if root is not module and any(part is module for part in root.modules())]
-        sessions = [IPUSession.of(model) for model in (module, *wholes)]
+        sessions = [IPUSession.of(model) for model in (module, *self._roots_of(module))]
         return next((session for session in sessions if session.training is not None), None)
 
     def _evaluate(self, session: IPUSession, model: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -254,24 +229,19 @@ class _Loops(CaptureObserver):
 
     def _note_roots(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember the largest modules all of whose parameters an optimizer has been given."""
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        held = held_by(optimizer)
         asked = [module for module in self._asked if not type(module).__module__.startswith(_OURS)]
-        self._asked.clear()
-        found = []
-        for module in asked:
-            own = [id(parameter) for parameter in module.parameters()]
-            if own and held.issuperset(own):
-                found.append(module)
+        owned = [(module, [id(parameter) for parameter in module.parameters()]) for module in asked]
+        found = [module for module, own in owned if own and held.issuperset(own)]
         inner = {id(child) for module in found for child in module.modules() if child is not module}
         self._asked.clear()
         self._roots.update(module for module in found if id(module) not in inner)
 
     def _roots_of(self, module: nn.Module) -> List[nn.Module]:
         """Return the modules that optimizers were made for and of which this one is a part."""
-        roots = [root for root in self._roots if root is not module and captured(root) is None]
+        roots = [root for root in self._roots if root is not module]
         return [root for root in roots if any(child is module for child in root.modules())]
 
     def _refuse_host_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        line = self._code.current_line()
-        reason = host_step_reason(args, kwargs)
-        raise self._journal.refuse(line, f"{type(optimizer).__name__}.step()", reason)
+        what, reason = f"{type(optimizer).__name__}.step()", host_step_reason(args, kwargs)
+        raise self._journal.refuse(self._code.current_line(), what, reason)

@@ -13,9 +13,9 @@ from torch import nn
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.session.processes import PARALLEL, connected, on_one_device
 
-__all__ = ["substitute_parallel", "within"]
+__all__ = ["REPLICAS", "substitute_parallel", "within"]
 
-_REPLICAS = "one process drives all IPUs, and replicas of the model are asked for with --replication-factor."
+REPLICAS = "one process drives all IPUs, and replicas of the model are asked for with --replication-factor."
 
 
 def substitute_parallel(substitutes: Substitutes) -> None:
@@ -28,10 +28,10 @@ def substitute_parallel(substitutes: Substitutes) -> None:
     def wrap(
         line: Any, original: Callable[..., None], own: nn.Module, module: nn.Module, *args: Any, **kwargs: Any
     ) -> None:
-        wrapper = _wrapper_of(type(own))
+        wrapper = next(each for each in PARALLEL if isinstance(own, each))
         if wrapper is nn.parallel.DistributedDataParallel and connected()[1] > 1:
             raise journal.refuse(
-                line, "DistributedDataParallel", f"it trains in {connected()[1]} processes; {_REPLICAS}"
+                line, "DistributedDataParallel", f"it trains in {connected()[1]} processes; {REPLICAS}"
             )
         journal.note(line, wrapper.__name__, "the model itself: one process drives all IPUs")
         on_one_device(own, module)
@@ -45,7 +45,7 @@ def substitute_parallel(substitutes: Substitutes) -> None:
                 raise journal.refuse(
                     line,
                     f"init_process_group({backend!r})",
-                    f"DistributedDataParallel trains on {processes} GPUs that this backend connects; {_REPLICAS}",
+                    f"DistributedDataParallel trains on {processes} GPUs that this backend connects; {REPLICAS}",
                 )
             journal.note(line, f"init_process_group({backend!r})", "one process on gloo")
             backend = "gloo"
@@ -55,7 +55,7 @@ def substitute_parallel(substitutes: Substitutes) -> None:
         line: Any, original: Any, fn: Callable[..., Any], args: Any = (), nprocs: int = 1, *m: Any, **k: Any
     ) -> Any:
         if nprocs != 1 or False in (*m[:1], k.get("join", True)):
-            raise journal.refuse(line, f"spawn(nprocs={nprocs})", f"what its processes train would not be: {_REPLICAS}")
+            raise journal.refuse(line, f"spawn(nprocs={nprocs})", f"what its processes train would not be: {REPLICAS}")
         journal.note(line, "spawn(nprocs=1)", "a call in this process, which drives all IPUs")
         return fn(0, *args)
 
@@ -72,7 +72,3 @@ def within(module: nn.Module) -> nn.Module:
     while isinstance(module, PARALLEL):
         module = module.module
     return module
-
-
-def _wrapper_of(kind: type) -> type:
-    return next(each for each in PARALLEL if issubclass(kind, each))

@@ -16,10 +16,10 @@ from torch.amp.autocast_mode import autocast
 
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.running.patches import Substitutes
+from ignite_ipu.running.substitutes.parallel import REPLICAS
 
 __all__ = ["refuse_unmappable", "substitute_precision"]
 
-_REPLICAS = "one process drives all IPUs, and replicas of the model are asked for with --replication-factor."
 _HOOKS = "gradients exist inside the device's step alone, so a hook on them never runs. To clip, use clip_grad_norm_."
 _CALLS: Tuple[Tuple[Any, str, str, str], ...] = (
     (
@@ -27,7 +27,7 @@ _CALLS: Tuple[Tuple[Any, str, str, str], ...] = (
         "share_memory",
         "module.share_memory()",
         "an IPU's weights are on the device, where other processes cannot write into them (Hogwild). Train in one "
-        f"process: {_REPLICAS}",
+        f"process: {REPLICAS}",
     ),
     (torch.autograd, "grad", "torch.autograd.grad()", "gradients exist inside the device's step alone."),
     (torch.autograd, "backward", "torch.autograd.backward()", "call backward() on the loss."),
