@@ -37,12 +37,11 @@ except ImportError as error:
 
 from ignite_ipu import backend
 from ignite_ipu.checkpoints.random_states import read_device_states
-from ignite_ipu.deferred.model.capturing import capture_model, captured
+from ignite_ipu.deferred.model.capturing import capture_model, capture_optimizer, captured
 from ignite_ipu.deferred.model.held import release_optimizer
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
-from ignite_ipu.deferred.model.optimizer import capture_optimizer
 from ignite_ipu.deferred.model.updates import Updates
-from ignite_ipu.deferred.settings import CaptureObserver, captured_options
+from ignite_ipu.deferred.settings import IGNORING, captured_options
 from ignite_ipu.deferred.tensor.gradient_refusals import refuse_weights_of_the_host
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
 from ignite_ipu.errors import CaptureError, OptionsError, UnsupportedArgumentError
@@ -106,7 +105,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         ValueError: `max_grad_norm` is given in a native run, where the loop has to clip itself.
     """
 
-    _observer: Optional[CaptureObserver] = None
+    _observer = IGNORING
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return accelerate's own in a native run, where what is for an IPU's program means nothing."""

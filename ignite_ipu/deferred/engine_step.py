@@ -11,9 +11,9 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.deferred.graph.step_graph import CALLS
-from ignite_ipu.deferred.model.capturing import capture_model
+from ignite_ipu.deferred.model.capturing import capture_model, capture_optimizer
+from ignite_ipu.deferred.model.joined import captured_by
 from ignite_ipu.deferred.model.model import CapturedModel
-from ignite_ipu.deferred.model.optimizer import capture_optimizer, captured_by
 from ignite_ipu.deferred.settings import refuse_for_capture
 from ignite_ipu.deferred.tensor.tensor import known_in
 from ignite_ipu.errors import CaptureError
@@ -72,13 +72,14 @@ def ipu_step(
         return train_step
     refuse_for_capture(settings)
     found = list(_used_by(train_step, set()))
-    models = [model] if model is not None else _unique(found, _has_parameters)
-    optimizers = [optimizer] if optimizer is not None else _unique(found, _is_optimizer)
-    for what, objects, keyword in (("model", models, "model"), ("optimizer", optimizers, "optimizer")):
+    models = [model] if model is not None else _models(found)
+    optimizers = [optimizer] if optimizer is not None else _unique(found, torch.optim.Optimizer)
+    name = getattr(train_step, "__name__", type(train_step).__name__)
+    for what, objects in (("model", models), ("optimizer", optimizers)):
         if not objects:
             raise CaptureError(
-                f"{_name(train_step)} uses no {what} that could be found among its variables, attributes and "
-                f"arguments. Name it: ipu_step({_name(train_step)}, {keyword}=...)."
+                f"{name} uses no {what} that could be found among its variables, attributes and arguments. Name it: "
+                f"ipu_step({name}, {what}=...)."
             )
     remedy = "remove the call and use ipu_step(..., max_grad_norm=...)"
     captures = [capture_model(module, settings, clip_remedy=remedy) for module in models]
@@ -146,23 +147,12 @@ def _used_by(function: Any, seen: Set[int]) -> Iterator[Any]:
             yield from _used_by(value, seen)
 
 
-def _unique(found: Sequence[Any], wanted: Callable[[Any], bool]) -> List[Any]:
-    objects = {id(value): value for value in found if wanted(value)}
-    inner = {id(child) for value in objects.values() if isinstance(value, nn.Module) for child in _inside(value)}
-    return [value for key, value in objects.items() if key not in inner]
+def _unique(found: Sequence[Any], kind: type) -> List[Any]:
+    return list({id(each): each for each in found if isinstance(each, kind)}.values())
 
 
-def _inside(module: nn.Module) -> Iterator[nn.Module]:
-    return (child for child in module.modules() if child is not module)
-
-
-def _has_parameters(value: Any) -> bool:
-    return isinstance(value, nn.Module) and any(True for _ in value.parameters())
-
-
-def _is_optimizer(value: Any) -> bool:
-    return isinstance(value, torch.optim.Optimizer)
-
-
-def _name(function: Any) -> str:
-    return str(getattr(function, "__name__", type(function).__name__))
+def _models(found: Sequence[Any]) -> List[nn.Module]:
+    """Return the modules with parameters that are no parts of others."""
+    modules = [module for module in _unique(found, nn.Module) if next(module.parameters(), None) is not None]
+    inner = {id(child) for module in modules for child in module.modules() if child is not module}
+    return [module for module in modules if id(module) not in inner]

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.deferred.model.capturing import capture_model, captured
+from ignite_ipu.deferred.model.capturing import capture_model, capture_optimizer, captured
 from ignite_ipu.deferred.model.model import owner_of
-from ignite_ipu.deferred.model.optimizer import capture_optimizer
 from ignite_ipu.deferred.settings import refuse_for_capture
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.config import Configuration, IPUConfig

@@ -11,7 +11,7 @@ from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.options import own_options, training_options, with_replicas
 
-__all__ = ["CaptureObserver", "captured_options", "refuse_for_capture"]
+__all__ = ["IGNORING", "CaptureObserver", "captured_options", "refuse_for_capture"]
 
 _OF_THE_LOOP = (
     "in a captured step the loop decides: every optimizer.step() is one device call, with as many micro-batches as "
@@ -45,15 +45,15 @@ class CaptureObserver:
         """Note that a loss of a captured model went backward."""
 
 
+IGNORING = CaptureObserver()
+
+
 def refuse_for_capture(config: IPUConfig, accumulates: bool = False) -> None:
     """Refuse settings that a captured loop cannot honour.
 
     Args:
         config: The settings.
         accumulates: Whether somebody takes `gradient_accumulation_steps` for the loop, as `IPUAccelerator` does.
-
-    Raises:
-        CaptureError: There is one; the message says why and what to do instead.
     """
     reasons = dict(_REFUSED) if accumulates else {**_REFUSED, "gradient_accumulation_steps": _OF_THE_LOOP}
     if not accumulates and config.replication_factor == "auto":

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from typing import Any, Dict, Hashable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.compiled.first_calls import call_first
-from ignite_ipu.deferred.compiled.modes import refuse_replaced
+from ignite_ipu.deferred.compiled.host_calls import call_first
+from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.step import CalledStep
+from ignite_ipu.deferred.graph.operations import ModesThen
 from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, mapped, refuse_sparse, unflatten
 from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST
 from ignite_ipu.deferred.tensor.tensor import resolved
@@ -18,8 +20,6 @@ from ignite_ipu.errors import CaptureError, RowsError
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
-from ignite_ipu.program.guards.python_state import PythonState
-from ignite_ipu.program.module_state import NEVER, REGISTRATIONS
 from ignite_ipu.program.tensors.rows import split_rows, take_rows
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.program import ModelProgram
@@ -48,13 +48,11 @@ class CapturedEvaluation:
         self._session = session
         self._config = config
         # Beginning with the one that was not used for longest.
-        self._programs: Dict[Hashable, ModelProgram] = {}
+        self._programs: OrderedDict[Hashable, ModelProgram] = OrderedDict()
         self._by_kind: Dict[Hashable, ModelProgram] = {}
         self._row_wise: Dict[ModelProgram, bool] = {}
-        # What `REGISTRATIONS` had counted at the last look for other parameters.
-        self._registrations = NEVER
-        self._states: Dict[nn.Module, PythonState] = {}
-        self._parts: List[List[Any]] = []
+        self._modes: Dict[nn.Module, Modes] = {}
+        self._known_modes: List[ModesThen] = []
         self._has_given_up = self._told_of_host_runs = False
 
     def run(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], model: Optional[nn.Module] = None) -> Any:
@@ -63,9 +61,6 @@ class CapturedEvaluation:
         Args:
             args, kwargs: What it is called with.
             model: The part of the model that is called, of those that are trained together; None for all of it.
-
-        Raises:
-            CaptureError: The model's weights were replaced, or its code changes in every call what a program would not.
         """
         args, kwargs = resolved((args, kwargs))
         model = self._session.model if model is None else model
@@ -79,7 +74,7 @@ class CapturedEvaluation:
         if program is None:
             larger = self._by_kind.get(kind)
             if larger is not None and self._fits(larger, tensors):
-                self._note_use(next(key for key, known in self._programs.items() if known is larger))
+                self._programs.move_to_end(next(key for key, known in self._programs.items() if known is larger))
                 try:
                     return self._filled_up(larger, tensors)
                 except RowsError:  # the forward mixes the rows of a batch
@@ -100,7 +95,7 @@ class CapturedEvaluation:
             kind = self._kind(model, structure, shapes)
             self._programs[kind, shapes] = self._by_kind[kind] = program
         else:
-            self._note_use((kind, shapes))
+            self._programs.move_to_end((kind, shapes))
             outputs = self._call(program, tensors)
         step = program.step
         assert isinstance(step, CalledStep)
@@ -130,25 +125,18 @@ class CapturedEvaluation:
 
     def _kind(self, model: nn.Module, structure: Structure, shapes: Sequence[Tuple[Any, Any]]) -> Hashable:
         """Return what a program depends on besides the number of rows, in a comparable form."""
-        state = self._states.get(model)
-        complete = state is not None and state.complete
-        if self._registrations != REGISTRATIONS.count or not complete:
-            refuse_replaced(self._session.weights, self._session.model)
-            self._registrations = REGISTRATIONS.count
-        if state is None or not complete:
-            state = self._states[model] = PythonState(model)
-        modes = (self._number_of(state.parts), *state.training(), *state.values())
-        return model, structure.key, modes, tuple([(size[1:], dtype) for size, dtype in shapes])
+        if model not in self._modes:
+            self._modes[model] = Modes(model, self._session.weights, self._session.model)
+        modes = self._modes[model].now()._replace(trained=[])  # nothing is trained
+        if modes not in self._known_modes:
+            self._known_modes.append(modes)
+        number = self._known_modes.index(modes)
+        return model, structure.key, number, tuple([(size[1:], dtype) for size, dtype in shapes])
 
     def look_again(self) -> None:
         """Look for parameters again before the next call, of which there may be others now."""
-        self._registrations = NEVER
-
-    def _number_of(self, parts: List[Any]) -> int:
-        """Return the number of what a model consisted of at some moment."""
-        if parts not in self._parts:
-            self._parts.append(parts)
-        return self._parts.index(parts)
+        for modes in self._modes.values():
+            modes.look_again()
 
     def _new(self, model: nn.Module, structure: Any, tensors: Sequence[torch.Tensor]) -> ModelProgram:
         if not tensors:
@@ -164,23 +152,16 @@ class CapturedEvaluation:
                 len(self._programs) + 1,
             )
         while len(self._programs) >= _MOST_PROGRAMS:
-            self._give_up(next(iter(self._programs)))
+            if not self._has_given_up:
+                self._has_given_up = True
+                _logger.warning(
+                    "The model is evaluated with more than %d different shapes or arguments. The program that was not "
+                    "used for longest is given up for another, and compiled again when it is needed.",
+                    _MOST_PROGRAMS,
+                )
+            self._destroy(next(iter(self._programs)))
         # With other attributes the next call is another program's.
         return self._session.inference.prepare(step, options, reports_frozen=False)
-
-    def _note_use(self, key: Hashable) -> None:
-        self._programs[key] = self._programs.pop(key)
-
-    def _give_up(self, key: Hashable) -> None:
-        """Destroy a program."""
-        if not self._has_given_up:
-            self._has_given_up = True
-            _logger.warning(
-                "The model is evaluated with more than %d different shapes or arguments. The program that was not used "
-                "for longest is given up for another, and compiled again when it is needed.",
-                _MOST_PROGRAMS,
-            )
-        self._destroy(key)
 
     def _destroy(self, key: Hashable) -> None:
         program = self._programs.pop(key)

@@ -65,11 +65,7 @@ class HeldBuffers:
             now.update(then)
 
     def check(self, before: Dict[str, torch.Tensor], after: Dict[str, torch.Tensor]) -> None:
-        """Refuse a call that has replaced buffers, and put them back.
-
-        Raises:
-            CaptureError: It has.
-        """
+        """Refuse a call that has replaced buffers, and put them back."""
         replaced = [path for path, buffer in before.items() if after.get(path) is not buffer]
         if not replaced:
             return

@@ -32,14 +32,15 @@ class Modes:
 
     Args:
         model: The user's model.
-        weights: Its weights.
+        weights: Those of a model that it is a part of, or is.
+        whole: That model; None for itself.
 
     Attributes:
         parameters: The model's parameters, in the order of `ModesThen.trained`.
     """
 
-    def __init__(self, model: nn.Module, weights: Weights) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, weights: Weights, whole: Optional[nn.Module] = None) -> None:
+        self._model, self._whole = model, whole or model
         self._weights = weights
         self._state: Optional[PythonState] = None
         # What `REGISTRATIONS` had counted at the last look for other parameters.
@@ -55,17 +56,13 @@ class Modes:
         self._registrations = NEVER
 
     def now(self) -> ModesThen:
-        """Return the modes at this moment.
-
-        Raises:
-            CaptureError: Weights were replaced, added or removed.
-        """
+        """Return the modes at this moment."""
         state, then = self._state, self._then
         if state is None or not state.complete:
             state = self._state = PythonState(self._model)
             self._registrations = NEVER
         if self._registrations != REGISTRATIONS.count:
-            refuse_replaced(self._weights, self._model)
+            refuse_replaced(self._weights, self._whole)
             self._registrations = REGISTRATIONS.count
             self.parameters = list(self._model.parameters())
             self._looks = -1
@@ -99,14 +96,9 @@ class Modes:
         return self._trained
 
     def check_trained(self, loss: Loss, own: Optional[Container[int]] = None) -> None:
-        """Refuse to go backward when other parameters require gradients than when the model was called.
+        """Refuse to go backward when others of its `own` parameters require gradients than when the model was called.
 
-        Args:
-            loss: What goes backward.
-            own: Ids of the parameters that count; None for all.
-
-        Raises:
-            CaptureError: They do: PyTorch has recorded the ones, and computes gradients of the others.
+        PyTorch has recorded the ones, and computes gradients of the others.
         """
         trained = self.trained()
         for operation in loss.operations:
@@ -124,11 +116,7 @@ class Modes:
 
 
 def refuse_replaced(weights: Weights, model: nn.Module) -> None:
-    """Refuse a model that has other weights than at first.
-
-    Raises:
-        ReplacedError: It has.
-    """
+    """Refuse a model that has other weights than at first."""
     names = weights.replaced(model)
     if names:
         raise ReplacedError(

@@ -138,11 +138,7 @@ class CalledStep(_ReadyStep):
         return self._output[0]
 
     def forward(self, *leaves: Any) -> Any:
-        """Return the tensors of the model's output.
-
-        Raises:
-            CaptureError: There are none, or the call replaces buffers.
-        """
+        """Return the tensors of the model's output."""
         args, kwargs = self._arguments(leaves)
         with EAGER, self.guarded(), ForwardGuard(), self.in_half():
             held, buffers = HeldBuffers(self.model), dict(self.model.named_buffers())

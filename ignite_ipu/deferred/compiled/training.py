@@ -109,11 +109,7 @@ class CapturedTraining:
         return self._most_micro_batches
 
     def clip(self, max_norm: float, norm_type: float) -> None:
-        """Clip the gradients of the coming update.
-
-        Raises:
-            CaptureError: It is no 2-norm, or the step was compiled for another norm.
-        """
+        """Clip the gradients of the coming update."""
         line = current_line()
         if norm_type != 2:
             raise CaptureError(f"Clipping at {line} by the {norm_type}-norm: an IPU clips by the 2-norm only.")
@@ -127,11 +123,7 @@ class CapturedTraining:
         self._clips_by_call = self.clipped = True
 
     def finish_update(self) -> None:
-        """Hold the loop to the clipping that was compiled.
-
-        Raises:
-            CaptureError: This update was not clipped and earlier ones were.
-        """
+        """Hold the loop to the clipping that was compiled."""
         if self._clips_by_call and not self.clipped:
             raise CaptureError(
                 f"The step was compiled to clip gradients to {self.max_grad_norm}, but clip_grad_norm_ was not called "
@@ -297,11 +289,7 @@ class CapturedTraining:
         return [known for known, each in zip(modes.trained, self.modes.parameters) if id(each) in self.own]
 
     def _modes_of(self, batches: Sequence[MicroBatch]) -> ModesThen:
-        """Return the modes of the calls of the model.
-
-        Raises:
-            CaptureError: They differ from call to call, and a device call repeats one program.
-        """
+        """Return the modes of the calls of the model."""
         first: Optional[Operation] = None
         modes: Optional[ModesThen] = None
         calls = [call for batch in batches for call in batch.operations if call.model is not None]

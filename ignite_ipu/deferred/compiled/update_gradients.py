@@ -1,16 +1,22 @@
-"""Gradients of captured updates: those that a program brought back, and the norm that clipping returns."""
+"""Gradients of captured updates: those that a program brought back or the host computes, and the norm for clipping."""
 
 from __future__ import annotations
 
+import functools
 import weakref
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
+from torch import nn
 
-from ignite_ipu.deferred.graph.operations import Value
+from ignite_ipu.deferred.graph.leaves import Input
+from ignite_ipu.deferred.graph.operations import Operation, Value, replayed
+from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.poptorch_types import Options
-from ignite_ipu.program.tensors.raw import requires_grad
+from ignite_ipu.program.forward.eager import EAGER
+from ignite_ipu.program.tensors.raw import named_tensors, plain, requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.gradients import anchor_gradients, anchored_gradient, gradient_reader, log_cost
 from ignite_ipu.session.program import ModelProgram
@@ -74,9 +80,8 @@ class UpdateGradients:
 
     def needed(self) -> bool:
         """Tell whether the coming update has to bring them back, for code that reads them or for a norm."""
-        for norm in () if self.wanted else self._norms:
-            value = norm.value()
-            if value is not None and value.is_needed(set()):
+        for value, _ in () if self.wanted else self._awaited():
+            if value.is_needed(set()):
                 self.want(str(value.operation.line))
         return self.wanted
 
@@ -91,28 +96,26 @@ class UpdateGradients:
             self.unused = {id(each) for name, each in self._trained() if anchored_gradient(program, name, each) is None}
         self.settle_norms()
 
-    def show(self, found: Dict[int, Optional[torch.Tensor]]) -> None:
-        """Show those that the host has computed, by `id` of their parameter, until the update is made."""
-        self._found, self._factor, self._program = found, None, _none
-        self.unused = {key for key, gradient in found.items() if gradient is None}
+    def compute(self, losses: Sequence[Loss]) -> None:
+        """Have the host compute those of losses, with the newest weights, and show them until the update is made."""
+        self._found, self._factor, self._program = _on_host(self._session.model, losses), None, _none
+        self.unused = {key for key, gradient in self._found.items() if gradient is None}
 
-    def settle_norms(self) -> bool:
-        """Let awaited norms be known; returns True."""
-        norms, self._norms = self._norms, []
-        for norm in norms:
-            value = norm.value()
-            if value is not None:
-                value.take(self.norm(norm.parameters, norm.kind))
-                value.operation.finish()
-        return True
+    def settle_norms(self) -> None:
+        """Let awaited norms be known."""
+        awaited, self._norms = self._awaited(), []
+        for value, norm in awaited:
+            value.take(self.norm(norm.parameters, norm.kind))
+            value.operation.finish()
 
     def give_up(self, problem: str) -> None:
         """Let norms of an update that will not be made never be known, for a reason."""
-        norms, self._norms = self._norms, []
-        for norm in norms:
-            value = norm.value()
-            if value is not None:
-                value.operation.problem = problem
+        for value, _ in self._awaited():
+            value.operation.problem = problem
+        self._norms = []
+
+    def _awaited(self) -> List[Tuple[Value, _Norm]]:
+        return [(value, norm) for value, norm in [(norm.value(), norm) for norm in self._norms] if value is not None]
 
     @property
     def available(self) -> bool:
@@ -125,9 +128,6 @@ class UpdateGradients:
         Args:
             parameter: The parameter.
             max_norm: What the gradients were clipped to, None if they were not.
-
-        Raises:
-            CaptureError: The update brought none back.
         """
         gradient = self._all().get(id(parameter))
         if gradient is None or max_norm is None:
@@ -137,11 +137,7 @@ class UpdateGradients:
         return gradient * self._factor.to(gradient.dtype)
 
     def norm(self, parameters: Optional[Iterable[torch.Tensor]] = None, kind: float = 2.0) -> torch.Tensor:
-        """Return the norm of the gradients of parameters, or of all, as `clip_grad_norm_` does.
-
-        Raises:
-            CaptureError: The update brought none back.
-        """
+        """Return the norm of the gradients of parameters, or of all, as `clip_grad_norm_` does."""
         every = self._all()
         ids = every if parameters is None else dict.fromkeys(map(id, parameters))
         found = [gradient for gradient in map(every.get, ids) if gradient is not None]
@@ -170,3 +166,49 @@ class UpdateGradients:
 
 def _none() -> None:
     return None
+
+
+def _on_host(model: nn.Module, losses: Sequence[Loss]) -> Dict[int, Optional[torch.Tensor]]:
+    """Return the gradients of the sum of losses by `id` of the parameter, None where none depends on it.
+
+    Layers are in the modes they are in: random ones draw others than the step will, and statistics of batches are not
+    kept.
+
+    Args:
+        model: What the parameters are of, with the newest weights on the host.
+        losses: What went backward.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        trained = {id(each): plain(each).requires_grad_() for each in model.parameters() if requires_grad(each)}
+    sums: Dict[int, Optional[torch.Tensor]] = dict.fromkeys(trained)
+    with torch.random.fork_rng(devices=[]), torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+        for loss in losses:
+            found = torch.autograd.grad(_recomputed(loss, trained).sum(), list(trained.values()), allow_unused=True)
+            for key, gradient in zip(trained, found):
+                before = sums[key]
+                if gradient is not None:
+                    sums[key] = gradient if before is None else before + gradient
+    return sums
+
+
+def _recomputed(loss: Loss, trained: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """Return a loss as a tensor that depends on copies of parameters."""
+
+    def tensor_of(leaf: Input, operation: Operation) -> torch.Tensor:
+        return trained.get(id(leaf.tensor), torch.Tensor.detach(leaf.tensor))
+
+    results = replayed(loss.operations, tensor_of, functools.partial(_called, trained))
+    return results[loss.value.operation][loss.value.index]
+
+
+def _called(trained: Mapping[int, torch.Tensor], call: Operation, leaves: List[Any]) -> Any:
+    """Return what a model computes with copies of its parameters, and of its buffers, in which it may write."""
+    assert call.model is not None
+    model, (args, kwargs) = call.model.model, unflatten(call.signature.structure, leaves)
+    # Each tensor of each module by one name: PyTorch puts back a copy where a module has several.
+    tensors = {
+        name: trained[id(each)] if id(each) in trained else torch.Tensor.detach(each).clone()
+        for name, each in named_tensors(model).items()
+    }
+    with EAGER:
+        return torch.func.functional_call(model, tensors, args, kwargs, tie_weights=False)

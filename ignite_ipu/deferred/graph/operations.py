@@ -92,10 +92,12 @@ class Value:
         tensor: The tensor, None until it is known.
         handle: Weakly, the deferred tensor that the user holds.
         consumers: Weakly, the operations that read it.
-        early: What ran the update for it before it went backward; None for all others.
+        went_backward: What to call when it goes backward, whose update has run before; None for all others.
     """
 
-    __slots__ = ("__weakref__", "consumers", "early", "handle", "index", "operation", "shape", "tensor", "viewed")
+    __slots__ = (
+        *("__weakref__", "consumers", "handle", "index", "operation", "shape", "tensor", "viewed", "went_backward"),
+    )
 
     def __init__(self, operation: Operation, index: int, shape: Shape) -> None:
         self.operation = operation
@@ -105,7 +107,7 @@ class Value:
         self.handle: Callable[[], Optional[torch.Tensor]] = _nobody
         self.consumers: List[weakref.ref[Operation]] = []
         self.viewed = shape.aliases
-        self.early: Optional[Captured] = None
+        self.went_backward: Optional[Callable[[], None]] = None
 
     @property
     def known(self) -> bool:

@@ -6,48 +6,29 @@ first time; afterwards its arguments lead to the signature, and recording costs 
 
 from __future__ import annotations
 
-from typing import (
-    Any,
-    Callable,
-    Container,
-    Dict,
-    FrozenSet,
-    Hashable,
-    Iterable,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Callable, Container, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
-from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, ModesThen, name_of
+from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, name_of
 from ignite_ipu.deferred.graph.owners import OWNED
-from ignite_ipu.deferred.graph.structure import Structure, flatten, is_tensor, unflatten
+from ignite_ipu.deferred.graph.structure import Bounded, Structure, flatten, is_tensor, unflatten
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.trees import PLAIN
 from ignite_ipu.program.user_code import Line
 
 __all__ = [
-    "KEYWORDS",
     "Signatures",
-    "SignaturesByModes",
     "changing_numbers",
     "inferred_signature",
-    "keywords_of",
-    "seen_before",
 ]
 
 _META = torch.device("meta")
 # What follows in errors of PyTorch 2.0 is a list of its backends.
 _ADVICE = " This could be because"
-_MOST = 4096
-_MOST_MODES = 16
 _ARITHMETIC = frozenset(["add", "sub", "mul", "div", "radd", "rsub", "rmul", "rdiv", "truediv", "rtruediv"])
 _DIVISIONS = frozenset(["div", "rdiv", "truediv", "rtruediv"])
 _NONE: FrozenSet[type] = frozenset()
@@ -57,7 +38,7 @@ _WHOLE: FrozenSet[type] = frozenset(
     [int, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64]
 )
 _TENSOR = torch.Tensor
-_INFERRED: Dict[Hashable, CallSignature] = {}
+_INFERRED = Bounded()
 
 
 class Signatures:
@@ -72,8 +53,8 @@ class Signatures:
 
     def __init__(self, deferred: type) -> None:
         self._deferred = deferred
-        self._signatures: Dict[Hashable, CallSignature] = {}
-        self.templates: Dict[Hashable, CallSignature] = {}
+        self._signatures = Bounded()
+        self.templates = Bounded()
 
     def look_up(
         self, key: List[Any], values: Iterable[Any], leaves: List[Any], numbers: Container[type]
@@ -121,7 +102,8 @@ class Signatures:
                 break
             leaves.append(Input(tensor))
         else:
-            return self._signatures.get(tuple(key))
+            found: Optional[CallSignature] = self._signatures.get(tuple(key))
+            return found
         key.clear()
         return None
 
@@ -129,77 +111,7 @@ class Signatures:
         """Remember the signature of a call that was recorded the long way; else as `look_up`."""
         self.look_up(key, values, [], numbers)
         if key:
-            if len(self._signatures) >= _MOST:
-                self._signatures.clear()
             self._signatures[tuple(key)] = signature
-
-
-class Keywords:
-    """Keyword arguments of a function that are plain values, which a loop repeats as the same objects.
-
-    Attributes:
-        values: They live as long as this, so that their ids stay theirs.
-    """
-
-    __slots__ = ("values",)
-
-    def __init__(self, values: Iterable[Any]) -> None:
-        self.values = tuple(values)
-
-
-KEYWORDS: Dict[Tuple[Any, ...], Keywords] = {}
-"""By function, names, and ids of the values."""
-
-
-def keywords_of(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> Keywords:
-    """Return what stands for these keyword arguments in `KEYWORDS`, from now on."""
-    key = (function, *kwargs, *map(id, kwargs.values()))
-    if key not in KEYWORDS:
-        if len(KEYWORDS) >= _MOST:
-            KEYWORDS.clear()
-        KEYWORDS[key] = Keywords(kwargs.values())
-    return KEYWORDS[key]
-
-
-class SignaturesByModes:
-    """The signatures of a model's calls, which may return something else in other modes.
-
-    Args:
-        deferred: As for `Signatures`.
-
-    Attributes:
-        modes, last: The modes that were asked for last, None at first, and their signatures.
-    """
-
-    def __init__(self, deferred: type) -> None:
-        self._deferred = deferred
-        self.modes: Optional[ModesThen] = None
-        self.last = Signatures(deferred)
-        self._known: List[Tuple[ModesThen, Signatures]] = []
-
-    def of(self, modes: ModesThen) -> Signatures:
-        """Return the signatures of calls in these modes."""
-        found = next((known for known in self._known if known[0] == modes), None)
-        if found is None:
-            found = (modes, Signatures(self._deferred))
-            del self._known[_MOST_MODES - 1 :]
-        else:
-            self._known.remove(found)
-        self._known.insert(0, found)
-        self.modes, self.last = modes, found[1]
-        return self.last
-
-
-def seen_before(
-    signatures: Dict[Hashable, CallSignature], key: Hashable, make: Callable[[], CallSignature]
-) -> CallSignature:
-    """Return the signature for a key, made the first time."""
-    signature = signatures.get(key)
-    if signature is None:
-        if len(signatures) >= _MOST:
-            signatures.clear()
-        signature = signatures[key] = make()
-    return signature
 
 
 def inferred_signature(
@@ -212,7 +124,10 @@ def inferred_signature(
     """
     shapes = tuple([leaf.shape.key if not isinstance(leaf, Number) else type(leaf.value) for leaf in leaves])
     key = (function, structure.key, grad, shapes)
-    return seen_before(_INFERRED, key, lambda: _inferred(function, structure, leaves, grad, line))
+    signature: Optional[CallSignature] = _INFERRED.get(key)
+    if signature is None:
+        signature = _INFERRED[key] = _inferred(function, structure, leaves, grad, line)
+    return signature
 
 
 def changing_numbers(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> FrozenSet[type]:

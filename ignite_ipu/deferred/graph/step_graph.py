@@ -10,13 +10,12 @@ from typing import Any, Dict, Hashable, List, Optional, Sequence, Tuple
 import torch
 
 from ignite_ipu.deferred.graph.leaves import Input, Number
-from ignite_ipu.deferred.graph.operations import Operation, Value, by_number, reached
-from ignite_ipu.deferred.graph.structure import Structure
+from ignite_ipu.deferred.graph.operations import Operation, Value, by_number
+from ignite_ipu.deferred.graph.structure import Bounded, Structure
 from ignite_ipu.program.user_code import Line
 
 __all__ = ["CALLS", "GraphNode", "Loss", "MicroBatch", "StepGraph", "StepGraphs", "ancestors", "describe_change"]
 
-_MOST = 1024
 _BITS = 20
 
 
@@ -148,8 +147,8 @@ class StepGraphs:
     """
 
     def __init__(self) -> None:
-        self._by_trail: Dict[Tuple[Any, ...], StepGraph] = {}
-        self._by_key: Dict[Hashable, StepGraph] = {}
+        self._by_trail = Bounded()
+        self._by_key = Bounded()
 
     def micro_batch(self, losses: Sequence[Loss]) -> MicroBatch:
         """Return the one micro-batch that computes all these losses."""
@@ -192,13 +191,10 @@ class StepGraphs:
         for loss in losses:
             trail.append(positions[loss.value.operation] << _BITS | loss.value.index)
         known = tuple(trail)
-        graph = self._by_trail.get(known)
+        graph: Optional[StepGraph] = self._by_trail.get(known)
         if graph is None:
-            if len(self._by_trail) >= _MOST:
-                self._by_trail.clear()
-                self._by_key.clear()
             made = _step_graph(operations, trail, inputs, losses)
-            graph = self._by_trail[known] = self._by_key.setdefault(made.key, made)
+            graph = self._by_trail[known] = self._by_key[made.key] = self._by_key.get(made.key, made)
         return MicroBatch(operations, graph, inputs, tuple(numbers))
 
     def micro_batches(self, losses: Sequence[Loss]) -> List[MicroBatch]:
@@ -224,12 +220,12 @@ class StepGraphs:
 
 def ancestors(value: Value) -> List[Operation]:
     """Return the operations that a value is computed from, in order; known ones, if gradients can flow through them."""
-    found = reached(
-        [value.operation],
-        lambda each: [
-            leaf.operation for leaf in each.leaves if type(leaf) is Value and (leaf.tensor is None or leaf.live)
-        ],
-    )
+    found, waiting = {value.operation}, [value.operation]
+    while waiting:
+        for leaf in waiting.pop().leaves:
+            if type(leaf) is Value and (leaf.tensor is None or leaf.live) and leaf.operation not in found:
+                found.add(leaf.operation)
+                waiting.append(leaf.operation)
     return sorted(found, key=by_number)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Callable, Dict, FrozenSet, Hashable, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Hashable, Iterator, List, Sequence
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ from ignite_ipu.program.objects import contents
 from ignite_ipu.program.tensors.trees import PLAIN, opened, opened_object
 
 __all__ = [
+    "Bounded",
     "Structure",
     "flatten",
-    "flatten_call",
     "is_tensor",
     "leaves_in",
     "mapped",
@@ -29,6 +29,16 @@ __all__ = [
 ]
 
 _LEAF = ("leaf",)
+_MOST = 4096
+
+
+class Bounded(Dict[Hashable, Any]):
+    """A dictionary for what can be found out again, which begins anew when it is full."""
+
+    def __setitem__(self, key: Hashable, value: Any) -> None:
+        if len(self) >= _MOST:
+            self.clear()
+        super().__setitem__(key, value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,45 +107,13 @@ def mapped(value: Any, replace: Callable[[Any], Any], is_leaf: Callable[[Any], b
     return unflatten(structure, list(map(replace, leaves)))
 
 
-def flatten_call(
-    args: Tuple[Any, ...], kwargs: Mapping[str, Any], leaves: List[Any], is_leaf: Callable[[Any], bool] = is_tensor
-) -> Structure:
-    """Do what `flatten((args, kwargs), ...)` does, faster for the plain arguments that most calls have."""
-    found: List[Any] = []
-    key: List[Any] = [len(args), *kwargs]
-    for value in (*args, *kwargs.values()):
-        if is_leaf(value):
-            found.append(value)
-            key.append(_LEAF)
-        elif type(value) in PLAIN:
-            key.append((type(value), value))
-        else:
-            return flatten((args, dict(kwargs)), leaves, is_leaf)
-    leaves += found
-    known = tuple(key)
-    structure = _CALLS.get(known)
-    if structure is None:
-        if len(_CALLS) >= _MOST_CALLS:
-            _CALLS.clear()
-        structure = _CALLS[known] = flatten((args, dict(kwargs)), [], is_leaf)
-    return structure
-
-
-_CALLS: Dict[Hashable, Structure] = {}
-_MOST_CALLS = 4096
-
-
 def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
     """Return the value with these leaves; the inverse of `flatten`."""
     return structure.build(iter(leaves))
 
 
 def refuse_sparse(tensor: torch.Tensor, line: Any) -> None:
-    """Refuse a tensor that takes part in a program at a line, if it is a sparse one.
-
-    Raises:
-        CaptureError: It is.
-    """
+    """Refuse a tensor that takes part in a program at a line, if it is a sparse one."""
     if tensor.layout is not torch.strided:
         raise CaptureError(
             f"A tensor of shape {tuple(tensor.shape)} in the layout {tensor.layout} takes part in the step at "
@@ -183,11 +161,7 @@ def _identity(value: Any) -> Hashable:
 
 
 def _held_by(value: Any, tensor: torch.Tensor) -> Hashable:
-    """Return what stands for a tensor within an object: the tensor, if it is a weight of a captured model.
-
-    Raises:
-        CaptureError: It is another one.
-    """
+    """Return what stands for a tensor within an object: the tensor, if it is a weight of a captured model."""
     if parameter_of(tensor) is not None:
         return Same(tensor)
     remedy = (

@@ -1,19 +1,34 @@
-"""Begins to capture the calls of a model, and tells what captures one."""
+"""Begins to capture the calls of a model and the steps of an optimizer.
+
+`step()` runs the captured update then, and `zero_grad()` drops what was not run. They become attributes of the user's
+optimizer: they go before those that learning-rate schedulers put there, and neither copies nor files of an optimizer
+contain attributes.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from types import MethodType
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.model.capturing_class import CAPTURE, capturing_class
+from ignite_ipu.deferred.model.held import OPTIMIZERS, WATCH, held_tensors
+from ignite_ipu.deferred.model.joined import captured_by, joined_by_optimizers
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
-from ignite_ipu.deferred.model.optimizer import joined_by_optimizers
-from ignite_ipu.deferred.settings import CaptureObserver
+from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
+from ignite_ipu.deferred.tensor.tensor import record_on_weights
+from ignite_ipu.errors import CaptureError
+from ignite_ipu.optimizers.step_hooks import of_scripts
 from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.hooks import SessionHooks
+from ignite_ipu.session.weights.access import AccessTracker, is_watched, unwatch_parameters, watch_parameters
 
-__all__ = ["capture_model", "captured"]
+__all__ = ["capture_model", "capture_optimizer", "captured"]
 
 _DEFAULTS = IPUConfig()
 
@@ -23,7 +38,7 @@ def capture_model(
     config: IPUConfig = _DEFAULTS,
     postponed: Callable[[], Optional[str]] = lambda: None,
     clip_remedy: Optional[str] = None,
-    observer: Optional[CaptureObserver] = None,
+    observer: CaptureObserver = IGNORING,
 ) -> CapturedModel:
     """Capture a model's calls from now on, and return what does; the same again for a captured model.
 
@@ -44,8 +59,7 @@ def capture_model(
         owners.discard(part)
     part_of = next((owner for owner in owners if _is_within(model, owner.model)), None)
     capture = CapturedModel(model, config, joined_by_optimizers, postponed, clip_remedy, part_of, observer)
-    if observer is not None:
-        observer.captured(capture)
+    observer.captured(capture)
     model.__dict__[CAPTURE] = capture
     own_class: Any = type(model)
     model.__class__ = capturing_class(own_class)
@@ -60,3 +74,101 @@ def captured(model: Any) -> Optional[CapturedModel]:
 
 def _is_within(part: nn.Module, whole: nn.Module) -> bool:
     return any(module is part for module in whole.modules())
+
+
+def capture_optimizer(optimizer: torch.optim.Optimizer, alone: bool = False) -> None:
+    """Let an optimizer run captured updates from now on, if it holds the parameters of a captured model.
+
+    Args:
+        alone: Whether functions of its weights are recorded also before a model is captured that has one of them.
+    """
+    OPTIMIZERS.add(optimizer)
+    optimizer.__dict__[WATCH] = HeldWeights(optimizer, alone)
+    optimizer.__dict__["step"] = MethodType(_step, optimizer)
+    optimizer.__dict__["zero_grad"] = MethodType(_zero_grad, optimizer)
+    optimizer.__dict__["add_param_group"] = MethodType(_add_param_group, optimizer)
+
+
+class HeldWeights(SessionHooks):
+    """Has functions recorded of an optimizer's parameters that no captured model has, yet or at all.
+
+    Args:
+        optimizer, alone: As for `capture_optimizer`.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, alone: bool) -> None:
+        super().__init__()
+        self._parameters = held_tensors(optimizer)
+        self._alone = alone
+        watch_parameters(self._parameters)
+        mine = [each for each in self._parameters if is_watched(type(each))]
+        self._accesses = AccessTracker(mine, self._bring_nothing, self)
+
+    def record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return what is recorded, `NotImplemented` for what the host computes."""
+        self._alone = self._alone or any(parameter_of(each) is not None for each in self._parameters)
+        return record_on_weights(func, args, kwargs) if self._alone else NotImplemented
+
+    def _bring_nothing(self, brings: bool) -> None:
+        """Leave the weights: the host has the only ones."""
+
+    def end(self) -> None:
+        """Let the parameters be ordinary ones again."""
+        self._accesses.ended = True
+        unwatch_parameters(self._parameters, always=False)
+
+
+def _step(self: torch.optim.Optimizer, closure: Any = None) -> None:
+    updates = captured_by(self)
+    if updates is None:
+        type(self).step(self, closure)
+        return
+    if closure is not None:
+        raise CaptureError(
+            "optimizer.step(closure) evaluates the loss several times, which a compiled step cannot. Call backward and "
+            "then step() without a closure."
+        )
+    if updates.training.optimizer is not self:
+        updates.use(self)
+    # Once there is a device's optimizer, one hook of this library's guards the step of the host.
+    if _global_optimizer_pre_hooks or len(self._optimizer_step_pre_hooks) > updates.training.prepared:
+        _run_before(self, of_scripts(_global_optimizer_pre_hooks, self._optimizer_step_pre_hooks))
+    updates.step()
+    if self._optimizer_step_post_hooks or _global_optimizer_post_hooks:
+        for hook in of_scripts(self._optimizer_step_post_hooks, _global_optimizer_post_hooks):
+            hook(self, (self,), {})
+
+
+def _run_before(optimizer: torch.optim.Optimizer, hooks: Sequence[Callable[..., Any]]) -> None:
+    for hook in hooks:
+        if hook(optimizer, (optimizer,), {}) is not None:
+            raise CaptureError(
+                f"A hook before {type(optimizer).__name__}.step() at {current_line()} returned other arguments for it, "
+                "but the step of a device takes none. Let it return None."
+            )
+
+
+def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+    updates = captured_by(self)
+    if updates is None:
+        type(self).zero_grad(self, set_to_none)
+        return
+    updates.zero_grad(set_to_none, lambda: held_tensors(self))
+    if updates.training.optimizer is not self:
+        # Its update comes next, and how it is clipped is said before.
+        updates.training.change_optimizer(self)
+
+
+def _add_param_group(self: torch.optim.Optimizer, param_group: Dict[str, Any]) -> None:
+    updates = captured_by(self)
+    if updates is not None and updates.training.optimizer is self:
+        updates.training.forget_program()
+    type(self).add_param_group(self, param_group)
+    if updates is not None and updates.reach is not None:
+        updates.train_held()
+
+
+# Schedulers wrap the step of their optimizer to learn whether it was called, and warn when they find another one. The
+# link to the device's optimizer tells them instead.
+for _mark in ("_wrapped_by_lr_sched", "_with_counter"):
+    setattr(_step, _mark, True)

@@ -7,30 +7,18 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import (
-    Any,
-    Callable,
-    Collection,
-    Container,
-    Dict,
-    Iterable,
-    List,
-    NoReturn,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import Any, Callable, Collection, Container, Dict, Iterable, List, NoReturn, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
 
+from ignite_ipu.deferred.model.held import held_parameters
 from ignite_ipu.deferred.tensor.device_gradient import DeviceGradient, GradientSource
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.tensors.raw import gradient_of, requires_grad, set_gradient
 from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["DeviceGradients", "check_all_parameters", "refuse_uncleared"]
+__all__ = ["DeviceGradients", "refuse_uncleared"]
 
 
 class DeviceGradients:
@@ -42,18 +30,23 @@ class DeviceGradients:
     Args:
         model: The user's model.
         remedy: What its loop does to clip gradients; None puts nothing on parameters.
+        source: Weakly, what has the values of gradients.
         own: Ids of the parameters to look after; None for all.
 
     Attributes:
-        source: Weakly, what has the values of gradients.
         placed: Whether there is nothing to do for `place`.
         gone: The numbers of parameters whose gradients somebody has taken off, until `taken_off` tells.
     """
 
-    def __init__(self, model: nn.Module, remedy: Optional[str], own: Optional[Collection[int]] = None) -> None:
-        self._model = model
-        self.source: Callable[[], Optional[GradientSource]] = _unknown
-        self._named: List[Tuple[str, torch.Tensor]] = _named(model, own)
+    def __init__(
+        self,
+        model: nn.Module,
+        remedy: Optional[str],
+        source: Callable[[], Optional[GradientSource]],
+        own: Optional[Collection[int]] = None,
+    ) -> None:
+        self._source = source
+        self._named = [(name, each) for name, each in model.named_parameters() if own is None or id(each) in own]
         self._remedy = remedy
         self._made: List[weakref.ref[DeviceGradient]] = []
         # By the number of the parameter; None where `remove` has taken the gradient off.
@@ -61,16 +54,12 @@ class DeviceGradients:
         self.placed = remedy is None
         self.gone: Set[int] = set()
 
-    def like(self, own: Collection[int]) -> DeviceGradients:
-        """Return the same for other parameters of the model."""
-        return DeviceGradients(self._model, self._remedy, own)
-
     def of(self, parameter: torch.Tensor) -> DeviceGradient:
         """Return what stands for the gradient of a parameter."""
         with torch._C.DisableTorchFunctionSubclass():
             like = torch.Tensor.detach(parameter)
             remedy = self._remedy or "use torch.nn.utils.clip_grad_norm_ over all of the model's parameters"
-            gradient = DeviceGradient(like, self.source, weakref.ref(parameter), remedy)
+            gradient = DeviceGradient(like, self._source, weakref.ref(parameter), remedy)
         self._made.append(weakref.ref(gradient))
         return gradient
 
@@ -101,11 +90,8 @@ class DeviceGradients:
 
         Args:
             trained: Whether each parameter is part of the update that the gradients are of. It may be frozen by now.
-
-        Raises:
-            CaptureError: The loop has put another gradient there.
         """
-        self._refuse_others()
+        self.refuse_those_of_the_host()
         gone, self.gone = self.gone, set()
         left = sorted(number for number in self._gradients.keys() - gone if trained[number])
         for number in gone:
@@ -116,35 +102,44 @@ class DeviceGradients:
         return names, others
 
     def refuse_those_of_the_host(self) -> None:
-        """Refuse an update for gradients that the host has computed.
+        """Refuse an update for gradients that the host has computed."""
+        for name, parameter in self._of_the_host() if self._remedy is not None else ():
+            raise CaptureError(
+                f"At {current_line()}, {name} of shape {tuple(parameter.shape)} has a gradient that the host has "
+                "computed or set. The device's update would not use it, so it would be lost. Compute the loss from "
+                "what the model returns in training mode; a penalty on its weights, in its forward. To drop the "
+                "gradient, set parameter.grad = None."
+            )
 
-        Raises:
-            CaptureError: A parameter has one.
-        """
-        if self._remedy is not None:
-            self._refuse_others()
-
-    def refuse_those_of_before(self, held: Callable[[], Collection[int]]) -> None:
-        """Refuse to go backward when there are gradients already: PyTorch adds to them, a device does not.
-
-        Args:
-            held: Returns the ids of the parameters that optimizers hold; nobody uses the gradients of others.
-
-        Raises:
-            CaptureError: There are some.
-        """
-        with torch._C.DisableTorchFunctionSubclass():
-            found = {id(parameter): name for name, parameter in self._named if _of_the_host(parameter)}
+    def refuse_those_of_before(self) -> None:
+        """Refuse to go backward when there are gradients already: PyTorch adds to them, a device does not."""
+        found = {id(parameter): name for name, parameter in self._of_the_host()}
         if not found:
             return
-        # An optimizer that is not known yet may hold any.
-        ids = set(held())
-        if ids.isdisjoint(id(parameter) for _, parameter in self._named) or not ids.isdisjoint(found):
+        # Nobody uses the gradients of what no optimizer holds; one that is not known yet may hold any.
+        held = held_parameters()
+        if held.isdisjoint(id(parameter) for _, parameter in self._named) or not held.isdisjoint(found):
             raise CaptureError(
                 f"backward() at {current_line()} would add to gradients that the host has computed or set before "
                 f"({listed(list(found.values()))}), but an update on the device is of its own gradients alone. Call "
                 "optimizer.zero_grad(set_to_none=True) before the loop (with False gradients of zero are left); or use "
                 "them by optimizer.step() before the model is prepared."
+            )
+
+    def _of_the_host(self) -> List[Tuple[str, torch.Tensor]]:
+        """Return the parameters that have gradients which are no device's."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return [pair for pair in self._named if type(gradient_of(pair[1])) not in (type(None), DeviceGradient)]
+
+    def check_all(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Refuse to clip the gradients of some parameters only."""
+        given = set(map(id, parameters))
+        with torch._C.DisableTorchFunctionSubclass():
+            missing = [name for name, each in self._named if requires_grad(each) and id(each) not in given]
+        if given and missing:
+            raise CaptureError(
+                f"clip_grad_norm_ at {current_line()} leaves out {len(missing)} trained parameters ({missing[0]}, "
+                "...); a device clips the global norm of all. Pass model.parameters() of the prepared model."
             )
 
     def clear_those_of_the_host(self, parameters: Iterable[torch.Tensor], set_to_none: bool) -> None:
@@ -158,17 +153,6 @@ class DeviceGradients:
                     set_gradient(parameter, None)
                 else:
                     gradient.detach_().zero_()
-
-    def _refuse_others(self) -> None:
-        with torch._C.DisableTorchFunctionSubclass():
-            for name, parameter in self._named:
-                if _of_the_host(parameter):
-                    raise CaptureError(
-                        f"At {current_line()}, {name} of shape {tuple(parameter.shape)} has a gradient that the host "
-                        "has computed or set. The device's update would not use it, so it would be lost. Compute the "
-                        "loss from what the model returns in training mode; a penalty on its weights, in its forward. "
-                        "To drop the gradient, set parameter.grad = None."
-                    )
 
     def remove(self, only: Optional[Container[int]] = None) -> None:
         """Take them off, so that whoever looks at the parameters next finds ordinary ones.
@@ -212,41 +196,3 @@ def refuse_uncleared(before: Line) -> NoReturn:
         "nothing has cleared them since; they were on the device, and are gone. Call optimizer.zero_grad() after "
         "every optimizer.step(); to accumulate gradients over several backward calls, call step() once after them."
     )
-
-
-def _unknown() -> None:
-    return None
-
-
-def _of_the_host(parameter: torch.Tensor) -> bool:
-    """Tell whether a parameter has a gradient that is no device's."""
-    gradient = gradient_of(parameter)
-    return gradient is not None and type(gradient) is not DeviceGradient
-
-
-def _named(model: nn.Module, own: Optional[Collection[int]]) -> List[Tuple[str, torch.Tensor]]:
-    return [(name, each) for name, each in model.named_parameters() if own is None or id(each) in own]
-
-
-def check_all_parameters(
-    model: nn.Module, parameters: Iterable[torch.Tensor], own: Optional[Collection[int]] = None
-) -> None:
-    """Refuse to clip the gradients of some parameters only.
-
-    Args:
-        model: The model.
-        parameters: Those whose gradients are clipped.
-        own: Ids of those that the optimizer trains; None for all.
-
-    Raises:
-        CaptureError: Parameters that are trained are missing.
-    """
-    given = set(map(id, parameters))
-    with torch._C.DisableTorchFunctionSubclass():
-        named = _named(model, own)
-        missing = [name for name, each in named if requires_grad(each) and id(each) not in given]
-    if given and missing:
-        raise CaptureError(
-            f"clip_grad_norm_ at {current_line()} leaves out {len(missing)} trained parameters ({missing[0]}, "
-            "...); a device clips the global norm of all. Pass model.parameters() of the prepared model."
-        )

@@ -5,6 +5,7 @@ Until that step comes, PyTorch would have the weights of before; the device has 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Callable, List, Optional, Sequence
 
 import torch
@@ -13,6 +14,7 @@ from ignite_ipu.deferred.graph.operations import NORM, Operation, Value, reached
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import CALLS, Loss, ancestors
 from ignite_ipu.deferred.graph.structure import words
+from ignite_ipu.deferred.model.device_gradients import refuse_uncleared
 from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
 from ignite_ipu.errors import CaptureError, EarlyReadError, listed
 from ignite_ipu.program.user_code import Line, current_line
@@ -23,31 +25,22 @@ __all__ = ["EarlyUpdate", "early_read_error", "expected_loss", "incomplete", "ma
 _SAMPLING = words("multinomial bernoulli normal poisson binomial")
 
 
+@dataclasses.dataclass(eq=False)
 class EarlyUpdate:
     """An update that ran early; to call it refuses to show what the update has changed.
 
-    Args:
+    Attributes:
         line: Where the value was read.
         awaited: Whether it ran even before `backward()`, which is still to come.
-        uncleared: Where the update before was made, if its gradients had not been cleared when this one ran.
-
-    Attributes:
-        line, awaited, uncleared: As given; cleared gradients and `backward()` change them.
+        uncleared: Where the update before was made, as long as its gradients have not been cleared.
     """
 
-    __slots__ = ("awaited", "line", "uncleared")
-
-    def __init__(self, line: Line, awaited: bool = False, uncleared: Optional[Line] = None) -> None:
-        self.line = line
-        self.awaited = awaited
-        self.uncleared = uncleared
+    line: Line
+    awaited: bool = False
+    uncleared: Optional[Line] = None
 
     def check_confirmed(self) -> None:
-        """Refuse to go on without the `backward()` that the update ran ahead of.
-
-        Raises:
-            CaptureError: It has not come.
-        """
+        """Refuse to go on without the `backward()` that the update ran ahead of."""
         if self.awaited:
             raise CaptureError(
                 f"The value read at {self.line} made the update run before backward(), since in the step before its "
@@ -56,16 +49,18 @@ class EarlyUpdate:
                 "last checkpoint and leave a loop that skips updates to the host."
             )
 
+    def confirm(self) -> None:
+        """Take that the loss goes backward for which the update has run already."""
+        if self.uncleared is not None:
+            refuse_uncleared(self.uncleared)
+        self.awaited = False
+
     def error(self, rest: str) -> CaptureError:
         """Return the error for what does not go with the update; `rest` says what it is and what to do."""
         return CaptureError(f"The value read at {self.line} made the update run before optimizer.step(), and {rest}")
 
     def __call__(self) -> None:
-        """Refuse to show weights or the optimizer's state.
-
-        Raises:
-            CaptureError: Always.
-        """
+        """Refuse to show weights or the optimizer's state."""
         raise self.error(
             f"now weights or optimizer state are used at {current_line()}, to read, save or evaluate them. PyTorch "
             "would have those of before the update. Call optimizer.step() first, or read the value after "

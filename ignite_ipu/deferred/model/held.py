@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from typing import FrozenSet, List, Set
+from typing import FrozenSet, List
 
 import torch
 from torch import nn
 
 from ignite_ipu.program.tensors.raw import requires_grad
 
-__all__ = [
-    *("MODEL", "OPTIMIZERS", "WATCH", "held_by", "held_lists", "held_parameters"),
-    *("is_held", "is_trained", "release_optimizer"),
-]
+__all__ = ["MODEL", "OPTIMIZERS", "WATCH", "held_by", "held_parameters", "held_tensors", "is_held", "release_optimizer"]
 
 OPTIMIZERS: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 MODEL = "_ignite_ipu_model"
@@ -32,29 +29,23 @@ def release_optimizer(optimizer: torch.optim.Optimizer) -> None:
     OPTIMIZERS.discard(optimizer)
 
 
-def held_parameters() -> Set[int]:
-    """Return the ids of the parameters that some optimizer holds."""
-    return {each for optimizer in list(OPTIMIZERS) for each in held_by(optimizer)}
-
-
-def held_lists() -> List[List[torch.Tensor]]:
-    """Return the parameters that each optimizer holds."""
-    return [[each for group in optimizer.param_groups for each in group["params"]] for optimizer in list(OPTIMIZERS)]
+def held_tensors(optimizer: torch.optim.Optimizer) -> List[torch.Tensor]:
+    """Return the parameters that an optimizer holds."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def held_by(optimizer: torch.optim.Optimizer) -> FrozenSet[int]:
     """Return the ids of the parameters that an optimizer holds."""
-    return frozenset(id(each) for group in optimizer.param_groups for each in group["params"])
+    return frozenset(map(id, held_tensors(optimizer)))
 
 
-def is_held(model: nn.Module) -> bool:
-    """Tell whether some optimizer holds a parameter of a model."""
-    held = held_parameters()
-    return any(id(parameter) in held for parameter in model.parameters())
+def held_parameters() -> FrozenSet[int]:
+    """Return the ids of the parameters that some optimizer holds."""
+    return frozenset().union(*map(held_by, list(OPTIMIZERS)))
 
 
-def is_trained(model: nn.Module) -> bool:
-    """Tell whether some optimizer holds a parameter of a model that requires gradients."""
+def is_held(model: nn.Module, trained: bool = False) -> bool:
+    """Tell whether some optimizer holds a parameter of a model; if asked, one that requires gradients."""
     held = held_parameters()
     with torch._C.DisableTorchFunctionSubclass():
-        return any(id(parameter) in held and requires_grad(parameter) for parameter in model.parameters())
+        return any(id(each) in held and (requires_grad(each) or not trained) for each in model.parameters())

@@ -9,40 +9,37 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+from itertools import chain
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, cast
 
 import torch
 from torch import nn
 
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation, with_gradients
-from ignite_ipu.deferred.compiled.first_calls import call_first
+from ignite_ipu.deferred.compiled.host_calls import called_on_host
 from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
 from ignite_ipu.deferred.compiled.training import CapturedTraining
-from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value, replayed, shown_input
+from ignite_ipu.deferred.graph.operations import Operation, Value, replayed, shown_input
 from ignite_ipu.deferred.graph.owners import own, parameter_of
-from ignite_ipu.deferred.graph.signatures import SignaturesByModes, seen_before
 from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.deferred.graph.structure import Structure, flatten_call, unflatten
+from ignite_ipu.deferred.graph.structure import Structure, unflatten
 from ignite_ipu.deferred.model.capturing_class import release_class
-from ignite_ipu.deferred.model.device_gradients import DeviceGradients
 from ignite_ipu.deferred.model.early_reads import early_read_error, not_frozen
-from ignite_ipu.deferred.model.held import held_by, held_lists, held_parameters, is_trained, release_optimizer
-from ignite_ipu.deferred.model.host_calls import HostCall, called_on_host
-from ignite_ipu.deferred.model.transforms import refuse_transforms
+from ignite_ipu.deferred.model.held import (
+    OPTIMIZERS,
+    held_by,
+    held_parameters,
+    held_tensors,
+    is_held,
+    release_optimizer,
+)
+from ignite_ipu.deferred.model.recording import RecordedCalls
 from ignite_ipu.deferred.model.turns import is_statistic
 from ignite_ipu.deferred.model.updates import Updates
-from ignite_ipu.deferred.model.weight_edits import WeightEdits
-from ignite_ipu.deferred.settings import CaptureObserver
-from ignite_ipu.deferred.tensor.buffer_writes import BufferWrites
+from ignite_ipu.deferred.model.writes import BufferWrites, WeightEdits
+from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
 from ignite_ipu.deferred.tensor.routing import awaits_backward
-from ignite_ipu.deferred.tensor.tensor import (
-    DeferredTensor,
-    all_values,
-    as_leaf,
-    deferred_results,
-    deferred_values,
-    record_on_weights,
-)
+from ignite_ipu.deferred.tensor.tensor import all_values, deferred_values, record_on_weights
 from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import named_tensors
@@ -88,7 +85,7 @@ class CapturedModel:
         postponed: Callable[[], Optional[str]] = lambda: None,
         clip_remedy: Optional[str] = None,
         part_of: Optional[CapturedModel] = None,
-        observer: Optional[CaptureObserver] = None,
+        observer: CaptureObserver = IGNORING,
         joins: bool = False,
     ) -> None:
         self.model = model
@@ -99,15 +96,13 @@ class CapturedModel:
         self._observer = observer
         self._join = join
         self.postponed = postponed
-        # Without and with gradients.
-        self._signatures = SignaturesByModes(DeferredTensor), SignaturesByModes(DeferredTensor)
+        self._calls = RecordedCalls(self)
         self._tensors: Dict[str, torch.Tensor] = {}
-        self._is_set_up = False
         if part_of is not None:
             self._follow(part_of)
             part_of.parts.append(self)
             return
-        self._clip_remedy, self._joins = clip_remedy, joins
+        self.clip_remedy, self._joins = clip_remedy, joins
         self._begin()
 
     def _begin(self) -> None:
@@ -116,7 +111,7 @@ class CapturedModel:
         self.session = IPUSession.of(model)
         self.session.refuse_second_trainer()
         self.modes = Modes(model, self.session.weights)
-        self.turns = [Updates(self, self._new_training(), DeviceGradients(model, self._clip_remedy))]
+        self.turns = [Updates(self)]
         self.evaluation = CapturedEvaluation(self.session, self.config)
         self.edits = WeightEdits(self.session.weights)
         self.buffer_writes = BufferWrites()
@@ -156,11 +151,8 @@ class CapturedModel:
 
     def like(self, model: nn.Module) -> CapturedModel:
         """Return what captures another model in the same way, for `join`."""
-        own = (self.config, self._join, self.postponed, self._clip_remedy)
+        own = (self.config, self._join, self.postponed, self.clip_remedy)
         return CapturedModel(model, *own, observer=self._observer, joins=True)
-
-    def _new_training(self) -> CapturedTraining:
-        return CapturedTraining(self.session, self.config, self.modes)
 
     def parameter_ids(self) -> Sequence[int]:
         """Return the ids of its parameters."""
@@ -173,12 +165,7 @@ class CapturedModel:
     # -- calls of the model ---------------------------------------------------------------------------------------
 
     def call(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        """Answer a call of the model.
-
-        Raises:
-            CaptureError: PyTorch transforms the call, or replaces weights for it.
-        """
-        refuse_transforms(self)
+        """Answer a call of the model."""
         try:
             return self._answer(args, kwargs)
         except ReplacedError:
@@ -190,17 +177,15 @@ class CapturedModel:
         grad = torch.is_grad_enabled()
         if not (grad and self.model.training):
             if not self.continues_a_step(args, kwargs):
-                if self._observer is not None:
-                    self._observer.called(self, recorded=False)
+                self._observer.called(self, recorded=False)
                 whole = self.whole
                 whole.buffer_writes.check_evaluation(self)
                 output = whole.evaluation.run(args, kwargs, self.model)
-                return with_gradients(output, (args, kwargs), is_trained(self.model)) if grad else output
+                return with_gradients(output, (args, kwargs), is_held(self.model, trained=True)) if grad else output
             if not self.is_frozen:
                 raise not_frozen(self)
-        if self._observer is not None:
-            self._observer.called(self, recorded=True)
-        return self._record(args, kwargs, self._signatures[grad])
+        self._observer.called(self, recorded=True)
+        return self._calls.record(args, kwargs, grad)
 
     def continues_a_step(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
         """Tell whether the model is called with what a step has yet to compute."""
@@ -213,67 +198,6 @@ class CapturedModel:
         """True if no parameter of the model requires gradients."""
         with torch._C.DisableTorchFunctionSubclass():
             return not any(parameter.requires_grad for parameter in self.model.parameters())
-
-    def _record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], known: SignaturesByModes) -> Any:
-        whole, line = self.whole, current_line(above=4)
-        whole.edits.look()
-        modes = whole.modes.now()
-        signatures = known.last if modes is known.modes else known.of(modes)
-        leaves: List[Any] = []
-        values = (*args, *kwargs.values()) if kwargs else args
-        signature = signatures.look_up([len(args), *kwargs], values, leaves, ())
-        if signature is None:
-            signature, leaves = self._found_out(known, args, kwargs, line)
-        operation = Operation(signature, self, leaves, line)
-        if signature.writes:
-            whole.buffer_writes.note(operation)
-        return deferred_results(operation)
-
-    def _found_out(
-        self, known: SignaturesByModes, args: Tuple[Any, ...], kwargs: Dict[str, Any], line: Line
-    ) -> Tuple[CallSignature, List[Any]]:
-        """Return the signature of a call that takes more than a look at its arguments, and their leaves."""
-        found: List[Any] = []
-        signatures = known.last
-        structure = flatten_call(args, kwargs, found)
-        with torch._C.DisableTorchFunctionSubclass():
-            leaves = [as_leaf(leaf, line) for leaf in found]
-            key = (structure.key, tuple([leaf.shape.key for leaf in leaves]))
-            signature = signatures.templates.get(key)
-            if signature is None:
-                called = self._called_on_host(structure, leaves)
-                # A first call may set something up, such as a cache or the weights of lazy layers.
-                self.whole.edits.look()
-                modes = self.whole.modes.now()
-                signatures = known.of(modes)
-                make = functools.partial(called.signature, structure, leaves, modes, self.is_frozen)
-                signature = seen_before(signatures.templates, key, make)
-            signatures.learn([len(args), *kwargs], (*args, *kwargs.values()), (), signature)
-            return signature, leaves
-
-    def _called_on_host(self, structure: Structure, leaves: List[Any]) -> HostCall:
-        """Find out what the model returns and writes by calling it on the host, without a trace there.
-
-        Raises:
-            CaptureError: Some of it is trained as a model of its own, or its code cannot be compiled.
-        """
-        owners = {owner for owner in map(owner_of, self.model.parameters()) if owner is not None}
-        if owners - {self.whole}:
-            names = " and ".join(sorted(owner.name for owner in owners - {self.whole}))
-            raise CaptureError(
-                f"{self.name} was called in training mode at {current_line()}, but some of its weights are "
-                f"those of {names}, which a device step trains as a model of its own. Call {self.name} before what it "
-                f"consists of, or make the optimizer from the parameters of {self.name}."
-            )
-        values = [
-            torch.zeros(leaf.shape.size, dtype=leaf.shape.dtype) if isinstance(leaf, Value) else leaf.tensor
-            for leaf in leaves
-        ]
-        if not self._is_set_up:
-            self._is_set_up = True
-            args, kwargs = unflatten(structure, values)
-            call_first(self.model, args, kwargs, self.whole.session)
-        return called_on_host(self.model, structure, values, self.whole.session.weights, self.name)
 
     def _look_after(self, session: IPUSession) -> None:
         """Let a session, which may be that of an engine over a part, go by what is captured."""
@@ -330,24 +254,18 @@ class CapturedModel:
                 return turn
         turn = self.turns[0]
         if turn.training.optimizer is not None:
-            turn = Updates(self, self._new_training(), DeviceGradients(self.model, None))
+            turn = Updates(self)
             self.turns.append(turn)
         turn.training.optimizer = optimizer
         if self.several:
             losses = list(dict.fromkeys(self.pending))
             for each in self.turns:
-                assert each.training.optimizer is not None
-                own = held_by(each.training.optimizer)
-                each.train_only(own, DeviceGradients(self.model, self._clip_remedy, own))
+                each.train_held()
                 each.pending = [loss for loss in losses if each.chosen([loss])]
         return turn
 
     def turn_with(self, parameters: Sequence[torch.Tensor]) -> Updates:
-        """Return the updates of those parameters; of all, where one optimizer has all.
-
-        Raises:
-            CaptureError: Several optimizers train them.
-        """
+        """Return the updates of those parameters; of all, where one optimizer has all."""
         ids, turns = {id(parameter) for parameter in parameters}, self.whole.turns
         found = [turn for turn in turns if len(turns) == 1 or not ids.isdisjoint(turn.training.own or ())]
         if len(found) != 1:
@@ -360,22 +278,14 @@ class CapturedModel:
     def clip(
         self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float, given: Any = None
     ) -> torch.Tensor:
-        """Clip the gradients of parameters in the coming update, and return their norm, as `Updates.clip` does.
-
-        Raises:
-            CaptureError: The device cannot, or these are not all that the update is of.
-        """
+        """Clip the gradients of parameters in the coming update, and return their norm, as `Updates.clip` does."""
         if not self.whole.several:
             return self.whole.updates.clip(parameters, max_norm, norm_type, given)
         tensors = list(parameters)
         return self.whole.turn_with(tensors).clip(tensors, max_norm, norm_type)
 
     def zero_grad(self, set_to_none: bool, model: nn.Module) -> None:
-        """Do what `zero_grad` of a model does, this or a part of it.
-
-        Raises:
-            CaptureError: It is of some of an optimizer's parameters, whose other gradients PyTorch keeps.
-        """
+        """Do what `zero_grad` of a model does, this or a part of it."""
         ids = {id(parameter) for parameter in nn.Module.parameters(model)}
         for turn in self.turns:
             own = turn.training.own
@@ -389,11 +299,7 @@ class CapturedModel:
                 )
 
     def backward(self, loss: Loss) -> None:
-        """Take a loss that went backward.
-
-        Raises:
-            CaptureError: It cannot be a part of the update, or no optimizer has weights that it reaches.
-        """
+        """Take a loss that went backward."""
         turns = self.whole.turns
         if len(turns) > 1:
             turns = [turn for turn in turns if turn.reach is None or turn.chosen([loss])]
@@ -404,8 +310,7 @@ class CapturedModel:
             )
         for turn in turns:
             turn.backward(loss)
-        if self._observer is not None:
-            self._observer.went_backward(self)
+        self._observer.went_backward(self)
 
     @property
     def accumulates(self) -> Optional[bool]:
@@ -417,7 +322,10 @@ class CapturedModel:
 
     def know_norms(self, line: Line) -> bool:
         """Have the host compute awaited norms of gradients, which are read at a line; tells whether it could."""
-        return not self.several and self.updates.show_host_gradients(line) and self.training.gradients.settle_norms()
+        if self.several or not self.updates.show_host_gradients(line):
+            return False
+        self.training.gradients.settle_norms()
+        return True
 
     def early_update(self, value: Value, operations: Sequence[Operation]) -> Optional[Callable[[], None]]:
         """Return what runs the update of a value before its `optimizer.step()`; None if none can run for it."""
@@ -428,11 +336,7 @@ class CapturedModel:
         return None
 
     def refuse_read(self, value: Value, what: str) -> None:
-        """Refuse a read for which no update can run.
-
-        Raises:
-            EarlyReadError: Always.
-        """
+        """Refuse a read for which no update can run."""
         if self.several:
             raise EarlyReadError(
                 f"{what} at {current_line()} asks for a value of an update by one of several optimizers before its "
@@ -440,15 +344,6 @@ class CapturedModel:
                 "model read what earlier ones write. Read it after that step()."
             )
         raise early_read_error(self, self.postponed, value, what)
-
-    def confirm(self, line: Line) -> None:
-        """Take that the loss goes backward for which the update has run already.
-
-        Raises:
-            CaptureError: Gradients of the update before have not been cleared.
-        """
-        for turn in self.turns:
-            turn.confirm(line)
 
     def computes_on_host(self, line: Line) -> bool:
         """Copy the newest weights to the host, to compute a value there that is read at a line; False if it cannot."""
@@ -468,17 +363,16 @@ class CapturedModel:
 
     def beside(self, weights: Sequence[torch.Tensor]) -> CapturedModel:
         """Return what captures weights that nothing has captured, to be trained together with this."""
-        if self._observer is not None:
-            for weight in weights:
-                self._observer.uses(weight)
+        for weight in weights:
+            self._observer.uses(weight)
         own = {id(weight) for weight in weights}
         if own - held_parameters():
             raise CaptureError(
                 f"The loss that goes backward at {current_line()} is computed from parameters that no optimizer holds "
                 "and no captured model has. Prepare what they are of, or call requires_grad_(False) on them."
             )
-        together = [weights, *(held for held in held_lists() if not own.isdisjoint(map(id, held)))]
-        loose = {id(each): each for held in together for each in held if parameter_of(each) is None}
+        held = [held_tensors(optimizer) for optimizer in list(OPTIMIZERS) if not own.isdisjoint(held_by(optimizer))]
+        loose = {id(each): each for each in chain(weights, *held) if parameter_of(each) is None}
         return self.whole.like(LooseParameters(list(loose.values()))) if loose else self
 
     def computes_alone(self, call: Operation) -> bool:
@@ -523,7 +417,7 @@ class CapturedModel:
     def join(self, parts: List[CapturedModel]) -> None:
         """Run the updates and evaluations of other captured models, which are parts of this one's model."""
         for whole in {part.whole: None for part in parts}:
-            self.buffer_writes.take_over(whole.buffer_writes)
+            self.buffer_writes.waiting.update(whole.buffer_writes.waiting)
             for before in whole.turns:
                 optimizer = before.training.optimizer
                 mine = self.turns[0] if optimizer is None else self.turn_of(optimizer)
@@ -580,11 +474,7 @@ class CapturedModel:
                 capture._tensors = {}
 
     def find_optimizer(self) -> None:
-        """Find out which optimizer trains this.
-
-        Raises:
-            CaptureError: None is known that does.
-        """
+        """Find out which optimizer trains this."""
         self._join([self], current_line())
         if self.training.optimizer is None:
             raise CaptureError("The model's optimizer is not known: prepare it together with the model.")

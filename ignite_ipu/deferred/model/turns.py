@@ -28,15 +28,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 
 from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import (
-    CLOCK,
-    CallSignature,
-    Operation,
-    Value,
-    by_number,
-    name_of,
-    reached,
-)
+from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, Operation, Value, by_number, name_of, reached
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import plain

@@ -6,31 +6,19 @@ import contextlib
 import logging
 import math
 import weakref
-from typing import Any, Callable, Container, Dict, FrozenSet, Iterable, List, Optional, Protocol, Sequence
+from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Protocol, Sequence
 
 import torch
 from torch import nn
 
+from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.training import CapturedTraining
-from ignite_ipu.deferred.graph.operations import (
-    CLOCK,
-    NORM,
-    USES,
-    Operation,
-    Value,
-    keep_inputs,
-    keep_weights,
-)
+from ignite_ipu.deferred.graph.operations import CLOCK, NORM, USES, Operation, Value, keep_inputs, keep_weights
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.deferred.model.device_gradients import (
-    DeviceGradients,
-    check_all_parameters,
-    refuse_uncleared,
-)
+from ignite_ipu.deferred.model.device_gradients import DeviceGradients, refuse_uncleared
 from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, incomplete, may_run_early
-from ignite_ipu.deferred.model.held import held_by, held_parameters
-from ignite_ipu.deferred.model.host_gradients import gradients_on_host
+from ignite_ipu.deferred.model.held import held_by
 from ignite_ipu.deferred.model.turns import (
     Older,
     Reach,
@@ -40,11 +28,11 @@ from ignite_ipu.deferred.model.turns import (
     keep_buffers,
     values_of_then,
 )
-from ignite_ipu.deferred.model.weight_edits import WeightEdits
-from ignite_ipu.deferred.tensor.buffer_writes import BufferWrites
+from ignite_ipu.deferred.model.writes import BufferWrites, WeightEdits
 from ignite_ipu.deferred.tensor.device_gradient import DeviceGradient
 from ignite_ipu.deferred.tensor.tensor import deferred_results
 from ignite_ipu.errors import CaptureError, listed
+from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
@@ -58,20 +46,18 @@ class _Whole(Captured, Protocol):
     """The captured model whose updates these are; its attributes are those of `CapturedModel`."""
 
     session: IPUSession
+    config: IPUConfig
+    modes: Modes
     edits: WeightEdits
     buffer_writes: BufferWrites
     postponed: Callable[[], Optional[str]]
+    clip_remedy: Optional[str]
 
     @property
-    def turns(self) -> Sequence[Updates]:
-        """Updates of its optimizers."""
-
+    def turns(self) -> Sequence[Updates]: ...
     @property
-    def whole(self) -> _Whole:
-        """Captured model that it is trained as a part of by now, or itself."""
-
-    def find_optimizer(self) -> None:
-        """Find out which optimizer trains this."""
+    def whole(self) -> _Whole: ...
+    def find_optimizer(self) -> None: ...
 
 
 class Updates:
@@ -79,11 +65,9 @@ class Updates:
 
     Args:
         model: What captures them.
-        training: What runs the updates.
-        gradients: What stands for the gradients.
 
     Attributes:
-        training, gradients: As given.
+        training, gradients: What runs the updates, and what stands for their gradients.
         pending: Losses that went backward since the last update.
         early: The update that ran before its `optimizer.step()`, until that comes.
         uncleared: Where the last update was made, as long as its gradients have not been cleared.
@@ -91,10 +75,10 @@ class Updates:
         stepped: When the last update ran, by `CLOCK`.
     """
 
-    def __init__(self, model: _Whole, training: CapturedTraining, gradients: DeviceGradients) -> None:
+    def __init__(self, model: _Whole) -> None:
         self._model = model
-        self.training, self.gradients = training, gradients
-        gradients.source = weakref.ref(self)
+        self.training = CapturedTraining(model.session, model.config, model.modes)
+        self.gradients = DeviceGradients(model.model, model.clip_remedy, weakref.ref(self))
         self.pending: List[Loss] = []
         self.early: Optional[EarlyUpdate] = None
         self.uncleared: Optional[Line] = None
@@ -111,23 +95,14 @@ class Updates:
         """True unless the model is trained as a part of a larger one by now."""
         return self._model.whole is self._model
 
-    def look_again(self) -> None:
-        """Look for the parameters that the optimizer holds, of which there may be more now."""
-        if self.reach is not None and self.training.optimizer is not None:
-            own = held_by(self.training.optimizer)
-            self.train_only(own, self.gradients.like(own))
-
-    def train_only(self, own: FrozenSet[int], gradients: DeviceGradients) -> None:
-        """Train some of the model's parameters from now on; others have optimizers of their own.
-
-        Args:
-            own: Ids of the parameters that the optimizer holds.
-            gradients: What stands for their gradients.
-        """
+    def train_held(self) -> None:
+        """Train the parameters that the optimizer holds now, and no others; those have optimizers of their own."""
+        assert self.training.optimizer is not None
+        own = held_by(self.training.optimizer)
         self.training.forget_program()
         self.training.own, self.reach = own, Reach(own)
         self.gradients.remove()
-        self.gradients = gradients
+        self.gradients = DeviceGradients(self._model.model, self._model.clip_remedy, weakref.ref(self), own)
 
     @property
     def _others(self) -> List[Updates]:
@@ -154,7 +129,7 @@ class Updates:
         for chosen in (loss,) if self.reach is None else self.chosen([loss]):
             self.training.modes.check_trained(chosen, self.training.own)
         if not self.gradients.placed:
-            self.gradients.refuse_those_of_before(held_parameters)
+            self.gradients.refuse_those_of_before()
             self.gradients.place(self.training.gradients.unused)
         keeps = self.training.keeps_inputs
         if keeps or self.pending or self.training.accumulates or self._model.postponed() is not None:
@@ -164,11 +139,7 @@ class Updates:
             USES.difference_update(loss.operations)
 
     def _follow_gradients(self, what: str) -> None:
-        """Do with gradients on the device what the loop did with those on the host: it has taken some off.
-
-        Raises:
-            CaptureError: It did so with some of them, or too late.
-        """
+        """Do with gradients on the device what the loop did with those on the host: it has taken some off."""
         names, others = self.gradients.taken_off(self.training.trained_in(self.pending))
         if not (self.pending or self.uncleared or self.early):
             return
@@ -227,9 +198,6 @@ class Updates:
         Args:
             set_to_none: Whether there are none from now on, or zeros.
             parameters: Returns those whose gradients are cleared, should the host have any.
-
-        Raises:
-            CaptureError: The update has run already, for a value that was read.
         """
         if self.early is not None and self.early.awaited:
             self.early.uncleared = None
@@ -250,28 +218,19 @@ class Updates:
         self.training.zeroed = None if set_to_none else current_line()
 
     def early_losses(self, value: Value, operations: Sequence[Operation]) -> Optional[Sequence[Loss]]:
-        """Return what has yet to go backward for an update that a value comes with; None if no update can run for it.
-
-        Raises:
-            CaptureError: An update has run early, and its `backward()` has not come.
-        """
+        """Return what has yet to go backward for an update that a value comes with; None if none can run for it."""
         if self.early is not None:
             self.early.check_confirmed()
             return None
-        postponed = self._model.postponed
-        if self.reach is not None:
-            return self._early_losses_in_turn(value, operations)
-        if may_run_early(self._model, postponed, operations):
+        if self.reach is None and may_run_early(self._model, self._model.postponed, operations):
             return ()
-        loss = None if self.pending or postponed() else expected_loss(value, current_line())
-        return (loss,) if loss is not None and self.training.expects([loss]) else None
-
-    def _early_losses_in_turn(self, value: Value, operations: Sequence[Operation]) -> Optional[Sequence[Loss]]:
-        """Do so where other optimizers may use the losses: the update is the one before, or none."""
         ahead: List[Loss] = []
         if not self.pending and self._model.postponed() is None:
             loss = expected_loss(value, current_line())
             ahead += [] if loss is None else [loss]
+        if self.reach is None:
+            return ahead if ahead and self.training.expects(ahead) else None
+        # Other optimizers may use the losses: the update is the one before, or none.
         losses = self.chosen([*self.pending, *ahead])
         made = {operation for loss in losses for operation in loss.operations}
         calls = {each for each in operations if each.signature.modes is not None and not each.done}
@@ -292,9 +251,10 @@ class Updates:
             # Gradients of the update before may still be cleared: natively there are none of this one yet.
             uncleared, updates.uncleared = updates.uncleared, None
             whole.backward(loss)
-            loss.value.early = whole
         updates._run()
         updates.early = EarlyUpdate(current_line(), bool(losses), uncleared)
+        for loss in losses:
+            loss.value.went_backward = updates.early.confirm
         whole.session.hooks.withheld = updates.early
 
     def computes_on_host(self, line: Line) -> bool:
@@ -318,25 +278,10 @@ class Updates:
                 )
         return True
 
-    def confirm(self, line: Line) -> None:
-        """Take that the loss goes backward for which the update has run already.
-
-        Raises:
-            CaptureError: Gradients of the update before have not been cleared.
-        """
-        if self.early is not None:
-            if self.early.uncleared is not None:
-                refuse_uncleared(self.early.uncleared)
-            self.early.awaited = False
-
     # -- gradients ------------------------------------------------------------------------------------------------
 
     def gradient_of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
-        """Return the gradient of a parameter as PyTorch has it now, None for none; the update runs for it if need be.
-
-        Raises:
-            CaptureError: The update was made without bringing gradients back.
-        """
+        """Return the gradient of a parameter as PyTorch has it now, if any; the update runs for it if need be."""
         if not self.is_current:
             return self._model.whole.turns[0].gradient_of(parameter)
         training = self.training
@@ -371,7 +316,7 @@ class Updates:
         if complete or self.reach is not None or not self.computes_on_host(line):
             return False
         if self._shown != len(self.pending):
-            self.training.gradients.show(gradients_on_host(self._model.session.model, self.pending))
+            self.training.gradients.compute(self.pending)
             self.gradients.remove(self.training.gradients.unused)
             self._shown = len(self.pending)
         return True
@@ -407,9 +352,6 @@ class Updates:
 
         Returns:
             The norm before, which comes with the update.
-
-        Raises:
-            CaptureError: The norm is no 2-norm, differs from the compiled one, or is not of all trained parameters.
         """
         chosen = list(parameters) if max_norm == math.inf else None
         if chosen is None:
@@ -439,15 +381,11 @@ class Updates:
             told = len(parameters)
         trained = self.training.modes.trained()
         if (told, trained) != self.training.checked:
-            check_all_parameters(self._model.whole.session.model, parameters, self.training.own)
+            self.gradients.check_all(parameters)
             self.training.checked = told, trained
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let another optimizer than before make the coming updates.
-
-        Raises:
-            CaptureError: The update has been made by another one.
-        """
+        """Let another optimizer than before make the coming updates."""
         other = self.training.optimizer
         if other is not None and (self.early is not None or not self.pending):
             what = f"for the value read at {self.early.line}" if self.early is not None else "already"

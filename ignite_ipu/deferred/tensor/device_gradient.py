@@ -66,11 +66,7 @@ class DeviceGradient(torch.Tensor):
         self.source, self.parameter, self.remedy, self.held = source, parameter, remedy, held
 
     def read(self) -> torch.Tensor:
-        """Return the values.
-
-        Raises:
-            CaptureError: There are none to be had, or none any more.
-        """
+        """Return the values."""
         if self.held is not None:
             return self.held
         source, parameter = self.source(), self.parameter()
@@ -154,11 +150,7 @@ def _is_metadata(func: Any) -> bool:
 
 
 def _refuse_writing(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-    """Refuse to write into a gradient.
-
-    Raises:
-        CaptureError: The function does.
-    """
+    """Refuse to write into a gradient."""
     name = func.__name__
     in_place = name in OPERATORS or name in ("__setitem__", "__set__", "__delete__")
     if in_place or kwargs.get("inplace") or (name.endswith("_") and not name.endswith("__")):

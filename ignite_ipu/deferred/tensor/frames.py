@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from types import CodeType, FrameType
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 from torch.distributions import ContinuousBernoulli, Distribution, Geometric, Uniform
@@ -19,7 +19,6 @@ from ignite_ipu.program.user_code import OURS, current_line
 __all__ = [
     "DISTRIBUTIONS",
     "TRANSFORMS",
-    "applied_function",
     "called_by",
     "frame_of",
     "is_argument_check",
@@ -69,21 +68,14 @@ def is_argument_check() -> bool:
     return frame is not None and frame.f_code in _ARGUMENT_CHECKS
 
 
-def applied_function() -> Optional[str]:
-    """Return the name of the `autograd.Function` in whose forward this is, None outside of them."""
-    frame = frame_of(_APPLY)
-    return None if frame is None else str(frame.f_locals["cls"].__name__)
-
-
-def refuse_function(name: str, values: Sequence[Value]) -> None:
+def refuse_function(values_in: Callable[[Any], Sequence[Value]], arguments: Any) -> None:
     """Refuse an operation on values to come that depend on weights within the forward of an `autograd.Function`.
 
     PyTorch runs that without gradients, so none would flow through what is recorded.
-
-    Raises:
-        CaptureError: Some value does.
     """
-    if any(value.shape.requires_grad for value in values):
+    frame = frame_of(_APPLY)
+    if frame is not None and any(value.shape.requires_grad for value in values_in(arguments)):
+        name = frame.f_locals["cls"].__name__
         raise CaptureError(
             f"{name}.apply() at {current_line()}: {OWN_BACKWARD.format(name=name)} To compute the value alone, apply "
             "it to x.detach()."
@@ -91,11 +83,7 @@ def refuse_function(name: str, values: Sequence[Value]) -> None:
 
 
 def refuse_script() -> None:
-    """Refuse a call from C++ that is no transform's: a scripted function's, with which some versions of PyTorch crash.
-
-    Raises:
-        CaptureError: It is one, and this is such a version.
-    """
+    """Refuse a call from C++ that is no transform's: a scripted function's, with which PyTorch 2.0 crashes."""
     if _SCRIPTS_CRASH and not called_by(TRANSFORMS):
         error = CaptureError(
             f"A function of TorchScript is called at {current_line()} with a value of the training step, and PyTorch "

@@ -26,11 +26,7 @@ class _NoGradient:
     """Source of the gradients of what is no weight."""
 
     def gradient_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Refuse to return one.
-
-        Raises:
-            CaptureError: Always.
-        """
+        """Refuse to return one."""
         raise CaptureError(
             f"The gradient is read at {current_line()} of a tensor of shape {tuple(tensor.shape)} that is no weight of "
             "a captured model. If it is a parameter, make it one of the model that is prepared, or give it to its "
@@ -50,11 +46,7 @@ def withhold_gradient(tensor: torch.Tensor) -> None:
 
 
 def refuse_weights_of_the_host(tensor: torch.Tensor, line: Line) -> None:
-    """Refuse a tensor that PyTorch has computed on the host from captured weights, as a penalty on them is.
-
-    Raises:
-        CaptureError: It is one.
-    """
+    """Refuse a tensor that PyTorch has computed on the host from captured weights, as a penalty on them is."""
     names = _weights_behind(tensor)
     if not names:
         return

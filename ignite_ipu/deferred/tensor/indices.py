@@ -26,9 +26,6 @@ def with_known_indices(name: str, args: Tuple[Any, ...], on_host: _OnHost) -> Tu
     """Return arguments of a function in `INDEXED` with what the host knows of their indices.
 
     Tensors without dimensions become whole numbers, boolean masks become where they hold, and arrays become tensors.
-
-    Raises:
-        IndexError: A mask has another shape than what it selects from.
     """
     if name not in _ITEMS:
         return (args[0], *_with_numbers(args[1:], on_host))

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from typing import Any, Callable, Mapping, Sequence
 
 import torch
+import torch.nn.functional as F
 
 from ignite_ipu.deferred.graph.leaves import Input, Shape
 from ignite_ipu.deferred.graph.owners import parameter_of
-from ignite_ipu.deferred.graph.structure import refuse_sparse
+from ignite_ipu.deferred.graph.structure import refuse_sparse, words
 from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST, refuse_weights_of_the_host, withhold_gradient
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line
 from ignite_ipu.session.weights.access import is_watched
 
-__all__ = ["input_of", "is_weight"]
+__all__ = ["NORMALISATIONS", "input_of", "is_weight", "refuse_statistics"]
+
+# Functions that write running statistics, those of TorchScript too.
+NORMALISATIONS = words(
+    "batch_norm instance_norm native_batch_norm native_batch_norm.default _native_batch_norm_legit "
+    "_native_batch_norm_legit.default"
+)
+# Where in the arguments of those in C++ the statistics are, and whether they are written.
+_STATISTICS = slice(3, 6)
 
 
 def is_weight(tensor: Any) -> bool:
@@ -25,11 +35,7 @@ def is_weight(tensor: Any) -> bool:
 
 
 def input_of(tensor: torch.Tensor, line: Line) -> Input:
-    """Return what a recorded operation refers to for a tensor of the host, which may be a weight.
-
-    Raises:
-        CaptureError: The host has computed it from weights, or has it in a form that no program takes.
-    """
+    """Return what a recorded operation refers to for a tensor of the host, which may be a weight."""
     found = parameter_of(tensor)
     if found is not None:
         model, name = found
@@ -54,3 +60,29 @@ def input_of(tensor: torch.Tensor, line: Line) -> Input:
         )
     refuse_sparse(tensor, line)
     return Input(tensor, Shape.of(tensor, False))
+
+
+def refuse_statistics(
+    function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any], line: Line
+) -> None:
+    """Refuse one of `NORMALISATIONS` that writes its running statistics into tensors of the host.
+
+    Args:
+        function, name: What is called, and what it is called.
+        args, kwargs: Its arguments.
+        line: Where.
+    """
+    if function in (F.batch_norm, F.instance_norm):
+        given = inspect.signature(function).bind(*args, **kwargs)
+        given.apply_defaults()
+        mean, variance = given.arguments["running_mean"], given.arguments["running_var"]
+        writes = given.arguments["training" if function is F.batch_norm else "use_input_stats"]
+    else:
+        mean, variance, writes = args[_STATISTICS]
+    written = [each for each in (mean, variance) if isinstance(each, torch.Tensor) and parameter_of(each) is None]
+    if writes and written:
+        raise CaptureError(
+            f"{name} at {line} is in training mode and writes running statistics of shape {tuple(written[0].shape)} "
+            "into tensors of no prepared model, into which nothing comes back from the device. Make the layer part of "
+            "the model that is prepared; or call eval() on it, or make it with track_running_stats=False."
+        )

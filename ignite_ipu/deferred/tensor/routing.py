@@ -22,14 +22,11 @@ def mark_loss(value: Value, retained: bool = False) -> None:
 
     Args:
         retained: Whether gradients may flow through what it is computed from once more.
-
-    Raises:
-        CaptureError: It is no scalar, or was computed from no captured model, or from dropped values.
     """
     line = current_line(above=2)
-    if value.early is not None:
-        value.early.confirm(line)
-        value.early = None
+    if value.went_backward is not None:
+        value.went_backward()
+        value.went_backward = None
         return
     if value.known and not value.live:
         raise CaptureError(
@@ -83,9 +80,6 @@ def run_for_read(value: Value, what: str) -> Optional[torch.Tensor]:
 
     The host does where the update is not complete, by what is known of the loop: in the first step, while gradients
     accumulate, and before `backward()` unless the step before tells what goes backward.
-
-    Raises:
-        EarlyReadError: That is not possible yet, or never.
     """
     if value.operation.of_weights:
         return on_host(value)
@@ -124,14 +118,18 @@ def on_host(value: Value) -> torch.Tensor:
 
 def _find_weights(operations: Sequence[Operation], line: Line) -> None:
     """Find out whose the weights are that a loss at a line is computed from; those that are no module's get one."""
-    leaves = [(each, leaf) for each in operations for leaf in each.leaves if type(leaf) is Input]
-    used = [(operation, leaf, leaf.weight) for operation, leaf in leaves if leaf.weight is not None]
+    used = [
+        (operation, leaf, leaf.weight)
+        for operation in operations
+        for leaf in operation.leaves
+        if type(leaf) is Input and leaf.weight is not None
+    ]
     loose = {id(weight): weight for _, _, weight in used if parameter_of(weight) is None}
     if loose:
         models = _models_of(operations, "backward()", line)
         if not models:
             return
-        owner = next(iter(models)).beside(list(loose.values()))
+        owner = next(iter(models)).beside(list(loose.values()))  # which lives by this name until they belong to it
     for operation, leaf, weight in used:
         found = parameter_of(weight)
         assert found is not None
@@ -163,11 +161,7 @@ def _computed_on_host(
 
 
 def _models_of(operations: Sequence[Operation], what: str, line: Line) -> Dict[Captured, Captured]:
-    """Return the models that operations call or use weights of, each with what runs it, for what `what` at a line asks.
-
-    Raises:
-        EarlyReadError: Some operation will never be run.
-    """
+    """Return the models that operations call or use weights of, each with what runs it; `what` asks at a line."""
     found: Dict[Captured, Captured] = {}
     for operation in operations:
         if operation.problem is not None:

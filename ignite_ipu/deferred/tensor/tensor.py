@@ -12,19 +12,17 @@ from torch.overrides import enable_reentrant_dispatch
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.operations import USES, Operation, Value, keep_weights, name_of
 from ignite_ipu.deferred.graph.owners import parameter_of
-from ignite_ipu.deferred.graph.signatures import KEYWORDS, Signatures, changing_numbers, inferred_signature, keywords_of
-from ignite_ipu.deferred.graph.structure import flatten_call, leaves_in, mapped, unflatten, words
-from ignite_ipu.deferred.tensor.buffer_writes import NORMALISATIONS, refuse_statistics
-from ignite_ipu.deferred.tensor.frames import applied_function, is_argument_check, refuse_function, refuse_script
+from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
+from ignite_ipu.deferred.graph.structure import flatten, leaves_in, mapped, unflatten, words
+from ignite_ipu.deferred.tensor.frames import is_argument_check, refuse_function, refuse_script
 from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST
 from ignite_ipu.deferred.tensor.in_place import OPERATORS, diagonal_masked, out_of_place
 from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
-from ignite_ipu.deferred.tensor.inputs import input_of, is_weight
+from ignite_ipu.deferred.tensor.inputs import NORMALISATIONS, input_of, is_weight, refuse_statistics
 from ignite_ipu.deferred.tensor.routing import mark_loss, run_for_read
 from ignite_ipu.deferred.tensor.written_tensors import WrittenTensor, in_place_of_written, write_back
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import EAGER
-from ignite_ipu.program.tensors.trees import PLAIN
 from ignite_ipu.program.user_code import Line, current_line
 
 __all__ = [
@@ -93,20 +91,16 @@ class DeferredTensor(torch.Tensor):
     ) -> Any:
         grad = torch.is_grad_enabled()
         if not grad:
-            _refuse_functions(args, kwargs)
+            refuse_function(deferred_values, (args, kwargs))
         numbers: Optional[Container[type]] = _RECORDED.get(func)
         if numbers is not None:
             leaves: List[Any] = []
             key, values = [func, grad], args
             if kwargs:
-                keywords = KEYWORDS.get((func, *kwargs, *map(id, kwargs.values())))
-                if keywords is not None:
-                    key[0] = keywords
-                else:
-                    if _ALPHA in kwargs:
-                        numbers = ()
-                    key += (len(args), *kwargs)
-                    values = (*args, *kwargs.values())
+                if _ALPHA in kwargs:
+                    numbers = ()
+                key += (len(args), *kwargs)
+                values = (*args, *kwargs.values())
             signature = _SIGNATURES.look_up(key, values, leaves, numbers)
             if signature is not None:
                 return deferred_results(Operation(signature, None, leaves, current_line(above=1)))
@@ -121,7 +115,7 @@ class DeferredTensor(torch.Tensor):
     ) -> Any:
         # Code in C++, such as a scripted function, does not pass through PyTorch's Python API. What an
         # autograd.Function returns just as it got it comes here, too.
-        _refuse_functions(args, kwargs)
+        refuse_function(deferred_values, (args, kwargs))
         refuse_script()
         # Autograd is switched off here, and with it what tells whether a result depends on weights.
         with enable_reentrant_dispatch():
@@ -174,9 +168,9 @@ class DeferredTensor(torch.Tensor):
         return _read(self.value, "a copy").clone()
 
 
-def resolved(structure: Any) -> Any:
-    """Return nested values with every deferred tensor replaced by its value."""
-    return mapped(structure, lambda leaf: _plain(leaf, "its value"))
+def resolved(structure: Any, what: str = "its value") -> Any:
+    """Return nested values with every deferred tensor replaced by its value; `what` says in words how it is read."""
+    return mapped(structure, lambda leaf: _read(leaf.value, what) if isinstance(leaf, DeferredTensor) else leaf)
 
 
 def deferred_values(structure: Any) -> List[Value]:
@@ -192,15 +186,15 @@ def all_values(structure: Any) -> List[Value]:
 
 def known_in(structure: Any) -> Any:
     """Return nested values with those deferred tensors replaced by their values that need no update."""
-    return mapped(structure, _if_known)
+
+    def known(leaf: Any) -> Any:
+        return leaf.value.get() if isinstance(leaf, DeferredTensor) and leaf.value.known else leaf
+
+    return mapped(structure, known)
 
 
 def as_leaf(value: Any, line: Line) -> Any:
-    """Return what a recorded operation refers to for a tensor or number: `Value`, `Input` or `Number`.
-
-    Raises:
-        CaptureError: The tensor was computed from weights outside the captured step.
-    """
+    """Return what a recorded operation refers to for a tensor or number: `Value`, `Input` or `Number`."""
     if type(value) is WrittenTensor:
         value = value.successor
     if isinstance(value, DeferredTensor):
@@ -276,7 +270,7 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
         # PopTorch leaves these checks out of what it traces.
         return True
     if name in _READS or (name == "where" and len(args) + len(kwargs) == 1):
-        return _with_values(func, args, kwargs, f"{name_of(func)}()")
+        return func(*resolved(args, f"{name_of(func)}()"), **resolved(kwargs, f"{name_of(func)}()"))
     if name in ("cpu", "pin_memory") and not args[0].value.known:
         return args[0]
     if name in ("cuda", "xpu", "npu"):
@@ -323,10 +317,8 @@ def _backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any)
 
 def _property(func: Callable[..., Any], tensor: DeferredTensor) -> Any:
     name = _descriptor_name(func)
-    if name == "requires_grad":
-        return tensor.value.shape.requires_grad
-    if name == "is_leaf":
-        return not tensor.value.shape.requires_grad
+    if name in ("requires_grad", "is_leaf"):
+        return tensor.value.shape.requires_grad is (name == "requires_grad")
     if name in _METADATA:
         return func(tensor)
     if name in ("grad", "grad_fn", "_grad"):
@@ -337,7 +329,7 @@ def _property(func: Callable[..., Any], tensor: DeferredTensor) -> Any:
         return _record(torch.Tensor.detach, (tensor,), {})
     if name in _TENSOR_PROPERTIES:
         return _record(getattr, (tensor, name), {})
-    return _with_values(func, (tensor,), {}, f"its attribute {name}")
+    return func(_read(tensor.value, f"its attribute {name}"))
 
 
 def _descriptor_name(func: Any) -> str:
@@ -393,15 +385,18 @@ def _recorded(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str,
     def is_leaf(value: Any) -> bool:
         return isinstance(value, torch.Tensor) or type(value) in others
 
-    structure = flatten_call(args, kwargs, leaves, is_leaf)
+    structure = flatten((args, kwargs), leaves, is_leaf)
     if others is ARRAYS and len(leaves) > 1:
         args, leaves = with_known_indices(name, args, _on_host), []
-        structure = flatten_call(args, kwargs, leaves, is_leaf)
+        structure = flatten((args, kwargs), leaves, is_leaf)
     line = current_line()
     values = [leaf.value for leaf in leaves if isinstance(leaf, DeferredTensor)]
     if all(value.known for value in values):
         live = torch.is_grad_enabled() and (any(value.live for value in values) or any(map(is_weight, leaves)))
-        if not live or not _gives_gradients(func, structure, [as_leaf(leaf, line) for leaf in leaves], line):
+        if not live:
+            return NotImplemented
+        shapes = inferred_signature(func, structure, [as_leaf(leaf, line) for leaf in leaves], True, line).shapes
+        if not any(shape.requires_grad for shape in shapes):
             return NotImplemented
     if name in NORMALISATIONS:
         refuse_statistics(func, name, args, kwargs, line)
@@ -410,14 +405,8 @@ def _recorded(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str,
     signature = inferred_signature(func, structure, leaves, grad, line)
     start = [func, grad, len(args), *kwargs] if kwargs else [func, grad]
     _SIGNATURES.learn(start, (*args, *kwargs.values()), numbers, signature)
-    if kwargs and not numbers and _ALPHA not in kwargs and PLAIN.issuperset(map(type, kwargs.values())):
-        _SIGNATURES.learn([keywords_of(func, kwargs), grad], args, numbers, signature)
     _RECORDED[func] = _RECORDED.get(func, numbers) | numbers
     return deferred_results(Operation(signature, None, leaves, line))
-
-
-def _gives_gradients(func: Callable[..., Any], structure: Any, leaves: List[Any], line: Line) -> bool:
-    return any(shape.requires_grad for shape in inferred_signature(func, structure, leaves, True, line).shapes)
 
 
 def _written(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Any]:
@@ -434,14 +423,10 @@ def _record_in_place(
     func: Callable[..., Any], name: str, target: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
 ) -> Any:
     """Record `x += y` as `x = x + y`, which is the same as long as nothing else shares the memory of x."""
-    plain = out_of_place(name)
-    line = current_line()
-    known = not isinstance(target, DeferredTensor) or target.value.known
-    if known and not deferred_values((args, kwargs)):
-        if not _is_awaited(target):
-            return func(*known_in(args), **known_in(kwargs))
-        known = False
-    ordinary = not isinstance(target, DeferredTensor)
+    plain, line, ordinary = out_of_place(name), current_line(), not isinstance(target, DeferredTensor)
+    known = ordinary or target.value.known
+    if known and not deferred_values((args, kwargs)) and not _is_awaited(target):
+        return func(*known_in(args), **known_in(kwargs))
     if name == "requires_grad_":
         if target.value.shape.requires_grad:
             return target
@@ -490,7 +475,7 @@ def _record_in_place(
             "and copy = x.clone(); copy[...] = y instead of x[...] = y."
         )
     # The user's tensor stands for the new value from here on.
-    target.value.handle = _gone
+    target.value.handle = lambda: None
     target.value = result.value
     target.value.handle = weakref.ref(target)
     if target.origin is not None:
@@ -513,31 +498,7 @@ def _on_host(tensor: torch.Tensor) -> Optional[torch.Tensor]:
     tensor = tensor.successor if type(tensor) is WrittenTensor else tensor
     if parameter_of(tensor) is not None or (isinstance(tensor, DeferredTensor) and not tensor.value.known):
         return None
-    known: torch.Tensor = _plain(tensor, "an index")
-    return known
-
-
-def _gone() -> None:
-    return None
-
-
-def _refuse_functions(args: Tuple[Any, ...], kwargs: Any) -> None:
-    name = applied_function()
-    if name is not None:
-        refuse_function(name, deferred_values((args, kwargs)))
-
-
-def _with_values(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], what: str) -> Any:
-    args, kwargs = mapped((args, kwargs), lambda leaf: _plain(leaf, what))
-    return func(*args, **kwargs)
-
-
-def _plain(leaf: Any, what: str) -> Any:
-    return _read(leaf.value, what) if isinstance(leaf, DeferredTensor) else leaf
-
-
-def _if_known(leaf: Any) -> Any:
-    return leaf.value.get() if isinstance(leaf, DeferredTensor) and leaf.value.known else leaf
+    return _read(tensor.value, "an index") if isinstance(tensor, DeferredTensor) else tensor
 
 
 def _read(value: Value, what: str) -> torch.Tensor:

@@ -7,6 +7,7 @@ tensor that stands for the new value; then it is an ordinary tensor again.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import threading
 import weakref
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
@@ -20,14 +21,12 @@ from ignite_ipu.deferred.graph.structure import mapped
 __all__ = ["WAITING", "WrittenTensor", "in_place_of_written", "write_back", "write_known"]
 
 
+@dataclasses.dataclass(eq=False)
 class _Write:
     """A value that a tensor of the host shall have once it is known."""
 
-    __slots__ = ("__weakref__", "target", "value")
-
-    def __init__(self, value: Value, target: torch.Tensor) -> None:
-        self.value = value
-        self.target = target
+    value: Value
+    target: torch.Tensor
 
 
 _Given = Callable[[], Optional[_Write]]
@@ -94,19 +93,15 @@ def write_known() -> None:
         try:
             while known:
                 write = known.popleft()
-                _fill(write, last=all(write.target is not each.target for each in late))
+                target, last = write.target, all(write.target is not each.target for each in late)
+                with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+                    target.copy_(write.value.get())
+                    if last and type(target) is WrittenTensor:
+                        target.__class__ = torch.Tensor  # type: ignore[assignment]
+                        target.__dict__.pop("successor", None)
         finally:
             # One whose value cannot be computed says so to whoever reads it, and keeps no other from being written.
             WAITING.extend(map(_kept, known))
-
-
-def _fill(write: _Write, last: bool) -> None:
-    target = write.target
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        target.copy_(write.value.get())
-        if last and type(target) is WrittenTensor:
-            target.__class__ = torch.Tensor  # type: ignore[assignment]
-            target.__dict__.pop("successor", None)
 
 
 def _kept(write: _Write) -> _Given:

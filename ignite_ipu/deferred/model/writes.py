@@ -1,33 +1,69 @@
-"""Buffers that a model's forward writes into, such as the statistics of batch normalisation.
+"""Writes into weights and buffers around an update: those of the loop, and those that calls make with their update.
 
-PyTorch writes them in the call; the device writes them with the update that the call is part of, if they are those of a
-captured model.
+PyTorch has computed a loss when the loop writes into weights after it; the device computes it together with the update,
+from the weights of that moment. And what a forward writes, such as the statistics of batch normalisation, PyTorch
+writes in the call, and the device with the update that the call is part of.
 """
 
 from __future__ import annotations
 
-import inspect
-from typing import Any, Callable, Dict, Mapping, Sequence, Set
+from typing import Dict, Iterable, Sequence, Set
 
-import torch
-import torch.nn.functional as F
-
-from ignite_ipu.deferred.graph.operations import Operation
-from ignite_ipu.deferred.graph.owners import Captured, parameter_of
+from ignite_ipu.deferred.graph.leaves import Input
+from ignite_ipu.deferred.graph.operations import CLOCK, Operation
+from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.deferred.graph.structure import words
 from ignite_ipu.errors import CaptureError, listed
-from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["NORMALISATIONS", "BufferWrites", "refuse_statistics"]
+__all__ = ["BufferWrites", "WeightEdits"]
 
-# Functions that write running statistics, those of TorchScript too.
-NORMALISATIONS = words(
-    "batch_norm instance_norm native_batch_norm native_batch_norm.default _native_batch_norm_legit "
-    "_native_batch_norm_legit.default"
-)
-# Where in the arguments of those in C++ the statistics are, and whether they are written.
-_STATISTICS = slice(3, 6)
+
+class WeightEdits:
+    """Moments at which a captured model's weights were written last, as far as its recorded operations can tell.
+
+    Args:
+        weights: The model's weights.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._seen = weights.edits
+        # The last operation that was recorded before the last edit.
+        self._edited = 0
+
+    def look(self) -> None:
+        """Look for edits; what is recorded from now on is computed from the weights of now."""
+        self._weights.notice_edits()
+        if self._weights.edits != self._seen:
+            self._seen, self._edited = self._weights.edits, CLOCK.now
+
+    def older_than(self, call: Operation) -> bool:
+        """Tell whether the last edit was before a call."""
+        self.look()
+        return self._edited < call.number
+
+    def ignore(self) -> None:
+        """Take edits of now for none of the loop's."""
+        self._weights.notice_edits()
+        self._seen = self._weights.edits
+
+    def check(self, operations: Iterable[Operation], model: Captured, what: str = "The update") -> None:
+        """Refuse an update, or a read, of what was computed from other weights than those of now."""
+        self.look()
+        for operation in operations:
+            if operation.number > self._edited:
+                continue
+            weights = [leaf for leaf in operation.leaves if isinstance(leaf, Input) and leaf.parameter is not None]
+            if weights or operation.model is not None:
+                raise CaptureError(
+                    f"{what} at {current_line()} is of what was computed at {operation.line}, and weights or buffers "
+                    f"of {model.name} were written after that. The device computes a loss and its update together, "
+                    "from the weights of the update. Write into weights after optimizer.step(), or before the model "
+                    "is called. An optimizer of two steps, as sharpness-aware minimisation (SAM) has, needs another "
+                    'loop, with ipu_prepare: docs/accelerate.md, "Two steps for an update", has it.'
+                )
 
 
 class BufferWrites:
@@ -43,20 +79,8 @@ class BufferWrites:
         self.waiting: Dict[int, Operation] = {}
         self._passed: Set[int] = set()  # those that have waited while another optimizer stepped
 
-    def note(self, operation: Operation) -> None:
-        """Note a call that writes."""
-        self.waiting[operation.number] = operation
-
-    def take_over(self, other: BufferWrites) -> None:
-        """Take over the calls of a model that is a part of this one now."""
-        self.waiting.update(other.waiting)
-
     def check_evaluation(self, model: Captured) -> None:
-        """Refuse an evaluation that would use buffers from before.
-
-        Raises:
-            CaptureError: A call waits.
-        """
+        """Refuse an evaluation that would use buffers from before."""
         self._make_up([call for call in self.waiting.values() if not _is_awaited(call)], ())
         if self.waiting:
             first = self._first()
@@ -73,9 +97,6 @@ class BufferWrites:
             losses: What the update is of.
             model: The model.
             several: Whether a call may wait for the update of another optimizer, if nobody writes before it does.
-
-        Raises:
-            CaptureError: A call that writes is not what the losses were computed from.
         """
         operations = [operation for loss in losses for operation in loss.operations]
         for operation in operations:
@@ -119,32 +140,3 @@ def _write_the_same(one: Operation, other: Operation) -> bool:
 def _may_wait(call: Operation, others: Sequence[Operation]) -> bool:
     """Tell whether a call can write its buffers after others, in PyTorch's order."""
     return not any(_write_the_same(call, other) and other.number > call.number for other in others)
-
-
-def refuse_statistics(
-    function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any], line: Line
-) -> None:
-    """Refuse one of `NORMALISATIONS` that writes its running statistics into tensors of the host.
-
-    Args:
-        function, name: What is called, and what it is called.
-        args, kwargs: Its arguments.
-        line: Where.
-
-    Raises:
-        CaptureError: It does.
-    """
-    if function in (F.batch_norm, F.instance_norm):
-        given = inspect.signature(function).bind(*args, **kwargs)
-        given.apply_defaults()
-        mean, variance = given.arguments["running_mean"], given.arguments["running_var"]
-        writes = given.arguments["training" if function is F.batch_norm else "use_input_stats"]
-    else:
-        mean, variance, writes = args[_STATISTICS]
-    written = [each for each in (mean, variance) if isinstance(each, torch.Tensor) and parameter_of(each) is None]
-    if writes and written:
-        raise CaptureError(
-            f"{name} at {line} is in training mode and writes running statistics of shape {tuple(written[0].shape)} "
-            "into tensors of no prepared model, into which nothing comes back from the device. Make the layer part of "
-            "the model that is prepared; or call eval() on it, or make it with track_running_stats=False."
-        )

@@ -1,0 +1,122 @@
+"""Records the calls of a captured model."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Protocol, Tuple
+
+import torch
+
+from ignite_ipu.deferred.compiled.host_calls import HostCall, call_first, called_on_host
+from ignite_ipu.deferred.compiled.modes import Modes
+from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen, Operation, Value
+from ignite_ipu.deferred.graph.owners import Captured, parameter_of
+from ignite_ipu.deferred.graph.signatures import Signatures
+from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
+from ignite_ipu.deferred.model.writes import BufferWrites, WeightEdits
+from ignite_ipu.deferred.tensor.tensor import DeferredTensor, as_leaf, deferred_results
+from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.session.session import IPUSession
+
+__all__ = ["RecordedCalls"]
+
+_MOST_MODES = 16
+
+
+class _Whole(Captured, Protocol):
+    """The captured model; its attributes are those of `CapturedModel`."""
+
+    session: IPUSession
+    modes: Modes
+    edits: WeightEdits
+    buffer_writes: BufferWrites
+
+    @property
+    def is_frozen(self) -> bool: ...
+    @property
+    def whole(self) -> _Whole: ...
+
+
+class RecordedCalls:
+    """The calls of one captured model.
+
+    What a call returns and writes is found out by the first of its kind; modes of the model and whether gradients are
+    enabled are what distinguishes calls beside their arguments.
+    """
+
+    def __init__(self, capture: _Whole) -> None:
+        self._capture = capture
+        self._is_set_up = False
+        # Beginning with the one that was asked for last.
+        self._known: List[Tuple[ModesThen, bool, Signatures]] = []
+
+    def record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], grad: bool) -> Any:
+        """Record a call, with gradients enabled or not, and return what it will give."""
+        whole, line = self._capture.whole, current_line(above=4)
+        whole.edits.look()
+        signatures = self._signatures(whole.modes.now(), grad)
+        leaves: List[Any] = []
+        values = (*args, *kwargs.values()) if kwargs else args
+        signature = signatures.look_up([len(args), *kwargs], values, leaves, ())
+        if signature is None:
+            signature, leaves = self._found_out(signatures, args, kwargs, grad, line)
+        operation = Operation(signature, self._capture, leaves, line)
+        if signature.writes:
+            whole.buffer_writes.waiting[operation.number] = operation
+        return deferred_results(operation)
+
+    def _signatures(self, modes: ModesThen, grad: bool) -> Signatures:
+        """Return the signatures of calls in some modes."""
+        for then, with_grad, signatures in self._known:
+            if then is modes and with_grad is grad:
+                return signatures
+        equal = [signatures for then, with_grad, signatures in self._known if with_grad is grad and then == modes]
+        signatures = equal[0] if equal else Signatures(DeferredTensor)
+        others = [known for known in self._known if known[2] is not signatures]
+        self._known = [(modes, grad, signatures), *others[: _MOST_MODES - 1]]
+        return signatures
+
+    def _found_out(
+        self, signatures: Signatures, args: Tuple[Any, ...], kwargs: Dict[str, Any], grad: bool, line: Line
+    ) -> Tuple[CallSignature, List[Any]]:
+        """Return the signature of a call that takes more than a look at its arguments, and their leaves."""
+        found: List[Any] = []
+        structure = flatten((args, kwargs), found)
+        with torch._C.DisableTorchFunctionSubclass():
+            leaves = [as_leaf(leaf, line) for leaf in found]
+            key = (structure.key, tuple([leaf.shape.key for leaf in leaves]))
+            signature: Optional[CallSignature] = signatures.templates.get(key)
+            if signature is None:
+                called = self._called_on_host(structure, leaves)
+                # A first call may set something up, such as a cache or the weights of lazy layers.
+                whole = self._capture.whole
+                whole.edits.look()
+                modes = whole.modes.now()
+                signatures = self._signatures(modes, grad)
+                signature = signatures.templates.get(key)
+                if signature is None:
+                    signature = called.signature(structure, leaves, modes, self._capture.is_frozen)
+                    signatures.templates[key] = signature
+            signatures.learn([len(args), *kwargs], (*args, *kwargs.values()), (), signature)
+            return signature, leaves
+
+    def _called_on_host(self, structure: Structure, leaves: List[Any]) -> HostCall:
+        """Find out what the model returns and writes by calling it on the host, without a trace there."""
+        model, whole, name = self._capture.model, self._capture.whole, self._capture.name
+        owners = {found[0] for found in map(parameter_of, model.parameters()) if found is not None} - {whole}
+        if owners:
+            names = " and ".join(sorted(owner.name for owner in owners))
+            raise CaptureError(
+                f"{name} was called in training mode at {current_line()}, but some of its weights are those of "
+                f"{names}, which a device step trains as a model of its own. Call {name} before what it consists of, "
+                f"or make the optimizer from the parameters of {name}."
+            )
+        values = [
+            torch.zeros(leaf.shape.size, dtype=leaf.shape.dtype) if isinstance(leaf, Value) else leaf.tensor
+            for leaf in leaves
+        ]
+        if not self._is_set_up:
+            self._is_set_up = True
+            args, kwargs = unflatten(structure, values)
+            call_first(model, args, kwargs, whole.session)
+        return called_on_host(model, structure, values, whole.session.weights, name)
