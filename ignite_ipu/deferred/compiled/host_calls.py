@@ -126,8 +126,10 @@ def called_on_host(
     drawn_from = [value for value in (*args, *kwargs.values()) if isinstance(value, (*GENERATORS, Iterator))]
     with EAGER, without_generation_cache(model), torch.no_grad():
         called, kept = Retrace(call, lambda: PythonState(model), drawn_from), ModuleAttributes(model)
-        changed = called.begin(PythonState(model))
-    kept.put_back(always=True)
+        state = PythonState(model)
+        changed = called.begin(state)
+    # What forward leaves for others to look at; what it reads itself, as a table by length, stays as natively.
+    kept.put_back(always=True, but=state.words)
     if changed:
         raise CaptureError(changes_in_every_call(what, changed))
     left: List[Any] = []

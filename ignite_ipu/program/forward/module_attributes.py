@@ -8,7 +8,7 @@ nothing else: an attribute that was set in it holds a tensor without values, wit
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, List, Tuple
+from typing import Any, Container, Dict, List, Tuple
 
 import torch
 from torch import nn
@@ -34,11 +34,12 @@ class ModuleAttributes:
             full = {name: value.copy() for name, value in plain.items() if type(value) in (list, dict) and value}
             self._before.append((path, own, plain, full))
 
-    def put_back(self, always: bool = False) -> None:
+    def put_back(self, always: bool = False, but: Container[str] = ()) -> None:
         """Give every module in which there are tensors now that were not there its attributes back, all together.
 
         Args:
             always: Give all modules their attributes back, and say nothing of it.
+            but: Names of attributes that stay as they are now.
         """
         left: List[str] = []
         for path, own, before, full in self._before:
@@ -53,8 +54,11 @@ class ModuleAttributes:
                 continue
             left += (f"{path}.{name}" for name in new if not self._showed_weights(held.get(name)))
             for name in now.keys() - before.keys():
-                del own[name]
+                if name not in but:
+                    del own[name]
             for name, value in before.items():
+                if name in but:
+                    continue
                 own[name] = value
                 if type(value) is list:
                     value[:] = held[name]
