@@ -205,7 +205,9 @@ class Updates:
             return
         if self.early is not None:
             raise self.early.error(
-                f"now zero_grad() at {current_line()} asks to drop its gradients. Read values after optimizer.step()."
+                f"now zero_grad() at {current_line()} asks to drop its gradients. Read values after optimizer.step(); "
+                "gradients that no update follows are those of copy.deepcopy(model), on the host, in a loop with "
+                "ipu_prepare or an IPUAccelerator."
             )
         if not self.gradients.placed:
             self.gradients.clear_those_of_the_host(parameters(), set_to_none)

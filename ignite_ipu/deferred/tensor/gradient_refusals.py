@@ -17,8 +17,9 @@ __all__ = ["ON_THE_HOST", "refuse_weights_of_the_host", "withhold_gradient"]
 
 ON_THE_HOST = (
     "Gradients of inputs do not exist on the device: take them on the host, from a copy of the model, "
-    "copy.deepcopy(model), which is an ordinary one with the newest weights. A loss that is computed from them is "
-    "trained on the host."
+    "copy.deepcopy(model), which is an ordinary one with the newest weights, in a loop with ipu_prepare or an "
+    "IPUAccelerator (under ignite-ipu run no copy goes backward). A loss that is computed from them is trained on the "
+    "host."
 )
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ignite_ipu import ipu_prepare
 from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
@@ -119,3 +120,30 @@ def test_adversarial_training_with_a_copy() -> None:
     found = loop(model, optimizer, captured=True)
     torch.testing.assert_close(torch.stack(found), torch.stack(expected))
     torch.testing.assert_close(model.state_dict(), native.state_dict())
+
+
+def test_gradients_that_no_update_follows_are_a_copys() -> None:
+    """Those of the model itself are refused with that, as for the Fisher information of a network."""
+
+    def squares(model: nn.Module) -> List[torch.Tensor]:
+        model.zero_grad()
+        F.cross_entropy(model(X), Y).backward()
+        return [weight.grad.clone() ** 2 for weight in model.parameters() if weight.grad is not None]
+
+    def train(model: nn.Module, optimizer: Any) -> None:
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.cross_entropy(model(X), Y).backward()
+            optimizer.step()
+
+    native = network()
+    train(native, torch.optim.SGD(native.parameters(), lr=0.1))
+    model = network()
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    train(model, optimizer)
+    found = squares(copy.deepcopy(model))
+    torch.testing.assert_close(found, squares(native))
+    train(model, optimizer)
+    assert len(squares(model)) == len(found)
+    with pytest.raises(CaptureError, match=r"no update follows are those of copy\.deepcopy\(model\)"):
+        model.zero_grad()
