@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Iterator, List, Tuple
@@ -36,13 +37,15 @@ def explained(seed: int, number: int, shrinks: bool = True) -> Tuple[Verdict, st
 
 
 def _several(seed: int, numbers: List[int], shrinks: bool) -> List[Tuple[int, Verdict, str]]:
+    gc.collect()
+    gc.freeze()  # what is there before is no program's: the collections after each look at little
     return [(number, *explained(seed, number, shrinks)) for number in numbers]
 
 
 def judged(seed: int, numbers: List[int], shrinks: bool, workers: int) -> Iterator[Tuple[int, Verdict, str]]:
     if workers == 1:
         for number in numbers:
-            yield (number, *explained(seed, number, shrinks))
+            yield from _several(seed, [number], shrinks)
         return
     chunks = [numbers[start : start + _TOGETHER] for start in range(0, len(numbers), _TOGETHER)]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:

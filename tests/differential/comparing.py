@@ -121,15 +121,12 @@ def _quiet() -> Iterator[None]:
     torch.manual_seed(0)
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
-    # What was there before is no garbage of the program's: collecting looks at little.
-    gc.freeze()
     try:
         with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
         gc.collect()  # IPUs that a failed program held
-        gc.unfreeze()
         logging.disable(disabled)
         forget()
 

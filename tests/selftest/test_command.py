@@ -292,7 +292,8 @@ def test_the_process_is_left_as_it_was(group, monkeypatch):
 
     group("disturbs", "A program draws, logs and leaves garbage behind.", disturb)
     state, handlers = torch.random.get_rng_state(), list(logging.getLogger().handlers)
+    was_frozen = gc.get_freeze_count() > 0
     main(["selftest"])
     assert torch.equal(torch.random.get_rng_state(), state)
     assert logging.getLogger().handlers == handlers
-    assert gc.get_freeze_count() == 0
+    assert (gc.get_freeze_count() > 0) == was_frozen
