@@ -120,3 +120,34 @@ def test_a_penalty_on_gradients_of_inputs_is_named(run, detach, reason):
     optimizers = "for_g = torch.optim.Adam(generator.parameters(), lr=0.01)\nreal"
     with pytest.raises(RunError, match=reason):
         run(PENALTY.format(detach=detach).replace("real", optimizers, 1))
+
+
+GROWING = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+policy, cell = nn.Linear(4, 2), nn.RNNCell(4, 2)
+model = nn.ModuleList([policy, cell])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+total, hidden = 0, torch.zeros(1, 2)
+for number in range(4):
+    x = torch.randn(1, 4)
+    {update}
+    optimizer.zero_grad()
+    total.backward({retained})
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("retained", ["", "retain_graph=True"])
+@pytest.mark.parametrize(
+    "update",
+    [
+        "total = total - torch.log_softmax(policy(x), -1)[0, number % 2]",
+        "hidden = cell(x, hidden); total = hidden.sum()",
+    ],
+)
+def test_a_graph_that_grows_over_updates_is_named(run, update, retained):
+    """PyTorch goes back to the weights of earlier steps, or raises; trained as constants these would train others."""
+    with pytest.raises(RunError, match=r"loss at .*:13 is computed from a value of .*:11, of which an update has run"):
+        run(GROWING.format(update=update, retained=retained))

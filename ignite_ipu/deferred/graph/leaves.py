@@ -66,9 +66,11 @@ class Input:
         parameter, model: Name it has as a parameter or buffer of a captured model, and that; None for any other tensor.
         weight: The trained weight of which the tensor is a copy, as it was before it was known whose it is, or before
             an update; None for all others.
+        spent: Where the value was computed, with gradients, that the tensor is since its update has run; None for all
+            others.
     """
 
-    __slots__ = ("_original", "_shape", "_version", "model", "parameter", "tensor", "weight")
+    __slots__ = ("_original", "_shape", "_version", "model", "parameter", "spent", "tensor", "weight")
 
     def __init__(
         self,
@@ -82,6 +84,7 @@ class Input:
         self.parameter = parameter
         self.model = model
         self.weight: Optional[torch.Tensor] = None
+        self.spent: Optional[Line] = None
         self._version = tensor._version if parameter is None else 0
         # What a copy was made of, and its version then.
         self._original: Optional[Tuple[torch.Tensor, int]] = None

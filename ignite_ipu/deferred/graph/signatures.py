@@ -80,7 +80,7 @@ class Signatures:
                     key.append(own.shape)
                     leaves.append(own)
                     continue
-                if own.live:
+                if own.shape.requires_grad:  # an update may have run that it was a part of
                     break
             elif kind is _TENSOR:
                 tensor = value

@@ -13,6 +13,7 @@ from torch import nn
 
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.training import CapturedTraining
+from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, NORM, USES, Operation, Value, keep_inputs, keep_weights
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import Loss
@@ -123,6 +124,7 @@ class Updates:
                 "micro-batch where several were meant. When gradients accumulate, keep loss.detach() and read it after "
                 "optimizer.step()."
             )
+        _refuse_spent(loss)
         if self.gradients.gone:
             self._follow_gradients("backward()")
         self._model.edits.look()
@@ -467,6 +469,20 @@ class Updates:
             _give_up(loss, problem, awaited)
             if self.reach is not None and not loss.retained:
                 forget(set(gradient_path(loss.value)) - awaited)
+
+
+def _refuse_spent(loss: Loss) -> None:
+    """Refuse a loss whose gradients would flow through what an update was made of that has run."""
+    spent = {each: leaf.spent for each in loss.operations for leaf in each.leaves if type(leaf) is Input and leaf.spent}
+    for operation in gradient_path(loss.value) if spent else ():
+        if operation in spent:
+            raise CaptureError(
+                f"The loss at {loss.line} is computed from a value of {spent[operation]}, of which an update has run. "
+                "PyTorch would go backward through that a second time: an error without retain_graph=True, and with "
+                "it gradients by the weights of then, in a graph that grows from step to step, as in reinforcement "
+                "learning. On a device each update is a program of its own. Compute with value.detach() where the "
+                "number alone is meant, or call optimizer.step() once, after all that the loss is computed from."
+            )
 
 
 def _give_up(loss: Loss, problem: str, awaited: Container[Operation] = ()) -> None:

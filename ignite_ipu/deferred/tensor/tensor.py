@@ -201,7 +201,10 @@ def as_leaf(value: Any, line: Line) -> Any:
         known = value.value
         if not known.known or (torch.is_grad_enabled() and known.live):
             return known
-        return Input(known.get(), Shape.of(known.get(), False))
+        leaf = Input(known.get(), Shape.of(known.get(), False))
+        if known.shape.requires_grad and torch.is_grad_enabled():
+            leaf.spent = known.operation.line
+        return leaf
     if isinstance(value, (float, int)):
         return Number(value)
     return input_of(value, line)
