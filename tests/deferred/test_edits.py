@@ -71,6 +71,9 @@ EDITS = [
     write_one,
     lambda model: model[0].weight.detach().clamp_(-0.2, 0.2),
     lambda model: nn.init.zeros_(model[0].bias),
+    lambda model: nn.init.constant_(model[0].weight, 0.05),
+    lambda model: (torch.manual_seed(3), nn.init.normal_(model[0].weight, std=0.1)),
+    lambda model: (torch.manual_seed(3), nn.init.kaiming_uniform_(model[0].weight)),
     lambda model: nn.utils.vector_to_parameters(
         nn.utils.parameters_to_vector(model.parameters()) * 0.9, model.parameters()
     ),

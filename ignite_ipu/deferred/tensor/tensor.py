@@ -417,9 +417,12 @@ def _written(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Option
     if kwargs.get("out") is not None:
         return kwargs["out"]
     if kwargs.get("inplace"):
-        return args[0]
+        return args[0] if args else kwargs["input"]
     in_place = name in OPERATORS or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-    return args[0] if in_place and args else None
+    if args or not in_place:
+        return args[0] if in_place else None
+    # PyTorch's initialisers hand the tensor on by its name.
+    return next((each for each in kwargs.values() if isinstance(each, torch.Tensor)), None)
 
 
 def _record_in_place(
