@@ -35,6 +35,31 @@ def update(optimizer, loss):
 TAIL = """
 print(json.dumps(out))
 """
+AUTOENCODER = """
+class Autoencoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.mu, self.logvar = nn.Linear(4, 6), nn.Linear(6, 2), nn.Linear(6, 2)
+        self.decoder = nn.Linear(2, 4)
+    def forward(self, x, eps=None):
+        hidden = torch.tanh(self.encoder(x))
+        mu, logvar = self.mu(hidden), self.logvar(hidden)
+        std = logvar.mul(0.5).exp_()
+        eps = torch.zeros_like(std) if eps is None else eps
+        return torch.sigmoid(self.decoder(eps.mul(std).add_(mu))), mu, logvar
+model = Autoencoder().to(device)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+pixels = torch.sigmoid(x)
+for epoch in range(1, 5):
+    beta = min(1.0, epoch / 3)
+    recon, mu, logvar = model(pixels{noise})
+    divergence = -0.5 * torch.sum(1 + logvar - mu.pow(2) - logvar.exp())
+    loss = F.binary_cross_entropy(recon, pixels, reduction="sum") + beta * divergence
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    out.append(loss.item())
+"""
 SCRIPTS = {
     "an encoder and a decoder": """
 encoder, decoder = nn.GRU(4, 6, batch_first=True).to(device), nn.Linear(6, 2).to(device)
@@ -76,56 +101,8 @@ for _ in range(3):
     with torch.inference_mode():
         out += [model.features(x).sum().item(), wrapper(x)[:, 0].sum().item()]
 """,
-    "an autoencoder whose noise the loop draws": """
-class Autoencoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encoder, self.mu, self.logvar = nn.Linear(4, 6), nn.Linear(6, 2), nn.Linear(6, 2)
-        self.decoder = nn.Linear(2, 4)
-    def forward(self, x, eps=None):
-        hidden = torch.tanh(self.encoder(x))
-        mu, logvar = self.mu(hidden), self.logvar(hidden)
-        std = logvar.mul(0.5).exp_()
-        eps = torch.zeros_like(std) if eps is None else eps
-        return torch.sigmoid(self.decoder(eps.mul(std).add_(mu))), mu, logvar
-model = Autoencoder().to(device)
-optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-pixels = torch.sigmoid(x)
-for epoch in range(1, 5):
-    beta = min(1.0, epoch / 3)
-    recon, mu, logvar = model(pixels, torch.randn(8, 2))
-    divergence = -0.5 * torch.sum(1 + logvar - mu.pow(2) - logvar.exp())
-    loss = F.binary_cross_entropy(recon, pixels, reduction="sum") + beta * divergence
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    out.append(loss.item())
-""",
-    "an autoencoder without noise": """
-class Autoencoder(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.encoder, self.mu, self.logvar = nn.Linear(4, 6), nn.Linear(6, 2), nn.Linear(6, 2)
-        self.decoder = nn.Linear(2, 4)
-    def forward(self, x, eps=None):
-        hidden = torch.tanh(self.encoder(x))
-        mu, logvar = self.mu(hidden), self.logvar(hidden)
-        std = logvar.mul(0.5).exp_()
-        eps = torch.zeros_like(std) if eps is None else eps
-        return torch.sigmoid(self.decoder(eps.mul(std).add_(mu))), mu, logvar
-model = Autoencoder().to(device)
-optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-pixels = torch.sigmoid(x)
-for epoch in range(1, 5):
-    beta = min(1.0, epoch / 3)
-    recon, mu, logvar = model(pixels)
-    divergence = -0.5 * torch.sum(1 + logvar - mu.pow(2) - logvar.exp())
-    loss = F.binary_cross_entropy(recon, pixels, reduction="sum") + beta * divergence
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    out.append(loss.item())
-""",
+    "an autoencoder whose noise the loop draws": AUTOENCODER.format(noise=", torch.randn(8, 2)"),
+    "an autoencoder without noise": AUTOENCODER.format(noise=""),
     "statistics of normalisations, evaluated in inference mode": """
 model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Linear(6, 2)).to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
