@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import traceback
 import weakref
 from typing import Any, Dict, Iterator, List, Optional, Sized
 
@@ -354,7 +355,7 @@ def _loader_class(base: Any) -> Any:
                     yielded = True
                     yield batch
             except Exception as error:
-                explained = _explained(error)
+                explained = _explained(error, self.num_workers)
                 if explained is None:
                     raise
                 raise explained from error
@@ -384,9 +385,10 @@ def _modes() -> Any:
     return backend.poptorch().DataLoaderMode
 
 
-def _explained(error: Exception) -> Optional[LoaderError]:
+def _explained(error: Exception, workers: int) -> Optional[LoaderError]:
     text = str(error)
-    if isinstance(error, RuntimeError) and "DataLoader worker" in text and "Caught" not in text:
+    died = isinstance(error, RuntimeError) and "DataLoader worker" in text and "Caught" not in text
+    if died or (workers and _lost_connection(error)):
         return LoaderError(
             f"A worker process of the loader died: {text} Usually it ran out of memory or shared memory, or crashed in "
             "native code. Use fewer workers, or num_workers=0 to see the failure in this process."
@@ -397,6 +399,14 @@ def _explained(error: Exception) -> Optional[LoaderError]:
             "num_workers=0 to see the failure in this process."
         )
     return None
+
+
+def _lost_connection(error: Exception) -> bool:
+    """Return whether a connection to another process broke, as where a worker dies before its batch is fetched."""
+    return isinstance(error, (OSError, EOFError)) and any(
+        frame.f_globals.get("__name__", "").startswith("multiprocessing.")
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
 
 
 def _kept_arguments(loader: DataLoader[Any]) -> Dict[str, Any]:

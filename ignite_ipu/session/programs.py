@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
+import threading
 from typing import Any, ContextManager, Iterator, List, Optional, Sequence, Tuple
 
 from torch import nn
@@ -135,22 +137,23 @@ class Programs:
             )
             self.hooks.withheld = None
         lost: List[Lost] = []
-        try:
-            self.weights.to_host()
-        except Exception as error:
-            lost.append(("the newest weights", error))
-        for program in list(self):
+        with _dying_workers_waiting():
             try:
-                program.destroy()
+                self.weights.to_host()
             except Exception as error:
-                if program.training:
-                    lost.append(("the state of the training program", error))
-                else:
-                    # It has nothing but copies of weights.
-                    _logger.warning("An inference program was given up: %s: %s", type(error).__name__, error)
-                with contextlib.suppress(Exception):
-                    program.abandon()
+                lost.append(("the newest weights", error))
+            for program in list(self):
+                try:
                     program.destroy()
+                except Exception as error:
+                    if program.training:
+                        lost.append(("the state of the training program", error))
+                    else:
+                        # It has nothing but copies of weights.
+                        _logger.warning("An inference program was given up: %s: %s", type(error).__name__, error)
+                    with contextlib.suppress(Exception):
+                        program.abandon()
+                        program.destroy()
         return lost
 
     def close(self) -> None:
@@ -190,6 +193,28 @@ class Programs:
             self.trained.compile_again()
         else:
             program.destroy()
+
+
+@contextlib.contextmanager
+def _dying_workers_waiting() -> Iterator[None]:
+    """Let no worker process that dies interrupt what is done meanwhile.
+
+    `torch.utils.data` handles the signal of a worker's death by an exception, wherever the main thread is just then.
+    """
+    handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting: List[Tuple[Any, ...]] = []
+    signal.signal(signal.SIGCHLD, lambda *arguments: waiting.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+    if waiting:
+        # Whoever reads the next batch is told of a dead worker, too.
+        with contextlib.suppress(RuntimeError):
+            handler(*waiting[-1])
 
 
 def refuse_losses(lost: Sequence[Lost]) -> None:

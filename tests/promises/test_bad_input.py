@@ -132,9 +132,9 @@ class _Dying(Dataset):
         return 64
 
     def __getitem__(self, index):
-        if index == 20:
-            if self.how == "raise":
-                raise ValueError("bad sample 20")
+        if index == 20 and self.how == "raise":
+            raise ValueError("bad sample 20")
+        if index == 20 and self.how == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         return torch.zeros(6), torch.tensor(0)
 
@@ -149,6 +149,19 @@ def test_a_loader_worker_that_fails(how, error):
     with pytest.raises(error, match="bad sample 20" if how == "raise" else "(?i)worker"):
         trainer.run(data)
     assert not trainer.ipu.training.ready  # torch's signal handler may strike at any moment, a compilation included
+
+
+def test_a_loader_worker_that_is_about_to_die(monkeypatch):
+    """Its batches lie in memory that it hands over; PyTorch says of a lost connection only that it is lost."""
+
+    def lost(*args, **kwargs):
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    model, optimizer = pair()
+    trainer = trainer_for(model, optimizer)
+    monkeypatch.setattr("multiprocessing.connection.Client", lost)
+    with pytest.raises(LoaderError, match=r"A worker process of the loader died: .*reset by peer"):
+        trainer.run(DataLoader(_Dying("never"), batch_size=8, num_workers=1))
 
 
 class _Empty(IterableDataset):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
+import signal
 
 import pytest
 import torch
@@ -109,6 +111,37 @@ def test_an_executor_that_gives_nothing_back_is_dropped():
     assert set(stubborn.asked) == {"detachFromDevice", "destroy"}
     trainer.run(loader(), max_epochs=2)
     trainer.ipu.close()
+    assert_ordinary(model, optimizer)
+
+
+def test_a_data_worker_that_dies_meanwhile_costs_nothing(monkeypatch):
+    """`torch.utils.data` raises from the signal of its death, wherever the main thread is."""
+
+    def raises(signal_number, frame):
+        raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+
+    def copied(executor, copy=poptorch.PoplarExecutor.copyWeightsToHost):
+        os.kill(os.getpid(), signal.SIGCHLD)
+        copy(executor)
+
+    trainer, model, optimizer = trainer_for()
+    trainer.run(loader())
+    native = network()
+    its_optimizer = torch.optim.Adam(native.parameters(), lr=0.01)
+    train_natively(native, its_optimizer, loader())
+    monkeypatch.setattr(poptorch.PoplarExecutor, "copyWeightsToHost", copied)
+    x, y = task().tensors
+    before = signal.signal(signal.SIGCHLD, raises)
+    try:
+        trainer.ipu.train(x[:8], y[:8])
+        trainer.ipu.release()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    trainer.ipu.close()
+    its_optimizer.zero_grad()
+    CROSS_ENTROPY(native(x[:8]), y[:8]).backward()
+    its_optimizer.step()
+    torch.testing.assert_close(dict(model.state_dict()), dict(native.state_dict()))
     assert_ordinary(model, optimizer)
 
 
