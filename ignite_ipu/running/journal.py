@@ -1,4 +1,10 @@
-"""Substitutions made while a script ran, each logged once."""
+"""A script's own lines, and what was substituted and refused at them, each logged once.
+
+The script's own are all files that no package manager has installed: also those of a project in whose folder it is one
+of many. Its questions are answered as if there were a GPU, and its lines are those that messages name. What trains in
+an installed package is captured in the same way, and what it does to a GPU is left out. But whether there is one, it
+is told truly: nobody can edit a package that goes on to ask a GPU for what an IPU has not.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +12,61 @@ import dataclasses
 import linecache
 import logging
 import os
-from typing import Dict, List, Optional, Tuple
+import sys
+from functools import lru_cache
+from types import FrameType
+from typing import List, Optional, Set, Tuple
 
 from ignite_ipu.errors import RunError
-from ignite_ipu.running.ownership import Line
+from ignite_ipu.program.user_code import Owner, is_users_file, owner_of
 
-__all__ = ["Journal", "Substitution"]
+__all__ = ["Journal", "Line", "ScriptCode", "Substitution"]
 
 _logger = logging.getLogger("ignite_ipu.running")
+Line = Tuple[str, int]
+"""File and number of a line."""
+
+
+class ScriptCode:
+    """The files that are the script's own: itself, and all that are installed in no packages."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self.owns = lru_cache(maxsize=None)(self._owns)
+
+    def _owns(self, file: str) -> bool:
+        return os.path.abspath(file) == self.path or (not file.startswith("<") and is_users_file(file))
+
+    def trains(self, file: str) -> bool:
+        """Tell whether a file is the script's own, or of an installed package that passes on no calls of others."""
+        return self.owns(file) or owner_of(file) is Owner.INSTALLED
+
+    def line_of(self, frame: Optional[FrameType], packages: bool = False) -> Optional[Line]:
+        """Return the line of a frame that is the script's own, or an installed package's, too; None for another's."""
+        if frame is None or not (self.trains if packages else self.owns)(frame.f_code.co_filename):
+            return None
+        return frame.f_code.co_filename, frame.f_lineno
+
+    def line_behind(self, frame: Optional[FrameType]) -> Tuple[Optional[Line], bool]:
+        """Return the line behind a call that torch, Ignite or this package may have passed on; and if it is its own."""
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if self.owns(file):
+                return (file, frame.f_lineno), True
+            if owner_of(file) is not Owner.LIBRARY:
+                return (file, frame.f_lineno), False
+            frame = frame.f_back
+        return None, False
+
+    def current_line(self) -> Optional[Line]:
+        """Return the innermost line of the script that is running, None outside of it."""
+        frame: Optional[FrameType] = sys._getframe(1)
+        while frame is not None:
+            line = self.line_of(frame)
+            if line is not None:
+                return line
+            frame = frame.f_back
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,34 +89,31 @@ class Substitution:
 
 
 class Journal:
-    """Collects substitutions and refusals.
+    """Substitutions, in the order in which they were first made, and what could not be mapped.
 
-    Attributes:
-        substitutions: In the order in which they were first made.
-        refusals: What could not be mapped.
+    Both are of the script's current line, unless another one is given.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, code: ScriptCode) -> None:
+        self._code = code
         self.substitutions: List[Substitution] = []
+        self._known: Set[Tuple[Line, str, str]] = set()
         self.refusals: List[RunError] = []
-        self._known: Dict[Tuple[Line, str, str], None] = {}
 
-    def note(self, line: Optional[Line], original: str, became: str) -> None:
+    def note(self, original: str, became: str, line: Optional[Line] = None) -> None:
         """Log a substitution, unless it was made at this line before."""
-        place = line or ("<unknown>", 0)
-        key = (place, original, became)
-        if key in self._known:
-            return
-        self._known[key] = None
-        substitution = Substitution(place[0], place[1], original, became)
-        self.substitutions.append(substitution)
-        _logger.info("%s", substitution)
+        place = line or self._code.current_line() or ("<unknown>", 0)
+        if (place, original, became) not in self._known:
+            self._known.add((place, original, became))
+            self.substitutions.append(Substitution(*place, original, became))
+            _logger.info("%s", self.substitutions[-1])
 
-    def refuse(self, line: Optional[Line], what: str, reason: str) -> RunError:
+    def refusal(self, what: str, reason: str, line: Optional[Line] = None) -> RunError:
         """Return the error for something that cannot be mapped.
 
         It is remembered, so that a script which catches every exception does not go on as if nothing had happened.
         """
+        line = line or self._code.current_line()
         text = "" if line is None else linecache.getline(*line).strip()
         error = RunError(line, f"{what} cannot be mapped to IPUs: {reason}" + (f"\n    {text}" if text else ""))
         self.refusals.append(error)

@@ -7,8 +7,7 @@ import sys
 from types import FrameType
 from typing import Any, Callable, Dict, List, Optional
 
-from ignite_ipu.running.journal import Journal
-from ignite_ipu.running.ownership import ScriptCode
+from ignite_ipu.running.journal import Journal, ScriptCode
 
 __all__ = ["Patches", "Substitutes"]
 
@@ -64,17 +63,11 @@ class Patches:
 
 
 class Substitutes(Patches):
-    """Substitutes for what a script calls, until `undo`.
+    """Substitutes for what a script calls, until `undo`."""
 
-    Args:
-        code: What is the script's own.
-        journal: Where substitutions and refusals go.
-    """
-
-    def __init__(self, code: ScriptCode, journal: Journal) -> None:
+    def __init__(self, code: ScriptCode) -> None:
         super().__init__()
-        self.code = code
-        self.journal = journal
+        self.code, self.journal = code, Journal(code)
 
     def calls(self, owner: Any, name: str, call: Callable[..., Any], *first: Any) -> None:
         """Let `call(*first, caller's frame, original, *args, **kwargs)` answer all calls."""
@@ -87,13 +80,7 @@ class Substitutes(Patches):
         self.set(owner, name, substitute)
 
     def own_calls(self, owner: Any, name: str, call: Callable[..., Any], packages: bool = True) -> None:
-        """Let `call(line, original, *args, **kwargs)` answer the script's own calls; others are as before.
-
-        Args:
-            owner, name: What is called.
-            call: Gets the caller's line.
-            packages: Whether calls of installed packages are answered, too.
-        """
+        """Let `call(caller's line, original, *args, **kwargs)` answer the script's own calls, and those of packages."""
         self.set(owner, name, self.of_own_calls(getattr(owner, name), call, packages))
 
     def of_own_calls(
@@ -112,7 +99,7 @@ class Substitutes(Patches):
         """Answer calls from the script's own lines with a value; None leaves them out, also those of packages."""
 
         def answered(line: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-            self.journal.note(line, text, "left out" if answer is None else repr(answer))
+            self.journal.note(text, "left out" if answer is None else repr(answer), line)
             return answer
 
         self.own_calls(owner, name, answered, packages=answer is None)
@@ -121,20 +108,13 @@ class Substitutes(Patches):
         """Refuse calls from the script's own lines."""
 
         def refused(line: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-            raise self.journal.refuse(line, text, reason)
+            raise self.journal.refusal(text, reason, line)
 
         self.own_calls(owner, name, refused, packages=False)
 
     def maps(self, frame: Optional[FrameType], text: str, became: str, of_libraries: bool = False) -> bool:
-        """Tell whether a call is the script's or passed on for it, and note what it became if so.
-
-        Args:
-            frame: Who calls.
-            text: What is called.
-            became: What it means now.
-            of_libraries: Whether calls of any library count as the script's.
-        """
+        """Tell whether a call is the script's, passed on for it, or of any library; note what it became if so."""
         line, own = self.code.line_behind(frame)
         if own or of_libraries:
-            self.journal.note(line, text, became)
+            self.journal.note(text, became, line)
         return own or of_libraries

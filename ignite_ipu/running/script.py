@@ -11,11 +11,9 @@ from typing import List, Optional, Sequence, Set
 from ignite_ipu import backend
 from ignite_ipu.errors import RunError
 from ignite_ipu.program.config import Configuration, IPUConfig
-from ignite_ipu.running.imports import is_beside, uses_poptorch
-from ignite_ipu.running.journal import Journal, Substitution
-from ignite_ipu.running.ownership import ScriptCode
+from ignite_ipu.running.journal import ScriptCode, Substitution
 from ignite_ipu.running.patches import Substitutes
-from ignite_ipu.running.program import Main, module_program, script_program, started
+from ignite_ipu.running.program import Main, is_beside, module_program, script_program, started, uses_poptorch
 
 __all__ = ["run_module", "run_script"]
 
@@ -88,20 +86,19 @@ def _run(program: Main, config: Configuration, substitutions: List[Substitution]
 def _run_substituted(program: Main, config: IPUConfig, substitutions: List[Substitution]) -> None:
     from ignite_ipu.running.substitutes.cuda import substitute_cuda
     from ignite_ipu.running.substitutes.devices import substitute_devices
-    from ignite_ipu.running.substitutes.gpu_types import substitute_gpu_types
+    from ignite_ipu.running.substitutes.gradients import EngineWeights
     from ignite_ipu.running.substitutes.host_runs import substitute_averages, substitute_exports
     from ignite_ipu.running.substitutes.ignite_engines import substitute_ignite
     from ignite_ipu.running.substitutes.loops import substitute_loops
     from ignite_ipu.running.substitutes.parallel import substitute_parallel
     from ignite_ipu.running.substitutes.refusals import refuse_unmappable, substitute_precision
-    from ignite_ipu.running.substitutes.succession import EngineWeights
 
     # Says which PopTorch it is, and fails now if it does not import.
     backend.poptorch()
-    code, journal, trained = ScriptCode(program.path), Journal(), EngineWeights()
-    substitutes = Substitutes(code, journal)
+    code, trained = ScriptCode(program.path), EngineWeights()
+    substitutes = Substitutes(code)
+    refusals = substitutes.journal.refusals
     try:
-        substitute_gpu_types(substitutes)
         substitute_devices(substitutes)
         substitute_cuda(substitutes)
         substitute_precision(substitutes)
@@ -117,16 +114,16 @@ def _run_substituted(program: Main, config: IPUConfig, substitutions: List[Subst
     except RunError:
         raise
     except Exception as error:
-        if journal.refusals:
-            raise journal.refusals[0] from error
+        if refusals:
+            raise refusals[0] from error
         if type(error).__module__.startswith(("ignite_ipu.", "poptorch")):
             raise _refusal(error, code) from error
         raise
     finally:
         substitutes.undo()
-        substitutions += journal.substitutions
-    if journal.refusals:
-        raise journal.refusals[0]
+        substitutions += substitutes.journal.substitutions
+    if refusals:
+        raise refusals[0]
 
 
 def _run_with_its_threads(program: Main) -> None:

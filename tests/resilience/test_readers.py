@@ -79,8 +79,8 @@ READERS: Dict[str, Dict[str, str]] = {
     "pipeline/planning/annotating.py": {"read_text": "the model's source, which has run in this process"},
     "pipeline/planning/plan_file.py": {"open": "plans", "json.loads": "plans"},
     "checkpoints/random_states.py": {"open": "random states", "json.loads": "random states"},
-    "running/imports.py": {"open": "searched for one word, and not kept", "tokenize.open": _NAMED_TO_RUN},
     "running/program.py": {
+        "open": "searched for one word, and not kept",
         "tokenize.open": _NAMED_TO_RUN,
         "runpy.run_path": _NAMED_TO_RUN,
         "runpy.run_module": _NAMED_TO_RUN,

@@ -9,7 +9,7 @@ from typing import Dict
 
 import pytest
 
-from ignite_ipu.running.imports import any_built_on_poptorch
+from ignite_ipu.running.program import any_built_on_poptorch
 
 
 @pytest.fixture

@@ -14,8 +14,7 @@ from ignite_ipu import backend
 from ignite_ipu.emulator.device import device
 from ignite_ipu.errors import RunError, UserError
 from ignite_ipu.running import run_script
-from ignite_ipu.running.imports import imports
-from ignite_ipu.running.program import module_program, script_program
+from ignite_ipu.running.program import imports, module_program, script_program
 
 
 def test_a_script_is_the_main_program_with_its_own_arguments(run):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from types import FrameType
-from typing import Any, Callable, Optional
+from typing import Any, Callable, FrozenSet, Optional, Tuple
 
 import torch
 from torch import nn
@@ -18,14 +19,13 @@ from ignite_ipu import backend
 from ignite_ipu.deferred import CaptureError, DeferredTensor
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.program.forward.gradients import OWN_BACKWARD, has_own_backward
+from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import OURS
-from ignite_ipu.running.journal import Journal
-from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Substitutes
-from ignite_ipu.running.substitutes.succession import EngineWeights
+from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights import access
 
-__all__ = ["substitute_gradients"]
+__all__ = ["EngineWeights", "substitute_gradients"]
 
 
 def _package(file: str) -> str:
@@ -42,7 +42,7 @@ def substitute_gradients(substitutes: Substitutes, trained: EngineWeights) -> No
     Captured models notice what the script, or a library that it calls, writes into `parameter.data`: a moving average
     of weights (mean teachers, momentum encoders, target networks) is often written so.
     """
-    gradients = _Gradients(substitutes.code, substitutes.journal, trained)
+    gradients = _Gradients(substitutes, trained)
     substitutes.calls(nn.utils, "clip_grad_norm_", gradients.clip)
     substitutes.set(nn.utils.clip_grad, "clip_grad_norm_", nn.utils.clip_grad_norm_)
     # PyTorch makes a list of functions by identity when it first needs it; that must not find the substitute.
@@ -52,13 +52,42 @@ def substitute_gradients(substitutes: Substitutes, trained: EngineWeights) -> No
     substitutes.set(torch.autograd.Function, "apply", gradients.function(torch.autograd.Function.__dict__["apply"]))
 
 
+class EngineWeights:
+    """The weights that trainers hold at present; their gradients are on the device, and None on the host."""
+
+    def __init__(self) -> None:
+        # How many tensors a session had, and their ids; it holds on to them, so that no id becomes another tensor's.
+        self._known: weakref.WeakKeyDictionary[IPUSession, Tuple[int, FrozenSet[int]]] = weakref.WeakKeyDictionary()
+
+    def add(self, session: IPUSession) -> None:
+        """Count the weights of a session, as long as it has a trainer."""
+        self._known[session] = (0, frozenset())
+
+    def trains(self, tensor: torch.Tensor, hidden: bool = False) -> bool:
+        """Tell whether a trainer trains this tensor, and if asked, whether its gradient is hidden."""
+        # Asked in the ordinary way, a wrapped parameter would download all weights first.
+        with torch._C.DisableTorchFunctionSubclass():
+            if not requires_grad(tensor):
+                return False
+        with_trainer = [each for each in self._known if each.training is not None]
+        if hidden:
+            with_trainer = [session for session in with_trainer if not session.hooks.shows_gradients]
+        return any(id(tensor) in self._ids(session) for session in with_trainer)
+
+    def _ids(self, session: IPUSession) -> FrozenSet[int]:
+        tensors = session.weights.tensors
+        count, ids = self._known[session]
+        if count != len(tensors):  # they are only ever added to
+            ids = frozenset(map(id, tensors))
+            self._known[session] = (len(tensors), ids)
+        return ids
+
+
 class _Gradients:
     """Makes the substitutes."""
 
-    def __init__(self, code: ScriptCode, journal: Journal, trained: EngineWeights) -> None:
-        self._code = code
-        self._journal = journal
-        self._trained = trained
+    def __init__(self, substitutes: Substitutes, trained: EngineWeights) -> None:
+        self._code, self._journal, self._trained = substitutes.code, substitutes.journal, trained
         # Where PopTorch's classes of parameters pass on what they are asked for.
         self._wrappers = (_package(str(backend.poptorch().__file__)), access.__file__)
 
@@ -73,28 +102,25 @@ class _Gradients:
         **kwargs: Any,
     ) -> Any:
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        line = self._code.current_line()
         models = {owner for owner in map(owner_of, tensors) if owner is not None}
         if not models and self._code.line_of(frame) is None:
             return original(tensors, max_norm, norm_type, *args, **kwargs)
         what = "clip_grad_norm_()"
         if len(models) != 1:
-            raise self._journal.refuse(line, what, "it has to get the parameters of one model that a loop trains.")
+            raise self._journal.refusal(what, "it has to get the parameters of one model that a loop trains.")
         (model,) = models
         try:
             norm = model.clip(tensors, float(max_norm), float(norm_type))
         except CaptureError as error:
-            raise self._journal.refuse(line, what, str(error)) from None
-        self._journal.note(line, f"{what[:-2]}(..., {float(max_norm)})", "part of the device step")
+            raise self._journal.refusal(what, str(error)) from None
+        self._journal.note(f"{what[:-2]}(..., {float(max_norm)})", "part of the device step")
         return norm
 
     def function(self, original: Any) -> Any:
         def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
             recorded = any(isinstance(value, DeferredTensor) for value in (*args, *kwargs.values()))
             if recorded and torch.is_grad_enabled() and has_own_backward(cls):
-                raise self._journal.refuse(
-                    self._code.current_line(), f"{cls.__name__}.apply()", OWN_BACKWARD.format(name=cls.__name__)
-                )
+                raise self._journal.refusal(f"{cls.__name__}.apply()", OWN_BACKWARD.format(name=cls.__name__))
             return original.__get__(None, cls)(*args, **kwargs)
 
         return classmethod(apply)
@@ -114,9 +140,7 @@ class _Gradients:
             known = owner is not None or self._trained.trains(tensor)
             if known and not self._reader(sys._getframe(1)).startswith((_TORCH, _RUNNING)):
                 if value is not None:
-                    raise self._journal.refuse(
-                        self._code.current_line(), "parameter.grad = ...", "the device computes gradients itself."
-                    )
+                    raise self._journal.refusal("parameter.grad = ...", "the device computes gradients itself.")
                 if owner is not None:
                     owner.turn_with([tensor]).zero_grad()
             original.__set__(tensor, value)
@@ -140,8 +164,7 @@ class _Gradients:
         return property(read, write)
 
     def _refuse_reading(self) -> Any:
-        raise self._journal.refuse(
-            self._code.current_line(),
+        raise self._journal.refusal(
             "parameter.grad",
             "the trainer's steps bring no gradients back, since no handler that reads them was found when it started. "
             "Attach what reads them before trainer.run(), or attach ignite_ipu.handlers.Gradients to a trainer made by "

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
-from typing import Any, Callable, Optional
+import weakref
+from typing import Any, Callable, Optional, Tuple
 
 import ignite.distributed
 import ignite.engine
@@ -17,26 +19,21 @@ from ignite_ipu.deferred.engine_step import with_known_values
 from ignite_ipu.engines.factories import create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.options import evaluation_options, training_options
+from ignite_ipu.running.journal import Journal, Line
 from ignite_ipu.running.patches import Substitutes
-from ignite_ipu.running.substitutes.succession import EngineWeights, Succession
+from ignite_ipu.running.substitutes.gradients import EngineWeights
 from ignite_ipu.session.processes import connected, unwrapped
-from ignite_ipu.session.session import known_session
+from ignite_ipu.session.session import IPUSession, known_session
 
 __all__ = ["substitute_ignite"]
 
 
 def substitute_ignite(substitutes: Substitutes, trained: EngineWeights, config: IPUConfig) -> None:
-    """Let Ignite's factories make IPU engines while the script runs.
-
-    Args:
-        substitutes: What the script's calls mean instead.
-        trained: Gets what trainers train.
-        config: Settings of trainers, and of evaluators whose model has no trainer.
-    """
+    """Let Ignite's factories make IPU engines: trainers by a config, and evaluators of models that have no trainer."""
     trainer: Any = ignite.engine.create_supervised_trainer
     evaluator: Any = ignite.engine.create_supervised_evaluator
     make = functools.partial(_factory, substitutes=substitutes, trained=trained)
-    succession = Succession(substitutes.journal)
+    succession = _Succession(substitutes.journal)
     substitutes.set_everywhere("ignite", trainer, make(trainer, create_ipu_trainer, succession, lambda model: config))
     substitutes.set_everywhere(
         "ignite", evaluator, make(evaluator, create_ipu_evaluator, None, functools.partial(_of_evaluator, config))
@@ -53,18 +50,15 @@ def substitute_ignite(substitutes: Substitutes, trained: EngineWeights, config: 
         line: Any, original: Any, own: Any, backend: Any = None, nproc_per_node: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         if nproc_per_node not in (None, 1):
-            raise journal.refuse(
-                line,
-                f"Parallel(nproc_per_node={nproc_per_node})",
-                "one process drives all IPUs, and replicas are asked for with --replication-factor.",
-            )
+            reason = "one process drives all IPUs, and replicas are asked for with --replication-factor."
+            raise journal.refusal(f"Parallel(nproc_per_node={nproc_per_node})", reason, line)
         if backend is not None and backend != "gloo":
-            journal.note(line, f"Parallel(backend={backend!r})", "one process without a backend")
+            journal.note(f"Parallel(backend={backend!r})", "one process without a backend", line)
             backend, nproc_per_node = None, None
         original(own, backend, nproc_per_node, *args, **kwargs)
 
     def auto_model(line: Any, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        journal.note(line, "auto_model()", "the model as it is")
+        journal.note("auto_model()", "the model as it is", line)
         return model
 
     substitutes.calls(Engine, "__init__", engine)
@@ -87,17 +81,16 @@ def _of_evaluator(config: IPUConfig, model: Any) -> IPUConfig:
 def _factory(
     original: Callable[..., Any],
     ours: Callable[..., Any],
-    succession: Optional[Succession],
+    succession: Optional[_Succession],
     config: Callable[[Any], IPUConfig],
     substitutes: Substitutes,
     trained: EngineWeights,
 ) -> Any:
-    code, journal = substitutes.code, substitutes.journal
-    signature = inspect.signature(original)
+    journal, signature = substitutes.journal, inspect.signature(original)
 
     @functools.wraps(original)
     def create(*args: Any, **kwargs: Any) -> Any:
-        line, _ = code.line_behind(sys._getframe(1))
+        line, _ = substitutes.code.line_behind(sys._getframe(1))
         arguments = dict(signature.bind(*args, **kwargs).arguments)
         # Whatever device the script chose, this run is on IPUs.
         arguments.pop("device", None)
@@ -114,14 +107,14 @@ def _factory(
         before = "" if succession is None else succession.make_way(arguments["model"], line)
         if before:
             became += f", which takes the model over from the trainer of {before}"
-        journal.note(line, f"{original.__name__}()", became)
+        journal.note(f"{original.__name__}()", became, line)
 
         def refuse_frozen(text: str) -> None:
-            raise journal.refuse(line, f"{original.__name__}()", text)
+            raise journal.refusal(f"{original.__name__}()", text, line)
 
         def note_data(engine: Engine) -> None:
             if isinstance(engine.state.dataloader, backend.poptorch().DataLoader):
-                journal.note(code.current_line(), "run(DataLoader)", "over a poptorch.DataLoader of the same data")
+                journal.note("run(DataLoader)", "over a poptorch.DataLoader of the same data")
 
         engine = ours(**arguments, config=config(arguments["model"]))
         engine.add_event_handler(Events.STARTED, note_data)
@@ -142,3 +135,40 @@ def _with_values(process_function: Callable[..., Any]) -> Any:
         return with_known_values(process_function, engine, batch)
 
     return step
+
+
+class _Succession:
+    """Lets a trainer that a script makes take a model over from the one that it made before, which may not go on."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._newest: weakref.WeakKeyDictionary[IPUSession, Tuple[Optional[Line], weakref.ref[Engine]]]
+        self._newest = weakref.WeakKeyDictionary()
+
+    def make_way(self, model: Any, line: Optional[Line]) -> str:
+        """Stop a model's trainer for another, made at a line; returns where it was made, "" if there is none."""
+        session = known_session(unwrapped(model)) if isinstance(model, nn.Module) else None
+        if session is None or session.training is None or session not in self._newest:
+            return ""
+        made, known = self._newest.pop(session)
+        session.stop_training()
+        trainer = known()
+        if trainer is not None:
+            trainer.add_event_handler(Events.ITERATION_STARTED, self._refuse, made, _place(line))
+        return _place(made)
+
+    def add(self, trainer: Any, line: Optional[Line]) -> None:
+        """Note a trainer that the script has made at a line."""
+        self._newest[trainer.ipu] = line, weakref.ref(trainer)
+
+    def _refuse(self, made: Optional[Line], other: str) -> None:
+        raise self._journal.refusal(
+            "create_supervised_trainer()",
+            f"another trainer, made at {other}, has taken this one's model over, and one program at a time trains a "
+            "model. Run this trainer to its end before the other is made, or train with one trainer.",
+            made,
+        )
+
+
+def _place(line: Optional[Line]) -> str:
+    return "an unknown line" if line is None else f"{os.path.basename(line[0])}:{line[1]}"

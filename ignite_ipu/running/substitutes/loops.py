@@ -24,12 +24,9 @@ from ignite_ipu.deferred.settings import CaptureObserver, refuse_for_capture
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.tensors.raw import named_tensors
-from ignite_ipu.running.journal import Journal
-from ignite_ipu.running.ownership import ScriptCode
 from ignite_ipu.running.patches import Substitutes
-from ignite_ipu.running.substitutes.gradients import substitute_gradients
+from ignite_ipu.running.substitutes.gradients import EngineWeights, substitute_gradients
 from ignite_ipu.running.substitutes.parallel import within
-from ignite_ipu.running.substitutes.succession import EngineWeights
 from ignite_ipu.session.session import IPUSession, known_session
 from ignite_ipu.session.weights.model_states import LiveState, live_state
 from ignite_ipu.session.weights.tracker import Weights
@@ -39,18 +36,9 @@ __all__ = ["substitute_loops"]
 _OURS = ("ignite_ipu.", "poptorch.")
 
 
-def substitute_loops(
-    substitutes: Substitutes,
-    trained: EngineWeights,
-    config: IPUConfig,
-    accelerates: bool = False,
-) -> None:
-    """Capture the models and optimizers that the script uses, until the substitutes are undone.
-
-    Args:
-        accelerates: Whether accelerate is installed, whose `Accelerator` captures models, too.
-    """
-    loops = _Loops(substitutes.code, substitutes.journal, config)
+def substitute_loops(substitutes: Substitutes, trained: EngineWeights, config: IPUConfig, accelerates: bool) -> None:
+    """Capture the models and optimizers that the script uses, itself or by accelerate, until all is undone."""
+    loops = _Loops(substitutes, config)
     substitutes.on_undo(loops.release)
     substitutes.set(nn.Module, "__call__", loops.module_call(nn.Module.__call__))
     substitutes.calls(nn.Module, "named_parameters", loops.named_parameters)
@@ -108,8 +96,8 @@ def _weights_of(known: Callable[[], Optional[nn.Module]]) -> Optional[Weights]:
 class _Loops(CaptureObserver):
     """Loops of a script."""
 
-    def __init__(self, code: ScriptCode, journal: Journal, config: IPUConfig) -> None:
-        self._code, self._journal, self._config = code, journal, config
+    def __init__(self, substitutes: Substitutes, config: IPUConfig) -> None:
+        self._journal, self._config = substitutes.journal, config
         self._models: weakref.WeakSet[CapturedModel] = weakref.WeakSet()
         self._evaluations: weakref.WeakKeyDictionary[IPUSession, CapturedEvaluation] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
@@ -139,8 +127,7 @@ class _Loops(CaptureObserver):
             if torch.utils.data.get_worker_info() is not None:
                 return original(module, *args, **kwargs)
             if isinstance(module, torch.jit.ScriptModule):
-                raise self._journal.refuse(
-                    self._code.current_line(),
+                raise self._journal.refusal(
                     f"{type(module).__name__}()",
                     "what torch.jit makes of a model is no Python that PopTorch could trace. Call the model itself.",
                 )
@@ -166,7 +153,7 @@ class _Loops(CaptureObserver):
     def called(self, model: CapturedModel, recorded: bool) -> None:
         """Log what a call of a captured model became."""
         became = "recorded for the device step of backward() and step()" if recorded else "an inference program"
-        self._journal.note(self._code.current_line(), f"{type(model.model).__name__}()", became)
+        self._journal.note(f"{type(model.model).__name__}()", became)
 
     def uses(self, weight: Any) -> None:
         """Capture the model that has a weight, if an optimizer was made for its parameters."""
@@ -175,18 +162,15 @@ class _Loops(CaptureObserver):
 
     def went_backward(self, model: CapturedModel) -> None:
         """Log a backward pass, and refuse one whose gradients no optimizer or the wrong update would use."""
-        line = self._code.current_line()
         if model.uncleared is not None:
-            raise self._journal.refuse(
-                line,
+            raise self._journal.refusal(
                 "backward()",
                 "the gradients of the last update were not cleared, so PyTorch would use them again, and the device "
                 "has none left. Call optimizer.zero_grad() once for every step().",
             )
-        self._journal.note(line, "backward()", "part of the device step")
+        self._journal.note("backward()", "part of the device step")
         if not is_held(model.session.model):
-            raise self._journal.refuse(
-                line,
+            raise self._journal.refusal(
                 "backward()",
                 f"no optimizer of torch.optim holds the weights of {model.name}, so they are updated by hand, and the "
                 "device does not return gradients. Use an optimizer.",
@@ -207,16 +191,14 @@ class _Loops(CaptureObserver):
 
     def _evaluate(self, session: IPUSession, model: nn.Module, args: Any, kwargs: Any) -> Any:
         """Return what a model computes that a trainer of Ignite's trains, or a part of one."""
-        line = self._code.current_line()
         if model.training and torch.is_grad_enabled():
-            raise self._journal.refuse(
-                line,
+            raise self._journal.refusal(
                 f"{type(model).__name__}()",
                 "a trainer trains this model already, and one program trains a model. For a look at what it computes, "
                 "call model.eval() and use torch.no_grad(); what is to be trained belongs into the trainer's model, "
                 "model_fn or loss_fn.",
             )
-        self._journal.note(line, f"{type(model).__name__}()", "an inference program")
+        self._journal.note(f"{type(model).__name__}()", "an inference program")
         evaluation = self._evaluations.get(session)
         if evaluation is None:
             evaluation = self._evaluations[session] = CapturedEvaluation(session, self._config)
@@ -243,5 +225,4 @@ class _Loops(CaptureObserver):
         return [root for root in roots if any(child is module for child in root.modules())]
 
     def _refuse_host_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        what, reason = f"{type(optimizer).__name__}.step()", host_step_reason(args, kwargs)
-        raise self._journal.refuse(self._code.current_line(), what, reason)
+        raise self._journal.refusal(f"{type(optimizer).__name__}.step()", host_step_reason(args, kwargs))

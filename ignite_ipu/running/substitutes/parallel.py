@@ -30,10 +30,9 @@ def substitute_parallel(substitutes: Substitutes) -> None:
     ) -> None:
         wrapper = next(each for each in PARALLEL if isinstance(own, each))
         if wrapper is nn.parallel.DistributedDataParallel and connected()[1] > 1:
-            raise journal.refuse(
-                line, "DistributedDataParallel", f"it trains in {connected()[1]} processes; {REPLICAS}"
-            )
-        journal.note(line, wrapper.__name__, "the model itself: one process drives all IPUs")
+            reason = f"it trains in {connected()[1]} processes; {REPLICAS}"
+            raise journal.refusal("DistributedDataParallel", reason, line)
+        journal.note(wrapper.__name__, "the model itself: one process drives all IPUs", line)
         on_one_device(own, module)
 
     def init_process_group(
@@ -42,12 +41,9 @@ def substitute_parallel(substitutes: Substitutes) -> None:
         processes = int(kwargs.get("world_size") or os.environ.get("WORLD_SIZE") or 1)
         if "gloo" not in str(backend):
             if processes > 1:
-                raise journal.refuse(
-                    line,
-                    f"init_process_group({backend!r})",
-                    f"DistributedDataParallel trains on {processes} GPUs that this backend connects; {REPLICAS}",
-                )
-            journal.note(line, f"init_process_group({backend!r})", "one process on gloo")
+                reason = f"DistributedDataParallel trains on {processes} GPUs that this backend connects; {REPLICAS}"
+                raise journal.refusal(f"init_process_group({backend!r})", reason, line)
+            journal.note(f"init_process_group({backend!r})", "one process on gloo", line)
             backend = "gloo"
         return original(backend, *args, **kwargs)
 
@@ -55,8 +51,8 @@ def substitute_parallel(substitutes: Substitutes) -> None:
         line: Any, original: Any, fn: Callable[..., Any], args: Any = (), nprocs: int = 1, *m: Any, **k: Any
     ) -> Any:
         if nprocs != 1 or False in (*m[:1], k.get("join", True)):
-            raise journal.refuse(line, f"spawn(nprocs={nprocs})", f"what its processes train would not be: {REPLICAS}")
-        journal.note(line, "spawn(nprocs=1)", "a call in this process, which drives all IPUs")
+            raise journal.refusal(f"spawn(nprocs={nprocs})", f"what its processes train would not be: {REPLICAS}", line)
+        journal.note("spawn(nprocs=1)", "a call in this process, which drives all IPUs", line)
         return fn(0, *args)
 
     for name in ("spawn", "start_processes"):

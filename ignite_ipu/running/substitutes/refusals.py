@@ -44,7 +44,7 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
     journal = substitutes.journal
 
     def compile_(line: Any, original: Any, model: Any = None, **kwargs: Any) -> Any:
-        journal.note(line, "torch.compile()", "left out: the program is compiled for the IPU")
+        journal.note("torch.compile()", "left out: the program is compiled for the IPU", line)
         return (lambda function: function) if model is None else model
 
     for owner, name, what, reason in _CALLS:
@@ -56,7 +56,7 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
         if substitutes.code.line_of(frame) is None and not any(map(owner_of, tensors)):
             return original(tensors, *args, **kwargs)
         reason = "PopTorch's optimizers clip by the global norm. Use clip_grad_norm_."
-        raise journal.refuse(substitutes.code.current_line(), "clip_grad_value_()", reason)
+        raise journal.refusal("clip_grad_value_()", reason)
 
     substitutes.calls(nn.utils, "clip_grad_value_", clip_values)
     # Known by more than one name.
@@ -73,7 +73,7 @@ def substitute_precision(substitutes: Substitutes) -> None:
         if line is not None:
             given = inspect.signature(original).bind(*args, **kwargs)
             if given.arguments.get("enabled", True):
-                substitutes.journal.note(line, f"{what}()", "switched off: the step runs in single precision")
+                substitutes.journal.note(f"{what}()", "switched off: the step runs in single precision", line)
             given.arguments["enabled"] = False
             if what == "autocast":
                 # On a machine without a GPU, even switched off it would warn of one that is missing.

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import create_ipu_trainer
-from ignite_ipu.running.substitutes.succession import EngineWeights
+from ignite_ipu.running.substitutes.gradients import EngineWeights
 from ignite_ipu.session.weights.tracker import Weights
 
 
