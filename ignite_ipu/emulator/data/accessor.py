@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import weakref
 from typing import Any, Callable, Iterable, List, NoReturn, Optional
@@ -19,6 +20,7 @@ from ignite_ipu.emulator.enums import DataLoaderMode, SharingStrategy
 from ignite_ipu.emulator.errors import python_error
 
 _NO_EPOCH = -1
+_Progress = enum.Enum("_Progress", "IDLE ASKED BEGUN OVER")  # of an epoch
 
 
 class CombiningLoader(torch.utils.data.DataLoader):  # type: ignore[type-arg]
@@ -93,11 +95,10 @@ class AsynchronousDataAccessor:
         self._owner = os.getpid()
         self._poisons = poisons_stale_batches()
         self._unusable = ""
-        # Whether an epoch was asked for, whether an item of it was taken, and whether it is over.
-        self._is_iterating = self._is_begun = self._is_over = False
+        self._progress = _Progress.IDLE
         # Messages of epochs up to the first number are not wanted; the second is the epoch being read.
         self._epochs_above = self._epoch = _NO_EPOCH
-        self._received = self._freed = 0
+        self._received = 0
         # All processes of a distributed run must go through the same permutations, so none of them may begin one anew.
         self._seed = CallerSeed(dataset, has_own_order=getattr(dataset, "_share_sampler", None) is not None)
         settings = WorkerSettings(
@@ -128,26 +129,26 @@ class AsynchronousDataAccessor:
         """Begin an epoch, also in the middle of one; nothing happens if one has begun but no item of it was taken."""
         worker = self._usable_worker()
         state = self._seed.new_state()
-        is_new = not self._is_iterating or self._is_begun or self._is_over
+        is_new = self._progress != _Progress.ASKED
         if is_new or state:
             above = self._epoch if is_new else self._epochs_above
             # What the worker may have begun in advance has the order of another seed.
             self._epochs_above = above + 1 if state else above
             worker.send(Message(MessageKind.ITERATE, self._epochs_above, body=state))
-        self._is_iterating, self._is_begun, self._is_over = True, False, False
+        self._progress = _Progress.ASKED
         return self
 
     def __next__(self) -> Any:
         """Return the next item; the previous one's tensors are no longer its own."""
         worker = self._usable_worker()
-        if not self._is_iterating:
+        if self._progress == _Progress.IDLE:
             iter(self)
         if self._slot is not None:
             if self._poisons:
                 self._ring.poison(self._slot)
             self._slot = None
-            self._give_back(worker)
-        if self._is_over:
+            worker.send(Message(MessageKind.FREED, self._received))
+        if self._progress == _Progress.OVER:
             raise StopIteration
         while True:
             try:
@@ -162,15 +163,15 @@ class AsynchronousDataAccessor:
                 slot = self._received % len(self._ring)
                 self._received += 1
                 if is_wanted:
-                    self._is_begun, self._slot = True, slot
+                    self._progress, self._slot = _Progress.BEGUN, slot
                     # New tensor objects each time: what a caller sets on one (requires_grad, say) must not come back.
                     tensors: List[torch.Tensor] = [tensor.detach() for tensor in self._ring.slot(slot)]
                     if message.rows >= 0:
                         tensors = [tensor[: message.rows] for tensor in tensors]
                     return self._structure.rebuild(tensors, message.body)
-                self._give_back(worker)
+                worker.send(Message(MessageKind.FREED, self._received))
             elif is_wanted:
-                self._is_over = True
+                self._progress = _Progress.OVER
                 raise StopIteration
 
     def __len__(self) -> int:
@@ -238,7 +239,3 @@ class AsynchronousDataAccessor:
             )
         assert self._worker is not None
         return self._worker
-
-    def _give_back(self, worker: WorkerProcess) -> None:
-        self._freed += 1
-        worker.send(Message(MessageKind.FREED, self._freed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import itertools
@@ -25,36 +26,23 @@ _REPORT_SECONDS = 15.0
 
 @dataclasses.dataclass
 class Counters:
-    """Counts of what happened on the devices, for one executor or for the whole process.
+    """Counts of what happened on the devices, for one executor or for the whole process."""
 
-    Attributes:
-        compiles: Graphs captured and built.
-        cache_hits, cache_misses: Compiles that found, or did not find, their result in the executable cache.
-        attaches, detaches: Times the IPUs were taken and given back.
-        weight_uploads, weight_downloads: Copies of all weights and buffers to the device and to the host.
-        weight_upload_bytes, weight_download_bytes: Their volume.
-        optimizer_uploads: Times that hyper-parameters were sent.
-        optimizer_state_uploads, optimizer_state_downloads: Copies of the optimizer's state.
-        optimizer_updates: Weight updates.
-        device_calls: Runs of a compiled program.
-        micro_batches: Forward passes in these runs.
-    """
-
-    compiles: int = 0
-    cache_hits: int = 0
-    cache_misses: int = 0
-    attaches: int = 0
-    detaches: int = 0
-    weight_uploads: int = 0
+    compiles: int = 0  # Graphs captured and built.
+    cache_hits: int = 0  # Compiles that found their result in the executable cache,
+    cache_misses: int = 0  # and those that did not.
+    attaches: int = 0  # Times the IPUs were taken,
+    detaches: int = 0  # and given back.
+    weight_uploads: int = 0  # Copies of all weights and buffers to the device,
     weight_upload_bytes: int = 0
-    weight_downloads: int = 0
+    weight_downloads: int = 0  # and to the host.
     weight_download_bytes: int = 0
-    optimizer_uploads: int = 0
-    optimizer_state_uploads: int = 0
+    optimizer_uploads: int = 0  # Times that hyper-parameters were sent.
+    optimizer_state_uploads: int = 0  # Copies of the optimizer's state.
     optimizer_state_downloads: int = 0
-    optimizer_updates: int = 0
-    device_calls: int = 0
-    micro_batches: int = 0
+    optimizer_updates: int = 0  # Weight updates.
+    device_calls: int = 0  # Runs of a compiled program.
+    micro_batches: int = 0  # Forward passes in these runs.
 
     def __sub__(self, earlier: Counters) -> Counters:
         """Return what happened since `earlier`, a copy made then."""
@@ -185,13 +173,10 @@ def _wait(where: EmulatedMachine, groups: List[range], new: Holder, ipus: int) -
 
 def _limit() -> float:
     text = os.environ.get(TIMEOUT_VARIABLE, "inf")
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not seconds >= 0:
-        raise backend_error(f"{TIMEOUT_VARIABLE} must be a number of seconds, got {text!r}.")
-    return seconds
+    with contextlib.suppress(ValueError):
+        if float(text) >= 0:
+            return float(text)
+    raise backend_error(f"{TIMEOUT_VARIABLE} must be a number of seconds, got {text!r}.")
 
 
 _TOTAL = Counters()

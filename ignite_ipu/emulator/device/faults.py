@@ -18,8 +18,7 @@ class Fault:
     Attributes:
         recovery_action: Which reset mends it, one of `errors.RECOVERY_ACTIONS`; None when no reset does.
         message: What the error says.
-        lasting: Whether the device answers nothing from then on: whatever is asked of it fails with the same error,
-            until its IPUs are given back.
+        lasting: Whether whatever is asked of the device fails with the same error, until its IPUs are given back.
     """
 
     recovery_action: Optional[str] = "IPU_RESET"
@@ -59,8 +58,7 @@ def inject_faults(faults: Mapping[int, Fault], copies: Optional[Mapping[int, Fau
     The call or copy fails before it does anything, and leaves the executor attached. What is not `lasting` leaves what
     the device holds as it was.
     """
-    numbered = {"call": dict(faults), "copy": dict(copies or {})}
-    plan: _Plan = {kind: map(hits.get, itertools.count()) for kind, hits in numbered.items()}
+    plan: _Plan = {kind: map(hits.get, itertools.count()) for kind, hits in (("call", faults), ("copy", copies or {}))}
     with _LOCK:
         _PLANS.append(plan)
     try:

@@ -21,10 +21,14 @@ from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, S
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import compile_checks
+from ignite_ipu.emulator.trace.isolation import Turn
 
 IPUS_VARIABLE = "IGNITE_IPU_EMULATED_IPUS"
 RUNTIME_VARIABLE = "IGNITE_IPU_RUNTIME_DIR"
 MOST_IPUS = 64
+_LOCK_SECONDS = 60.0
+# In the middle of a change the garbage collector may release IPUs of another machine, in the same thread.
+_TURN = Turn()
 
 
 class Holder(NamedTuple):
@@ -37,11 +41,6 @@ class Holder(NamedTuple):
     started: str
     description: str
     token: int
-
-    @property
-    def alive(self) -> bool:
-        """True while the holder's process runs."""
-        return process_start(self.pid) == self.started
 
     def __str__(self) -> str:
         where = "" if self.pid == os.getpid() else f" of process {self.pid}"
@@ -87,7 +86,7 @@ class EmulatedMachine:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[Dict[int, Holder]]:
-        with _LOCK:
+        with _TURN.lock:
             # The garbage collector may come in, in this thread.
             self._changed_by = threading.get_ident()
             try:
@@ -119,9 +118,8 @@ class SharedMachine(EmulatedMachine):
     def __init__(self, directory: str) -> None:
         super().__init__()
         # The ids of processes mean something on one host, or in one container on it.
-        namespace = 0
-        with contextlib.suppress(OSError):
-            namespace = os.stat("/proc/self/ns/pid").st_ino
+        namespaces = "/proc/self/ns/pid"
+        namespace = os.stat(namespaces).st_ino if os.path.exists(namespaces) else 0
         self._path = os.path.join(_private_directory(directory), f"ipus-{platform.node()}-{namespace}.json")
 
     @contextlib.contextmanager
@@ -129,7 +127,9 @@ class SharedMachine(EmulatedMachine):
         with open(self._path, "a+", encoding="utf-8", errors="replace") as file:
             self._lock(file)  # given up when the file is closed, at the latest by the kernel
             file.seek(0)
-            users = {ipu: user for ipu, user in self._parse(file.read()).items() if user.alive}
+            users = {
+                ipu: user for ipu, user in self._parse(file.read()).items() if process_start(user.pid) == user.started
+            }
             yield users
             file.seek(0)
             file.truncate()
@@ -178,11 +178,7 @@ def machine() -> EmulatedMachine:
 
 
 def emulated_ipus() -> int:
-    """Return how many IPUs the emulated machine has.
-
-    Raises:
-        Error: The environment variable holds no positive number.
-    """
+    """Return how many IPUs the emulated machine has; an `Error` if the environment says no positive number."""
     text = os.environ.get(IPUS_VARIABLE, str(MOST_IPUS))
     if not text.isdigit() or int(text) == 0:
         raise backend_error(f"{IPUS_VARIABLE} must be a positive number of IPUs, got {text!r}.")
@@ -200,18 +196,15 @@ def device_ids(total: int) -> List[range]:
 
 
 def _private_directory(directory: str) -> str:
+    what = f"The directory {directory}, where processes agree on who has which emulated IPU,"
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
         status = os.stat(directory)
     except OSError as error:
-        raise backend_error(
-            f"The directory {directory}, where processes agree on who has which emulated IPU, cannot be used: {error}. "
-            f"Set {RUNTIME_VARIABLE} to another one."
-        ) from error
+        raise backend_error(f"{what} cannot be used: {error}. Set {RUNTIME_VARIABLE} to another one.") from error
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
         raise backend_error(
-            f"The directory {directory}, where processes agree on who has which emulated IPU, can be written by other "
-            f"users. Set {RUNTIME_VARIABLE} to one of your own (chmod 700)."
+            f"{what} can be written by other users. Set {RUNTIME_VARIABLE} to one of your own (chmod 700)."
         )
     return directory
 
@@ -246,21 +239,12 @@ def _lock_holder(inode: int) -> str:
     return "another process"
 
 
-def _renew_lock() -> None:
-    global _LOCK
-    _LOCK = threading.RLock()
-
-
-_LOCK_SECONDS = 60.0
-# In the middle of a change the garbage collector may release IPUs of another machine, in the same thread.
-_LOCK = threading.RLock()
-os.register_at_fork(after_in_child=_renew_lock)  # another thread of the parent may have held it
 _OWN = EmulatedMachine()
 _SHARED: Dict[str, SharedMachine] = {}
 
 
-# Hardware: the IPUs of the emulated machine are there, unless IPU models stand in for them. The rules for hardware
-# (powers of two, devices for one program each) hold exactly where the answer is yes.
+# The IPUs of the emulated machine are hardware, unless IPU models stand in for them. The rules for hardware (powers of
+# two, devices for one program each) hold exactly where the answer is yes.
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:

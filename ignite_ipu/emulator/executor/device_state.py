@@ -21,21 +21,7 @@ from ignite_ipu.emulator.values.wrapping import Wrapping, fetch, holder_of, is_w
 class DeviceState:
     """Weights, optimizer and random state of one executor, on the host and on the device.
 
-    Args:
-        user_model: The user's model.
-        model: What is traced of it.
-        options: The executor's own.
-        observation: Who watches.
-        meter: What the automatic report says was counted.
-
-    Attributes:
-        optimizer: The executor's; None in inference.
-        wrapping: What makes reading the user's weights fetch them; None in inference.
-        device_is_newer: Whether the device may have changed the weights since the two copies were last the same.
-        downloads: How often the host's copy has been written.
-        random: The random state as the host knows it; None before the first run of a model without a seed.
-        random_is_stale: Whether the device's has moved on since.
-        fault: What made the device stop to answer, until its IPUs are given back; None while it answers.
+    Of the user's model, `model` is what is traced.
     """
 
     def __init__(
@@ -47,16 +33,18 @@ class DeviceState:
         self._observation = observation
         self._meter = meter
         self._uploaded: Optional[int] = 0
-        self.optimizer: Optional[OptimizerTracker] = None
-        self.wrapping: Optional[Wrapping] = None
+        self.optimizer: Optional[OptimizerTracker] = None  # in training
+        self.wrapping: Optional[Wrapping] = None  # in training: makes reading the user's weights fetch them
+        # The device may have changed the weights since the two copies were last the same.
         self.device_is_newer = False
         self.downloads = 0
+        # As the host knows it; None before the first run of a model without a seed.
         self.random = [int(options("random_seed"))] if options.exists("random_seed") else None
         self.random_is_stale = False
+        # What made the device stop to answer, until its IPUs are given back.
         self.fault: Optional[Fault] = None
 
     def check_answers(self) -> None:
-        """Fail if the device has stopped to answer."""
         if self.fault is not None:
             raise self.fault.error()
 
@@ -159,5 +147,5 @@ class DeviceState:
 
     def _follow_model(self, program: DeviceProgram) -> None:
         """Let a program take over tensors that the model has in the place of those that it was compiled for."""
-        if program.follow_model() and self.wrapping is not None:
+        if program.host.follow() and self.wrapping is not None:
             self.wrapping.wrap_tensors(self._user_model)

@@ -20,22 +20,14 @@ Advance = Callable[[int, int], None]
 
 
 class Observation:
-    """Observers of one executor's calls.
-
-    Args:
-        options: The executor's own.
-        training_mode: The model's `training` flag, which names the channel whatever the wrapper is for, as in PopTorch.
-
-    Attributes:
-        compilation_seconds: How long the last compilation took.
-        report: The automatic report of the compiled program; None when none is asked for.
-    """
+    """Observers of one executor's calls."""
 
     def __init__(self, options: Options, training_mode: bool) -> None:
         self._options = options
+        # The model's flag names the channel whatever the wrapper is for, as in PopTorch.
         self._channel = profiling.Channel(f"poptorch.{'training' if training_mode else 'inference'}Model")
         self.compilation_seconds = 0.0
-        self.report: Optional[Report] = None
+        self.report: Optional[Report] = None  # the compiled program's, if one is asked for
 
     @property
     def is_off(self) -> bool:
@@ -57,7 +49,6 @@ class Observation:
                 raise
 
     def write_report(self, program: DeviceProgram, meter: Meter) -> None:
-        """Write the automatic report of a program, if one is asked for."""
         if program.report is not None:
             program.report.write(program, meter.own, self.compilation_seconds)
 

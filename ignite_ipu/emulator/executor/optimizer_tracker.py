@@ -26,15 +26,9 @@ class OptimizerTracker:
     """Follows one optimizer, or its successors, from wrapping to the device.
 
     Args:
-        optimizer: The optimizer that the model was wrapped with.
-        options: The executor's own options.
-        meter: Counts what is sent.
         state_dict: The executor's method that a PopTorch optimizer gets in the place of its own: it returns what
             `state_dict` returns here, and keeps the executor as long as the optimizer has it.
         before_download: Called before the state is read from the device; an exception that it raises is the caller's.
-
-    Attributes:
-        description: The optimizer as it was last read.
     """
 
     def __init__(
@@ -55,7 +49,7 @@ class OptimizerTracker:
         self._device: Optional[DeviceOptimizer] = None
         # The optimizer's record when a description was refused, which leaves it marked as to be uploaded.
         self._refused: Optional[object] = None
-        self.description = self._read(optimizer)
+        self.description = self._read(optimizer)  # as it was last read
         self._take(optimizer)
 
     def set(self, optimizer: torch.optim.Optimizer) -> None:
@@ -118,12 +112,7 @@ class OptimizerTracker:
     def on_device(
         self, executable: Executable, parameters: Mapping[str, nn.Parameter], store: foreach.Store
     ) -> DeviceOptimizer:
-        """Return the optimizer that updates the trainable weights on the device, with the state that the host has.
-
-        Args:
-            parameters: The host's parameters that the weights are copies of.
-            store: Rounds float32 results to float16.
-        """
+        """Return the optimizer that updates the trainable weights on the device, with the state that the host has."""
         group_of = {
             id(parameter): index
             for index, group in enumerate(self._optimizer.param_groups)

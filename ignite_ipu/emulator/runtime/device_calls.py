@@ -16,15 +16,7 @@ _INT32 = torch.iinfo(torch.int32)
 
 
 class DeviceCalls:
-    """One executor's calls.
-
-    Args:
-        training: Whether each device iteration updates the weights.
-        meter: Counts the calls.
-
-    Attributes:
-        times: When the last call's tensors crossed.
-    """
+    """One executor's calls, which the meter counts; in training each device iteration updates the weights."""
 
     def __init__(self, training: bool, meter: Meter) -> None:
         self._training = training
@@ -34,11 +26,7 @@ class DeviceCalls:
         self.times = Times()
 
     def run(self, program: DeviceProgram, inputs: List[torch.Tensor], given: Sequence[torch.Tensor]) -> Any:
-        """Run on inputs that are on the device, and return what forward returned.
-
-        Args:
-            given: The caller's tensors, which get what forward writes to its inputs.
-        """
+        """Run on inputs that are on the device; the tensors `given` by the caller get what forward writes to them."""
         graph, batching = program.graph, program.batching
         started = time.perf_counter()
         outputs = program.run(inputs)
@@ -94,17 +82,12 @@ class Times(NamedTuple):
 
     Host and device share their memory here, so that crossing takes no time: all inputs are there when the call begins,
     and all outputs when it ends.
-
-    Attributes:
-        inputs, outputs: How many tensors went in and came out.
-        steps, returned: How many micro-batches of each of them cross; none where data are synthetic.
-        seconds: How long the call took.
     """
 
     inputs: int = 0
-    steps: int = 0
+    steps: int = 0  # Micro-batches of each input that cross; none where data are synthetic.
     outputs: int = 0
-    returned: int = 0
+    returned: int = 0  # The same of each output.
     seconds: float = 0.0
 
     def counters(self) -> Dict[str, Events]:
@@ -117,4 +100,4 @@ class Times(NamedTuple):
         """Return minimum, maximum and mean seconds of a step: of crossing alone, or from its input to its output."""
         has_data = self.inputs and self.steps and self.outputs and self.returned
         seconds = self.seconds if has_data and not crossing else 0.0
-        return (seconds, seconds, seconds)
+        return seconds, seconds, seconds

@@ -25,9 +25,7 @@ _TURN = Turn()
 class RandomStream:
     """Random numbers of one program: the host's stream is as it was after every call.
 
-    Args:
-        seed: Where the stream starts.
-        alike: Whether every call draws if the first one does, and none if it does not.
+    If calls are `alike`, every one draws if the first does, and none if it does not.
     """
 
     def __init__(self, seed: int, alike: bool) -> None:
@@ -69,16 +67,10 @@ def _start(seed: int) -> torch.Tensor:
 
 
 class Executable:
-    """One graph with the weights and buffers it works on.
+    """One graph with the weights and buffers it works on: copies of the host's values.
 
-    Args:
-        graph: What runs on every micro-batch.
-        batching: How the inputs are cut and the outputs stacked.
-        weights: Host values of the graph's weights, by name. The device gets its own copy.
-        trainable: Names of the weights that gradients are computed for.
-        buffers: Host values of the graph's buffers, by name.
-        groups: The weights that differ between groups of replicas: their values have one slice a group.
-        random: The device's random stream.
+    Weights that are `trainable` have gradients. The values of those with `groups`, which differ between groups of
+    replicas, have one slice a group.
 
     Attributes:
         arguments: For each replica, what the graph takes after a micro-batch of the inputs.
@@ -137,9 +129,7 @@ class Executable:
     ) -> List[torch.Tensor]:
         """Run one call: for each device iteration, all its micro-batches and then one update.
 
-        Args:
-            run: Called with a micro-batch and the replica that it is for.
-            update: Called with the number of the iteration.
+        `run` is called with a micro-batch and the replica that it is for, `update` with the number of the iteration.
         """
         batching, written_inputs = self.batching, self.graph.written_inputs
         micro_batches = batching.cut(inputs)
@@ -172,12 +162,10 @@ class Executable:
             _cut_from_history(buffers)
 
     def host_weight(self, name: str) -> torch.Tensor:
-        """Return a weight as the host receives it."""
         value = self.weights[name].detach()
         return self.grouped[name].to_host(value) if name in self.grouped else value
 
     def set_weights(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Overwrite weights with the host's values."""
         with torch.no_grad():
             for name, value in values.items():
                 self.weights[name].copy_(self._from_host(name, value))
@@ -195,8 +183,6 @@ class Executable:
             state = [*self.weights.values(), *(value for own in self.buffers for value in own.values())]
             memory = {value.untyped_storage().data_ptr() for value in state}
             self._state_returned = tuple(result.untyped_storage().data_ptr() in memory for result in results)
-        if not any(self._state_returned):
-            return tuple(result.detach() for result in results)
         return tuple(
             result.detach().clone() if state else result.detach()
             for result, state in zip(results, self._state_returned)

@@ -12,14 +12,9 @@ from ignite_ipu.emulator.values.wrapping import plain, storage
 
 
 class HostTensors:
-    """A model's parameters and buffers, by name.
+    """A model's parameters and buffers, by name: those that are copied to the device and back.
 
-    Args:
-        model: The module that is compiled.
-
-    Attributes:
-        compiled: The parameters that the model had when it was compiled, which the optimizer's groups hold.
-        parameters, buffers: What is copied to the device and back.
+    `compiled` are the parameters that the model had when it was compiled, which the optimizer's groups hold.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -30,7 +25,6 @@ class HostTensors:
         self.buffers: Dict[str, torch.Tensor] = dict(model.named_buffers())
 
     def tensors(self) -> Dict[str, torch.Tensor]:
-        """Return parameters and buffers together."""
         return {**self.parameters, **self.buffers}
 
     def follow(self) -> bool:

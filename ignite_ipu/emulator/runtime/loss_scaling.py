@@ -31,13 +31,7 @@ _HALF_RANGE = torch.finfo(torch.float16).max
 
 
 class AutomaticLossScaling:
-    """Counts gradient elements and says what the next loss scaling is.
-
-    Args:
-        bin_edge: From which proportion of float16's range an element is large.
-        threshold: Proportion of large elements above which the factor is halved.
-        period: Updates between two looks at the count.
-    """
+    """Counts gradient elements and says what the next loss scaling is."""
 
     def __init__(self, bin_edge: float = 0.125, threshold: float = 1e-7, period: int = 1) -> None:
         for name, value in (("binEdgeLocation", bin_edge), ("thresholdUpperCountProportion", threshold)):

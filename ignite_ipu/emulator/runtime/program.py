@@ -54,16 +54,7 @@ class OptimizerSource(Protocol):
 
 
 class DeviceProgram:
-    """The result of compiling one model for one kind of arguments.
-
-    Attributes:
-        graph: What runs on every micro-batch.
-        arguments: The arguments that it was compiled for.
-        batching: How inputs are cut and outputs stacked.
-        random: The device's random stream.
-        placement: Stage, phase and IPU of every operator.
-        report: What is noted for the automatic report; None when none is asked for.
-    """
+    """The result of compiling one model for one kind of arguments."""
 
     def __init__(
         self,
@@ -83,9 +74,9 @@ class DeviceProgram:
         self._name = options_name(options, training)
         self._optimizer = optimizer
         self._meter = meter
-        self._host = HostTensors(model)
+        self.host = HostTensors(model)
         if optimizer is not None:
-            optimizer.check_parameters(self._host.compiled)
+            optimizer.check_parameters(self.host.compiled)
         self._anchors = {short: long_name for short, (long_name, *_) in dict(options("anchored_tensors")).items()}
         self.placement = Placement(options._execution_strategy)
         anchors = [name for name in self._anchors.values() if not self._comes_from_update(name)]
@@ -126,10 +117,6 @@ class DeviceProgram:
             if place is not None and graph.positions.index(place) != index
         ]
         self.needs_ipu = training or bool(places or graph.extras or graph.written_inputs or graph.written_buffers)
-
-    def follow_model(self) -> bool:
-        """Take over tensors that the model has in the place of those compiled for, and tell whether there are any."""
-        return self._host.follow()
 
     @property
     def attached(self) -> bool:
@@ -218,7 +205,7 @@ class DeviceProgram:
         self._report_edits()
         moved = {name: executable.host_weight(name) for name in executable.weights}
         moved.update(executable.buffers[0])
-        host = self._host.tensors()
+        host = self.host.tensors()
         with torch.no_grad():
             for name, value in moved.items():
                 receive(host[name], value)
@@ -290,10 +277,10 @@ class DeviceProgram:
             check(self.graph.structure, self._options, self.placement)
         self._check_buffers()
         for name in self._options._Popart._value("updatableNamedBuffers", []):
-            if name not in self._host.buffers:
+            if name not in self.host.buffers:
                 raise backend_error(
                     f"updatableNamedBuffers names {name!r}, which is no buffer of the model. Its buffers are "
-                    f"{list(self._host.buffers)}."
+                    f"{list(self.host.buffers)}."
                 )
         known = self.update_tensors()
         for name in self._anchors.values():
@@ -309,12 +296,12 @@ class DeviceProgram:
             for name, setting in per_replica.items()
         }
         for name, groups in found.items():
-            groups.from_host(plain(self._host.parameters[name]))  # checks the shape
+            groups.from_host(plain(self.host.parameters[name]))  # checks the shape
         return found
 
     def _training_step(self, executable: Executable, source: OptimizerSource) -> TrainingStep:
         kind = functools.partial(CompiledStep, self._compiled_step) if self._compiles_with_torch else TrainingStep
-        optimizer = source.on_device(executable, self._host.compiled, store_for(self._precision))
+        optimizer = source.on_device(executable, self.host.compiled, store_for(self._precision))
         accum_type = source.description.accum_type
         step = kind(executable, optimizer, accum_type, self._options, self._precision, self._reduce)
         step.keep_gradients = any(name.startswith(_GRADIENT) for name in self._anchors.values())
@@ -333,11 +320,11 @@ class DeviceProgram:
             )
 
     def _host_values(self) -> Tuple[Dict[str, torch.Tensor], Dict[str, torch.Tensor]]:
-        weights = {name: plain(self._host.parameters[name]) for name in self.graph.weights}
-        return weights, {name: plain(self._host.buffers[name]) for name in self.graph.buffers}
+        weights = {name: plain(self.host.parameters[name]) for name in self.graph.weights}
+        return weights, {name: plain(self.host.buffers[name]) for name in self.graph.buffers}
 
     def _versions(self) -> Dict[str, int]:
-        host = self._host.tensors()
+        host = self.host.tensors()
         return {name: version(host[name]) for name in (*self.graph.weights, *self.graph.buffers)}
 
     def _check_buffers(self) -> None:
@@ -349,7 +336,7 @@ class DeviceProgram:
                 "their own values. If that is acceptable, call Options.broadcastBuffers(False)."
             )
         for name in self.graph.written_buffers:
-            host = plain(self._host.buffers[name])
+            host = plain(self.host.buffers[name])
             if shares_memory(host):
                 raise backend_error(
                     f"The model modifies the buffer {name}, of shape {tuple(host.shape)} and strides {host.stride()}: "
@@ -361,7 +348,7 @@ class DeviceProgram:
         """Names of the parameters that updates change."""
         wanted = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
         with torch._C.DisableTorchFunctionSubclass():
-            return [name for name in self.graph.weights if self._training and wanted(self._host.parameters[name])]
+            return [name for name in self.graph.weights if self._training and wanted(self.host.parameters[name])]
 
     def _count_upload(self, executable: Executable) -> None:
         tensors = [*executable.weights.values(), *executable.buffers[0].values()]

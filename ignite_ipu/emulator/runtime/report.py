@@ -62,12 +62,7 @@ def report_for(options: Options, model_name: str) -> Optional[Report]:
 
 
 class Report:
-    """Notes on one executor's program, for its files.
-
-    Args:
-        directory: Where they go; made if it does not exist.
-        chosen: The engine options in force.
-    """
+    """Notes on one executor's program, for its files in `directory`; `chosen` are the engine options in force."""
 
     def __init__(self, directory: str, chosen: Dict[str, str]) -> None:
         self.directory = directory
@@ -78,14 +73,9 @@ class Report:
         self._profiled = self._written = False
 
     def add(self, name: str, start: float, process: int = _HOST, row: str = "calls", **facts: Any) -> None:
-        """Note something that is over now.
+        """Note something that is over now, and began at `start`, in seconds of `time.perf_counter`.
 
-        Args:
-            name: What it was.
-            start: When it began, in seconds of `time.perf_counter`.
-            process: 0 for the host, else 1 + the IPU, counted over all replicas.
-            row: The line of the timeline.
-            facts: What else is known of it.
+        The process is 0 for the host, else 1 + the IPU, counted over all replicas.
         """
         duration = time.perf_counter() - start
         line = self._rows.setdefault((process, row), len(self._rows))
@@ -129,11 +119,7 @@ class Report:
                 delattr(step, part)
 
     def write(self, program: Reported, counters: Counters, seconds: float) -> None:
-        """Write both files, in the place of earlier ones.
-
-        Args:
-            seconds: How long compiling took.
-        """
+        """Write both files, in the place of earlier ones; compiling took so many `seconds`."""
         self._written = True
         try:
             os.makedirs(self.directory, exist_ok=True)

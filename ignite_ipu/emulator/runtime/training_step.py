@@ -34,11 +34,7 @@ class TrainingStep:
 
     Gradients are kept in `accum_type`. In float32 a running mean and a sum divided in the end differ by rounding only,
     so that the division is folded into the loss gradient; in float16 they are what they say, over the micro-batches of
-    all replicas in turn.
-
-    Args:
-        accum_type: Type in which gradients accumulate.
-        reduce: Adds up gradients over the other processes in place; None when this is the only one.
+    all replicas in turn. `reduce` adds gradients up over the other processes in place, if there are any.
 
     Attributes:
         loss_scaling: The one of the last update.
@@ -225,24 +221,14 @@ class CompiledTraining(Compiled):
 
     It takes the factor on the loss gradient and what the graph takes, and returns what the graph returns, and then the
     gradients.
-
-    Attributes:
-        used: For each trainable weight, whether the loss depends on it.
-        folded: Whether the share of a mean is in the loss gradient.
     """
 
-    used: Tuple[bool, ...] = ()
-    folded = False
+    used: Tuple[bool, ...] = ()  # For each trainable weight, whether the loss depends on it.
+    folded = False  # Whether the share of a mean is in the loss gradient.
 
 
 class CompiledStep(TrainingStep):
-    """A `TrainingStep` that goes over to compiled code when that is there.
-
-    Args:
-        compiled: What was compiled for the program before; what this step compiles is added.
-
-    The others are those of `TrainingStep`.
-    """
+    """A `TrainingStep` that goes over to compiled code when that is there, which `compiled` keeps for its program."""
 
     def __init__(self, compiled: CompiledTraining, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -273,8 +259,7 @@ class CompiledStep(TrainingStep):
     def _forward_and_backward(self, copies: bool, scale: torch.Tensor, *arguments: torch.Tensor) -> List[torch.Tensor]:
         """Return what the graph returns and the gradients, in operators to be traced, and note which ones there are.
 
-        Args:
-            copies: Whether autograd saves copies, because forward writes over what the backward pass needs.
+        Autograd saves `copies` where forward writes over what the backward pass needs.
         """
         if self._grouped:
             raise NotImplementedError("parameters differ between replicas")
@@ -308,16 +293,14 @@ def reducer(processes: int) -> Optional[Reduce]:
     """
     if processes == 1:
         return None
+    what = f"The options describe {processes} distributed processes, but"
     if not (dist.is_available() and dist.is_initialized()):
         raise backend_error(
-            f"The options describe {processes} distributed processes, but they are not connected. The emulator reduces "
-            'gradients through torch.distributed: call torch.distributed.init_process_group("gloo") first.'
+            f"{what} they are not connected. The emulator reduces gradients through torch.distributed: call "
+            'torch.distributed.init_process_group("gloo") first.'
         )
     if dist.get_world_size() != processes:
-        raise backend_error(
-            f"The options describe {processes} distributed processes, but torch.distributed connects "
-            f"{dist.get_world_size()}."
-        )
+        raise backend_error(f"{what} torch.distributed connects {dist.get_world_size()}.")
     return _all_reduce
 
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from ignite_ipu.emulator.device.machine import (
     EmulatedMachine,
-    Holder,
     SharedMachine,
     device_ids,
     emulated_ipus,
     holder,
     machine,
+    process_start,
 )
 from ignite_ipu.emulator.errors import Error
 
@@ -91,8 +91,8 @@ def test_a_later_process_with_the_same_id_is_not_mistaken_for_the_holder(tmp_pat
 
 
 def test_a_process_that_ended_is_not_alive():
-    assert holder("this", 0).alive
-    assert not Holder(dead_process(), "1", "ended", 0).alive
+    assert process_start(os.getpid()) == holder("this", 0).started
+    assert not process_start(dead_process())
 
 
 def test_a_damaged_table_is_reported_and_counts_as_empty(tmp_path, caplog):

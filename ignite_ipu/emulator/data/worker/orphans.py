@@ -29,11 +29,8 @@ _NAMED = threading.RLock()
 def end_with_parent(sockets: Optional[str] = None) -> None:
     """Have this process end within seconds of the one that started it, whatever ends that one.
 
-    It takes the group with it that it leads. torch makes shared memory, and takes its name away, while no other thread
-    runs, so that this one finds no segment with a name.
-
-    Args:
-        sockets: The parent's directory for those of its children, deleted with it; None for one of this process's own.
+    It takes the group with it that it leads, and the directory for sockets, the parent's or its own. torch makes
+    shared memory, and takes its name away, while no other thread runs: this one finds no segment with a name.
     """
     current: Any = process.current_process()
     current._config["tempdir"] = sockets  # what multiprocessing asks before it makes one

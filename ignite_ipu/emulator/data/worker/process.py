@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
-import math
 import multiprocessing
 import os
 import pickle
@@ -91,8 +90,7 @@ class WorkerProcess:
 
     def receive(self) -> Message:
         """Return the next message about items, or raise `WorkerFailed` for a worker that does not send one."""
-        seconds: Optional[float] = None
-        deadline: Optional[float] = None
+        started = time.monotonic()
         while True:
             exited = self._has_exited()
             if exited or not self._inbox:
@@ -114,10 +112,8 @@ class WorkerProcess:
                     raise WorkerFailed(f"worker process {self.pid} raised {message.body}")
                 return message
             self._flush()
-            if deadline is None:
-                seconds = worker_timeout()
-                deadline = math.inf if seconds is None else time.monotonic() + seconds
-            if time.monotonic() > deadline:
+            seconds = worker_timeout()
+            if seconds is not None and time.monotonic() - started > seconds:
                 stack = self._ask_for_stack()
                 self._end(kill=True)
                 raise WorkerFailed(

@@ -26,24 +26,25 @@ from torch.utils.data import DataLoader
 
 from ignite_ipu.emulator.data.strictness import TIMEOUT_VARIABLE, worker_timeout
 from ignite_ipu.emulator.data.worker.orphans import Ending
+from ignite_ipu.emulator.trace.isolation import Turn
 
 _MAIN = ("init_main_from_name", "init_main_from_path")
 _SENT_AT_ONCE = 200
 _util: Any = multiprocessing.util
+_tracker: Any = resource_tracker
 
 
 class _Server:
     """The way to the server: its socket, which has no name, and a pipe that keeps it alive while anybody can write."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._renew_lock)
+        self._turn = Turn()
         self.socket = self.alive = self.pid = -1
 
     def connect(self, *descriptors: int) -> Tuple[int, int]:
         """Have a process made; return where its number and exit code can be read, and where its pickles are awaited."""
-        with self.lock, socket.socket(socket.AF_UNIX) as client:
-            resource_tracker.ensure_running()
+        with self._turn.lock, socket.socket(socket.AF_UNIX) as client:
+            _tracker.ensure_running()
             try:
                 client.connect(f"/proc/self/fd/{self.socket}")
             except OSError:  # there is none, or no longer
@@ -52,8 +53,7 @@ class _Server:
             status, its_status = os.pipe()
             its_data, data = os.pipe()
             try:
-                tracker: Any = resource_tracker
-                given = [its_data, its_status, self.alive, tracker.getfd(), self.socket, *descriptors]
+                given = [its_data, its_status, self.alive, _tracker.getfd(), self.socket, *descriptors]
                 reduction.sendfds(client, given)
             except BaseException:
                 _util.close_fds(status, data)
@@ -93,9 +93,6 @@ class _Server:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             os.close(alive)
-
-    def _renew_lock(self) -> None:
-        self.lock = threading.Lock()  # another thread of the parent may have held it
 
 
 _server = _Server()

@@ -74,20 +74,16 @@ def is_ready(connection: Connection, event: int = select.POLLIN, wait: bool = Fa
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """Settings that a worker process needs besides the data set: the accessor's arguments and what follows from them.
-
-    With `keep_tail` an epoch's last rows are delivered even if they are fewer. `parsers` are pickled pairs of a type
-    and its parser; no `random_state` keeps what a fork inherits.
-    """
+    """Settings of a worker process: the accessor's arguments and what follows from them."""
 
     buffer_size: int
     slots: int
     load_indefinitely: bool
     early_preload: bool
     rebatched_size: Optional[int]
-    keep_tail: bool
-    random_state: Optional[RandomState]
-    parsers: Tuple[bytes, ...]
+    keep_tail: bool  # An epoch's last rows are delivered even if they are fewer.
+    random_state: Optional[RandomState]  # None keeps what a fork inherits.
+    parsers: Tuple[bytes, ...]  # Pickled pairs of a type and its parser.
 
 
 class _Stop(BaseException):
@@ -108,13 +104,8 @@ def run(
 ) -> None:
     """Serve one accessor until it says stop or goes away; this is the main function of the process.
 
-    Args:
-        connection: This process's end.
-        inherited: The accessor's end if a fork has copied it into this process.
-        source: The data set, or a `SharedFile` with its pickle.
-        memory: What becomes the ring.
-        stack: Receives this process's stack when it is asked for.
-        settings: How to load.
+    A fork has `inherited` the accessor's end of the connection. `source` is the data set, or a `SharedFile` with its
+    pickle; `memory` becomes the ring, and `stack` gets this process's stack when it is asked for.
     """
     if inherited is not None:
         inherited.close()
@@ -169,9 +160,10 @@ class _Worker:
         # Rows already in the slot being filled, when rebatching.
         self._filled = 0
         self._tail_skeleton = b""
-        self._structure: Optional[Structure] = None
+        # Of the first item: what all others are like.
+        self._structure: Structure
         self._specs: List[TensorSpec] = []
-        self._ring: Optional[Ring] = None
+        self._ring: Ring
         self._dataset: Iterable[Any] = ()
 
     def serve(self, source: Any) -> None:
@@ -213,12 +205,12 @@ class _Worker:
                 raise AssertionError(
                     f"Item {short_item} has fewer rows than the first one, which only the last of an epoch may have."
                 )
-            if self._structure is None:
-                self._structure = Structure.of(item)
-            tensors = self._structure.tensors(item)
+            if not self._specs:
+                self._lay_out(item)
+            tensors, skeleton = self._structure.tensors(item), self._structure.skeleton(item)
             if self._settings.rebatched_size is not None:
-                self._publish_cut(number, item, tensors, self._settings.rebatched_size)
-            elif self._publish_whole(number, item, tensors):
+                self._publish_cut(number, tensors, skeleton, self._settings.rebatched_size)
+            elif self._publish_whole(number, tensors, skeleton):
                 short_item = index
         if self._filled and self._settings.keep_tail:
             self._publish(number, self._filled, self._tail_skeleton)
@@ -240,28 +232,31 @@ class _Worker:
             self.doing = f"sharing item {index} of epoch {number}"
             yield item
 
-    def _publish_whole(self, number: int, item: Any, tensors: List[torch.Tensor]) -> bool:
+    def _lay_out(self, item: Any) -> None:
+        """Make the ring for items like this first one, and announce it."""
+        self._structure = Structure.of(item)
+        tensors, size = self._structure.tensors(item), self._settings.rebatched_size
+        rows = 0 if size is None else self._common_rows(tensors)
+        self._specs = [TensorSpec(tuple(t.shape) if size is None else (size, *t.shape[1:]), t.dtype) for t in tensors]
+        self._ring = Ring(self._specs, self._settings.slots, self._memory)
+        self._send(Message(MessageKind.LAYOUT, body=(self._structure, self._specs, rows)))
+
+    def _publish_whole(self, number: int, tensors: List[torch.Tensor], skeleton: bytes) -> bool:
         """Copy an item into the next slot; return whether it is shorter than the first."""
-        structure, ring = self._prepared(tensors)
-        rows = self._rows_if_short(structure, tensors)
-        slot = self._free_slot(number, ring)
+        rows = self._rows_if_short(tensors)
+        slot = self._free_slot(number)
         with torch.no_grad():
             for target, tensor in zip(slot, tensors):
                 (target if rows < 0 else target[:rows]).copy_(tensor)
-        self._publish(number, rows, structure.skeleton(item))
+        self._publish(number, rows, skeleton)
         return rows >= 0
 
-    def _publish_cut(self, number: int, item: Any, tensors: List[torch.Tensor], size: int) -> None:
+    def _publish_cut(self, number: int, tensors: List[torch.Tensor], skeleton: bytes, size: int) -> None:
         """Append the rows of an item to the slot being filled, and to as many further ones as they fill."""
-        rows = self._common_rows(tensors)
-        structure, ring = self._prepared(tensors)
-        for name, spec, tensor in zip(structure.names, self._specs, tensors):
-            if not _can_copy(tensor.shape[1:], spec.shape[1:]):
-                raise _mismatch(name, tensor, spec, " from the second dimension on")
-        skeleton = structure.skeleton(item)
-        start = 0
+        rows, start = self._common_rows(tensors), 0
+        self._check_shapes(tensors, first=1)
         while start < rows:
-            slot = self._free_slot(number, ring)
+            slot = self._free_slot(number)
             count = min(size - self._filled, rows - start)
             with torch.no_grad():
                 for target, tensor in zip(slot, tensors):
@@ -274,7 +269,6 @@ class _Worker:
                 self._publish(number, -1, skeleton)
 
     def _common_rows(self, tensors: Sequence[torch.Tensor]) -> int:
-        assert self._structure is not None
         shapes = {name: tuple(tensor.shape) for name, tensor in zip(self._structure.names, tensors)}
         rows = {shape[0] if shape else None for shape in shapes.values()}
         if None in rows or len(rows) > 1:
@@ -284,7 +278,7 @@ class _Worker:
             )
         return int(tensors[0].shape[0])
 
-    def _rows_if_short(self, structure: Structure, tensors: Sequence[torch.Tensor]) -> int:
+    def _rows_if_short(self, tensors: Sequence[torch.Tensor]) -> int:
         """Return the number of rows of an item shorter than the first, -1 if it fills a slot."""
         if all([t.shape == spec.shape for t, spec in zip(tensors, self._specs)]):
             return -1
@@ -293,28 +287,27 @@ class _Worker:
             0 < len(shape) == len(first) and shape[1:] == first[1:] and shape[0] <= first[0] for shape, first in shapes
         ):
             return self._common_rows(tensors)
-        for name, spec, tensor in zip(structure.names, self._specs, tensors):
-            if not _can_copy(tensor.shape, spec.shape):
-                raise _mismatch(name, tensor, spec, "")
+        self._check_shapes(tensors, first=0)
         return -1
 
-    def _prepared(self, tensors: Sequence[torch.Tensor]) -> Tuple[Structure, Ring]:
-        """Return the ring, made and announced when the first tensors are there."""
-        assert self._structure is not None
-        if self._ring is None:
-            size = self._settings.rebatched_size
-            rows = 0 if size is None else tensors[0].shape[0]
-            specs = [TensorSpec(tuple(t.shape) if size is None else (size, *t.shape[1:]), t.dtype) for t in tensors]
-            self._ring = Ring(specs, self._settings.slots, self._memory)
-            self._send(Message(MessageKind.LAYOUT, body=(self._structure, specs, rows)))
-            self._specs = specs
-        return self._structure, self._ring
+    def _check_shapes(self, tensors: Sequence[torch.Tensor], first: int) -> None:
+        """Refuse tensors that `copy_` does not take, from dimension `first` on: it repeats those of length 1."""
+        for name, spec, tensor in zip(self._structure.names, self._specs, tensors):
+            shape, target = tensor.shape[first:], spec.shape[first:]
+            pairs = zip(reversed(shape), reversed(target))
+            if len(shape) > len(target) or any(length not in (1, wanted) for length, wanted in pairs):
+                extent = " from the second dimension on" if first else ""
+                raise AssertionError(
+                    f"{name} has shape {tuple(tensor.shape)}, but the first item fixed {spec.shape}{extent}: it cannot "
+                    "be copied into that. All items must match the first: pad them, set drop_last=True, or use "
+                    "rebatching."
+                )
 
-    def _free_slot(self, number: int, ring: Ring) -> List[torch.Tensor]:
+    def _free_slot(self, number: int) -> List[torch.Tensor]:
         """Return the next slot as soon as the accessor has given it back."""
         while self._published - self._freed >= self._settings.buffer_size:
             self._handle_messages(number, wait=True)
-        return ring.slot(self._published % len(ring))
+        return self._ring.slot(self._published % len(self._ring))
 
     def _publish(self, number: int, rows: int, skeleton: bytes) -> None:
         self._send(Message(MessageKind.ITEM, number, rows, skeleton))
@@ -357,19 +350,6 @@ def _dead_children() -> str:
     time.sleep(_DEATH_SECONDS)
     dead = [f"{child.pid} (exit code {child.exitcode})" for child in list(children) if child.exitcode]
     return f". DataLoader worker process {', '.join(dead)} had died" if dead else ""
-
-
-def _can_copy(shape: Sequence[int], target: Sequence[int]) -> bool:
-    """Tell whether `copy_` takes a tensor of this shape: it repeats it along dimensions of length 1 and new ones."""
-    pairs = zip(reversed(shape), reversed(target))
-    return len(shape) <= len(target) and all(length in (1, wanted) for length, wanted in pairs)
-
-
-def _mismatch(name: str, tensor: torch.Tensor, spec: TensorSpec, extent: str) -> AssertionError:
-    return AssertionError(
-        f"{name} has shape {tuple(tensor.shape)}, but the first item fixed {spec.shape}{extent}: it cannot be "
-        "copied into that. All items must match the first: pad them, set drop_last=True, or use rebatching."
-    )
 
 
 def _disarm_loader() -> None:
