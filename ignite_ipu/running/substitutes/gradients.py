@@ -1,8 +1,4 @@
-"""Gradients and values of weights in a script.
-
-Clipping by norm in a loop becomes part of the device step, and nothing else can see gradients there. What is written
-into `parameter.data`, PyTorch does not count as an edit of the parameter.
-"""
+"""Gradients in a script: clipping by norm becomes part of the device step, and nothing else can see them there."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ from ignite_ipu.deferred import CaptureError, DeferredTensor
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.program.forward.gradients import OWN_BACKWARD, has_own_backward
 from ignite_ipu.program.tensors.raw import requires_grad
-from ignite_ipu.program.user_code import OURS
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights import access
@@ -37,18 +32,13 @@ _RUNNING = _package(os.path.dirname(__file__))
 
 
 def substitute_gradients(substitutes: Substitutes, trained: EngineWeights) -> None:
-    """Compile clipping by norm into captured steps, and refuse to read gradients of captured and engines' models.
-
-    Captured models notice what the script, or a library that it calls, writes into `parameter.data`: a moving average
-    of weights (mean teachers, momentum encoders, target networks) is often written so.
-    """
+    """Compile clipping by norm into captured steps, and refuse to read gradients of captured and engines' models."""
     gradients = _Gradients(substitutes, trained)
     substitutes.calls(nn.utils, "clip_grad_norm_", gradients.clip)
     substitutes.set(nn.utils.clip_grad, "clip_grad_norm_", nn.utils.clip_grad_norm_)
     # PyTorch makes a list of functions by identity when it first needs it; that must not find the substitute.
     torch.overrides.get_default_nowrap_functions()
     substitutes.set(torch.Tensor, "grad", gradients.attribute(torch.Tensor.grad))
-    substitutes.set(torch.Tensor, "data", gradients.data(torch.Tensor.data))
     substitutes.set(torch.autograd.Function, "apply", gradients.function(torch.autograd.Function.__dict__["apply"]))
 
 
@@ -146,22 +136,6 @@ class _Gradients:
             original.__set__(tensor, value)
 
         return property(read, write, original.__delete__)
-
-    def data(self, original: Any) -> property:
-        def read(tensor: Any) -> Any:
-            value, owner = original.__get__(tensor), owner_of(tensor)
-            # PyTorch and this library edit weights in ways that are known.
-            if owner is not None and not self._reader(sys._getframe(1)).startswith((_TORCH, OURS)):
-                owner.session.weights.watch(value)
-            return value
-
-        def write(tensor: Any, value: Any) -> None:
-            original.__set__(tensor, value)
-            owner = owner_of(tensor)
-            if owner is not None:
-                owner.session.weights.host_changed()
-
-        return property(read, write)
 
     def _refuse_reading(self) -> Any:
         raise self._journal.refusal(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import sys
 import weakref
 from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
@@ -25,8 +24,6 @@ from ignite_ipu.session.weights.batch_counters import BatchCounters
 __all__ = ["Weights"]
 
 _logger = logging.getLogger("ignite_ipu")
-# To a watched tensor: from its entry, from the variable in the loop, and from the call that counts.
-_OUR_REFERENCES = 3
 _MOST_NAMES = 3
 
 
@@ -74,7 +71,6 @@ class Weights:
         self.updates = [0]
         self._told_of_aliases = False
         self.counters = BatchCounters()
-        self._watched: List[Tuple[torch.Tensor, int]] = []
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
@@ -210,12 +206,11 @@ class Weights:
         trains, and next to nothing if somebody does.
         """
         accesses = self._accesses
-        untouched = accesses is not None and not accesses.any and not self._watched
+        untouched = accesses is not None and not accesses.any
         if untouched and (self._training is not None or not self._silently_edited()):
             return False
         self.looks += 1
         edited = self._differ()
-        edited |= bool(self._watched) and self._watched_changed()
         if accesses is not None:
             accesses.forget()
         if self._training is None and (self._inference or self._hooks.recorder is not None):
@@ -253,27 +248,6 @@ class Weights:
             return True
         now = _count_edits([self._tensors[number] for number in self._silent])
         return now != [self._versions[number] for number in self._silent]
-
-    def watch(self, alias: torch.Tensor) -> None:
-        """Let `notice_edits` look for writes through another tensor with the memory of one of the weights."""
-        self.to_host()
-        self._watched.append((alias, alias._version))
-
-    def _watched_changed(self) -> bool:
-        watched, self._watched = self._watched, []
-        changed = False
-        for alias, version in watched:
-            if alias._version != version:
-                if self._host_is_stale:
-                    raise LostEditError(
-                        f"A weight of shape {tuple(alias.shape)} was written through parameter.data from before the "
-                        "last update, where the newest values are not: they are on the device. Read parameter.data "
-                        "again after every optimizer.step()."
-                    )
-                changed = True
-            if sys.getrefcount(alias) > _OUR_REFERENCES:
-                self._watched.append((alias, alias._version))  # it may be written into again
-        return changed
 
     def replaced(self, model: nn.Module) -> List[str]:
         """Return the names of parameters and buffers that are not the ones that the model had at first."""
