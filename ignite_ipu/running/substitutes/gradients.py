@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.deferred import CaptureError, DeferredTensor
+from ignite_ipu.deferred import CaptureError
 from ignite_ipu.deferred.model.model import owner_of
-from ignite_ipu.program.forward.gradients import OWN_BACKWARD, has_own_backward
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.session.session import IPUSession
@@ -39,7 +38,6 @@ def substitute_gradients(substitutes: Substitutes, trained: EngineWeights) -> No
     # PyTorch makes a list of functions by identity when it first needs it; that must not find the substitute.
     torch.overrides.get_default_nowrap_functions()
     substitutes.set(torch.Tensor, "grad", gradients.attribute(torch.Tensor.grad))
-    substitutes.set(torch.autograd.Function, "apply", gradients.function(torch.autograd.Function.__dict__["apply"]))
 
 
 class EngineWeights:
@@ -105,15 +103,6 @@ class _Gradients:
             raise self._journal.refusal(what, str(error)) from None
         self._journal.note(f"{what[:-2]}(..., {float(max_norm)})", "part of the device step")
         return norm
-
-    def function(self, original: Any) -> Any:
-        def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            recorded = any(isinstance(value, DeferredTensor) for value in (*args, *kwargs.values()))
-            if recorded and torch.is_grad_enabled() and has_own_backward(cls):
-                raise self._journal.refusal(f"{cls.__name__}.apply()", OWN_BACKWARD.format(name=cls.__name__))
-            return original.__get__(None, cls)(*args, **kwargs)
-
-        return classmethod(apply)
 
     def attribute(self, original: Any) -> property:
         def read(tensor: Any) -> Any:
