@@ -25,8 +25,7 @@ from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.executables import Executable, PathLike, export
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.placement import Placed, Placing
-from ignite_ipu.session.weights.batch_counters import Counted, counted_by_norms
-from ignite_ipu.session.weights.tracker import Weights
+from ignite_ipu.session.weights.tracker import Counted, Weights, counted_by_norms
 
 __all__ = ["ModelProgram"]
 

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import functools
+import sys
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Set, Tuple
 
 import torch
 from torch import nn
@@ -24,9 +26,8 @@ from torch.nn.parameter import is_lazy
 
 from ignite_ipu.program.tensors.raw import gradient_of, plain
 from ignite_ipu.session.hooks import SessionHooks
-from ignite_ipu.session.weights.aliases import note_alias
 
-__all__ = ["AccessTracker", "is_watched", "unwatch_parameters", "watch_parameters"]
+__all__ = ["AccessTracker", "is_kept", "is_watched", "note_alias", "unwatch_parameters", "watch_parameters"]
 
 # Through these, memory is written without PyTorch counting it as a change of the tensor.
 _UNCOUNTED = frozenset(("data", "numpy", "untyped_storage", "storage", "data_ptr", "__array__", "__dlpack__"))
@@ -46,6 +47,10 @@ _SILENT = _METADATA.union(
     if name[0] != "_" and name not in _UNCOUNTED and callable(getattr(torch.Tensor, name))
 )
 _HOLDER, _ACCESS = "_ignite_ipu_accesses", "_ignite_ipu_access"
+_Holder = Callable[[], Optional[Dict[str, Any]]]
+_ALIASES: Dict[int, Tuple[weakref.ref[torch.Tensor], _Holder]] = {}
+# To a tensor that is asked for: from the variable in the loop, and from the call that counts.
+_OUR_REFERENCES = 2
 
 
 class AccessTracker:
@@ -60,7 +65,6 @@ class AccessTracker:
     Attributes:
         any: Whether somebody accessed a tensor, in any way that may have written into it.
         read: Whether somebody accessed one in a way that downloads.
-        ended: Whether nobody asks any more.
     """
 
     def __init__(
@@ -127,7 +131,7 @@ class AccessTracker:
                 self.read = True  # also where a fault was recovered from by training again
 
     def note_exposed(self, tensor: torch.Tensor, by: Any) -> None:
-        """Take notice that the memory of a tensor, which holds the newest values, is handed out, by an attribute."""
+        """Take notice that the memory of a tensor, which holds the newest values, is handed out."""
         key = id(tensor)
         if key not in self._before:
             self._before[key] = (tensor, plain(tensor).clone())
@@ -266,12 +270,42 @@ def watch_parameters(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def unwatch_parameters(tensors: Iterable[torch.Tensor], always: bool = True) -> None:
-    """Give parameters PyTorch's class back.
-
-    Args:
-        always: Whether also where somebody still asks.
-    """
+    """Give parameters PyTorch's class back, `always` where somebody still asks, too."""
     for tensor in tensors:
         tensor_class = type(tensor)
         if is_watched(tensor_class) and (always or not any(each.serves for each in tensor_class.__dict__[_HOLDER])):
             object.__setattr__(tensor, "__class__", nn.Parameter)
+
+
+def _nobody() -> None:
+    return None
+
+
+def _forget(key: int, reference: Any) -> None:
+    _ALIASES.pop(key, None)
+
+
+def note_alias(tensor: Any, holder: _Holder = _nobody) -> None:
+    """Take notice of a tensor, if it is one, that shares the memory of a weight: it changes as that does, natively.
+
+    It is what `parameter.data`, `parameter.detach()` and the entries of a state dictionary are. A read of it asks
+    nobody for the newest weights, so these are brought to the host after each update, as long as somebody has one.
+
+    Args:
+        holder: Weakly, a dictionary that brings the newest weights itself when it is asked for this tensor.
+    """
+    if type(tensor) is torch.Tensor:
+        key = id(tensor)
+        _ALIASES[key] = weakref.ref(tensor, functools.partial(_forget, key)), holder
+
+
+def is_kept(memory: Callable[[], Container[int]]) -> bool:
+    """Tell whether somebody keeps a tensor that shares memory of weights, which is where `memory()` says."""
+    places: Optional[Container[int]] = None
+    for reference, holder in list(_ALIASES.values()):
+        tensor, state = reference(), holder()
+        if tensor is not None and sys.getrefcount(tensor) > _OUR_REFERENCES + (state is not None):
+            places = memory() if places is None else places
+            if tensor.untyped_storage().data_ptr() in places:
+                return True
+    return False

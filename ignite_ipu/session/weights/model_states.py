@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 from torch import nn
 
-from ignite_ipu.session.weights.aliases import note_alias
+from ignite_ipu.session.weights.access import note_alias
 from ignite_ipu.session.weights.tracker import Weights
 
 __all__ = ["LiveState", "ModelStates", "live_state"]
@@ -85,12 +85,9 @@ def live_state(state: Any, source: Callable[[], Optional[Weights]]) -> LiveState
 
 
 class ModelStates:
-    """Has the states that a model and its parts hand out show the newest weights.
+    """Has the states that a model and its parts hand out show the newest weights, after a call of `before`.
 
     What is loaded into a model, PyTorch writes into its tensors, which is noticed there.
-
-    Args:
-        before: A bound method, held weakly: called before a state is handed out.
     """
 
     def __init__(self, model: nn.Module, weights: Weights, before: Callable[[], None]) -> None:

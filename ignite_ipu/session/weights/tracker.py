@@ -10,6 +10,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from ignite_ipu.errors import LostEditError
 from ignite_ipu.poptorch_types import Executor
@@ -17,14 +18,55 @@ from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import named_tensors, plain, version_of
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.hooks import SessionHooks
-from ignite_ipu.session.weights.access import AccessTracker, unwatch_parameters, watch_parameters
-from ignite_ipu.session.weights.aliases import is_kept
-from ignite_ipu.session.weights.batch_counters import BatchCounters
+from ignite_ipu.session.weights.access import AccessTracker, is_kept, unwatch_parameters, watch_parameters
 
-__all__ = ["Weights"]
+__all__ = ["Counted", "Weights", "counted_by_norms"]
 
 _logger = logging.getLogger("ignite_ipu")
 _MOST_NAMES = 3
+Counted = Sequence[Tuple[torch.Tensor, int]]
+"""Counters of batches, and by how much one forward advances each."""
+
+
+class _BatchCounters:
+    """Counters of the batches that layers have seen, `num_batches_tracked`, which no device advances.
+
+    They are integers, and so constants of a program, from which nothing is computed. The host's are advanced by the
+    calls since the last time when somebody gets the weights.
+    """
+
+    def __init__(self) -> None:
+        self._counted: Counted = ()
+        self._each = self._calls = 0
+
+    def follow(self, counted: Counted, each: int) -> None:
+        """Count the calls of a program from now on, in which one replica makes `each` forwards.
+
+        Replicas have counters of their own, all alike.
+        """
+        self.advance()
+        self._counted, self._each = counted, each
+
+    def note_call(self) -> None:
+        """Count a call."""
+        self._calls += 1
+
+    def forget(self) -> None:
+        """Leave out the calls since the last time, whose weights are lost."""
+        self._calls = 0
+
+    def advance(self) -> None:
+        """Advance the counters."""
+        calls, self._calls = self._calls, 0
+        if calls:
+            for counter, count in self._counted:
+                plain(counter).numpy()[...] += count * self._each * calls  # PyTorch takes it for no edit
+
+
+def counted_by_norms(module: nn.Module) -> Counted:
+    """Return what one forward counts in which every normalisation that is in training mode is called once."""
+    norms = [each for each in module.modules() if isinstance(each, _NormBase) and each.training]
+    return [(each.num_batches_tracked, 1) for each in norms if each.num_batches_tracked is not None]
 
 
 @dataclasses.dataclass
@@ -38,9 +80,7 @@ class _Copy:
 class Weights:
     """The weights of one model in all their places, each copied only when it is stale.
 
-    Args:
-        model: The user's model. Its parameters and buffers are the host's copy.
-        hooks: The session's, which hear of copies and may withhold the newest weights.
+    The model's parameters and buffers are the host's copy.
 
     Attributes:
         updates: How often the training program was called; a list of one number, for those who outlive this.
@@ -70,7 +110,7 @@ class Weights:
         self._versions = _count_edits(self._tensors)
         self.updates = [0]
         self._told_of_aliases = False
-        self.counters = BatchCounters()
+        self.counters = _BatchCounters()
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
@@ -88,11 +128,7 @@ class Weights:
         return self._training is not None and self._training.stale
 
     def add(self, executor: Executor, training: bool, stale: bool = False) -> None:
-        """Take charge of an executor's weights; loading its program uploads the host's.
-
-        Args:
-            stale: Whether it is on its IPUs, with weights of before.
-        """
+        """Take charge of an executor's weights; loading its program uploads the host's, unless it has `stale` ones."""
         copy = _Copy(executor, stale)
         if training:
             self._training = copy
@@ -104,11 +140,7 @@ class Weights:
                 self.watch_parameters()
 
     def watch_parameters(self) -> bool:
-        """Notice what is done with parameters, while nobody trains.
-
-        Returns:
-            Whether writes may have been missed that PyTorch does not count.
-        """
+        """Notice what is done with parameters, while nobody trains; tell whether writes may have been missed so far."""
         watch_parameters(self._tensors)
         if self._accesses is not None and self._accesses.watches(self._tensors):
             return False
@@ -120,8 +152,7 @@ class Weights:
     def unwatch(self, always: bool = True) -> None:
         """Let parameters be ordinary ones, for PopTorch to wrap or for whoever goes on with them natively.
 
-        Args:
-            always: Whether also where somebody else still watches them.
+        `always` means where somebody else still watches them, too.
         """
         if self._training is None:
             self._forget_accesses()
@@ -133,13 +164,9 @@ class Weights:
         self._accesses = None
 
     def include(self, step: nn.Module) -> bool:
-        """Take charge of what the module of a training program holds beside the model: a loss's buffers and parameters.
+        """Take charge of what a training program's module holds beside the model: a loss's buffers and parameters.
 
-        Args:
-            step: The module, whose child `model` is the user's model. To be called before its executor is added.
-
-        Returns:
-            Whether it holds any that were not known.
+        To be called before its executor is added; tells whether it holds any that were not known.
         """
         named = _beside_the_model(step)
         if named:
@@ -230,7 +257,7 @@ class Weights:
         return True
 
     def has_unsent(self) -> bool:
-        """Tell whether the host has weights that the training program has not, noticed or not; nothing is noticed.
+        """Tell whether the host has weights that the training program has not; nothing is noticed.
 
         For use while somebody accesses a weight, whose write is still to come.
         """
@@ -308,11 +335,7 @@ class Weights:
 
     @contextlib.contextmanager
     def with_others(self, values: Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]]) -> Iterator[None]:
-        """Have the training program called with other values of some tensors, which stay, in the `with` block.
-
-        Args:
-            values: Tensors of the model, each with what the call is to find there; None for what is there.
-        """
+        """Have the training program called with other values of some tensors, or with None for those that are there."""
         self.to_host()
         newest = [(plain(tensor), plain(tensor).clone()) for tensor, _ in values]
         self._put([(plain(tensor), value) for tensor, value in values if value is not None])
