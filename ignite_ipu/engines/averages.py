@@ -32,11 +32,7 @@ _SAMPLES = "samples"
 
 
 class AveragesStep(BatchStep):
-    """The module that is compiled for averages: it returns the sum of each over the samples of a micro-batch.
-
-    Args:
-        averages: By name, a function of predictions and targets that returns one number per sample.
-    """
+    """The module that is compiled for averages: it returns the sum of each over the samples of a micro-batch."""
 
     def __init__(
         self,

@@ -266,11 +266,7 @@ class Loaders:
 
 
 class _Indices:
-    """The indices of a batch sampler one by one, for a loader that cuts them anew.
-
-    Args:
-        size: Indices that every batch must have, except that the last may have fewer; None allows any.
-    """
+    """The indices of a batch sampler one by one, for a loader that cuts them anew; its batches are of a size, if given."""
 
     def __init__(self, batch_sampler: Any, size: Optional[int]) -> None:
         self._batch_sampler = batch_sampler

@@ -43,7 +43,6 @@ class _Node:
         kind: `rows`, `scalar` or `object` where a value was taken out; `frozen` or `constant`; `sequence` or `dict`.
         type: Class of the value or container; None for tensors, which may be of any.
         value: The frozen value, the contents of an object, or the keys of a container.
-        children: Places inside a container.
         make: Makes such a container of other parts.
     """
 
@@ -69,14 +68,11 @@ class BatchLayout:
 
     @classmethod
     def of(cls, names: Sequence[str], parts: Sequence[Any], micro_batches: int) -> Tuple[BatchLayout, List[Any]]:
-        """Flatten a batch.
+        """Flatten a batch; return its layout, and the values to call the compiled model with.
 
         Args:
             names: What messages call each part, such as `x` and `y`.
             micro_batches: Micro-batches that one call's inputs hold: D * A * (R // G).
-
-        Returns:
-            The layout, and the values to call the compiled model with.
 
         Raises:
             BatchError: A tensor does not divide into micro-batches, is empty, or has a type that the device lacks.
@@ -105,11 +101,7 @@ class BatchLayout:
         return tuple(_unflatten(node, remaining) for node in self._parts)
 
     def check_parsed(self, leaves: Sequence[Any]) -> None:
-        """Refuse objects whose tensors PopTorch has not found: they came through its trace as they are.
-
-        Args:
-            leaves: What the compiled model's forward is called with while it is traced.
-        """
+        """Refuse objects whose tensors PopTorch has not found: they came to the traced forward as they are."""
         found = (node.value for part in self._parts for node in _objects_in(part))
         given = {id(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)}
         for held in found:
@@ -156,9 +148,7 @@ class BatchLayout:
 class _Contents:
     """Contents of an object of a batch that code may read: equal for objects of one class that hold the same.
 
-    Attributes:
-        tensors: The tensors that it holds, which count with their shapes and types.
-        opaque: True if nothing can be read from it, so that it is equal to itself alone.
+    Its tensors count with their shapes and types. An opaque one, from which nothing can be read, is equal to itself alone.
     """
 
     def __init__(self, value: Any) -> None:

@@ -40,11 +40,8 @@ _logger = logging.getLogger("ignite_ipu")
 def with_replicas(config: IPUConfig, ipus_per_replica: int = 1, shared: Optional[int] = None) -> IPUConfig:
     """Return the settings with a number for `replication_factor="auto"`: the most replicas the machine has IPUs for.
 
-    PopTorch tells how many IPUs there are, not how many of them are free.
-
-    Args:
-        ipus_per_replica: IPUs that one copy of the model takes.
-        shared: Micro-batches of an update that the replicas share evenly; None where each has as many of its own.
+    PopTorch tells how many IPUs there are, not how many of them are free. Replicas share so many micro-batches of an
+    update evenly as are `shared`; if that is None, each has as many of its own.
     """
     if config.replication_factor != "auto":
         return config
@@ -218,11 +215,7 @@ def _calls(setter: Any, value: Any) -> List[Any]:
 
 
 def _setter(options: Options, name: str) -> Any:
-    """Return the setter of `options`, or of one of its groups, of this name.
-
-    Raises:
-        OptionsError: There is none; the message has the one that may be meant.
-    """
+    """Return the setter of `options`, or of one of its groups, of this name."""
     *groups, setter = name.split(".")
     owner: Any = options
     for part in (*groups, setter):

@@ -91,12 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Ask, and write the file.
-
-    Raises:
-        UserError: An answer that does not come from a terminal is wrong or missing, or the file is there already or
-            cannot be written.
-    """
+    """Ask, and write the file."""
     if Path(args.output).exists() and not args.overwrite:
         raise UserError(f"{args.output} is there already: name another file with --output, or pass --overwrite")
     answers: _Answers = {}

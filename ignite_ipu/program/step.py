@@ -103,13 +103,9 @@ class BatchStep(nn.Module):
         return self
 
     def arguments(self, *parts: Any, micro_batches: int) -> List[Any]:
-        """Return what to call the compiled step with for one batch.
+        """Return what to call the compiled step with for one batch: `x, y` for training, `x` for evaluation.
 
         The first batch decides the layout the step is compiled for; later ones must have the same.
-
-        Args:
-            *parts: The batch's parts: `x, y` for training, `x` for evaluation.
-            micro_batches: Micro-batches that one call's inputs hold: D * A * (R // G).
 
         Raises:
             BatchError: The batch does not divide into micro-batches, or differs from the first one.
@@ -179,8 +175,7 @@ class BatchStep(nn.Module):
     def call_on_host(self, leaves: Sequence[Any], micro_batches: int) -> Callable[[Recorder], Any]:
         """Return a call of this on the host, as often as somebody likes, which leaves weights and buffers as they are.
 
-        Args:
-            leaves: What a device call would be given, of which one micro-batch is kept.
+        Of the arguments of a device call, one micro-batch is kept.
         """
         kept = first_micro_batch(leaves, micro_batches)
 
@@ -296,13 +291,7 @@ def _stay_open(block: Any, *error: Any) -> None:
 
 
 class _Found(NamedTuple):
-    """Tensors of a call on the host.
-
-    Attributes:
-        variable: Those that are no constants.
-        counters: Counters of batches, each after the user's own.
-        buffers: Floating-point buffers by name.
-    """
+    """Tensors of a call on the host: no constants; counters of batches, each after the user's own; float buffers."""
 
     variable: List[torch.Tensor]
     counters: List[Tuple[torch.Tensor, torch.Tensor]]

@@ -72,8 +72,7 @@ class Line(Tuple[CodeType, int]):
 def current_line(above: int = 0) -> Line:
     """Return the line of the innermost frame that is neither Python's nor a library's; the outermost where none is.
 
-    Args:
-        above: How many of the calls that led here are known to be this library's, and need no look.
+    As many calls `above` as led here are known to be this library's, and need no look.
     """
     frame: FrameType = sys._getframe(above)
     outer: Optional[FrameType] = frame.f_back

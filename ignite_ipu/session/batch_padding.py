@@ -32,12 +32,7 @@ class FillingCheck:
         self._samples: weakref.WeakKeyDictionary[ModelProgram, Any] = weakref.WeakKeyDictionary()
 
     def checked(self, program: ModelProgram, batch: Any, valid: int, call: Callable[[Any], Any]) -> Any:
-        """Return what comes out of a program for the samples of a batch.
-
-        Args:
-            valid: Rows of `batch` that are no filling.
-            call: Calls the program, and returns what comes out without what belongs to filling.
-        """
+        """Return `call(batch)`, which calls the program and drops all but the first `valid` rows, which are no filling."""
         output = call(batch)
         if valid < (program.rows or 0):
             self._check(program, batch, valid, output, call)

@@ -34,14 +34,9 @@ _OF_THE_MACHINE = frozenset(
 def export(
     path: PathLike, executor: Executor, step: BatchStep, link: Optional[OptimizerLink], computed: Optional[str]
 ) -> None:
-    """Write a compiled program to a file, and what it was compiled from to another one beside it.
+    """Write a compiled program to a file, and what it was compiled from to another one with `.json` behind its name.
 
-    Args:
-        path: Where to, in a directory that exists; the other file is called the same with `.json` behind it.
-        computed: What stands for the operators of forward, None where it is not known.
-
-    Raises:
-        OSError: They cannot be written.
+    `computed` stands for the operators of forward, and is None where it is not known.
     """
     executor.save(os.fspath(path), export_model=False, save_rng_state=False)
     with whole_file(_beside(path)) as file:
@@ -49,11 +44,7 @@ def export(
 
 
 class Executable:
-    """A compiled program in a file, which a program of the same model takes over instead of being compiled.
-
-    Args:
-        path: What `export` has written.
-    """
+    """A compiled program that `export` wrote, for a program of the same model to take instead of being compiled."""
 
     def __init__(self, path: PathLike) -> None:
         self.path = os.fspath(path)

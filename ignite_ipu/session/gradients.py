@@ -41,13 +41,9 @@ def anchor_gradients(options: Options, names: Iterable[str]) -> None:
 
 
 def anchored_gradient(program: ModelProgram, name: str, parameter: torch.Tensor) -> Optional[torch.Tensor]:
-    """Return the gradient of the last weight update of a program's last call; None where the step has none.
+    """Return the gradient of the last update of a program's last call by its name in the model; None where none is.
 
     It is that of PyTorch for all micro-batches of the update together. PopTorch returns it reduced, or one for each.
-
-    Args:
-        program: What `anchor_gradients` was called for.
-        name: Of the parameter, in the model.
     """
     assert program.executor is not None
     try:
@@ -81,10 +77,7 @@ def gradient_reader(engines: Iterable[Engine] = ()) -> Optional[str]:
     """Return where running code, or code that it can reach by names, reads the gradients of parameters.
 
     Looked through are the user's functions on the stack and what they name, the class of a library's loop on the stack,
-    and the handlers of engines.
-
-    Args:
-        engines: Engines, besides those on the stack.
+    and the handlers of engines: of these, and of those on the stack.
     """
     parts: List[Tuple[str, Any]] = []
     codes: List[CodeType] = []

@@ -53,8 +53,7 @@ class SessionHooks:
             once; None to warn of what a trace has changed, be it in every call or a cache of the first.
         recorder: Does what `record` says; None where the host computes all.
         shows_gradients: Whether steps bring gradients back, and `parameter.grad` has them.
-        withheld: Called when somebody asks for the newest weights or the optimizer's state, to refuse that; None where
-            they may be shown.
+        withheld: Called when somebody asks for the newest weights or the optimizer's state, to refuse that.
         fired: How often each event was.
     """
 

@@ -84,9 +84,6 @@ class Inference:
 
         They are the same object for the same wish, until its own options are changed, or a trainer has options that
         compile to another program.
-
-        Raises:
-            OptionsError: They contradict each other or ask for gradient accumulation.
         """
         before = next((entry for entry in self._made if entry[0] == config), None)
         if before is not None and config.options is None and before[1] is self._training:
@@ -111,7 +108,7 @@ class Inference:
 
         Args:
             pipeline: What puts the model on several IPUs; the trainer's layers are put where they train when None.
-            instead_of: ModelProgram that has evaluated for the caller so far, destroyed if another does from now on.
+            instead_of: What has evaluated for the caller so far, destroyed if another does from now on.
             reports_frozen: Whether to say that forward changes Python values, which a program does not do again.
         """
         programs = self.programs
@@ -147,11 +144,7 @@ class Inference:
                 programs.evaluations.remove(each)
 
     def evaluate(self, program: ModelProgram, x: Any, y: Any = None) -> Tuple[Any, Any, Any]:
-        """Evaluate a batch by the newest weights.
-
-        Returns:
-            Inputs, targets and predictions of the samples whose outputs come back; of all unless the options say less.
-        """
+        """Return inputs, targets and predictions, by the newest weights, of the samples whose outputs come back."""
         if program.mode == "All":
             return x, y, self.predictions(program, x)
         samples = row_count(x)
@@ -191,11 +184,7 @@ class Inference:
         return take_rows(self.infer(program, piece), valid, rows)
 
     def infer(self, program: ModelProgram, *parts: Any) -> Any:
-        """Return what an inference program returns for the parts of one batch, by the newest weights.
-
-        Raises:
-            BatchError: The inputs are not like the first ones.
-        """
+        """Return what an inference program returns for the parts of one batch, by the newest weights."""
         guard = self.programs.hooks.guard
         layout, leaves = program.step.flattened(parts, program.micro_batches)
         program = self._for_shapes(program, layout)
@@ -214,15 +203,9 @@ class Inference:
         program.step.settle(layout)
 
     def compile(self, program: ModelProgram, *parts: Any) -> ModelProgram:
-        """Compile the program for batches like this one, ahead of the first `infer`, and return it.
+        """Compile the program for batches like this one, filled up if need be, before the first `infer`; returns it.
 
         It comes to its IPUs with the newest weights, unless its target is an offline one.
-
-        Args:
-            parts: The parts of a batch, filled up here if need be.
-
-        Raises:
-            Exception: What `infer` raises for such a batch, except of the device call.
         """
         piece, _ = next(split_rows(parts, program.rows_for(row_count(parts))))
         layout, leaves = program.step.flattened(piece, program.micro_batches)

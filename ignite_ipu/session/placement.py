@@ -31,11 +31,7 @@ _ESTIMATED = ("pipelined", "sharded")
 
 
 class Placing:
-    """Placement of the layers of one program's model.
-
-    Args:
-        options: The program's `poptorch.Options`; they are not changed.
-        optimizer: The optimizer that it trains with, None at inference.
+    """Placement of the layers of one program's model; its options are not changed.
 
     Attributes:
         placement: The placement, None while "auto" has seen no batch.
@@ -80,9 +76,7 @@ class Placing:
     def prepare(self, step: BatchStep, leaves: Sequence[Any]) -> Placed:
         """Do what needs a batch, before the model is wrapped: plan, or estimate the memory of what was described.
 
-        Args:
-            step: The module that will be wrapped; with batches of another shape it is another one.
-            leaves: What it will be called with.
+        With batches of another shape, the module that will be wrapped is another one.
         """
         self._step, placement = step, self.placement
         if placement is None:
@@ -214,13 +208,7 @@ class Placing:
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """A placement of which everything is known that needs a batch.
-
-    Attributes:
-        placement: Layers by IPU.
-        round_up: Whether IPUs may be reserved and left idle.
-        memory: Tensor locations of a plan of ours, none of the user's own.
-    """
+    """A placement of which all is known that needs a batch; `memory` has locations of our plan, not the user's."""
 
     placement: Placement
     step: BatchStep
@@ -228,7 +216,7 @@ class Placed:
     memory: Optional[Strategy]
 
     def configured(self, asked: Options) -> Options:
-        """Return the options to wrap the model with: a copy of those asked for that has the execution strategy.
+        """Return a copy of the options that were asked for, which has the execution strategy.
 
         A copy, because a loader made from options with explicit stages cannot send them to its worker process.
         """

@@ -112,9 +112,7 @@ def unwrapped(model: Any) -> Any:
 def on_one_device(wrapper: Any, model: nn.Module) -> None:
     """Let a new `DataParallel` or `DistributedDataParallel` be the model within, whose parameters it calls `module...`.
 
-    Args:
-        wrapper: The object, before its `__init__`; it keeps its class, and calls of it become the model's.
-        model: The model that it was to spread over GPUs.
+    It is the object before its `__init__`; it keeps its class, and calls of it become the model's.
     """
     nn.Module.__init__(wrapper)
     kind: Any = type(wrapper)

@@ -54,7 +54,6 @@ class ModelProgram:
         geometry: The arithmetic of one call, None before first use.
         mode: Name of the output mode, as PopTorch resolves it.
         calls: The arithmetic of a call with micro-batches of one sample.
-        device_iterations: Of the options; weight updates in one call of a training program.
         micro_batches: Micro-batches that one call's inputs hold.
         micro_batches_per_replica: Forward passes of one replica in one call.
         varying: Names of what every call of forward on the host changes, or finds changed.
@@ -217,15 +216,10 @@ class ModelProgram:
             self.placing.prepare(step, step.arguments(*parts, micro_batches=self.micro_batches))
 
     def load(self, leaves: Sequence[Any], batch: Any) -> Executor:
-        """Bring the program to its IPUs, compiled for this batch if it has not been compiled yet.
+        """Bring the program to its IPUs, compiled for this batch if need be, and return the executor.
 
-        With an offline target (`options.useOfflineIpuTarget()`) it has none, and is compiled alone.
-
-        Returns:
-            The executor.
-
-        Raises:
-            Exception: Whatever PopTorch refuses to compile; the next batch may try again.
+        With an offline target (`options.useOfflineIpuTarget()`) it has none, and is compiled alone. After a compilation that
+        PopTorch refuses, the next batch may try again.
         """
         executor = self._executor
         if executor is None:
@@ -282,8 +276,7 @@ class ModelProgram:
     def abandon(self, random_state: Optional[List[int]] = None) -> None:
         """Let go of IPUs whose memory is lost, without a thought for what was on them; `load` takes IPUs again.
 
-        Args:
-            random_state: Where to continue the random stream then, where that is known.
+        The random stream goes on from a state, where one is known.
         """
         executor = self._executor
         if executor is not None:
@@ -370,10 +363,7 @@ class ModelProgram:
         self.wait()
 
     def take_back(self, other: ModelProgram) -> None:
-        """Train with this program again, after `set_aside`, and go on where another's random stream is.
-
-        It comes to its IPUs when it is loaded.
-        """
+        """Train with this program again, after `set_aside`, and go on where another's random stream is."""
         self._random_state = other._random_state
         if self._executor is not None and self._link is not None:
             self._executor.setOptimizer(self._link.conversion.optimizer)

@@ -26,11 +26,7 @@ _AGAIN = (
 
 
 def summarise(model: nn.Module, programs: Programs, data: Optional[str]) -> str:
-    """Return a readable description of a session, complete before the first step if the loader is known.
-
-    Args:
-        data: The arithmetic from sample to epoch of the trainer's data, once it is known.
-    """
+    """Return a readable description of a session, complete before the first step if the trainer's `data` is known."""
     lines = [f"IPUSession of {type(model).__name__} on {backend.name()}"]
     if programs.trained is not None:
         lines += _training(programs.trained, programs, data)

@@ -75,21 +75,13 @@ class Accumulations:
         return True
 
     def state_dict(self, values: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return what has been added up so far.
-
-        Args:
-            values: The engine's `state.metrics`; those that are plain data are carried, too.
-        """
+        """Return what has been added up so far, and what is plain data of an engine's `state.metrics`."""
         named = self._named() if idist.get_world_size() == 1 else []
         objects = {name: _changed(kept.owner(), kept.before) for name, kept in named}
         return {"objects": objects, "values": plain_values(values)}
 
     def load_state_dict(self, state: Mapping[str, Any], values: MutableMapping[str, Any]) -> List[str]:
-        """Go on adding up from there.
-
-        Returns:
-            What could not be put back: the names of objects that start anew.
-        """
+        """Go on adding up from there, and return the names of objects that start anew: they could not be put back."""
         values.update(copy.deepcopy(dict(state["values"])))
         anew = []
         for name, kept in self._named():

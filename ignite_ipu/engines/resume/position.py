@@ -14,11 +14,7 @@ __all__ = ["DataPosition"]
 
 
 class DataPosition:
-    """Counts the batches of one pass over the data.
-
-    Attributes:
-        drawn: Batches drawn in this pass.
-    """
+    """Counts the batches drawn in one pass over the data."""
 
     def __init__(self) -> None:
         self.drawn = 0
@@ -31,11 +27,7 @@ class DataPosition:
         return {"started": self._started, "drawn": self.drawn}
 
     def load_state_dict(self, state: Mapping[str, Any], afterwards: Optional[Mapping[str, Any]]) -> None:
-        """Begin the next pass where `state` was taken.
-
-        Args:
-            afterwards: Random states to set then; None to leave them as they are.
-        """
+        """Begin the next pass where `state` was taken, and set the random states of `afterwards` then, if given."""
         self._wanted, self._afterwards = state, afterwards
 
     def forget(self) -> None:
@@ -67,8 +59,7 @@ class DataPosition:
     def rewind_generator(self, data: Any, over: bool) -> None:
         """Have a loader's own generator where the pass that was loaded began, for an engine that seeds the host itself.
 
-        Args:
-            over: Whether the pass that was loaded had come to its end, so that the next one begins.
+        If that pass was `over`, where the next one begins.
         """
         generator = getattr(data, "generator", None)
         wanted, self._wanted = self._wanted, None

@@ -80,10 +80,8 @@ def without_checkpointing(training: bool) -> Iterator[None]:
     """Let `torch.utils.checkpoint` call its function and nothing else in the `with` block.
 
     What it saves memory with is autograd's, which takes no part in a trace: it asks PyTorch for the module of the
-    device "ipu", and detaches. Its inner functions are replaced, for those who imported `checkpoint` by name.
-
-    Args:
-        training: Whether gradients matter, which natively the reentrant variant may not pass on.
+    device "ipu", and detaches. Its inner functions are replaced, for those who imported `checkpoint` by name. In
+    training gradients matter, which natively the reentrant variant may not pass on.
     """
     module: Any = torch.utils.checkpoint
     replaced = {"_checkpoint_without_reentrant_generator": _nothing_around, "_checkpoint_without_reentrant": _called}

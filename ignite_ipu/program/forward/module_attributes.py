@@ -37,9 +37,7 @@ class ModuleAttributes:
     def put_back(self, always: bool = False, but: Container[str] = ()) -> None:
         """Give every module in which there are tensors now that were not there its attributes back, all together.
 
-        Args:
-            always: Give all modules their attributes back, and say nothing of it.
-            but: Names of attributes that stay as they are now.
+        `always` gives all modules theirs, and says nothing of it; attributes named in `but` stay as they are now.
         """
         left: List[str] = []
         for path, own, before, full in self._before:

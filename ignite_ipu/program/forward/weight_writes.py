@@ -16,11 +16,7 @@ __all__ = ["WeightWriteGuard"]
 
 
 class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses operators that write into a model's weights, under whatever alias, in its `with` block on the host.
-
-    Args:
-        model: The model, with the weights that it is called with.
-    """
+    """Refuses operators that write into a model's weights, under whatever alias, in its `with` block on the host."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

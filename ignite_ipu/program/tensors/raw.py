@@ -49,13 +49,10 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def unwrap_tensors(model: nn.Module) -> None:
-    """Give the parameters and buffers of a wrapped model back the classes they had before.
+    """Give the parameters and buffers of a module that PopTorch wrapped back the classes they had before.
 
     For use after a compilation that failed: PopTorch undoes a wrapping only when a compiled program is destroyed, and
     refuses to wrap a wrapped model again.
-
-    Args:
-        model: The module that was handed to `poptorch.trainingModel`.
     """
     for tensor in (*model.parameters(), *model.buffers()):
         wrapped = type(tensor)
@@ -75,11 +72,7 @@ def put_classes(model: nn.Module, classes: Sequence[type]) -> None:
 
 
 def named_tensors(model: nn.Module, *kinds: str) -> Dict[str, torch.Tensor]:
-    """Return parameters and buffers by name, without the look at them that makes a wrapped model download.
-
-    Args:
-        kinds: The attributes of modules that hold them; `_parameters` and `_buffers` by default.
-    """
+    """Return parameters and buffers by name, or one of these `kinds`, without the look that makes a model download."""
     found: Dict[str, torch.Tensor] = {}
     for prefix, module in model.named_modules():
         for kind in kinds or ("_parameters", "_buffers"):

@@ -36,8 +36,7 @@ def row_count(structure: Any) -> int:
 def split_rows(structure: Any, rows: int) -> Iterator[Tuple[Any, int]]:
     """Cut a batch into pieces of exactly `rows` rows, the last filled up by repeating its last row.
 
-    Yields:
-        Each piece, and how many of its rows are samples rather than filling.
+    Each comes with how many of its rows are samples rather than filling.
     """
     total = row_count(structure)
     if total == rows:
@@ -70,12 +69,7 @@ def join_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def select_rows(structure: Any, rows: Union[Sequence[int], torch.Tensor, None], total: int) -> Any:
-    """Return the given rows of every tensor that has `total` rows, in the given order; other values stay as they are.
-
-    Args:
-        rows: Which rows; None is all of them, at no cost. See `BatchGeometry.row_index`.
-        total: Rows that each tensor has.
-    """
+    """Return the given rows of every tensor that has `total` rows, in the given order; None is all, at no cost."""
     if rows is None:
         return structure
     index = torch.as_tensor(rows, dtype=torch.long)

@@ -50,12 +50,7 @@ Make = Callable[[Sequence[Any]], Any]
 
 
 class Container(NamedTuple):
-    """A value that holds others.
-
-    Attributes:
-        keys: What finds the parts in it; empty where their positions do.
-        parts: What it holds.
-    """
+    """A value that holds others: its parts, and the keys that find them; none where their positions do."""
 
     value: Any
     keys: Tuple[Any, ...]
@@ -175,11 +170,7 @@ def _holds_tensors(value: Any, seen: Set[int]) -> bool:
 
 
 def leaves_of(value: Any, records: bool = True) -> Iterator[Any]:
-    """Yield what is no list, tuple, mapping or record (see `opened_record`) in a nested value, in order.
-
-    Args:
-        records: Whether to look into records.
-    """
+    """Yield what is no list, tuple, mapping or, if it counts, record (`opened_record`) in a nested value, in order."""
     # Tensors first: whether something else is a mapping takes longer to find out.
     container = (
         None if isinstance(value, torch.Tensor) else opened(value) or (opened_record(value) if records else None)
