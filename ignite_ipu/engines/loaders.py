@@ -266,7 +266,7 @@ class Loaders:
 
 
 class _Indices:
-    """The indices of a batch sampler one by one, for a loader that cuts them anew; its batches are of a size, if given."""
+    """The indices of a batch sampler one by one, for a loader that cuts them anew; of batches of a size, if given."""
 
     def __init__(self, batch_sampler: Any, size: Optional[int]) -> None:
         self._batch_sampler = batch_sampler

@@ -148,7 +148,7 @@ class BatchLayout:
 class _Contents:
     """Contents of an object of a batch that code may read: equal for objects of one class that hold the same.
 
-    Its tensors count with their shapes and types. An opaque one, from which nothing can be read, is equal to itself alone.
+    Its tensors count with their shapes and types. One that cannot be read (`opaque`) is equal to itself alone.
     """
 
     def __init__(self, value: Any) -> None:

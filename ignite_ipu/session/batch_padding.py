@@ -32,7 +32,7 @@ class FillingCheck:
         self._samples: weakref.WeakKeyDictionary[ModelProgram, Any] = weakref.WeakKeyDictionary()
 
     def checked(self, program: ModelProgram, batch: Any, valid: int, call: Callable[[Any], Any]) -> Any:
-        """Return `call(batch)`, which calls the program and drops all but the first `valid` rows, which are no filling."""
+        """Return `call(batch)`, which calls the program and drops all but the first `valid` rows: the filling."""
         output = call(batch)
         if valid < (program.rows or 0):
             self._check(program, batch, valid, output, call)

@@ -218,8 +218,8 @@ class ModelProgram:
     def load(self, leaves: Sequence[Any], batch: Any) -> Executor:
         """Bring the program to its IPUs, compiled for this batch if need be, and return the executor.
 
-        With an offline target (`options.useOfflineIpuTarget()`) it has none, and is compiled alone. After a compilation that
-        PopTorch refuses, the next batch may try again.
+        With an offline target (`options.useOfflineIpuTarget()`) it has none, and is compiled alone. After a compilation
+        that PopTorch refuses, the next batch may try again.
         """
         executor = self._executor
         if executor is None:
