@@ -31,7 +31,7 @@ _is_training: Callable[[Dict[str, Any]], bool] = operator.itemgetter("training")
 _read = Reader().read
 _MODE = "training"
 # Of PyTorch's own modules so many are asked in one call for what tells nobody, and the next ones in the next.
-_AT_ONCE = 128
+_AT_ONCE = 32
 
 
 class _Tables:
@@ -81,11 +81,12 @@ class PythonState:
         hooks = [*_GLOBAL_HOOKS, *[vars(part)[kind] for part in modules for kind in HOOKS]]
         self._hookless = [table for table in hooks if not table]
         theirs, users = ([vars(part) for part in modules if _is_pytorchs(type(part)) is own] for own in (True, False))
-        self._watched = _Tables(users, [table for table in hooks if table])
+        filled = [table for table in hooks if table]
+        self._watched = _Tables(users, filled) if users or filled else None
         starts = range(0, len(theirs), _AT_ONCE)
-        self._in_turns = [_Tables(theirs[start : start + _AT_ONCE]) for start in starts] or [self._watched]
-        self._turns = cycle(self._in_turns)
-        self.parts = [part for tables in (self._watched, *self._in_turns) for part in tables.held]
+        self._in_turns = [_Tables(theirs[start : start + _AT_ONCE]) for start in starts]
+        self._turns = cycle(self._in_turns or [None])
+        self.parts = [part for tables in (self._watched, *self._in_turns) if tables for part in tables.held]
         # What differs when PyTorch has given handles of hooks to somebody, or modules others.
         self._told = RemovableHandle.next_id, REGISTRATIONS.count
         self._modes: List[bool] = []
@@ -117,7 +118,8 @@ class PythonState:
             self._told = told
         if not all(map(operator.is_, [read() for read in self._leads], self._leading)):
             return False
-        return self._watched.same and next(self._turns).same
+        watched, in_turn = self._watched, next(self._turns)
+        return (watched is None or watched.same) and (in_turn is None or in_turn.same)
 
     def training(self) -> List[bool]:
         """Return whether each module is in training mode that reads that, and the model; the same list for the same."""
