@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Dict, List
+from typing import TYPE_CHECKING
+
+from ignite_ipu.exports import exports
 
 if TYPE_CHECKING:
     from ignite_ipu.deferred import ipu_step as ipu_step
@@ -55,69 +56,35 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Public name -> the module that defines it. A name is imported when it is first used, so that `import ignite_ipu` loads
-# neither torch nor anything else. To add one: a row here, and the same import under TYPE_CHECKING below.
-_EXPORTS: Dict[str, str] = {
-    "BackendError": "ignite_ipu.errors",
-    "BatchError": "ignite_ipu.errors",
-    "BatchGeometry": "ignite_ipu.program.geometry",
-    "ConstantAttributeError": "ignite_ipu.errors",
-    "CountEvents": "ignite_ipu.engines.counting",
-    "Counts": "ignite_ipu.engines.counting",
-    "EvaluationStep": "ignite_ipu.program.step",
-    "FittedBatch": "ignite_ipu.engines.fit_batch",
-    "IPUAccelerator": "ignite_ipu.deferred.accelerator",
-    "IPUConfig": "ignite_ipu.program.config",
-    "IPUEngine": "ignite_ipu.engines.engine",
-    "IPUError": "ignite_ipu.errors",
-    "IPUEvents": "ignite_ipu.session.events",
-    "IPUSession": "ignite_ipu.session.session",
-    "IPUTrainer": "ignite_ipu.engines.engine",
-    "LoaderError": "ignite_ipu.errors",
-    "Loaders": "ignite_ipu.engines.loaders",
-    "LossError": "ignite_ipu.errors",
-    "LostEditError": "ignite_ipu.errors",
-    "OptimizerError": "ignite_ipu.errors",
-    "OptionsError": "ignite_ipu.errors",
-    "OutputError": "ignite_ipu.errors",
-    "RowsError": "ignite_ipu.errors",
-    "SessionError": "ignite_ipu.errors",
-    "TrainingStep": "ignite_ipu.program.training_step",
-    "UnsupportedArgumentError": "ignite_ipu.errors",
-    "convert_optimizer": "ignite_ipu.optimizers",
-    "convert_optimizer_state": "ignite_ipu.optimizers",
-    "create_ipu_averages_evaluator": "ignite_ipu.engines.averages",
-    "create_ipu_evaluator": "ignite_ipu.engines.factories",
-    "create_ipu_trainer": "ignite_ipu.engines.factories",
-    "fit_batch": "ignite_ipu.engines.fit_batch",
-    "evaluation_options": "ignite_ipu.program.options",
-    "ipu_clip_grad_norm_": "ignite_ipu.deferred.prepare",
-    "ipu_prepare": "ignite_ipu.deferred.prepare",
-    "ipu_step": "ignite_ipu.deferred",
-    "ipu_evaluation_step": "ignite_ipu.engines.steps",
-    "ipu_training_step": "ignite_ipu.engines.steps",
-    "auto_model": "ignite_ipu.engines.portable",
-    "host_device": "ignite_ipu.engines.portable",
-    "ipu_evaluate_batch": "ignite_ipu.engines.portable",
-    "ipu_train_batch": "ignite_ipu.engines.portable",
-    "is_native": "ignite_ipu.engines.portable",
-    "parallel_model": "ignite_ipu.engines.portable",
-    "process_backend": "ignite_ipu.engines.portable",
-    "training_options": "ignite_ipu.program.options",
-}
-
-__all__ = ["__version__", *_EXPORTS]
-
-
-def __getattr__(name: str) -> object:
-    try:
-        module = _EXPORTS[name]
-    except KeyError:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> List[str]:
-    return sorted({*globals(), *__all__})
+# `import ignite_ipu` loads neither torch nor anything else. To add a name: one here, and the import above.
+__all__, __getattr__, __dir__ = exports(
+    __name__,
+    {
+        "deferred": "ipu_step",
+        "deferred.accelerator": "IPUAccelerator",
+        "deferred.prepare": "ipu_clip_grad_norm_ ipu_prepare",
+        "engines.averages": "create_ipu_averages_evaluator",
+        "engines.counting": "CountEvents Counts",
+        "engines.engine": "IPUEngine IPUTrainer",
+        "engines.factories": "create_ipu_evaluator create_ipu_trainer",
+        "engines.fit_batch": "FittedBatch fit_batch",
+        "engines.loaders": "Loaders",
+        "engines.portable": (
+            "auto_model host_device ipu_evaluate_batch ipu_train_batch is_native parallel_model process_backend"
+        ),
+        "engines.steps": "ipu_evaluation_step ipu_training_step",
+        "errors": (
+            "BackendError BatchError ConstantAttributeError IPUError LoaderError LossError LostEditError "
+            "OptimizerError OptionsError OutputError RowsError SessionError UnsupportedArgumentError"
+        ),
+        "optimizers": "convert_optimizer convert_optimizer_state",
+        "program.config": "IPUConfig",
+        "program.geometry": "BatchGeometry",
+        "program.options": "evaluation_options training_options",
+        "program.step": "EvaluationStep",
+        "program.training_step": "TrainingStep",
+        "session.events": "IPUEvents",
+        "session.session": "IPUSession",
+    },
+)
+__all__ += ["__version__"]

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from ignite_ipu.checkpoints.reading import check_complete, read_checkpoint
-from ignite_ipu.checkpoints.resuming import newest_checkpoint, resume_from
-from ignite_ipu.checkpoints.writing import CheckpointSaver, write_checkpoint
-from ignite_ipu.errors import CheckpointError
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "CheckpointError",
-    "CheckpointSaver",
-    "check_complete",
-    "newest_checkpoint",
-    "read_checkpoint",
-    "resume_from",
-    "write_checkpoint",
-]
+from ignite_ipu.exports import exports
+
+if TYPE_CHECKING:
+    from ignite_ipu.checkpoints.reading import check_complete as check_complete
+    from ignite_ipu.checkpoints.reading import read_checkpoint as read_checkpoint
+    from ignite_ipu.checkpoints.resuming import newest_checkpoint as newest_checkpoint
+    from ignite_ipu.checkpoints.resuming import resume_from as resume_from
+    from ignite_ipu.checkpoints.writing import CheckpointSaver as CheckpointSaver
+    from ignite_ipu.checkpoints.writing import write_checkpoint as write_checkpoint
+    from ignite_ipu.errors import CheckpointError as CheckpointError
+
+__all__, __getattr__, __dir__ = exports(
+    __name__,
+    {
+        ".errors": "CheckpointError",
+        "reading": "check_complete read_checkpoint",
+        "resuming": "newest_checkpoint resume_from",
+        "writing": "CheckpointSaver write_checkpoint",
+    },
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Dict, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple, Union
 
 import torch
 from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
@@ -28,7 +28,6 @@ from ignite_ipu.errors import OptionsError, UnsupportedArgumentError, did_you_me
 from ignite_ipu.handlers.gradients import Gradients
 from ignite_ipu.handlers.weight_sync import WeightSync
 from ignite_ipu.optimizers import convert_optimizer
-from ignite_ipu.pipeline.placing.request import Pipeline, PipelineRequest
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.options import output_mode, own_options, training_options, with_replicas
@@ -36,13 +35,14 @@ from ignite_ipu.program.training_step import TrainingStep
 from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.session import IPUSession
 
+if TYPE_CHECKING:
+    from ignite_ipu.pipeline import Pipeline, PipelineRequest
+
 __all__ = ["create_ipu_evaluator", "create_ipu_trainer", "refuse_unsupported"]
 
 _COMPILED = ("options", "device_iterations", "replication_factor", "output_mode", "output_return_period")
-_OF_EVALUATORS = (
-    *_COMPILED,
-    *("pipeline", "execution", "ipus", "memory_per_ipu", "mixed_precision", "loader_mode", "compile"),
-)
+_OF_PIPELINES = ("pipeline", "execution", "ipus", "memory_per_ipu")
+_OF_EVALUATORS = (*_COMPILED, *_OF_PIPELINES, "mixed_precision", "loader_mode", "compile")
 _NOT_FOR_EVALUATORS = (
     "it is about training, and an evaluator of a model with a trainer is configured as that. Leave the config out, or "
     "give the evaluator one of its own."
@@ -144,7 +144,7 @@ def create_ipu_trainer(
     session.refuse_second_trainer()
     predictions = output_transform is not loss_item
     step = TrainingStep(model, loss_fn, predictions=predictions, half=settings.half_products, **compiled)
-    request = PipelineRequest.of(settings)
+    request = _request(settings)
     settings = _with_plan(settings, request, training=True)
     training = training_options(settings, ipus_per_replica=1 if request is None else request.ipus_per_replica(model))
     if predictions:
@@ -237,7 +237,7 @@ def create_ipu_evaluator(
     model = unwrapped(model)
     session = IPUSession.of(model)
     made: Optional[Tuple[Options, Loaders]] = None
-    request = PipelineRequest.of(settings)
+    request = _request(settings)
     settings = _with_plan(settings, request, training=False)
     settings = with_replicas(settings, 1 if request is None else request.ipus_per_replica(model))
     wanted = IPUConfig(**{name: getattr(settings, name) for name in _COMPILED})
@@ -275,6 +275,15 @@ def _refuse_sum(options: Options, training: bool) -> None:
             "OutputMode.Sum adds up the predictions of all micro-batches, so no targets belong to them. Use All, Final "
             "or EveryN; create_ipu_averages_evaluator sums metrics on the device."
         )
+
+
+def _request(config: IPUConfig) -> Optional[PipelineRequest]:
+    """Return what is asked for the IPUs of the model; the rest of the pipeline is loaded only where something is."""
+    if all(getattr(config, name) is None for name in _OF_PIPELINES):
+        return None
+    from ignite_ipu.pipeline import PipelineRequest
+
+    return PipelineRequest.of(config)
 
 
 def _with_plan(config: IPUConfig, request: Optional[PipelineRequest], training: bool) -> IPUConfig:

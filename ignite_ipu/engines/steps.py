@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 import torch
 from ignite.engine import Engine
@@ -12,12 +12,14 @@ from ignite.engine import _prepare_batch as _ignite_prepare_batch
 from torch import nn
 
 from ignite_ipu.engines.last_calls import LastCalls
-from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.step import EvaluationStep
 from ignite_ipu.session.inference import Evaluation
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
+
+if TYPE_CHECKING:
+    from ignite_ipu.pipeline import PipelineRequest
 
 __all__ = ["IPUStep", "ipu_evaluation_step", "ipu_training_step"]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, List
+from typing import TYPE_CHECKING
+
+from ignite_ipu.exports import exports
 
 if TYPE_CHECKING:
     from ignite_ipu.handlers.compilation import CompilationProgress as CompilationProgress
@@ -22,31 +23,19 @@ if TYPE_CHECKING:
     from ignite_ipu.handlers.stats import IPUStats as IPUStats
     from ignite_ipu.handlers.weight_sync import WeightSync as WeightSync
 
-_MODULES = {
-    "compilation": "CompilationProgress",
-    "devices": "DeviceRelease DeviceSwap",
-    "gradients": "Gradients",
-    "moving_average": "EMA",
-    "optimizer_sync": "OptimizerSync",
-    "preemption": "Preemption",
-    "profiler": "PopVisionProfiler",
-    "recompilation": "Recompilation RecompileWatch",
-    "recovery": "Decision Recovery RecoveryStatus",
-    "stats": "IPUStats",
-    "weight_sync": "WeightSync",
-}
-_EXPORTS = {name: module for module, names in _MODULES.items() for name in names.split()}
-
-__all__ = [*_EXPORTS]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> List[str]:
-    return sorted({*globals(), *__all__})
+__all__, __getattr__, __dir__ = exports(
+    __name__,
+    {
+        "compilation": "CompilationProgress",
+        "devices": "DeviceRelease DeviceSwap",
+        "gradients": "Gradients",
+        "moving_average": "EMA",
+        "optimizer_sync": "OptimizerSync",
+        "preemption": "Preemption",
+        "profiler": "PopVisionProfiler",
+        "recompilation": "Recompilation RecompileWatch",
+        "recovery": "Decision Recovery RecoveryStatus",
+        "stats": "IPUStats",
+        "weight_sync": "WeightSync",
+    },
+)

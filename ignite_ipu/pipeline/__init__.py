@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, List
+from typing import TYPE_CHECKING
+
+from ignite_ipu.exports import exports
 
 if TYPE_CHECKING:
     from ignite_ipu.errors import PlanError as PlanError
@@ -54,39 +55,27 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline.profiling.profile import SharedWeight as SharedWeight
     from ignite_ipu.pipeline.profiling.profile import TensorSize as TensorSize
 
-_MODULES = {
-    ".errors": "PlanError",
-    "costs.machine": "BOW MK2 Machine",
-    "costs.stages": "StageMemory Strategy",
-    "costs.optimizer_state": "OptimizerState optimizer_state",
-    "costs.partition": "Partition partition_chain",
-    "costs.schedule": "Schedule Slot StageTime in_flight simulate",
-    "placing.applied": "AppliedPlacement Start",
-    "placing.placement": "Placement configure layers_per_ipu",
-    "placing.request": "Pipeline PipelineRequest",
-    "planning.annotating": "annotated_source",
-    "planning.comparison": "Comparison compare",
-    "planning.drawing": "draw_schedule trace_events write_trace",
-    "planning.plan": "Plan StagePlan draw_memory draw_plan",
-    "planning.plan_file": "load_plan save_plan",
-    "planning.planner": "plan plan_placement",
-    "planning.pod": "Scaling draw_scaling scale",
-    "profiling.layers": "select_layers",
-    "profiling.measure": "measure",
-    "profiling.profile": "Crossing Layer Profile SavedTensor SharedWeight TensorSize",
-}
-_EXPORTS = {name: module for module, names in _MODULES.items() for name in names.split()}
-
-__all__ = [*_EXPORTS]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_EXPORTS[name]}", __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> List[str]:
-    return sorted({*globals(), *__all__})
+__all__, __getattr__, __dir__ = exports(
+    __name__,
+    {
+        ".errors": "PlanError",
+        "costs.machine": "BOW MK2 Machine",
+        "costs.optimizer_state": "OptimizerState optimizer_state",
+        "costs.partition": "Partition partition_chain",
+        "costs.schedule": "Schedule Slot StageTime in_flight simulate",
+        "costs.stages": "StageMemory Strategy",
+        "placing.applied": "AppliedPlacement Start",
+        "placing.placement": "Placement configure layers_per_ipu",
+        "placing.request": "Pipeline PipelineRequest",
+        "planning.annotating": "annotated_source",
+        "planning.comparison": "Comparison compare",
+        "planning.drawing": "draw_schedule trace_events write_trace",
+        "planning.plan": "Plan StagePlan draw_memory draw_plan",
+        "planning.plan_file": "load_plan save_plan",
+        "planning.planner": "plan plan_placement",
+        "planning.pod": "Scaling draw_scaling scale",
+        "profiling.layers": "select_layers",
+        "profiling.measure": "measure",
+        "profiling.profile": "Crossing Layer Profile SavedTensor SharedWeight TensorSize",
+    },
+)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ignite_ipu.errors import RowsError
-from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.layout import BatchLayout
@@ -16,10 +15,13 @@ from ignite_ipu.program.options import check_ipus, evaluation_options
 from ignite_ipu.program.step import BatchStep, EvaluationStep
 from ignite_ipu.program.tensors.rows import join_rows, row_count, split_rows, take_rows
 from ignite_ipu.session.batch_padding import FillingCheck
-from ignite_ipu.session.placement import Placing
 from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.programs import Programs
+
+if TYPE_CHECKING:
+    from ignite_ipu.pipeline import PipelineRequest
+    from ignite_ipu.session.placement import Placing
 
 __all__ = ["Evaluation", "Inference"]
 
@@ -118,7 +120,11 @@ class Inference:
         program = self._known(step, options, pipeline)
         if program is None:
             check_ipus(options)
-            placing = None if pipeline is None else Placing(pipeline, step, options, False)
+            placing: Optional[Placing] = None
+            if pipeline is not None:
+                from ignite_ipu.session.placement import Placing
+
+                placing = Placing(pipeline, step, options, False)
             on_trace = programs.report_frozen if reports_frozen else None
             program = ModelProgram(step, options, programs.weights, programs.hooks, placing, on_trace=on_trace)
             programs.evaluations.append(program)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from typing import Any, Callable, List, Optional, Sequence, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, TypeVar
 
 import torch
 
@@ -24,8 +24,10 @@ from ignite_ipu.session.compiled_program import CompiledProgram
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.executables import Executable, PathLike, export
 from ignite_ipu.session.hooks import SessionHooks
-from ignite_ipu.session.placement import Placed, Placing
 from ignite_ipu.session.weights.tracker import Counted, Weights, counted_by_norms
+
+if TYPE_CHECKING:
+    from ignite_ipu.session.placement import Placed, Placing
 
 __all__ = ["ModelProgram"]
 

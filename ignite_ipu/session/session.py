@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
 
 import torch
 from ignite.engine import Engine
@@ -14,7 +14,6 @@ from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.errors import SessionError
 from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
-from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.gradients import GradientHooks
 from ignite_ipu.program.geometry import BatchGeometry
@@ -23,12 +22,15 @@ from ignite_ipu.program.options import check_ipus
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.inference import Inference
-from ignite_ipu.session.placement import Placing
 from ignite_ipu.session.processes import check_same_weights, describe_processes
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.programs import Programs, refuse_losses
 from ignite_ipu.session.summary import summarise
 from ignite_ipu.session.training import Trained
+
+if TYPE_CHECKING:
+    from ignite_ipu.pipeline import PipelineRequest
+    from ignite_ipu.session.placement import Placing
 
 __all__ = ["IPUSession", "SessionError", "known_session", "session_of"]
 
@@ -156,7 +158,11 @@ class IPUSession:
         describe_processes(options)
         check_same_weights(self.model)
         check_ipus(options)
-        placing = None if pipeline is None else Placing(pipeline, step, options, True, conversion.source)
+        placing: Optional[Placing] = None
+        if pipeline is not None:
+            from ignite_ipu.session.placement import Placing
+
+            placing = Placing(pipeline, step, options, True, conversion.source)
         programs = self._programs
         trained = Trained(step, conversion, options, self.weights, self.hooks, placing, programs.report_frozen)
         programs.trained = trained

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import TYPE_CHECKING, List, Optional
 
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.pipeline.placing.placement import Placement
-from ignite_ipu.pipeline.units import bytes_text
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.options import output_mode
 from ignite_ipu.session.events import IPUEvents
-from ignite_ipu.session.placement import Placing
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.programs import Programs
 from ignite_ipu.session.training import Trained
+
+if TYPE_CHECKING:
+    from ignite_ipu.pipeline import Placement
+    from ignite_ipu.session.placement import Placing
 
 __all__ = ["summarise"]
 
@@ -58,6 +59,8 @@ def _training(trained: Trained, programs: Programs, data: Optional[str]) -> List
 
 def _pipeline(placing: Placing, placement: Placement, calls: BatchGeometry) -> List[str]:
     """Return where layers run, in which order stages work, and what is planned or estimated of time and memory."""
+    from ignite_ipu.pipeline.units import bytes_text
+
     stages, plan, micro_batches = placement.stages, placing.plan, calls.gradient_accumulation
     schedule = f"{stages} stages, {placement.execution}"
     if placement.execution == "pipelined" and stages > 1:

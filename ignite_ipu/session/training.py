@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -18,10 +18,12 @@ from ignite_ipu.program.options import check_ipus
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
 from ignite_ipu.session.hooks import SessionHooks
-from ignite_ipu.session.placement import Placing
 from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.weights.tracker import Weights
+
+if TYPE_CHECKING:
+    from ignite_ipu.session.placement import Placing
 
 __all__ = ["Trainable", "Trained"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Union
@@ -15,8 +16,8 @@ from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.profiling.layers import Granularity, select_layers
 from ignite_ipu.pipeline.profiling.profile import Profile
 from ignite_ipu.pipeline.profiling.recorder import Recorder
-from ignite_ipu.pipeline.profiling.shapes import ShapeMemory, ordinary, shape_twin
 from ignite_ipu.program.module_state import modes_kept
+from ignite_ipu.program.tensors.raw import plain, requires_grad
 
 Inputs = Union[Tensor, Sequence[Any], Mapping[str, Any]]
 """One tensor, the positional arguments, or the keyword arguments of a model."""
@@ -54,8 +55,8 @@ def measure(
         # know the meta device, and may raise anything then. A mistake of theirs is raised again below.
         with suppress(Exception):
             shapes = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, _arguments(inputs))
-            return _recorded(shape_twin(model), names, shapes, training, fake, run)
-    return _recorded(ordinary(model), names, _arguments(inputs), training, fake, run)
+            return _recorded(_twin(model, _shape_alone), names, shapes, training, fake, run)
+    return _recorded(_ordinary(model), names, _arguments(inputs), training, fake, run)
 
 
 def _recorded(
@@ -79,7 +80,7 @@ def _recorded(
         stack.enter_context(_plain_operators())
         model.train(training)
         only_shapes = fake and _all_meta(model, (args, kwargs))
-        recorder = Recorder(model, ShapeMemory().call if only_shapes else _run)
+        recorder = Recorder(model)
         if only_shapes:
             stack.enter_context(torch.device("meta"))
         elif fake:
@@ -107,8 +108,28 @@ def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return model(*args, **kwargs)
 
 
-def _run(operator: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    return operator(*args, **kwargs)
+def _shape_alone(tensor: Tensor) -> Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _ordinary(model: nn.Module) -> nn.Module:
+    """Return the model itself, or, if PopTorch has wrapped its tensors, a copy over the same memory that it has not.
+
+    No newer values are fetched from a device.
+    """
+    tensors = (*model.parameters(), *model.buffers())
+    wrapped = any(type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors)
+    return _twin(model, lambda tensor: tensor) if wrapped else model
+
+
+def _twin(model: nn.Module, make: Callable[[Tensor], Tensor]) -> nn.Module:
+    """Return a copy of a model with other tensors as parameters and buffers."""
+    memo: Dict[int, Any] = {}
+    with torch._C.DisableTorchFunctionSubclass():
+        for tensor in (*model.parameters(), *model.buffers()):
+            twin = make(plain(tensor))
+            memo[id(tensor)] = nn.Parameter(twin, requires_grad(tensor)) if isinstance(tensor, nn.Parameter) else twin
+    return copy.deepcopy(model, memo)
 
 
 def _arguments(inputs: Inputs) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:

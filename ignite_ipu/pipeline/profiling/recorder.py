@@ -78,22 +78,16 @@ class _Stored:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that follows one forward pass; tensors are told apart by storage, so a view is what it views.
-
-    Args:
-        model: The model that runs.
-        call: Runs an operator, given with its arguments and keyword arguments.
-    """
+    """A dispatch mode that follows one forward pass; tensors are told apart by storage, so a view is what it views."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # Nothing is compiled here; skipping torch's compiler would import it, which takes longer than measuring.
         return False
 
-    def __init__(self, model: nn.Module, call: Callable[..., Any]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.model = model
-        self.call = call
         # Operators before the first layer run where PopTorch puts operators before the first block: with the first
         # stage.
         self.spans: List[_Span] = [_Span()]
@@ -156,7 +150,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
         kwargs = kwargs or {}
-        result = self.call(func, args, kwargs)
+        result = func(*args, **kwargs)
         # Questions about a tensor, such as its device, come here as operators too.
         if func.namespace == "prim":
             return result
