@@ -18,9 +18,10 @@ from ignite_ipu.emulator.files.trust import trust_pickled_models
 from ignite_ipu.emulator.installation import Installation, install, run_script
 from ignite_ipu.emulator.logs import logger, setLogLevel
 from ignite_ipu.emulator.ops import *  # noqa: F403
-from ignite_ipu.emulator.ops.introspection import accessAttributes, getIpuTensorId
+from ignite_ipu.emulator.ops.custom import accessAttributes
 from ignite_ipu.emulator.options import *  # noqa: F403
 from ignite_ipu.emulator.trace import autocasting
+from ignite_ipu.emulator.trace.active import getIpuTensorId
 from ignite_ipu.emulator.trace.annotations import module_repr, print
 from ignite_ipu.emulator.trace.autocasting import autocast
 from ignite_ipu.emulator.trace.operators import support as operators

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from ignite_ipu.emulator.errors import Error, Refusal
-from ignite_ipu.emulator.trace.active import Trace, active
+from ignite_ipu.emulator.trace.active import IPU, IpuTensor, Trace, active
 from ignite_ipu.emulator.trace.call_sites import identifier, name_of
 from ignite_ipu.emulator.trace.operators.support import DOUBT, SWITCH, set_strict
 from ignite_ipu.emulator.trace.operators.table import canonical
 from ignite_ipu.emulator.trace.refusals import DynamicOutputShape
-from ignite_ipu.emulator.trace.traced_tensor import IPU, IpuTensor
 from ignite_ipu.emulator.values.nested import leaves, map_leaves
 
 __all__ = [

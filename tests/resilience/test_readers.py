@@ -48,7 +48,7 @@ READERS: Dict[str, Dict[str, str]] = {
     "emulator/data/worker/seeding.py": {"pickle.loads": _OWN_PROCESSES},
     "emulator/data/worker/worker.py": {"pickle.loads": _OWN_PROCESSES},
     "emulator/compiler/graph.py": {"exec": "text that was made from operators recorded in this process"},
-    "emulator/ops/introspection.py": {"json.loads": "an argument that the program passes"},
+    "emulator/ops/custom.py": {"json.loads": "an argument that the program passes"},
     "emulator/device/machine.py": {"open": "tables of IPUs", "json.loads": "tables of IPUs"},
     "emulator/trace/operators/table.py": {"open": _OWN_FILE, "json.load": _OWN_FILE},
     "emulator/options/text.py": {

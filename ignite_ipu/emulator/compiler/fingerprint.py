@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterable, Iterator
 import torch
 from torch import fx
 
-from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
+from ignite_ipu.emulator.trace.active import IpuTensor
 
 _PLAIN = (
     *(type(None), bool, int, str, bytes, complex, type(...)),

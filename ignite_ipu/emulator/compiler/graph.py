@@ -17,10 +17,9 @@ from ignite_ipu.emulator.compiler import stochastic_rounding
 from ignite_ipu.emulator.compiler.batching import narrowed
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.trace import number_formats, precision
+from ignite_ipu.emulator.trace import number_formats
+from ignite_ipu.emulator.trace.active import IpuTensor
 from ignite_ipu.emulator.trace.capture import Capture
-from ignite_ipu.emulator.trace.losses import ancestors
-from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
 from ignite_ipu.emulator.values.custom_types import flatten_tensors
 from ignite_ipu.emulator.values.nested import leaves
 
@@ -206,6 +205,20 @@ def fold_constants(
     return {node: value for node, value in known.items() if isinstance(value, torch.Tensor)}
 
 
+def ancestors(node: fx.Node, stop: Collection[fx.Node] = ()) -> Set[fx.Node]:
+    """Return what `node` depends on, through arguments or memory written before it; not beyond the nodes in `stop`."""
+    found: Set[fx.Node] = set()
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        for source in (*current.all_input_nodes, *current.meta.get("after", ())):
+            if source not in found:
+                found.add(source)
+                if source not in stop:
+                    pending.append(source)
+    return found
+
+
 def _unchanged(capture: Capture, node: fx.Node) -> fx.Node:
     """Return a node with the value that `node` has when it is computed, whatever is written over it after that.
 
@@ -245,7 +258,7 @@ def _kernel_of(capture: Capture, node: fx.Node) -> Any:
     if capture.precision.stochastic_rounding:
         kernel = stochastic_rounding.rounded(node, capture.is_written)
     if capture.precision.floating_point_exceptions:
-        kernel = precision.watched(node.meta["operator"], kernel)
+        kernel = number_formats.watched(node.meta["operator"], kernel)
     return kernel
 
 

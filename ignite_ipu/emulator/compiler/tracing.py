@@ -9,21 +9,19 @@ from collections import OrderedDict
 from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.emulator.compiler.batching import Batching
-from ignite_ipu.emulator.compiler.graph import Fold, Graph, build, fold_constants, live
+from ignite_ipu.emulator.compiler.graph import Fold, Graph, ancestors, build, fold_constants, live
 from ignite_ipu.emulator.errors import Refusal, backend_error, python_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
-from ignite_ipu.emulator.trace import call_sites, losses
-from ignite_ipu.emulator.trace.active import active
+from ignite_ipu.emulator.trace import call_sites
+from ignite_ipu.emulator.trace.active import IpuTensor, active, module_calls_followed
 from ignite_ipu.emulator.trace.capture import Capture
 from ignite_ipu.emulator.trace.operators import support
-from ignite_ipu.emulator.trace.patches import module_calls_followed
 from ignite_ipu.emulator.trace.refusals import explained, refuse_compiled_modules
-from ignite_ipu.emulator.trace.traced_tensor import IpuTensor
 from ignite_ipu.emulator.values.arguments import Arguments
 from ignite_ipu.emulator.values.custom_types import flatten_tensors, map_tensors
 from ignite_ipu.emulator.values.wrapping import plain
@@ -122,7 +120,7 @@ def trace(
     structure = _host_outputs(structure)
     if not any(isinstance(leaf, IpuTensor) for leaf in flatten_tensors(structure)) and not training:
         logger.debug("The model returns nothing that is computed on the IPU.")
-    loss = losses.final_loss(capture.losses) if training else None
+    loss = _final_loss(capture.losses) if training else None
     if loss is not None:
         support.check_loss(capture, loss)
     graph = build(capture, structure, loss, _anchored(capture, anchors), fold)
@@ -260,6 +258,26 @@ def _check_identity(slots: Sequence[_Slot], stand_ins: Sequence[IpuTensor], left
                 "copy_().",
                 Refusal.REPLACED_TENSOR,
             )
+
+
+def _final_loss(losses: Sequence[fx.Node]) -> fx.Node:
+    """Return the loss that the gradient is taken of: the one that no other loss consumes."""
+    if not losses:
+        raise backend_error(
+            "Couldn't find a loss in graph: a training model's forward must call one of PyTorch's recognised losses, "
+            "or poptorch.identity_loss on a loss of its own. Cross entropy with class probabilities and others that "
+            "PyTorch composes of several operators are none: pass them to poptorch.identity_loss."
+        )
+    candidates = set(losses)
+    for loss in losses:
+        candidates -= ancestors(loss)
+    if len(candidates) > 1:
+        names = ", ".join(sorted(node.name for node in candidates))
+        raise backend_error(
+            f"Multiple independent losses found in graph: {names}. Combine them, for example with "
+            'poptorch.identity_loss(loss1 + loss2, reduction="sum").'
+        )
+    return candidates.pop()
 
 
 def _host_outputs(structure: Any) -> Any:

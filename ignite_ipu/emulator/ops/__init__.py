@@ -12,10 +12,11 @@ from ignite_ipu.emulator.ops.identity import (
     recomputationCheckpoint,
     serializedMatMul,
     set_available_memory,
+    set_overlap_for_input,
+    set_overlap_for_output,
 )
 from ignite_ipu.emulator.ops.multi_conv import MultiConv
 from ignite_ipu.emulator.ops.neighbours import fps, nearest
-from ignite_ipu.emulator.ops.overlap import set_overlap_for_input, set_overlap_for_output
 from ignite_ipu.emulator.ops.printing import ipu_print_tensor
 from ignite_ipu.emulator.ops.slicing import dynamic_slice, dynamic_update
 from ignite_ipu.emulator.trace.annotations import (

@@ -1,15 +1,20 @@
-"""Loops and branches that run on the device: the only control flow that does not unroll."""
+"""Loops and branches that run on the device: the only control flow that does not unroll.
+
+Their bodies are traced once, into graphs of their own.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Sequence
+import dataclasses
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.emulator.compiler.body import Body, trace_body
+from ignite_ipu.emulator.compiler.graph import Graph, build, live
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.trace.active import Trace, active
+from ignite_ipu.emulator.trace.active import IpuTensor, Trace, active, running
+from ignite_ipu.emulator.trace.capture import Capture
 from ignite_ipu.emulator.values.nested import listed
 
 _BodyFunction = Callable[..., Any]
@@ -46,7 +51,7 @@ def for_loop(count: int, body: _BodyFunction, inputs: List[torch.Tensor]) -> Lis
     given: Any = count
     if isinstance(given, bool) or not isinstance(given, int) or given < 0:
         raise backend_error(f"for_loop: count must be an int of 0 or more, got {count!r}.")
-    traced = trace_body("for_loop", body, inputs)
+    traced = _traced("for_loop", body, inputs)
     inside = [trace.traced(value).meta for value in inputs]
     _check_same("for_loop", "the body's outputs", traced.outputs, "its inputs", inside)
 
@@ -106,7 +111,7 @@ def cond(
         raise backend_error(
             f"cond: the condition must be a scalar tensor of type bool, got {meta.dtype} of shape {tuple(meta.shape)}."
         )
-    then, other = trace_body("cond", then_body, then_inps), trace_body("cond", else_body, else_inps)
+    then, other = _traced("cond", then_body, then_inps), _traced("cond", else_body, else_inps)
     _check_same("cond", "then_body's outputs", then.outputs, "else_body's outputs", other.outputs)
 
     def run_branch(chosen: torch.Tensor, *tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
@@ -117,12 +122,11 @@ def cond(
     return _record(trace, "cond", run_branch, then, condition, *tensors)
 
 
-def _record(trace: Trace, name: str, kernel: Callable[..., Any], body: Body, *args: Any) -> List[torch.Tensor]:
+def _record(
+    trace: Trace, name: str, kernel: Callable[..., List[torch.Tensor]], body: _Body, *args: Any
+) -> List[torch.Tensor]:
     kernel.__name__ = name
-    with trace.outside():
-        result = [torch.empty_like(output) for output in body.outputs]
-    outputs: List[torch.Tensor] = trace.record(kernel, *args, result=result)
-    return outputs
+    return trace.record(kernel, *args, result=lambda: list(map(torch.empty_like, body.outputs)))
 
 
 def _check_list(name: str, argument: str, value: Any) -> None:
@@ -148,3 +152,82 @@ def _check_same(
         else:
             continue
         raise backend_error(f"{name}: {what} and {like} must have the same {problem} at position {index}.")
+
+
+class _Body(NamedTuple):
+    """A traced body.
+
+    Attributes:
+        graph: Takes the body's inputs and then the captured tensors.
+        captured: Tensors from outside that the body reads, in the outer trace.
+        outputs: Shape and type of what it returns, as meta tensors.
+    """
+
+    graph: Graph
+    captured: Tuple[IpuTensor, ...]
+    outputs: Tuple[torch.Tensor, ...]
+
+    def run(self, inputs: Sequence[torch.Tensor], captured: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        graph = self.graph
+        values = graph.run(*inputs, *captured, *graph.constants)
+        return [graph.frozen[index] if place is None else values[place] for index, place in enumerate(graph.positions)]
+
+
+class _BodyCapture(Capture):
+    """The trace of a body. What it uses of the outer trace becomes one more input."""
+
+    def __init__(self, outer: Capture) -> None:
+        super().__init__(outer.placement, outer.precision)
+        self.outer, self.default_dtype = outer, outer.default_dtype
+        self._grad_mode = self.training = False
+        # A host tensor means the same inside and outside, and what the model uses is counted as one.
+        self._stand_ins = outer._stand_ins
+        self.warned, self.scope, self.autocast = outer.warned, outer.scope, outer.autocast
+        self.checks, self.host_tensors = outer.checks, outer.host_tensors
+        self.folds = False
+        self.captured: Dict[int, Tuple[IpuTensor, IpuTensor]] = {}
+
+    def add_constant(self, tensor: torch.Tensor, name: str = "constant") -> IpuTensor:
+        assert self.outer is not None
+        return self._inner(self.outer.add_constant(tensor, name))
+
+    def traced(self, value: Any) -> Any:
+        value = super().traced(value)
+        return self._inner(value) if isinstance(value, IpuTensor) and value.capture is not self else value
+
+    def _inner(self, tensor: IpuTensor) -> IpuTensor:
+        assert self.outer is not None
+        tensor = self.outer.traced(tensor)
+        if id(tensor) not in self.captured:
+            inner = self._placeholder(f"captured_{len(self.captured)}", tensor.meta, requires_grad=False)
+            self.captured[id(tensor)] = (tensor, inner)
+            self.inputs[f"captured {len(self.captured)}"] = inner
+        return self.captured[id(tensor)][1]
+
+
+def _traced(what: str, body: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> _Body:
+    """Call `body` once on stand-ins for `inputs`, tensors of the running trace; messages say `what` it belongs to."""
+    outer = active()
+    assert isinstance(outer, Capture)
+    inner = _BodyCapture(outer)
+    with outer.outside():
+        shapes = [outer.traced(tensor).meta for tensor in inputs]
+    arguments = [inner.add_input(str(index), shape) for index, shape in enumerate(shapes)]
+    with running(inner), inner:
+        result = body(*arguments)
+        outputs = [result] if isinstance(result, torch.Tensor) else result
+        if not isinstance(outputs, (list, tuple)) or not all(isinstance(each, torch.Tensor) for each in outputs):
+            raise backend_error(f"{what}: the body must return a tensor or a list of tensors, got {result!r}.")
+        traced: List[IpuTensor] = [inner.traced(each) for each in outputs]
+    modified = [outside for outside, inside in inner.captured.values() if inner.is_written(inside.origin)]
+    if modified:
+        raise backend_error(
+            f"{what}: the body modifies a tensor from outside in place ({modified[0]!r}), which is not supported. "
+            "Pass it as an input and return the new value."
+        )
+    used = live(inner, traced)
+    outer.unsupported += [dataclasses.replace(use, node=None) for use in inner.unsupported if use.node in used]
+    with outer.outside():
+        graph = build(inner, traced, loss=None)
+    captured = tuple(outside for outside, _ in inner.captured.values())
+    return _Body(graph, captured, tuple(each.meta for each in traced))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Dict, List, Tuple
 
@@ -50,10 +51,8 @@ def ctc_beam_search_decoder(
         raise backend_error(
             f"ctc_beam_search_decoder: top_paths must be between 1 and beam_width ({beam_width}), got {top_paths}."
         )
-    with trace.outside():
-        result = _outputs(times, batch, top_paths, torch.device("meta"))
-    outputs: List[torch.Tensor] = trace.record(_decode, probs, lengths, blank, beam_width, top_paths, result=result)
-    return outputs
+    result = functools.partial(_outputs, times, batch, top_paths, torch.device("meta"))
+    return trace.record(_decode, probs, lengths, blank, beam_width, top_paths, result=result)
 
 
 def _outputs(times: int, batch: int, paths: int, device: torch.device) -> List[torch.Tensor]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar, Union
 
 import torch
 
 from ignite_ipu.emulator.errors import backend_error
-from ignite_ipu.emulator.trace.active import Trace, active
+from ignite_ipu.emulator.trace.active import active
 from ignite_ipu.emulator.values.nested import listed
 
 AttributeValue = Union[float, int, str, list, tuple]  # type: ignore[type-arg]
@@ -28,6 +30,7 @@ def _fast_gather_last_dim(data: torch.Tensor, index: torch.Tensor, axis: int) ->
 _STAND_INS: Dict[Tuple[str, str, int], StandIn] = {
     ("FastGatherLastDim", "poptorch.custom_ops", 1): _fast_gather_last_dim
 }
+_ID_PREFIX = "attr:"
 _FLOATS = torch.finfo(torch.float32)
 _RANGES: Dict[str, Tuple[float, float]] = {"float": (_FLOATS.min, _FLOATS.max), "int": (-(2**63), 2**63 - 1)}
 
@@ -97,9 +100,9 @@ def custom_op(
             f"@ignite_ipu.emulator.register_custom_op({name!r}, {domain!r}, {domain_version}). "
             f"Registered are {sorted(_STAND_INS) or 'none'}."
         )
+    examples = [getattr(each, "meta", each) for each in map(trace.stood_in, example_outputs)]
     with trace.outside():
-        result = [_meta_like(trace, example) for example in example_outputs]
-    expected = [(tuple(each.shape), each.dtype) for each in result]
+        expected = [(tuple(each.shape), each.dtype) for each in examples]
 
     def kernel(*values: torch.Tensor) -> List[torch.Tensor]:
         outputs = listed(stand_in(*values, **copy.deepcopy(attributes)))
@@ -113,14 +116,35 @@ def custom_op(
 
     kernel.__name__ = name
     kernel.runs_every_time = True  # type: ignore[attr-defined]
-    outputs: List[torch.Tensor] = trace.record(kernel, *inputs, result=result)
-    return outputs
+    return trace.record(kernel, *inputs, result=lambda: list(map(_meta_like, examples)))
 
 
-def _meta_like(trace: Trace, example: torch.Tensor) -> torch.Tensor:
-    known = trace.stood_in(example)
-    meta = getattr(known, "meta", known)
-    return torch.empty(meta.shape, dtype=meta.dtype, device="meta", requires_grad=meta.requires_grad)
+def _meta_like(example: torch.Tensor) -> torch.Tensor:
+    return torch.empty(example.shape, dtype=example.dtype, device="meta", requires_grad=example.requires_grad)
+
+
+def accessAttributes(attribute_id_str: str) -> Dict[str, Any]:
+    """Return the attributes of a custom operator.
+
+    Args:
+        attribute_id_str: `"attr:"` and their place in `attributes_lists`, as a hexadecimal number; or a JSON object.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if not isinstance(attribute_id_str, str):
+        raise ValueError(f"Attributes are asked for by a string, got {attribute_id_str!r}.")
+    with contextlib.suppress(ValueError):
+        if not attribute_id_str.startswith(_ID_PREFIX):
+            found = json.loads(attribute_id_str)
+            if isinstance(found, dict):
+                return found
+        elif 0 <= (index := int(attribute_id_str[len(_ID_PREFIX) :], 16)) < len(attributes_lists):
+            return attributes_lists[index]
+    raise ValueError(
+        f'{attribute_id_str!r} stands for no attributes: give a JSON object, or "attr:" with a hexadecimal number '
+        f"below {len(attributes_lists):#x}."
+    )
 
 
 def _check_attributes(attributes: Dict[str, Any]) -> None:

@@ -79,8 +79,10 @@ class CPU:
             logger.warning("CPU operator %r: its results are handed over as float32.", self.ID)
         with trace.outside():
             self.registerPersistentData()
-            result = [torch.empty(shape, device="meta") for shape in self.out_shapes]
-        outputs: List[torch.Tensor] = trace.record(_HostCall(self), *input, result=result)
+        shapes = self.out_shapes
+        outputs = trace.record(
+            _HostCall(self), *input, result=lambda: [torch.empty(shape, device="meta") for shape in shapes]
+        )
         return outputs[0] if isinstance(example, torch.Tensor) else outputs
 
 

@@ -42,11 +42,8 @@ def fps(src: torch.Tensor, ptr: List[int], ratio: float = 0.5, random_start: boo
         raise backend_error(f"fps: ratio must be above 0 and at most 1, got {ratio}.")
     if ptr[0] < 0 or ptr[-1] > rows or any(end < start for start, end in zip(ptr, ptr[1:])):
         raise backend_error(f"fps: ptr must rise from 0 to at most the number of points ({rows}), got {ptr}.")
-    with trace.outside():
-        chosen = sum(math.ceil(ratio * (end - start)) for start, end in zip(ptr, ptr[1:]))
-        result = torch.empty(chosen, dtype=torch.int32, device="meta")
-    indices: torch.Tensor = trace.record(_fps, src, list(ptr), ratio, random_start, result=result)
-    return indices
+    chosen = sum(math.ceil(ratio * (end - start)) for start, end in zip(ptr, ptr[1:]))
+    return trace.record(_fps, src, list(ptr), ratio, random_start, result=lambda: _indices(chosen))
 
 
 def nearest(x: torch.Tensor, y: torch.Tensor, batch_x: _Batch = None, batch_y: _Batch = None) -> torch.Tensor:
@@ -64,10 +61,12 @@ def nearest(x: torch.Tensor, y: torch.Tensor, batch_x: _Batch = None, batch_y: _
         if batch is not None and not isinstance(batch, (list, torch.Tensor)):
             raise python_error(f"nearest: batch_x and batch_y must be torch.Tensors or lists; {name} is {batch!r}.")
     trace = _trace("nearest")
-    with trace.outside():
-        result = torch.empty(trace.traced(x).meta.shape[0], dtype=torch.int32, device="meta")
-    indices: torch.Tensor = trace.record(_nearest, x, y, batch_x, batch_y, result=result)
-    return indices
+    rows = trace.traced(x).meta.shape[0]
+    return trace.record(_nearest, x, y, batch_x, batch_y, result=lambda: _indices(rows))
+
+
+def _indices(count: int) -> torch.Tensor:
+    return torch.empty(count, dtype=torch.int32, device="meta")
 
 
 def _trace(name: str) -> Trace:

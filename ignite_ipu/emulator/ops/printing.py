@@ -136,8 +136,7 @@ def ipu_print_tensor(
     )
     title = title or trace.traced(tensor).node.name
     trace.watches_gradients |= trace.training and print_gradient
-    printed: torch.Tensor = trace.record(_print, tensor, title, print_gradient, style)
-    return printed
+    return trace.record(_print, tensor, title, print_gradient, style)
 
 
 def _print(tensor: torch.Tensor, title: str, print_gradient: bool, style: TensorFormat) -> torch.Tensor:

@@ -41,8 +41,7 @@ def dynamic_slice(tensor: torch.Tensor, dim: int, start: torch.Tensor, size: int
     if step < 1:
         raise backend_error(f"dynamic_slice: the step must be 1 or more, got {step}.")
     _check_scalar("dynamic_slice", trace.traced(start).meta)
-    sliced: torch.Tensor = trace.record(_slice, tensor, start, dim=dim, size=size, step=step)
-    return sliced
+    return trace.record(_slice, tensor, start, dim=dim, size=size, step=step)
 
 
 def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torch.Tensor, size: int) -> torch.Tensor:
@@ -79,8 +78,7 @@ def dynamic_update(input: torch.Tensor, src: torch.Tensor, dim: int, start: torc
             f"of a tensor of shape {tuple(input.shape)}, got {tuple(src.shape)}."
         )
     _check_scalar("dynamic_update", trace.traced(start).meta)
-    result: torch.Tensor = trace.record(_update, input, src, start, dim=dim, size=size)
-    return result
+    return trace.record(_update, input, src, start, dim=dim, size=size)
 
 
 def _slice(tensor: torch.Tensor, start: torch.Tensor, dim: int, size: int, step: int) -> torch.Tensor:

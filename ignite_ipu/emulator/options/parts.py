@@ -12,7 +12,7 @@ from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options.guarded import OptionsDict, checked
 from ignite_ipu.emulator.options.popart import _PopartOptions
 from ignite_ipu.emulator.trace.autocasting import Policy, warn_of_age
-from ignite_ipu.emulator.trace.precision import Precision
+from ignite_ipu.emulator.trace.capture import Precision
 
 _PARTIALS = {torch.float32: "float", torch.float16: "half"}
 _Self = TypeVar("_Self", bound="_WithBackEnd")

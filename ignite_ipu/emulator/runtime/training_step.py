@@ -23,7 +23,8 @@ from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.runtime import loss_scaling
 from ignite_ipu.emulator.runtime.executable import Executable
 from ignite_ipu.emulator.runtime.host_tensors import shares_memory
-from ignite_ipu.emulator.trace.precision import Precision, check_finite
+from ignite_ipu.emulator.trace.capture import Precision
+from ignite_ipu.emulator.trace.number_formats import check_finite
 
 Reduce = Callable[[List[torch.Tensor]], None]
 Tensors = Sequence[torch.Tensor]

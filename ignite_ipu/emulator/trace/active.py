@@ -1,21 +1,40 @@
-"""The trace that runs in this thread, and what its parts ask of it."""
+"""The trace that runs in this thread, and its tensors: a shape, a dtype and the device `ipu`, but no values."""
 
 from __future__ import annotations
 
 import abc
 import contextlib
+import functools
 import threading
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    NoReturn,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    TypeVar,
+)
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.trace import isolation, number_formats
-from ignite_ipu.emulator.trace.traced_tensor import TO, IpuTensor
 from ignite_ipu.emulator.values.nested import leaves
 
+_Result = TypeVar("_Result")
+
+IPU = torch.device("ipu", 0)
+_OF_TENSORS: Any = torch.Tensor.__base__
+TO = _OF_TENSORS.to
+"""`Tensor.to`, PyTorch's own when somebody has replaced it, too."""
 _ACTIVE = threading.local()
 
 
@@ -35,6 +54,98 @@ def running(trace: Optional[Trace]) -> Iterator[None]:
         _ACTIVE.trace = before
 
 
+@contextlib.contextmanager
+def module_calls_followed(enter: Callable[[nn.Module], None], leave: Callable[[nn.Module], None]) -> Iterator[None]:
+    """Call `enter` before each call of a module in the `with` block and `leave` after it, also where it raises."""
+    # PyTorch's hooks will not do: after a forward that raises, older versions call none, and newer ones not always.
+    original: Any = nn.Module.__call__
+
+    @functools.wraps(original)
+    def called(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        if active() is None:
+            return original(module, *args, **kwargs)
+        enter(module)
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            leave(module)
+
+    with isolation.replaced(nn.Module, "__call__", called):
+        yield
+
+
+class IpuTensor(torch.Tensor):
+    """A value of the graph being traced.
+
+    Attributes:
+        meta: Tensor on torch's meta device that answers every question about shape, dtype and gradients.
+        node: The operator that produced the value, the latest one when operators work in place.
+        origin: The operator that first produced it.
+    """
+
+    meta: torch.Tensor
+    node: fx.Node
+    origin: fx.Node
+    capture: Trace
+
+    @staticmethod
+    def __new__(cls, meta: torch.Tensor, node: fx.Node, capture: Trace) -> IpuTensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            tensor: IpuTensor = torch.Tensor._make_wrapper_subclass(
+                cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=IPU, requires_grad=False
+            )
+        tensor.meta = meta
+        tensor.node = tensor.origin = node
+        tensor.capture = capture
+        return tensor
+
+    def __init__(self, meta: torch.Tensor, node: fx.Node, capture: Trace) -> None:
+        super().__init__()
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        own = next(value for value in leaves((args, kwargs)) if isinstance(value, IpuTensor))
+        return own.capture.require_active().call(func, args, kwargs or {})
+
+    # Scripted functions and other C++ code reach the dispatcher without passing through PyTorch's Python API.
+    __torch_dispatch__ = __torch_function__  # type: ignore[assignment]
+
+    def __repr__(self, *, tensor_contents: Optional[str] = None) -> str:  # type: ignore[override]
+        return f"tensor(<unavailable>, size={tuple(self.meta.shape)}, dtype={self.meta.dtype}, device='{IPU}')"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
+    def __len__(self) -> int:
+        return len(self.meta)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self.unbind(0))
+
+    def __deepcopy__(self, memo: Any) -> torch.Tensor:
+        return self.clone()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise backend_error("A tensor on the IPU cannot be pickled while the model is traced: it has no value yet.")
+
+
+def getIpuTensorId(x: torch.Tensor) -> int:
+    """Return the number of a tensor on the IPU, which tells it from all others of the same trace.
+
+    Raises:
+        Error: It is not on the IPU.
+    """
+    if not isinstance(x, IpuTensor):
+        raise backend_error(
+            f"Expected an IPU tensor, got one on {x.device}: only tensors of a traced forward have ids."
+        )
+    return 1 + list(x.capture.graph.nodes).index(x.origin)
+
+
 class Trace(TorchFunctionMode, abc.ABC):
     """Record of what one forward has computed so far; `Capture` makes it.
 
@@ -42,20 +153,14 @@ class Trace(TorchFunctionMode, abc.ABC):
         placement: Where the operators go: what the execution strategy says of the block being traced.
         graph: The nodes so far. Placeholders stand for inputs, weights, buffers and constants.
         inputs, weights, buffers, constants: Placeholder by name, in the order in which the graph takes them.
-        constant_values: Values of the constants.
         trained: Node and shape of each weight that forward has frozen, as they were before that, by name.
-        training: Whether the trace is of a training model.
-        losses: Nodes of recognised losses.
-        unsupported: Uses of operators that do not compile.
         warned: The operator of each warning about operators that was given.
         folds: Whether what depends on constants alone is computed while compiling.
-        autocast: The automatic casts that are on.
         default_dtype: PyTorch's default type when the trace began, narrowed: the program's own.
         checks: What further must hold once forward has returned: called with its result, the options and the placement.
         outer: The trace that this one is a loop body or branch of.
         host_tensors: Context manager in which the model holds its own tensors again, for code that runs on the host.
         watches_gradients: Whether some operator shows gradients, so that none may be scaled ahead of its time.
-        multi_conv: The `MultiConv` that is open.
         location_excludes: Parts of the names of files that are not the user's code.
         scope: The names that `NameScope` has open, innermost last.
     """
@@ -94,12 +199,14 @@ class Trace(TorchFunctionMode, abc.ABC):
         """Record one call of PyTorch's API, or answer it when it only asks about shapes and types."""
 
     @abc.abstractmethod
-    def record(self, kernel: Callable[..., Any], *args: Any, result: Any = None, **kwargs: Any) -> Any:
+    def record(
+        self, kernel: Callable[..., _Result], *args: Any, result: Optional[Callable[[], _Result]] = None, **kwargs: Any
+    ) -> _Result:
         """Add one node that calls `kernel(*args, **kwargs)` on CPU tensors each time the graph runs.
 
         Args:
             kernel: A function of tensors; differentiable by autograd where gradients matter.
-            result: Meta tensors like the kernel's result; None finds them by running the kernel on meta tensors.
+            result: Makes meta tensors like the kernel's result; None runs the kernel on meta tensors for them.
 
         Returns:
             The result with a traced tensor for every tensor.
@@ -129,9 +236,10 @@ class Trace(TorchFunctionMode, abc.ABC):
             )
         return tracing
 
-    def mark_loss(self, tensor: IpuTensor) -> None:
-        if tensor.node not in self.losses:
-            self.losses.append(tensor.node)
+    def mark_loss(self, tensor: torch.Tensor) -> None:
+        node = self.traced(tensor).node
+        if node not in self.losses:
+            self.losses.append(node)
 
     def stood_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the traced tensor that stands for `tensor`, or `tensor` itself where there is none."""
@@ -145,13 +253,6 @@ class Trace(TorchFunctionMode, abc.ABC):
         """Return the types of the traced tensors in `value`."""
         found = (self.stood_in(leaf) for leaf in leaves(value) if isinstance(leaf, torch.Tensor))
         return {leaf.meta.dtype for leaf in found if isinstance(leaf, IpuTensor)}
-
-    def cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Return `tensor` in another type, with the cast recorded where it is needed."""
-        if self.dtypes_of(tensor) == {dtype}:
-            return tensor
-        result: torch.Tensor = self.record(TO, tensor, dtype)
-        return result
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:

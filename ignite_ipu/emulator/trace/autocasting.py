@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.trace.active import Trace, active
+from ignite_ipu.emulator.trace.active import TO, Trace, active, module_calls_followed
 from ignite_ipu.emulator.trace.operators.table import words
-from ignite_ipu.emulator.trace.patches import module_calls_followed
 from ignite_ipu.emulator.values.custom_types import map_tensors
 
 Operation = Union[str, type, Callable[..., Any]]
@@ -199,7 +198,8 @@ class Autocast:
             return args, kwargs
 
         def to_wanted(tensor: torch.Tensor) -> Any:
-            return capture.cast(tensor, wanted) if capture.dtypes_of(tensor) & set(_CASTABLE) else tensor
+            needs_cast = capture.dtypes_of(tensor) & set(_CASTABLE) - {wanted}
+            return capture.record(TO, tensor, wanted) if needs_cast else tensor
 
         args, kwargs = map_tensors((args, kwargs), to_wanted)
         return args, kwargs

@@ -9,25 +9,24 @@ the kernels that ordinary PyTorch would.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import operator
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.hooks import BackwardHook
 
 from ignite_ipu.emulator.errors import backend_error
-from ignite_ipu.emulator.trace import call_rewrites, losses, number_formats, overrides, type_inference
-from ignite_ipu.emulator.trace.active import Trace, active, may_vary, memory_of, running
-from ignite_ipu.emulator.trace.autocasting import Autocast
-from ignite_ipu.emulator.trace.call_rewrites import MOVES, moved, names_ipu, put_on_ipu
+from ignite_ipu.emulator.trace import calls, number_formats, type_inference
+from ignite_ipu.emulator.trace.active import IPU, TO, IpuTensor, Trace, active, may_vary, memory_of, running
+from ignite_ipu.emulator.trace.autocasting import Autocast, Policy
 from ignite_ipu.emulator.trace.call_sites import ACCESSORS, identifier, name_of, source
 from ignite_ipu.emulator.trace.isolation import Turn, replaced
+from ignite_ipu.emulator.trace.number_formats import NORMALISATIONS, in_float, in_strided_groups
 from ignite_ipu.emulator.trace.operators import support, table
-from ignite_ipu.emulator.trace.patches import forward_only, range_noticed
-from ignite_ipu.emulator.trace.precision import NORMALISATIONS, Precision, in_float, in_strided_groups
-from ignite_ipu.emulator.trace.refusals import foreign, refuse, refuse_differentiation
-from ignite_ipu.emulator.trace.traced_tensor import IPU, TO, IpuTensor
-from ignite_ipu.emulator.trace.type_inference import Inferences
+from ignite_ipu.emulator.trace.refusals import checkpoint_refused, foreign, refuse, refuse_differentiation
 from ignite_ipu.emulator.values.nested import frozen, holds_tensors, leaves, like, map_leaves
 
 # A trace replaces attributes of PyTorch for the whole process: threads trace one after the other.
@@ -39,19 +38,33 @@ _ANSWERS = {"device": IPU, "is_ipu": True, "is_meta": False, "grad": None}
 _TENSOR_VALUED_PROPERTIES = frozenset(("T", "mT", "H", "mH", "real", "imag", "data"))
 
 
-class Capture(Trace):
-    """The trace of one forward.
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """Number formats and checks that the options of one program ask for.
 
-    Args:
-        placement: Where the operators go: what the execution strategy says of the block being traced.
-        precision: Number formats and checks that the options ask for.
+    The types of partial sums stay in the options: on a CPU they have no meaning.
+
+    Attributes:
+        policy: What autocasting casts where a model switches it on; None forbids autocasting.
+        floating_point_exceptions: Whether an invalid operation, a division by zero or an overflow stops the run.
+        stochastic_rounding: Whether float16 values are rounded at random where they are computed.
+        strided_groups: Whether group normalisation takes every G-th channel for one of its G groups.
     """
+
+    policy: Optional[Policy] = dataclasses.field(default_factory=Policy)
+    floating_point_exceptions: bool = False
+    stochastic_rounding: bool = False
+    strided_groups: bool = False
+
+
+class Capture(Trace):
+    """The trace of one forward."""
 
     def __init__(self, placement: Any, precision: Optional[Precision] = None) -> None:
         self.precision = precision if precision is not None else Precision()
         super().__init__(placement, Autocast(self.precision.policy))
         self._grad_mode = True
-        self._inferences = Inferences()
+        self._inferences = type_inference.Inferences()
 
     def add_input(self, name: str, tensor: torch.Tensor) -> IpuTensor:
         self.inputs[name] = self._placeholder(f"input_{name}", tensor, requires_grad=False)
@@ -101,53 +114,54 @@ class Capture(Trace):
         self._grad_mode = self.training = training
         with _TURN.lock, running(self), replaced(torch.distributions.Distribution, "_validate_args", False):
             # Distributions would ask for values, to validate them.
-            with torch.set_grad_enabled(training), forward_only(), range_noticed(), self:
+            with torch.set_grad_enabled(training), _forward_only(), _range_noticed(), self:
                 yield
             self._follow_grad_mode(training)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
-        return self.call(func, args, overrides.found_again(func, args, kwargs or {}))
+        return self.call(func, args, calls.found_again(func, args, kwargs or {}))
 
     def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         refuse_differentiation()
-        func = overrides.original_of(func)
+        func = calls.original_of(func)
         name = name_of(func)
         if getattr(func, "__name__", "") in ACCESSORS:
             return self._property(func, name, args)
         if name == "ipu":
             func, name, args, kwargs = TO, "to", (args[0], IPU), {}
         if not any(isinstance(leaf, torch.Tensor) and self.is_traced(leaf) for leaf in leaves((args, kwargs))):
-            placed = put_on_ipu(self, func, name, args, kwargs)
+            placed = calls.put_on_ipu(self, func, name, args, kwargs)
             if placed is not None:
                 return placed
             with self.outside():
                 return func(*args, **kwargs)
         refuse(name, args, kwargs)
-        if overrides.is_traced_by_parts(func, (args, kwargs), self.dtypes_of):
-            return overrides.unfolded(func)(*args, **kwargs)
+        if calls.is_traced_by_parts(self, func, (args, kwargs)):
+            return calls.unfolded(func)(*args, **kwargs)
         if name == "requires_grad_" or (name == "detach_" and self._weight_name(args[0]) is not None):
             self._set_requires_grad(args[0], name == "requires_grad_" and bool([*args[1:], *kwargs.values(), True][0]))
             return self.traced(args[0])
-        if name in MOVES:
-            tensor = self.stood_in(args[0])
-            answer = moved(self, tensor, args[1:], kwargs)
+        if name in calls.MOVES:
+            answer = calls.moved(self, self.stood_in(args[0]), args[1:], kwargs)
             if answer is not None:
                 return answer
-        args, kwargs = call_rewrites.rewritten(self, name, args, kwargs)
+        args, kwargs = calls.rewritten(self, name, args, kwargs)
         if func in NORMALISATIONS and len(self.dtypes_of((args, kwargs)) & {torch.float16, torch.float32}) > 1:
             func = in_float(func)
         if func is torch.nn.functional.group_norm and self.precision.strided_groups:
             func = in_strided_groups(func)
         result = self.record(type_inference.fixed(name, func), *args, **kwargs)
-        if losses.is_loss(name, args, kwargs):
+        if calls.is_loss(name, args, kwargs):
             self.mark_loss(result)
         return result
 
-    def record(self, kernel: Callable[..., Any], *args: Any, result: Any = None, **kwargs: Any) -> Any:
+    def record(
+        self, kernel: Callable[..., Any], *args: Any, result: Optional[Callable[[], Any]] = None, **kwargs: Any
+    ) -> Any:
         with self.outside(), number_formats.by_default(number_formats.default_of_trace()):
-            return self._record(kernel, args, kwargs, result)
+            return self._record(kernel, args, kwargs, None if result is None else result())
 
     def _record(self, kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], result: Any) -> Any:
         args, kwargs = map_leaves((args, kwargs), self.traced)
@@ -165,7 +179,7 @@ class Capture(Trace):
         for traced in written:
             if name != "__setitem__":
                 support.check_write(self, traced, *metas)
-        written += call_rewrites.hidden_writes(name_of(kernel), args, kwargs)
+        written += calls.hidden_writes(name_of(kernel), args, kwargs)
         if not written and not holds_tensors(result):
             return result
         node = self._node(kernel, args, kwargs)
@@ -308,10 +322,67 @@ def _describe(node: fx.Node, meta: torch.Tensor) -> None:
 def _to_meta(value: Any) -> Any:
     if isinstance(value, IpuTensor):
         return value.meta
-    return _META if names_ipu(value) else value
+    return _META if calls.names_ipu(value) else value
 
 
 def _to_node(value: Any) -> Any:
     if isinstance(value, IpuTensor):
         return value.node
     return _CPU if isinstance(value, torch.device) and value.type == "ipu" else value
+
+
+@contextlib.contextmanager
+def _range_noticed() -> Iterator[None]:
+    """Let `torch.range` tell the running trace that it is called; it is the one factory that does not."""
+    original = torch.range
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        trace = active()
+        return original(*args, **kwargs) if trace is None else trace.call(original, args, kwargs)
+
+    with replaced(torch, "range", called):
+        yield
+
+
+@contextlib.contextmanager
+def _forward_only() -> Iterator[None]:
+    """Make `Function.apply` run nothing but the forward in the `with` block, and modules set no backward hooks up.
+
+    The device has a backward pass of its own, which runs no code of the user's.
+    """
+    original = torch.autograd.Function.__dict__["apply"]
+    set_up_hook: Any = BackwardHook._apply_on_tensors
+
+    def called(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if active() is None:
+            return original.__get__(None, cls)(*args, **kwargs)
+        if cls is CheckpointFunction and torch.is_grad_enabled():
+            raise checkpoint_refused()  # its forward takes no gradients: those are of its backward, which never runs
+        if cls.setup_context is torch.autograd.Function.setup_context:
+            args = (_Context(), *args)
+        return cls.forward(*args, **kwargs)
+
+    def set_up(hook: BackwardHook, function: Any, args: Any) -> Any:
+        return set_up_hook(hook, function, args) if active() is None else (args, None)
+
+    with replaced(torch.autograd.Function, "apply", classmethod(called)):
+        with replaced(BackwardHook, "_apply_on_tensors", set_up):
+            yield
+
+
+class _Context:
+    """Takes what a forward wants to keep for the backward."""
+
+    saved_tensors: Tuple[torch.Tensor, ...] = ()
+    needs_input_grad: Tuple[bool, ...] = ()
+
+    def save_for_backward(self, *tensors: torch.Tensor) -> None:
+        self.saved_tensors = tensors
+
+    def mark_dirty(self, *tensors: torch.Tensor) -> None:
+        pass
+
+    mark_non_differentiable = mark_dirty
+
+    def set_materialize_grads(self, value: bool) -> None:
+        pass

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from ignite_ipu.emulator.errors import Error, Refusal, backend_error
 from ignite_ipu.emulator.trace import call_sites
+from ignite_ipu.emulator.trace.active import IpuTensor
 from ignite_ipu.emulator.trace.operators.table import words
-from ignite_ipu.emulator.trace.traced_tensor import IpuTensor, needs_value
 
 _READS_VALUE = words(
     "item tolist __bool__ __int__ __float__ __complex__ __index__ __contains__ is_nonzero equal allclose "
@@ -114,6 +114,16 @@ def foreign(tensor: torch.Tensor) -> Error:
         "traced model take tensors that are on the IPU. Register it as a buffer of the model, or move it in with "
         ".to(x.device), which freezes its value.",
         kind=Refusal.HOST_TENSOR,
+    )
+
+
+def needs_value(what: str) -> Error:
+    """Return the error for an operation that asks a traced tensor for its value, with the line that does."""
+    place, remedy = call_sites.of_read()
+    return backend_error(
+        f"{what} is only supported in eager mode: it needs the value of a tensor that is on the IPU, and while the "
+        f"model is traced there are no values. It is called {place}. {remedy}",
+        kind=Refusal.HOST_READ,
     )
 
 

@@ -17,7 +17,7 @@ from ignite_ipu.emulator.trace import call_sites
 from ignite_ipu.emulator.trace.active import memory_of
 from ignite_ipu.emulator.trace.call_sites import name_of
 from ignite_ipu.emulator.trace.operators import support, table
-from ignite_ipu.emulator.trace.traced_tensor import needs_value
+from ignite_ipu.emulator.trace.refusals import needs_value
 from ignite_ipu.emulator.values.nested import map_leaves
 
 _Kernel = Callable[..., Any]

@@ -6,7 +6,7 @@ from ignite_ipu.emulator.device.machine import ipuHardwareVersion, poptorchAtExi
 from ignite_ipu.emulator.errors import Error, RecoverableError, UnrecoverableError
 from ignite_ipu.emulator.executor.saving import importPoptorchMetadataFromFile
 from ignite_ipu.emulator.logs import setLogLevel
-from ignite_ipu.emulator.ops.introspection import getIpuTensorId
+from ignite_ipu.emulator.trace.active import getIpuTensorId
 
 __all__ = [
     "Error",

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu.emulator.trace.operators import arguments
+from ignite_ipu.emulator.trace.operators import support
 from ignite_ipu.emulator.trace.operators import table as operator_table
 from tests.emulator.trace.operators import page as operator_page
 
@@ -29,7 +29,7 @@ def test_no_operator_is_on_both_sides():
 
 def test_every_rule_of_an_argument_is_used_and_exists():
     named = {restriction.rule for restriction in operator_table.RESTRICTIONS if restriction.rule}
-    assert named == set(arguments._RULES)
+    assert named == set(support._RULES)
 
 
 @pytest.mark.parametrize("restriction", operator_table.RESTRICTIONS, ids=lambda each: f"{each.of[0]} {each.says[:30]}")

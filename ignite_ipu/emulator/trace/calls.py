@@ -1,20 +1,30 @@
-"""Changes to a traced call before it is recorded, ways of tensors onto the IPU, and writes that are not counted."""
+"""Calls of PyTorch's API on their way into a trace: what is found, changed or refused before they are recorded.
+
+Some functions do not hand all of their arguments over, as `torch.overrides` lets them: `l1_loss` is overridden without
+its `weight`, `chain_matmul` without its `out`. They are still in the function's frame. Some that are written in Python
+are traced by what they call, and not as one operator: a function that is given a function, which may use layers of the
+model and runs in the trace alone; and attention where it mixes half and float, which its layers settle one by one.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Tuple
+import functools
+import inspect
+import sys
+import types
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
+from torch.overrides import handle_torch_function
 
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.trace import number_formats
-from ignite_ipu.emulator.trace.active import Trace
-from ignite_ipu.emulator.trace.operators import support
+from ignite_ipu.emulator.trace.active import TO, IpuTensor, Trace
+from ignite_ipu.emulator.trace.operators import support, table
 from ignite_ipu.emulator.trace.operators.table import words
 from ignite_ipu.emulator.trace.refusals import illegal_move
-from ignite_ipu.emulator.trace.traced_tensor import TO, IpuTensor
-from ignite_ipu.emulator.values.nested import holds_tensors, map_leaves
+from ignite_ipu.emulator.values.nested import holds_tensors, leaves, map_leaves
 
 Args = Tuple[Any, ...]
 Kwargs = Dict[str, Any]
@@ -28,6 +38,8 @@ _FACTORIES = words(
 MOVES = ("to", "type_as")  # the host's tensor and one on the IPU may meet in these
 _FROM_DATA = ("tensor", "as_tensor", "from_numpy")
 _CPU = torch.device("cpu")
+# The functional name of each recognised loss; the loss modules of torch.nn all arrive here too.
+_LOSSES = frozenset(table.GROUPS["losses"]) - {"multilabel_soft_margin_loss", "triplet_margin_with_distance_loss"}
 # Layers whose weight and bias follow the type of the activation.
 _LAYERS = words("linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
 # The argument of a normalisation that says whether its running statistics are updated, by operator.
@@ -36,6 +48,82 @@ _STATISTICS = ("running_mean", "running_var")
 _NAMES = ("input", *_STATISTICS, "weight", "bias")
 # `torch.batch_norm` and `torch.instance_norm` take them in another order, and always all nine arguments.
 _NAMES_OF_NINE = ("input", "weight", "bias", *_STATISTICS)
+
+_HANDS_OVER = getattr(handle_torch_function, "__code__", None)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+_FUNCTIONAL = (torch.functional.__name__, torch.nn.functional.__name__)
+# Of the layers in them, each follows the type of its own activation.
+_WITH_LAYERS = (torch.nn.functional.multi_head_attention_forward,)
+_MIXED = {torch.float16, torch.float32}
+_CALLABLE_VALUES = (type, torch.device)  # a device is callable because it can decorate a function
+
+
+def found_again(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Kwargs:
+    """Return `kwargs` with the arguments that `func` was called with and that are missing.
+
+    To be called by an override itself: the caller's caller is `func`, or PyTorch's code between the two.
+    """
+    code = getattr(func, "__code__", None)
+    frame = None if code is None else sys._getframe(1).f_back
+    if frame is not None and frame.f_code is _HANDS_OVER:
+        frame = frame.f_back
+    if frame is None or frame.f_code is not code:
+        return kwargs
+    signature, called_with = _signature(func), frame.f_locals
+    given = signature.bind_partial(*args, **kwargs).arguments
+    missing = {
+        name: called_with[name]
+        for name, parameter in signature.parameters.items()
+        if name not in given and parameter.kind not in _VARIADIC
+        if called_with.get(name, parameter.default) is not parameter.default
+    }
+    return {**kwargs, **missing}
+
+
+@functools.lru_cache(maxsize=None)
+def _signature(func: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(func, follow_wrapped=False)  # the frame is that of the wrapper
+
+
+def original_of(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return PyTorch's own method of tensors where somebody has replaced it, and has called it in the replacement.
+
+    PyTorch names the method, which its C++ code finds again on the class, replaced.
+    """
+    replaced = isinstance(func, types.FunctionType) and not (func.__module__ or "").startswith("torch.")
+    if replaced and vars(torch.Tensor).get(func.__name__) is func:
+        func = getattr(torch.Tensor.__base__, func.__name__, func)
+    return func
+
+
+def is_traced_by_parts(trace: Trace, func: Callable[..., Any], arguments: Any) -> bool:
+    """Tell whether what `func` calls is to be traced, and not `func` itself."""
+    if not isinstance(func, types.FunctionType) or func.__module__ not in _FUNCTIONAL:
+        return False  # a tensor's methods take hooks, which are no part of what they compute
+    if func in _WITH_LAYERS and len(trace.dtypes_of(arguments) & _MIXED) > 1:
+        return True
+    return any(callable(leaf) and not isinstance(leaf, _CALLABLE_VALUES) for leaf in leaves(arguments))
+
+
+def unfolded(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of PyTorch's without the handing over to a trace that it begins with.
+
+    What it calls is handed over as ever.
+    """
+    assert isinstance(func, types.FunctionType)
+    names = {**func.__globals__, **{name: lambda *tensors: False for name in _ASKS if name in func.__globals__}}
+    body = types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    body.__kwdefaults__ = func.__kwdefaults__
+    return functools.wraps(func)(body)
+
+
+def is_loss(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether a call is a loss: cross entropy with class probabilities is none, PyTorch composes it."""
+    if name not in _LOSSES:
+        return False
+    target = args[1] if len(args) > 1 else kwargs.get("target")
+    return name != "cross_entropy" or not (isinstance(target, torch.Tensor) and target.is_floating_point())
 
 
 def rewritten(trace: Trace, name: str, args: Args, kwargs: Kwargs) -> Tuple[Args, Kwargs]:
