@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.deferred.graph.step_graph import CALLS
+from ignite_ipu.deferred.graph.step_graph import CALL
 from ignite_ipu.deferred.model.capturing import capture_model, capture_optimizer
 from ignite_ipu.deferred.model.joined import captured_by
 from ignite_ipu.deferred.model.model import CapturedModel
@@ -95,11 +95,11 @@ def with_known_values(step: Step, *args: Any, **kwargs: Any) -> Any:
     The others come with an update that has yet to run. They stay deferred, so that nothing is run for what no handler
     reads.
     """
-    before, CALLS.current = CALLS.current, object()
+    call = CALL.set(object())
     try:
         output = step(*args, **kwargs)
     finally:
-        CALLS.current = before
+        CALL.reset(call)
     return known_in(output) if isinstance(output, _NESTED) else output
 
 

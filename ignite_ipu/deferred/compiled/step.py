@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, FrozenSet, List, Mapping, Sequence, Tuple
+from typing import Any, FrozenSet, List, Mapping, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -10,7 +10,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.deferred.compiled.guards import ForwardGuard, HeldBuffers
 from ignite_ipu.deferred.graph.operations import name_of
-from ignite_ipu.deferred.graph.step_graph import StepGraph
+from ignite_ipu.deferred.graph.step_graph import StepGraph, result_of
 from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, unflatten
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import EAGER
@@ -75,8 +75,9 @@ class CapturedStep(_ReadyStep):
         """Return `(loss, *outputs)` for the inputs of a micro-batch; where there are no outputs, the loss itself."""
         shapes = [*self.graph.inputs, *[((), torch.float32)] * len(self.inputs_for_numbers)]
         inputs = [leaf if shape else leaf.reshape(()) for leaf, (shape, _) in zip(leaves, shapes)]
-        numbers: Dict[int, Any] = dict(enumerate(self.numbers))
-        numbers.update(zip(sorted(self.inputs_for_numbers), inputs[len(self.graph.inputs) :]))
+        numbers: List[Any] = list(self.numbers)
+        for position, number in zip(sorted(self.inputs_for_numbers), inputs[len(self.graph.inputs) :]):
+            numbers[position] = number
         with EAGER, self.guarded(training=True), self.in_half():
             results = self._compute(inputs, numbers)
             total: Any = None
@@ -89,20 +90,22 @@ class CapturedStep(_ReadyStep):
             return loss
         return (loss, *[results[operation][result] for operation, result in self.outputs])
 
-    def _compute(self, inputs: Sequence[Any], numbers: Dict[int, Any]) -> List[List[Any]]:
+    def _compute(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> List[List[Any]]:
         parameters = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        remaining = iter(numbers)
         results: List[List[Any]] = []
         for step in self.graph.steps:
-            found = []
-            for kind, *place in step.leaves:
-                if kind == "value":
-                    found.append(results[place[0]][place[1]])
-                elif kind == "input":
-                    found.append(inputs[place[0]])
-                elif kind == "number":
-                    found.append(numbers[place[0]])
+            found: List[Any] = []
+            for source in step.leaves:
+                if source is None:
+                    found.append(next(remaining))
+                elif isinstance(source, str):
+                    found.append(parameters[source])
+                elif source < 0:
+                    found.append(inputs[~source])
                 else:
-                    found.append(parameters[place[0]])
+                    operation, result = result_of(source)
+                    found.append(results[operation][result])
             args, kwargs = unflatten(step.structure, found)
             if step.function is None:
                 output = self.model.get_submodule(step.part)(*args, **kwargs)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import functools
-import threading
-from typing import Any, Dict, Hashable, List, Optional, Sequence, Tuple
+import itertools
+from typing import Any, Dict, Hashable, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -14,24 +15,18 @@ from ignite_ipu.deferred.graph.operations import Operation, Value, by_number
 from ignite_ipu.deferred.graph.structure import Bounded, Structure
 from ignite_ipu.program.user_code import Line
 
-__all__ = ["CALLS", "GraphNode", "Loss", "MicroBatch", "StepGraph", "StepGraphs", "ancestors", "describe_change"]
+__all__ = ["CALL", "Loss", "MicroBatch", "StepGraph", "StepGraphs", "ancestors", "describe_change", "result_of"]
 
 _BITS = 20
+# Where an argument comes from, as small as possible, since it is made for each in every step: results of operations are
+# numbers from 0, which `result_of` takes apart, inputs are numbers below 0 (`~position`), parameters their names, and
+# floats None, which are told by their order.
+Source = Union[int, str, None]
+CALL: contextvars.ContextVar[Optional[object]] = contextvars.ContextVar("call", default=None)
+"""Stands for the innermost call of an engine's step function that has not returned; None outside of all.
 
-
-class _Calls(threading.local):
-    """The calls of engines' step functions in this thread.
-
-    A step function that accumulates returns before the update of its loss has run, and its handlers run in between.
-
-    Attributes:
-        current: Stands for the innermost one that has not returned, None outside of all.
-    """
-
-    current: Optional[object] = None
-
-
-CALLS = _Calls()
+A step function that accumulates returns before the update of its loss has run, and its handlers run in between.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,16 +36,13 @@ class GraphNode:
     Attributes:
         function: What to call; None for the model.
         structure: Its arguments without the leaves.
-        leaves: For each leaf `("value", operation, result)`, `("input", position)`, `("number", position)` or
-            `("parameter", name)`.
-        grad: Whether gradients flow through it.
         line: Where the user's code has it, for messages.
         part: Which submodule is the model, of those that are trained together.
     """
 
     function: Any
     structure: Structure
-    leaves: Tuple[Tuple[Any, ...], ...]
+    leaves: Tuple[Source, ...]
     grad: bool
     line: Line
     part: str = ""
@@ -66,17 +58,14 @@ class StepGraph:
     """Graph of one micro-batch's computation.
 
     Attributes:
-        steps: The operations in order.
         losses: `(operation, result)` of each loss; their sum is differentiated.
         inputs: Shape and type of each input.
-        numbers: How many floats the arithmetic has.
         loss: The loss if it is what the device's loss is: alone, and without dimensions.
     """
 
     steps: Tuple[GraphNode, ...]
     losses: Tuple[Tuple[int, int], ...]
     inputs: Tuple[Tuple[Tuple[int, ...], torch.dtype], ...]
-    numbers: int
     loss: Optional[Tuple[int, int]]
 
     @functools.cached_property
@@ -100,7 +89,6 @@ class Loss:
     """A value that went backward.
 
     Attributes:
-        value: The loss.
         operations: What it is computed from, in order.
         line: Where backward was called.
         retained: Whether gradients may flow through the operations once more.
@@ -111,7 +99,7 @@ class Loss:
     operations: Sequence[Operation]
     line: Line
     retained: bool = False
-    call: Optional[object] = dataclasses.field(default_factory=lambda: CALLS.current)
+    call: Optional[object] = dataclasses.field(default_factory=CALL.get)
 
 
 @dataclasses.dataclass(eq=False)
@@ -119,10 +107,8 @@ class MicroBatch:
     """Operations that belong together, and what they read from the host.
 
     Attributes:
-        operations: In order.
         graph: Their comparable form: one object for all micro-batches that compute the same.
-        inputs: The tensors, in the order of the graph's inputs.
-        numbers: The floats, in the order of the graph's numbers.
+        numbers: The floats of its arithmetic, in order.
         parts: How many of the loop's micro-batches it is, of unlike graphs.
     """
 
@@ -161,8 +147,6 @@ class StepGraphs:
         places: Dict[int, int] = {}
         numbers: List[float] = []
         trail: List[Any] = []
-        # Where arguments come from is as small as possible, since it is made for each of them in every step: results
-        # of operations are numbers from 0, inputs numbers below 0, parameters their names, and floats None.
         for position, operation in enumerate(operations):
             positions[operation] = position
             trail.append(operation.signature)
@@ -254,36 +238,22 @@ def describe_change(old: StepGraph, new: StepGraph) -> str:
 def _step_graph(
     operations: Sequence[Operation], trail: Sequence[Any], inputs: Sequence[Input], losses: Sequence[Loss]
 ) -> StepGraph:
-    sources = iter(trail)
+    rest = iter(trail)
     steps = []
-    numbers = 0
     for operation in operations:
-        signature = next(sources)
-        leaves: List[Tuple[Any, ...]] = []
-        for _ in operation.leaves:
-            source = next(sources)
-            if source is None:
-                leaves.append(("number", numbers))
-                numbers += 1
-            elif isinstance(source, str):
-                leaves.append(("parameter", source))
-            else:
-                leaves.append(("value", *_place(source)) if source >= 0 else ("input", ~source))
+        signature = next(rest)
+        leaves = tuple(itertools.islice(rest, len(operation.leaves)))
         part = "" if operation.model is None else operation.model.path
-        steps.append(
-            GraphNode(signature.function, signature.structure, tuple(leaves), signature.grad, operation.line, part)
-        )
-    places = tuple([_place(next(sources)) for _ in losses])
+        steps.append(GraphNode(signature.function, signature.structure, leaves, signature.grad, operation.line, part))
+    places = tuple(map(result_of, rest))
+    shapes = tuple([(item.shape.size, item.shape.dtype) for item in inputs])
     return StepGraph(
-        tuple(steps),
-        places,
-        tuple([(item.shape.size, item.shape.dtype) for item in inputs]),
-        numbers,
-        places[0] if len(places) == 1 and not losses[0].value.shape.size else None,
+        tuple(steps), places, shapes, places[0] if len(places) == 1 and not losses[0].value.shape.size else None
     )
 
 
-def _place(source: int) -> Tuple[int, int]:
+def result_of(source: int) -> Tuple[int, int]:
+    """Return which result of which operation a source is."""
     return source >> _BITS, source & ((1 << _BITS) - 1)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from ignite_ipu.deferred.graph.operations import NORM, Operation, Value, reached
 from ignite_ipu.deferred.graph.owners import Captured
-from ignite_ipu.deferred.graph.step_graph import CALLS, Loss, ancestors
+from ignite_ipu.deferred.graph.step_graph import CALL, Loss, ancestors
 from ignite_ipu.deferred.graph.structure import words
 from ignite_ipu.deferred.model.device_gradients import refuse_uncleared
 from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
@@ -160,7 +160,7 @@ def incomplete(losses: Sequence[Loss], postponed: Callable[[], Optional[str]]) -
         postponed: Returns why the loop makes no update yet, None if it does.
     """
     reason = postponed()
-    if reason is not None or not losses or losses[-1].call in (None, CALLS.current):
+    if reason is not None or not losses or losses[-1].call in (None, CALL.get()):
         return reason
     return (
         f"the step function that called backward() at {losses[-1].line} has returned without optimizer.step(), so that "
