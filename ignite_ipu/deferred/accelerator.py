@@ -42,7 +42,7 @@ from ignite_ipu.deferred.model.held import release_optimizer
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
 from ignite_ipu.deferred.model.updates import Updates
 from ignite_ipu.deferred.settings import IGNORING, captured_options
-from ignite_ipu.deferred.tensor.gradient_refusals import refuse_weights_of_the_host
+from ignite_ipu.deferred.tensor.device_gradient import refuse_weights_of_the_host
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
 from ignite_ipu.errors import CaptureError, OptionsError, UnsupportedArgumentError
 from ignite_ipu.program.config import Configuration, IPUConfig

@@ -14,7 +14,7 @@ from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.step import CalledStep
 from ignite_ipu.deferred.graph.operations import ModesThen
 from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, mapped, refuse_sparse, unflatten
-from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST
+from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.tensor import resolved
 from ignite_ipu.errors import CaptureError, RowsError
 from ignite_ipu.program.config import IPUConfig

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.graph.structure import refuse_sparse
-from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST
+from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.function_mode import FunctionGuard
 from ignite_ipu.program.user_code import current_line

@@ -6,6 +6,7 @@ first time; afterwards its arguments lead to the signature, and recording costs 
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Callable, Container, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence
 
 import numpy as np
@@ -20,11 +21,7 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.trees import PLAIN
 from ignite_ipu.program.user_code import Line
 
-__all__ = [
-    "Signatures",
-    "changing_numbers",
-    "inferred_signature",
-]
+__all__ = ["Signatures", "arguments_of", "changing_numbers", "inferred_signature"]
 
 _META = torch.device("meta")
 # What follows in errors of PyTorch 2.0 is a list of its backends.
@@ -42,13 +39,10 @@ _INFERRED = Bounded()
 
 
 class Signatures:
-    """Signatures by the arguments of calls.
+    """Signatures by the arguments of calls, and as `templates` by their structure and shapes.
 
     Args:
         deferred: The class of tensors that have no value yet.
-
-    Attributes:
-        templates: Signatures by the structure and the shapes of arguments.
     """
 
     def __init__(self, deferred: type) -> None:
@@ -64,7 +58,6 @@ class Signatures:
         Args:
             key: What distinguishes the call besides its arguments; grows by what these contribute, and is empty
                 afterwards when a look at them does not do.
-            values: The arguments.
             leaves: Grows by the leaves of the arguments.
             numbers: Types of numbers that are leaves.
         """
@@ -171,33 +164,23 @@ def _inferred(
     return CallSignature(function, structure, grad, result_structure, shapes)
 
 
-def _ctc_loss(
-    log_probs: torch.Tensor,
-    targets: torch.Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
-    blank: int = 0,
-    reduction: str = "mean",
-    zero_infinity: bool = False,
-) -> torch.Tensor:
+def arguments_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the arguments of a function that Python defines by their names."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _ctc_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
     """Return what has the shape of a CTC loss, of which PyTorch has no meta kernel for lengths in tensors."""
-    if reduction == "none" and log_probs.dim() == 3:
-        return log_probs.sum((0, 2))
-    return log_probs.sum()
+    given = arguments_of(F.ctc_loss, args, kwargs)
+    log_probs: torch.Tensor = given["log_probs"]
+    return log_probs.sum((0, 2)) if given["reduction"] == "none" and log_probs.dim() == 3 else log_probs.sum()
 
 
-def _cross_entropy(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: Optional[torch.Tensor] = None,
-    size_average: Optional[bool] = None,
-    ignore_index: int = -100,
-    reduce: Optional[bool] = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> torch.Tensor:
+def _cross_entropy(*args: Any, **kwargs: Any) -> torch.Tensor:
     """Return what has the shape of a cross entropy, of which PyTorch 2.0 has no meta kernel for smoothed labels."""
-    return F.cross_entropy(input, target, weight, size_average, ignore_index, reduce, reduction)
+    return F.cross_entropy(**{**arguments_of(F.cross_entropy, args, kwargs), "label_smoothing": 0.0})
 
 
 def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.model.held import held_parameters
-from ignite_ipu.deferred.tensor.device_gradient import DeviceGradient, GradientSource
+from ignite_ipu.deferred.tensor.device_gradient import DeviceGradient
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.tensors.raw import gradient_of, requires_grad, set_gradient
 from ignite_ipu.program.user_code import Line, current_line
@@ -30,7 +30,7 @@ class DeviceGradients:
     Args:
         model: The user's model.
         remedy: What its loop does to clip gradients; None puts nothing on parameters.
-        source: Weakly, what has the values of gradients.
+        source: The method, held weakly, that returns the value of a parameter's gradient.
         own: Ids of the parameters to look after; None for all.
 
     Attributes:
@@ -42,10 +42,10 @@ class DeviceGradients:
         self,
         model: nn.Module,
         remedy: Optional[str],
-        source: Callable[[], Optional[GradientSource]],
+        source: Callable[[torch.Tensor], Optional[torch.Tensor]],
         own: Optional[Collection[int]] = None,
     ) -> None:
-        self._source = source
+        self._source = weakref.WeakMethod(source)
         self._named = [(name, each) for name, each in model.named_parameters() if own is None or id(each) in own]
         self._remedy = remedy
         self._made: List[weakref.ref[DeviceGradient]] = []

@@ -10,12 +10,13 @@ from typing import Any, Callable, List, Optional, Sequence
 
 import torch
 
-from ignite_ipu.deferred.graph.operations import NORM, Operation, Value, reached
+from ignite_ipu.deferred.graph.operations import Operation, Value, reached
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import CALL, Loss, ancestors
 from ignite_ipu.deferred.graph.structure import words
 from ignite_ipu.deferred.model.device_gradients import refuse_uncleared
 from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
+from ignite_ipu.deferred.tensor.routing import has_gone_backward
 from ignite_ipu.errors import CaptureError, EarlyReadError, listed
 from ignite_ipu.program.user_code import Line, current_line
 
@@ -98,7 +99,7 @@ def may_run_early(model: Captured, postponed: Callable[[], Optional[str]], opera
         postponed: Returns why it cannot run yet, None if it can.
         operations: What the value is computed from.
     """
-    return _has_gone_backward(model, operations) and incomplete(model.pending, postponed) is None
+    return has_gone_backward(operations, model) and incomplete(model.pending, postponed) is None
 
 
 def early_read_error(
@@ -107,7 +108,7 @@ def early_read_error(
     """Return the error for a value of an update that is not complete; `what` says in words how it is read."""
     line = current_line()
     operations = ancestors(value)
-    if _has_gone_backward(model, operations):
+    if has_gone_backward(operations, model):
         reason = incomplete(model.pending, postponed)
         return EarlyReadError(
             f"{what} at {line} asks for a value that comes with the weight update, and {reason}. Keep "
@@ -132,12 +133,6 @@ def early_read_error(
         f"{what} at {line} asks for a value of the training step before the step has run: its loss has "
         f"not gone backward. {remedy}"
     )
-
-
-def _has_gone_backward(model: Captured, operations: Sequence[Operation]) -> bool:
-    calls = [each for each in operations if each.signature is not NORM and not each.done]
-    own = {operation for operation in calls if operation.model is not None and operation.model.whole is model}
-    return own <= {operation for loss in model.pending for operation in loss.operations}
 
 
 def not_frozen(model: Any) -> EarlyReadError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import weakref
 from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Protocol, Sequence
 
 import torch
@@ -79,7 +78,7 @@ class Updates:
     def __init__(self, model: _Whole) -> None:
         self._model = model
         self.training = CapturedTraining(model.session, model.config, model.modes)
-        self.gradients = DeviceGradients(model.model, model.clip_remedy, weakref.ref(self))
+        self.gradients = DeviceGradients(model.model, model.clip_remedy, self.gradient_of)
         self.pending: List[Loss] = []
         self.early: Optional[EarlyUpdate] = None
         self.uncleared: Optional[Line] = None
@@ -103,7 +102,7 @@ class Updates:
         self.training.forget_program()
         self.training.own, self.reach = own, Reach(own)
         self.gradients.remove()
-        self.gradients = DeviceGradients(self._model.model, self._model.clip_remedy, weakref.ref(self), own)
+        self.gradients = DeviceGradients(self._model.model, self._model.clip_remedy, self.gradient_of, own)
 
     @property
     def _others(self) -> List[Updates]:

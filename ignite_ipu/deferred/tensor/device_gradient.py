@@ -1,48 +1,53 @@
-"""Stand-in for one gradient, whose values come from the device when somebody looks at them."""
+"""Gradients that are on the device alone: their stand-ins, and refusals of those that a device does not compute."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+import weakref
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
+from ignite_ipu.deferred.graph.operations import reached
+from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.structure import mapped, words
 from ignite_ipu.deferred.tensor.frames import frame_of
-from ignite_ipu.deferred.tensor.in_place import OPERATORS
-from ignite_ipu.errors import CaptureError
-from ignite_ipu.program.tensors.raw import gradient_of
+from ignite_ipu.deferred.tensor.functions import METADATA, attribute_of, written
+from ignite_ipu.errors import CaptureError, listed
+from ignite_ipu.program.tensors.raw import gradient_of, set_gradient
 from ignite_ipu.program.tensors.trees import leaves_of
-from ignite_ipu.program.user_code import current_line
+from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["DeviceGradient", "GradientSource"]
+__all__ = ["ON_THE_HOST", "DeviceGradient", "refuse_weights_of_the_host", "withhold_gradient"]
 
+ON_THE_HOST = (
+    "Gradients of inputs do not exist on the device: take them on the host, from a copy of the model, "
+    "copy.deepcopy(model), which is an ordinary one with the newest weights, in a loop with ipu_prepare or an "
+    "IPUAccelerator (under ignite-ipu run no copy goes backward). A loss that is computed from them is trained on the "
+    "host."
+)
+# Weakly, what returns the value of a parameter's gradient, for which the update runs if it has not; None where PyTorch
+# has none.
+GradientSource = Callable[[], Optional[Callable[[torch.Tensor], Optional[torch.Tensor]]]]
 # What converts or moves the parameters of a module, each with its gradient.
 _CONVERSION = nn.Module._apply.__code__
 _CLIPPING = [inspect.unwrap(clip).__code__ for clip in (nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_)]
-_METADATA = words("size dim ndimension numel is_floating_point is_complex _has_compatible_shallow_copy_type __hash__")
-_METADATA_PROPERTIES = words("shape dtype device layout ndim is_sparse requires_grad is_leaf grad grad_fn is_cuda")
-
-
-class GradientSource(Protocol):
-    """Captured model, as its gradients know it."""
-
-    def gradient_of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
-        """Return the value of a gradient, for which the update runs if it has not; None where PyTorch has none."""
+# Without what PyTorch's dispatcher asks of a tensor, which has no memory here.
+_METADATA = METADATA - words("dense_dim sparse_dim is_pinned is_same_size result_type")
+_ATTRIBUTES = _METADATA | {"requires_grad", "grad", "grad_fn"}
 
 
 class DeviceGradient(torch.Tensor):
     """The `.grad` of a captured parameter: its values are fetched when somebody looks at them, and nobody may write.
 
     Attributes:
-        source: Weakly, what has the values.
         parameter: Weakly, the parameter.
         remedy: What to do to clip gradients.
         held: The values, once the gradient is one of the past; those of another tensor's memory for a part of it.
     """
 
-    source: Callable[[], Optional[GradientSource]]
+    source: GradientSource
     parameter: Callable[[], Optional[torch.Tensor]]
     remedy: str
     held: Optional[torch.Tensor]
@@ -57,7 +62,7 @@ class DeviceGradient(torch.Tensor):
     def __init__(
         self,
         like: torch.Tensor,
-        source: Callable[[], Optional[GradientSource]],
+        source: GradientSource,
         parameter: Callable[[], Optional[torch.Tensor]],
         remedy: str,
         held: Optional[torch.Tensor] = None,
@@ -70,7 +75,7 @@ class DeviceGradient(torch.Tensor):
         if self.held is not None:
             return self.held
         source, parameter = self.source(), self.parameter()
-        values = None if source is None or parameter is None else source.gradient_of(parameter)
+        values = None if source is None or parameter is None else source(parameter)
         if values is None:
             raise CaptureError(
                 f"A gradient is read at {current_line()} of a parameter of shape {tuple(self.shape)} that has none: "
@@ -85,7 +90,8 @@ class DeviceGradient(torch.Tensor):
         cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if _is_metadata(func):
+        name = func.__name__
+        if attribute_of(func) in _ATTRIBUTES if name == "__get__" else name in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         first = args[0] if args else None
@@ -142,26 +148,14 @@ class DeviceGradient(torch.Tensor):
             return None if gradient_of(parameter) is self else self.read().clone()
 
 
-def _is_metadata(func: Any) -> bool:
-    name = func.__name__
-    if name == "__get__":
-        return getattr(func.__self__, "__name__", "") in _METADATA_PROPERTIES
-    return name in _METADATA
-
-
 def _refuse_writing(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
     """Refuse to write into a gradient."""
-    name = func.__name__
-    in_place = name in OPERATORS or name in ("__setitem__", "__set__", "__delete__")
-    if in_place or kwargs.get("inplace") or (name.endswith("_") and not name.endswith("__")):
-        written = list(leaves_of(args[:1]))
-    else:
-        written = list(leaves_of(kwargs.get("out")))
-    if not any(isinstance(leaf, DeviceGradient) for leaf in written):
+    found = list(leaves_of(written(func.__name__, args, kwargs)))
+    if not any(isinstance(leaf, DeviceGradient) for leaf in found):
         # It will, once it has read them all.
-        written = list(leaves_of((args, kwargs))) if any(frame_of(code) is not None for code in _CLIPPING) else []
-    if written:
-        raise _error(written)
+        found = list(leaves_of((args, kwargs))) if any(frame_of(code) is not None for code in _CLIPPING) else []
+    if found:
+        raise _error(found)
 
 
 def _error(arguments: List[Any]) -> CaptureError:
@@ -170,3 +164,42 @@ def _error(arguments: List[Any]) -> CaptureError:
         f"A gradient is written into at {current_line()}, but the device updates weights by its own gradients, which "
         f"the host can only look at. To clip them, {gradient.remedy}. They are cleared by optimizer.zero_grad()."
     )
+
+
+def _no_gradient(tensor: torch.Tensor) -> NoReturn:
+    """Refuse to return the gradient of what is no weight."""
+    raise CaptureError(
+        f"The gradient is read at {current_line()} of a tensor of shape {tuple(tensor.shape)} that is no weight of "
+        "a captured model. If it is a parameter, make it one of the model that is prepared, or give it to its "
+        f"optimizer as an nn.Parameter. {ON_THE_HOST}"
+    )
+
+
+def withhold_gradient(tensor: torch.Tensor) -> None:
+    """Let a tensor's gradient, which a device does not compute, be refused to whoever uses it."""
+    if not isinstance(tensor.grad, DeviceGradient):
+        with torch._C.DisableTorchFunctionSubclass():
+            gradient = DeviceGradient(tensor.detach(), lambda: _no_gradient, weakref.ref(tensor), ON_THE_HOST)
+            set_gradient(tensor, gradient)
+
+
+def refuse_weights_of_the_host(tensor: torch.Tensor, line: Line) -> None:
+    """Refuse a tensor that PyTorch has computed on the host from captured weights, as a penalty on them is."""
+    names = _weights_behind(tensor)
+    if not names:
+        return
+    raise CaptureError(
+        f"A tensor of shape {tuple(tensor.shape)} at {line} was computed from weights of the captured model "
+        f"({listed(names)}) by the host, since its shape depends on values, or before they were captured, so its "
+        "gradient would not reach the device. Prepare models and optimizers first, keep shapes fixed (a mask that "
+        "multiplies); to look at the value alone, compute it under torch.no_grad()."
+    )
+
+
+def _weights_behind(tensor: torch.Tensor) -> List[str]:
+    """Return the names of the captured parameters that a tensor of the host would be differentiated to."""
+    start: List[Any] = [tensor.grad_fn]
+    nodes = reached(start, lambda node: [before for before, _ in getattr(node, "next_functions", ())])
+    # Nodes that add up the gradient of a leaf have the leaf.
+    leaves = [node.variable for node in nodes if hasattr(node, "variable")]
+    return sorted(owner[1] for owner in map(parameter_of, leaves) if owner is not None)

@@ -7,12 +7,13 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
-from ignite_ipu.deferred.graph.structure import words
+from ignite_ipu.deferred.graph.operations import Value
+from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
+from ignite_ipu.deferred.tensor.functions import OPERATORS
+from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.user_code import current_line
 
-__all__ = ["OPERATORS", "diagonal_masked", "out_of_place"]
-
-# What `x += y` and its kin call, beside methods of these names.
-OPERATORS = words("__iadd__ __isub__ __imul__ __idiv__ __itruediv__ add_ sub_ mul_ div_")
+__all__ = ["diagonal_masked", "out_of_place", "recorded_as"]
 
 
 def setitem(tensor: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
@@ -74,6 +75,41 @@ def out_of_place(name: str) -> Optional[Callable[..., Any]]:
         return None
     found = [getattr(owner, plain, None) for owner in (torch.Tensor, torch, torch._C._nn)]
     return next((each for each in found if isinstance(each, _BUILT_IN)), None)
+
+
+def recorded_as(name: str, target: torch.Tensor, value: Optional[Value]) -> Callable[..., Any]:
+    """Return the function that is recorded for one that writes into a tensor, refuse those for which there is none.
+
+    Args:
+        value: What the tensor stands for; None for one of the host.
+    """
+    plain, line = out_of_place(name), current_line()
+    if name == "requires_grad_":
+        raise CaptureError(
+            f"requires_grad_ at {line} asks for gradients with respect to a tensor of shape {tuple(target.shape)} that "
+            "the step computes and that no weight is behind, as a gradient penalty takes them by torch.autograd.grad. "
+            f"{ON_THE_HOST}"
+        )
+    if plain is None and value is not None:
+        raise CaptureError(
+            f"{name} at {line} writes into a tensor that the step computes, in a way that recording does not follow. "
+            "Compute a new tensor (x = x ** y for x **= y, torch.logical_and(x, y) for x.logical_and_(y), "
+            "torch.randn_like(x) for x.normal_()), or write into it after optimizer.step()."
+        )
+    if plain is None or (value is None and name not in OPERATORS):
+        raise CaptureError(
+            f"{'x[...] = y' if name == '__setitem__' else name} at {line} writes values that do not exist yet into a "
+            "tensor. Compute a new tensor (total = total + loss.detach(), torch.where, torch.cat, x.scatter() without "
+            "the underscore), or do it after optimizer.step()."
+        )
+    if value is not None and value.shape.requires_grad and not torch.is_grad_enabled():
+        raise CaptureError(
+            f"{name} at {line} changes a tensor of shape {tuple(target.shape)} in place without gradients, and the "
+            "loss may be computed from it: PyTorch changes the value alone, and gradients flow as if nothing had "
+            "been done. Write what you mean: x = x + (x.clamp(...) - x).detach() for that; x = x.clamp(...) outside of "
+            "torch.no_grad() for a gradient through it; or x = x.detach().clone() first for none."
+        )
+    return plain
 
 
 _BUILT_IN = (type(torch.Tensor.add), type(torch.relu))  # what Python defines, as Tensor.resize, is another function

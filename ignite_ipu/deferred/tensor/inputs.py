@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Callable, Mapping, Sequence
 
 import torch
@@ -10,8 +9,9 @@ import torch.nn.functional as F
 
 from ignite_ipu.deferred.graph.leaves import Input, Shape
 from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.graph.signatures import arguments_of
 from ignite_ipu.deferred.graph.structure import refuse_sparse, words
-from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST, refuse_weights_of_the_host, withhold_gradient
+from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST, refuse_weights_of_the_host, withhold_gradient
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line
@@ -65,18 +65,11 @@ def input_of(tensor: torch.Tensor, line: Line) -> Input:
 def refuse_statistics(
     function: Callable[..., Any], name: str, args: Sequence[Any], kwargs: Mapping[str, Any], line: Line
 ) -> None:
-    """Refuse one of `NORMALISATIONS` that writes its running statistics into tensors of the host.
-
-    Args:
-        function, name: What is called, and what it is called.
-        args, kwargs: Its arguments.
-        line: Where.
-    """
+    """Refuse one of `NORMALISATIONS` that writes its running statistics into tensors of the host."""
     if function in (F.batch_norm, F.instance_norm):
-        given = inspect.signature(function).bind(*args, **kwargs)
-        given.apply_defaults()
-        mean, variance = given.arguments["running_mean"], given.arguments["running_var"]
-        writes = given.arguments["training" if function is F.batch_norm else "use_input_stats"]
+        given = arguments_of(function, args, kwargs)
+        mean, variance = given["running_mean"], given["running_var"]
+        writes = given["training" if function is F.batch_norm else "use_input_stats"]
     else:
         mean, variance, writes = args[_STATISTICS]
     written = [each for each in (mean, variance) if isinstance(each, torch.Tensor) and parameter_of(each) is None]

@@ -14,15 +14,11 @@ from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
 from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["awaits_backward", "mark_loss", "run_for_read"]
+__all__ = ["awaits_backward", "has_gone_backward", "mark_loss", "run_for_read"]
 
 
 def mark_loss(value: Value, retained: bool = False) -> None:
-    """Let a value go backward.
-
-    Args:
-        retained: Whether gradients may flow through what it is computed from once more.
-    """
+    """Let a value go backward; `retained` says that gradients may flow through what it is computed from once more."""
     line = current_line(above=2)
     if value.went_backward is not None:
         value.went_backward()
@@ -67,12 +63,17 @@ def mark_loss(value: Value, retained: bool = False) -> None:
 def awaits_backward(value: Value) -> bool:
     """Tell whether a value comes with a step whose loss has not gone backward."""
     operations = [operation for operation in ancestors(value) if not operation.done]
-    called = [operation for operation in operations if operation.signature is not NORM]
-    calls = {operation: operation.model.whole for operation in called if operation.model is not None}
     if any(operation.problem is not None for operation in operations):
         return False
-    gone = {operation for model in set(calls.values()) for loss in model.pending for operation in loss.operations}
-    return not calls.keys() <= gone
+    models = {operation.model.whole for operation in operations if operation.model is not None}
+    return not all(has_gone_backward(operations, model) for model in models)
+
+
+def has_gone_backward(operations: Sequence[Operation], model: Captured) -> bool:
+    """Tell whether the calls of a model among operations are of losses that went backward."""
+    calls = [each for each in operations if each.model is not None and each.signature is not NORM and not each.done]
+    own = {call for call in calls if call.model is not None and call.model.whole is model}
+    return own <= {operation for loss in model.pending for operation in loss.operations}
 
 
 def run_for_read(value: Value, what: str) -> Optional[torch.Tensor]:

@@ -14,9 +14,17 @@ from ignite_ipu.deferred.graph.operations import USES, Operation, Value, keep_we
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
 from ignite_ipu.deferred.graph.structure import flatten, leaves_in, mapped, unflatten, words
+from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.frames import is_argument_check, refuse_function, refuse_script
-from ignite_ipu.deferred.tensor.gradient_refusals import ON_THE_HOST
-from ignite_ipu.deferred.tensor.in_place import OPERATORS, diagonal_masked, out_of_place
+from ignite_ipu.deferred.tensor.functions import (
+    METADATA,
+    READS,
+    REFUSED,
+    TENSOR_PROPERTIES,
+    attribute_of,
+    written,
+)
+from ignite_ipu.deferred.tensor.in_place import diagonal_masked, recorded_as
 from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
 from ignite_ipu.deferred.tensor.inputs import NORMALISATIONS, input_of, is_weight, refuse_statistics
 from ignite_ipu.deferred.tensor.routing import mark_loss, run_for_read
@@ -35,36 +43,13 @@ __all__ = [
     "resolved",
 ]
 
-_METADATA = words(
-    "shape dtype device ndim layout itemsize nbytes is_cuda is_cpu is_ipu is_meta is_mps is_xpu is_sparse "
-    "is_sparse_csr is_quantized is_nested is_mkldnn is_xla is_vulkan is_maia is_mtia is_ort is_leaf names name "
-    "_is_view size dim numel nelement is_floating_point is_complex is_signed stride storage_offset is_contiguous "
-    "element_size ndimension __len__ get_device dense_dim sparse_dim is_same_size result_type can_cast __hash__ "
-    "is_conj is_neg is_inference has_names __dir__ is_tensor is_shared is_pinned is_distributed"
-)
-_READS = words(
-    "item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ is_nonzero equal allclose "
-    "__contains__ __reduce_ex__ __reduce__ __deepcopy__ __dlpack__ __dlpack_device__ data_ptr untyped_storage storage "
-    "_typed_storage storage_type share_memory_ __format__ __repr__ __str__ nonzero argwhere masked_select unique "
-    "unique_consecutive is_set_to to_sparse to_dense histc bincount __cuda_array_interface__ "
-    "__array_wrap__ __array_priority__ save"
-)
-_TENSOR_PROPERTIES = words("T mT H mH real imag")
-_REFUSED = {
-    "requires_grad_": "what is trained is decided by the model's parameters",
-    "register_hook": "hooks on gradients do not run on a device",
-    "retain_grad": "gradients stay on the device",
-    "set_": "its memory is on the device",
-    "resize_": "a compiled step has fixed shapes",
-    "resize_as_": "a compiled step has fixed shapes",
-}
 # The factor of torch.add and torch.sub, which has to be a Python number.
 _ALPHA = "alpha"
 # What the host does with weights, be it with gradients.
 _WITH_WEIGHTS = words(
     "__get__ __set__ __delete__ backward grad _engine_run_backward clone to type type_as cpu cuda float double half "
     "bfloat16 contiguous pin_memory detach register_post_accumulate_grad_hook __iter__ __setstate__ as_subclass"
-).union(_METADATA, _READS, _REFUSED)
+).union(METADATA, READS, REFUSED)
 _CPU = torch.device("cpu")
 _MAKE = torch.Tensor._make_wrapper_subclass
 # Functions that were recorded before, and types of numbers among their arguments that may change.
@@ -221,9 +206,9 @@ def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: D
     name = getattr(func, "__name__", "")
     leaves = leaves_in((args, kwargs))
     values = all_values(leaves)
-    if name == "__get__" and _descriptor_name(func) in _TENSOR_PROPERTIES:
-        func, args, name = getattr, (args[0], _descriptor_name(func)), ""
-    writes = name == "__set__" or _written(name, args, kwargs) is not None
+    if name == "__get__" and attribute_of(func) in TENSOR_PROPERTIES:
+        func, args, name = getattr, (args[0], attribute_of(func)), ""
+    writes = written(name, args, kwargs) is not None
     if writes and USES:
         keep_weights([found[0].whole for found in map(parameter_of, leaves) if found is not None])
     own = torch.is_grad_enabled() and name not in _WITH_WEIGHTS and not writes
@@ -264,15 +249,15 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
         return _property(func, args[0])
     if name in ("__set__", "__delete__"):
         raise CaptureError(
-            f"tensor.{_descriptor_name(func)} = ... at {current_line()} cannot be recorded: the tensor is "
+            f"tensor.{attribute_of(func)} = ... at {current_line()} cannot be recorded: the tensor is "
             "computed on the device. Make a new tensor instead."
         )
-    if name in _METADATA:
+    if name in METADATA:
         return func(*args, **kwargs)
     if name == "__bool__" and not args[0].value.known and is_argument_check():
         # PopTorch leaves these checks out of what it traces.
         return True
-    if name in _READS or (name == "where" and len(args) + len(kwargs) == 1):
+    if name in READS or (name == "where" and len(args) + len(kwargs) == 1):
         return func(*resolved(args, f"{name_of(func)}()"), **resolved(kwargs, f"{name_of(func)}()"))
     if name in ("cpu", "pin_memory") and not args[0].value.known:
         return args[0]
@@ -282,8 +267,8 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
         return torch.empty(0, dtype=args[0].dtype).new(*args[1:], **kwargs)
     if name == "resize_as_" and not isinstance(args[0], DeferredTensor):
         return args[0].resize_(args[1].shape)
-    if name in _REFUSED and not (name == "requires_grad_" and (args[1:] or (True,))[0]):
-        raise CaptureError(f"{name}() at {current_line()} cannot be recorded: {_REFUSED[name]}.")
+    if name in REFUSED and not (name == "requires_grad_" and (args[1:] or (True,))[0]):
+        raise CaptureError(f"{name}() at {current_line()} cannot be recorded: {REFUSED[name]}.")
     if name == "backward":
         _backward(*args, **kwargs)
         return None
@@ -319,10 +304,10 @@ def _backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any)
 
 
 def _property(func: Callable[..., Any], tensor: DeferredTensor) -> Any:
-    name = _descriptor_name(func)
+    name = attribute_of(func)
     if name in ("requires_grad", "is_leaf"):
         return tensor.value.shape.requires_grad is (name == "requires_grad")
-    if name in _METADATA:
+    if name in METADATA:
         return func(tensor)
     if name in ("grad", "grad_fn", "_grad"):
         return None
@@ -330,13 +315,9 @@ def _property(func: Callable[..., Any], tensor: DeferredTensor) -> Any:
         return 0
     if name == "data":
         return _record(torch.Tensor.detach, (tensor,), {})
-    if name in _TENSOR_PROPERTIES:
+    if name in TENSOR_PROPERTIES:
         return _record(getattr, (tensor, name), {})
     return func(_read(tensor.value, f"its attribute {name}"))
-
-
-def _descriptor_name(func: Any) -> str:
-    return str(getattr(getattr(func, "__self__", None), "__name__", "attribute"))
 
 
 def _cast(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[torch.dtype]:
@@ -373,7 +354,7 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
 def _recorded(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     """Return what a function gives, recorded; `NotImplemented` where the host computes it."""
     name = getattr(func, "__name__", "")
-    target = _written(name, args, kwargs)
+    target = written(name, args, kwargs)
     if target is not None:
         return _record_in_place(func, name, target, args, kwargs)
     if "device" in kwargs:
@@ -412,54 +393,16 @@ def _recorded(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str,
     return deferred_results(Operation(signature, None, leaves, line))
 
 
-def _written(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Any]:
-    """Return the tensor that a call writes into, None for most calls."""
-    if kwargs.get("out") is not None:
-        return kwargs["out"]
-    if kwargs.get("inplace"):
-        return args[0] if args else kwargs["input"]
-    in_place = name in OPERATORS or name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-    if args or not in_place:
-        return args[0] if in_place else None
-    # PyTorch's initialisers hand the tensor on by its name.
-    return next((each for each in kwargs.values() if isinstance(each, torch.Tensor)), None)
-
-
 def _record_in_place(
     func: Callable[..., Any], name: str, target: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]
 ) -> Any:
     """Record `x += y` as `x = x + y`, which is the same as long as nothing else shares the memory of x."""
-    plain, line, ordinary = out_of_place(name), current_line(), not isinstance(target, DeferredTensor)
-    known = ordinary or target.value.known
-    if known and not deferred_values((args, kwargs)) and not _is_awaited(target):
+    value = target.value if isinstance(target, DeferredTensor) else None
+    if (value is None or value.known) and not deferred_values((args, kwargs)) and not _is_awaited(target):
         return func(*known_in(args), **known_in(kwargs))
-    if name == "requires_grad_":
-        if target.value.shape.requires_grad:
-            return target
-        raise CaptureError(
-            f"requires_grad_ at {line} asks for gradients with respect to a tensor of shape {tuple(target.shape)} that "
-            "the step computes and that no weight is behind, as a gradient penalty takes them by torch.autograd.grad. "
-            f"{ON_THE_HOST}"
-        )
-    if plain is None and not ordinary:
-        raise CaptureError(
-            f"{name} at {line} writes into a tensor that the step computes, in a way that recording does not follow. "
-            "Compute a new tensor (x = x ** y for x **= y, torch.logical_and(x, y) for x.logical_and_(y), "
-            "torch.randn_like(x) for x.normal_()), or write into it after optimizer.step()."
-        )
-    if plain is None or (ordinary and name not in OPERATORS):
-        raise CaptureError(
-            f"{'x[...] = y' if name == '__setitem__' else name} at {line} writes values that do not exist yet into a "
-            "tensor. Compute a new tensor (total = total + loss.detach(), torch.where, torch.cat, x.scatter() without "
-            "the underscore), or do it after optimizer.step()."
-        )
-    if not ordinary and target.value.shape.requires_grad and not torch.is_grad_enabled():
-        raise CaptureError(
-            f"{name} at {line} changes a tensor of shape {tuple(target.shape)} in place without gradients, and the "
-            "loss may be computed from it: PyTorch changes the value alone, and gradients flow as if nothing had "
-            "been done. Write what you mean: x = x + (x.clamp(...) - x).detach() for that; x = x.clamp(...) outside of "
-            "torch.no_grad() for a gradient through it; or x = x.detach().clone() first for none."
-        )
+    if name == "requires_grad_" and value is not None and value.shape.requires_grad:
+        return target
+    plain, line, ordinary = recorded_as(name, target, value), current_line(), value is None
     if name == "fill_diagonal_":
         args, kwargs = diagonal_masked(*args, **kwargs), {}
     result = _record(plain, args, kwargs)

@@ -1,0 +1,57 @@
+"""Names of PyTorch's functions and attributes, by what they do with a tensor."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, Tuple
+
+import torch
+
+from ignite_ipu.deferred.graph.structure import words
+
+__all__ = ["METADATA", "OPERATORS", "READS", "REFUSED", "TENSOR_PROPERTIES", "attribute_of", "written"]
+
+METADATA = words(
+    "shape dtype device ndim layout itemsize nbytes is_cuda is_cpu is_ipu is_meta is_mps is_xpu is_sparse "
+    "is_sparse_csr is_quantized is_nested is_mkldnn is_xla is_vulkan is_maia is_mtia is_ort is_leaf names name "
+    "_is_view size dim numel nelement is_floating_point is_complex is_signed stride storage_offset is_contiguous "
+    "element_size ndimension __len__ get_device dense_dim sparse_dim is_same_size result_type can_cast __hash__ "
+    "is_conj is_neg is_inference has_names __dir__ is_tensor is_shared is_pinned is_distributed "
+    "_has_compatible_shallow_copy_type"
+)
+READS = words(
+    "item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ is_nonzero equal allclose "
+    "__contains__ __reduce_ex__ __reduce__ __deepcopy__ __dlpack__ __dlpack_device__ data_ptr untyped_storage storage "
+    "_typed_storage storage_type share_memory_ __format__ __repr__ __str__ nonzero argwhere masked_select unique "
+    "unique_consecutive is_set_to to_sparse to_dense histc bincount __cuda_array_interface__ "
+    "__array_wrap__ __array_priority__ save"
+)
+TENSOR_PROPERTIES = words("T mT H mH real imag")
+REFUSED = {
+    "requires_grad_": "what is trained is decided by the model's parameters",
+    "register_hook": "hooks on gradients do not run on a device",
+    "retain_grad": "gradients stay on the device",
+    "set_": "its memory is on the device",
+    "resize_": "a compiled step has fixed shapes",
+    "resize_as_": "a compiled step has fixed shapes",
+}
+# What `x += y` and its kin call, beside methods of these names.
+OPERATORS = words("__iadd__ __isub__ __imul__ __idiv__ __itruediv__ add_ sub_ mul_ div_")
+_ITEMS = words("__setitem__ __set__ __delete__")
+
+
+def attribute_of(func: Any) -> str:
+    """Return the name of the attribute that a function reads, sets or deletes."""
+    return str(getattr(getattr(func, "__self__", None), "__name__", "attribute"))
+
+
+def written(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Any]:
+    """Return the tensor that a call writes into, None for most calls."""
+    if kwargs.get("out") is not None:
+        return kwargs["out"]
+    if kwargs.get("inplace"):
+        return args[0] if args else kwargs["input"]
+    in_place = name in OPERATORS or name in _ITEMS or (name.endswith("_") and not name.endswith("__"))
+    if args or not in_place:
+        return args[0] if in_place else None
+    # PyTorch's initialisers hand the tensor on by its name.
+    return next((each for each in kwargs.values() if isinstance(each, torch.Tensor)), None)
