@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ignite_ipu.migration.commands.pages import rewrites_page
 from ignite_ipu.migration.docstrings import one_side
 from ignite_ipu.migration.rewrites import ORDER, all_rewrites
+from tests.migration.pages import rewrites_page
 
 ROOT = Path(__file__).parents[2]
 REWRITES = list(all_rewrites().values())
@@ -37,5 +37,5 @@ def test_every_rewrite_has_a_test(rewrite):
 
 
 def test_docs_show_every_rewrite():
-    """`python -m ignite_ipu.migration.commands.pages docs/migration` writes the page."""
+    """`python -m tests.migration.pages docs/migration` writes the page."""
     assert (ROOT / "docs/migration/rewrites.md").read_text(encoding="utf-8") == rewrites_page()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ignite_ipu.migration.checker import check_source
-from ignite_ipu.migration.commands.pages import rule_page
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.file import Source
+from tests.migration.pages import rule_page
 
 ROOT = Path(__file__).parents[2]
 RULES = list(all_rules().values())
@@ -36,7 +36,7 @@ def test_examples_break_and_keep_the_rule(rule):
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_every_rule_has_a_test_and_its_page(rule):
-    """`python -m ignite_ipu.migration.commands.pages docs/migration` writes the pages."""
+    """`python -m tests.migration.pages docs/migration` writes the pages."""
     name = rule.name.replace("-", "_")
     assert (ROOT / f"tests/migration/rules/test_{name}.py").is_file()
     page = ROOT / f"docs/migration/rules/{rule.name}.md"

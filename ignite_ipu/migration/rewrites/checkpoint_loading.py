@@ -15,7 +15,6 @@ from ignite_ipu.migration.rewriting.editor import Editor
 
 
 def apply(editor: Editor) -> None:
-    """Add map_location where there is none."""
     for call, _ in editor.program.calls("torch.load"):
         unclear = any(keyword.arg is None for keyword in call.keywords)
         if unclear or argument(call, "map_location", 1) is not None:

@@ -25,7 +25,6 @@ _ORDERS = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats"
 
 
 def apply(editor: Editor) -> None:
-    """Replace moves, and guard statements that only call a function of torch.cuda."""
     program = editor.program
     for call in program.nodes(ast.Call):
         function = call.func

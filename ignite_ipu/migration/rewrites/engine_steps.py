@@ -27,6 +27,5 @@ from ignite_ipu.migration.rewriting.editor import Editor
 
 
 def apply(editor: Editor) -> None:
-    """Put `ipu_step` around what an engine is made over; the function itself stays as it is."""
     for process, _ in editor.program.training.process_functions:
         editor.expression(process, f"{editor.need('ipu_step', process)}({editor.source_of(process)})")

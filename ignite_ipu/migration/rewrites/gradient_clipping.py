@@ -16,7 +16,6 @@ from ignite_ipu.migration.rewriting.editor import Editor
 
 
 def apply(editor: Editor) -> None:
-    """Replace torch's function by the one that clips within the device's step."""
     for call, name in editor.program.calls("torch.nn.utils.clip_grad_norm_"):
         editor.forget(name)
         editor.expression(call.func, editor.need("ipu_clip_grad_norm_", call))

@@ -17,5 +17,4 @@ from ignite_ipu.migration.rewriting.engine_calls import replace_engine_calls
 
 
 def apply(editor: Editor) -> None:
-    """Replace the function and leave out the device, which is the model's own."""
     replace_engine_calls(editor, "ignite.engine.create_supervised_evaluator", "create_ipu_evaluator", 2)

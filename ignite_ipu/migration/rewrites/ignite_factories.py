@@ -19,5 +19,4 @@ from ignite_ipu.migration.rewriting.engine_calls import replace_engine_calls
 
 
 def apply(editor: Editor) -> None:
-    """Replace the function, leave out the device, which is the model's own, and keep incomplete batches."""
     replace_engine_calls(editor, "ignite.engine.create_supervised_trainer", "create_ipu_trainer", 3)

@@ -30,7 +30,6 @@ from ignite_ipu.migration.rewriting.editor import Editor
 
 
 def apply(editor: Editor) -> None:
-    """Let `enabled` of autocast and GradScaler be what it is in native runs only."""
     scalers = scalers_of_trainers(editor.program, *TRAINER_FACTORIES)  # which have their meaning on IPUs, too
     for call in switchable(editor.program):
         if id(call) in scalers or native_only(editor.program, call):

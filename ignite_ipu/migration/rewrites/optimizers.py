@@ -18,7 +18,6 @@ _SWITCHES = {"fused", "foreach", "capturable"}
 
 
 def apply(editor: Editor) -> None:
-    """Remove fused, foreach and capturable from torch's optimizers."""
     for call, name in editor.program.training.optimizer_calls:
         if name.startswith("torch.optim.") and any(keyword.arg in _SWITCHES for keyword in call.keywords):
             editor.replace(call, _without_switches)

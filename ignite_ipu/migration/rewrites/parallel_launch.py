@@ -24,7 +24,6 @@ _WRAPPERS = ("torch.nn.parallel.DataParallel", "torch.nn.parallel.DistributedDat
 
 
 def apply(editor: Editor) -> None:
-    """Replace the backend nccl, idist.auto_model, and calls of torch's wrappers."""
     program = editor.program
     for call, _ in program.calls(*_LAUNCHERS, "torch.distributed.init_process_group"):
         backend = argument(call, "backend", 0)

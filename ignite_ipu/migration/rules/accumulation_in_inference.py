@@ -25,7 +25,6 @@ SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
-    """Find inference wrappers over options that accumulate."""
     accumulating = set()
     for call in program.nodes(ast.Call):
         owner = owner_of(call, "gradientAccumulation")

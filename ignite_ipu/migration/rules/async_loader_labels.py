@@ -26,7 +26,6 @@ SEVERITY, RUN = Severity.ERROR, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
-    """Find batch tensors that are appended as they are."""
     asynchronous = {target for target, value in program.assigned if _is_asynchronous(program, value)}
     for loop in program.nodes(ast.For):
         if not any(dotted(part) in asynchronous for part in walk(loop.iter)):

@@ -30,7 +30,6 @@ SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
-    """Find what PopTorch does already in loops that call a training executor."""
     executors = {
         name for name, (_, wrapper) in program.training.executors.items() if wrapper == "poptorch.trainingModel"
     }

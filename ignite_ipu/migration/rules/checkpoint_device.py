@@ -21,7 +21,6 @@ SEVERITY, RUN = Severity.WARNING, Outcome.HANDLED
 
 
 def check(program: Program) -> Hits:
-    """Find torch.load without a place to load to."""
     for call, _ in program.calls("torch.load"):
         given = any(keyword.arg in ("map_location", None) for keyword in call.keywords)
         if argument(call, "map_location", 1) is None and not given:

@@ -25,7 +25,6 @@ REWRITTEN = True
 
 
 def check(program: Program) -> Hits:
-    """Find calls and decorators that compile for another back end."""
     names = ("torch.compile", "torch.jit.script", "torch.jit.trace")
     for call, name in program.calls(*names):
         if is_native_alone(program, call):

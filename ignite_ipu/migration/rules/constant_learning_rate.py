@@ -26,7 +26,6 @@ SEVERITY, RUN = Severity.ERROR, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
-    """Find optimizers that are scheduled and have no lr of their own."""
     scheduled = {dotted(argument(call, "optimizer", 0)) for call in program.training.schedulers.values()}
     variable = any(True for _ in program.method_calls("markAsVariable"))
     for name, (call, kind) in sorted(program.training.optimizers.items()):

@@ -43,7 +43,6 @@ _ANSWERED = words(
 
 
 def check(program: Program) -> Hits:
-    """Find unguarded calls of torch.cuda."""
     for call, name in program.calls("torch.cuda.*"):
         if name in _LEFT_OUT or name.startswith("torch.cuda.amp."):
             continue

@@ -32,7 +32,6 @@ _OTHERS = ("ignite_ipu.host_device", "torch.amp.autocast", "torch.amp.GradScaler
 
 
 def check(program: Program) -> Hits:
-    """Find moves to CUDA devices and the choices that lead to them."""
     for call, _ in program.method_calls("cuda"):
         if program.names.resolve(call.func) is None and not is_guarded(program, call):
             yield Hit(call, ".cuda() moves to a GPU")

@@ -33,7 +33,6 @@ SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
-    """Find custom autograd functions."""
     for node in program.nodes(ast.ClassDef):
         if any(program.names.resolve(base) == "torch.autograd.Function" for base in node.bases):
             yield Hit(node, f"{node.name} has a backward of its own, which an IPU never runs")

@@ -23,7 +23,6 @@ SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
-    """Find tests and loop counts that need a tensor's value."""
     for fact in program.facts_of("truth", "count"):
         what = "is decided by" if fact.kind == "truth" else "repeats by"
         source = program.text_of(fact.node)

@@ -33,7 +33,6 @@ _LAUNCHERS = ("ignite.distributed.Parallel", "ignite.distributed.spawn", "ignite
 
 
 def check(program: Program) -> Hits:
-    """Find wrappers, process groups and NCCL launches."""
     for call, name in program.calls(*_WRAPPERS):
         outcome = Outcome.REFUSED if ".fsdp." in name else Outcome.HANDLED
         yield Hit(call, f"{name} spreads the work over GPUs", run=outcome)

@@ -33,7 +33,6 @@ _OPERATORS = {
 
 
 def check(program: Program) -> Hits:
-    """Find selections by boolean tensors and operators of data-dependent size."""
     for fact in program.facts_of("mask"):
         source = program.text_of(fact.node)
         yield Hit(

@@ -36,7 +36,6 @@ _READERS = {"clone", "toDict", "exists", "defaultOutputMode"}
 
 
 def check(program: Program) -> Hits:
-    """Find setters that follow a use in the same function."""
     made = {target for target, value in program.assigned if program.names.called(value) == "poptorch.Options"}
     used: Dict[str, ast.Call] = {}
     for call, name in program.calls(*_USES):

@@ -43,7 +43,6 @@ _HOOKS = {
 
 
 def check(program: Program) -> Hits:
-    """Find reads and writes of gradients in host code."""
     for node in program.nodes(ast.Attribute):
         parent = program.parents.get(node)
         used = program.names.resolve(node) is None and not (isinstance(parent, ast.Call) and parent.func is node)

@@ -36,7 +36,6 @@ REWRITTEN = True
 
 
 def check(program: Program) -> Hits:
-    """Find clipping calls."""
     for call, name in program.calls(
         "torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_norm"
     ):

@@ -27,6 +27,5 @@ SEVERITY, RUN = Severity.NOTE, Outcome.HANDLED
 
 
 def check(program: Program) -> Hits:
-    """Find the model calls of evaluation loops and evaluation steps."""
     for call in host_evaluations(program.training):
         yield Hit(call, f"{dotted(call.func)} is evaluated on the host, not on an IPU")

@@ -34,7 +34,6 @@ REWRITTEN = True
 
 
 def check(program: Program) -> Hits:
-    """Find the training steps whose models and optimizers are not captured, with what keeps `migrate` from doing so."""
     captures, unclear = find_captures(program.training)
     if not captures and not unclear and not program.training.process_functions:
         return

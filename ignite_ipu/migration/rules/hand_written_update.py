@@ -35,7 +35,6 @@ _IN_PLACE = {"add_", "sub_", "mul_", "copy_", "addcmul_", "addcdiv_", "lerp_"}
 
 
 def check(program: Program) -> Hits:
-    """Find updates in loops over a model's parameters, and of weights under no_grad."""
     for loop in program.nodes(ast.For):
         if not _over_parameters(loop.iter):
             continue

@@ -21,7 +21,6 @@ SEVERITY, RUN = Severity.NOTE, Outcome.HANDLED
 
 
 def check(program: Program) -> Hits:
-    """Find implementation switches on constructions of optimizers."""
     for call, name in program.training.optimizer_calls:
         for keyword in call.keywords:
             if keyword.arg in ("fused", "foreach", "capturable") and constant(keyword.value) is not None:

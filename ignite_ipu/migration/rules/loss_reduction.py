@@ -31,7 +31,6 @@ SEVERITY, RUN = Severity.WARNING, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
-    """Find losses with another reduction than the mean that are trained with."""
     training = program.training
     if not (training.loss_functions or training.trainers or training.executors):
         return

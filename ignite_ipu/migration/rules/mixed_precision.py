@@ -31,7 +31,6 @@ REWRITTEN = True
 
 
 def check(program: Program) -> Hits:
-    """Find autocast and gradient scalers that are on beside an IPU, and Ignite's switches for what it has not."""
     switched = {id(call) for call in switchable(program) if native_only(program, call)}
     switched |= scalers_of_trainers(program, *TRAINER_FACTORIES)
     for call, name in program.calls("torch.amp.GradScaler", "torch.amp.autocast"):

@@ -27,7 +27,6 @@ SEVERITY, RUN = Severity.WARNING, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
-    """Find mode changes of wrapped models later in the same function."""
     wrapped = {dotted(argument(call, "model", 0)): call for call, _ in program.training.executors.values()}
     for call, name in program.method_calls("train", "eval"):
         if name in wrapped and program.follows(call, wrapped[name]):

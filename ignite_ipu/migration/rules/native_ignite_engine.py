@@ -33,7 +33,6 @@ _STEPS = (
 
 
 def check(program: Program) -> Hits:
-    """Find Ignite's factories and step functions."""
     for call, name in program.calls(*_FACTORIES, *_STEPS):
         message = f"{name.rsplit('.', 1)[1]} runs on the host, not on an IPU"
         ours = "create_ipu_trainer" if "train" in name else "create_ipu_evaluator"

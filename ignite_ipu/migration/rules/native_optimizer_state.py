@@ -27,7 +27,6 @@ SEVERITY, RUN = Severity.ERROR, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
-    """Find state_dict() of torch optimizers that PopTorch trains with."""
     training = program.training
     wrappers = [call for call, wrapper in training.executors.values() if wrapper == "poptorch.trainingModel"]
     given = {dotted(argument(call, "optimizer", 2)) for call in wrappers}

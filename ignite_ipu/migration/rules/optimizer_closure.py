@@ -34,7 +34,6 @@ SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
-    """Find step() calls with an argument on optimizers."""
     functions = {node.name for node in program.nodes(ast.FunctionDef)}
     for call, owner in program.method_calls("step"):
         closure = argument(call, "closure", 0)

@@ -30,7 +30,6 @@ SEVERITY, RUN = Severity.WARNING, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
-    """Find loaders that feed training and keep an incomplete batch."""
     for name, (call, replaced) in sorted(program.training.training_loaders.items()):
         if any(keyword.arg in (None, "batch_sampler") for keyword in call.keywords):
             continue

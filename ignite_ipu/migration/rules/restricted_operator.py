@@ -26,7 +26,6 @@ SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
-    """Find calls with arguments that PopTorch refuses, and losses that it does not compile at all."""
     for call, name in _calls(program):
         found = problem(name) if is_loss(name) else None
         if found is not None and not program.without_gradients(call):

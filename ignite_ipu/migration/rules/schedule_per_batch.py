@@ -33,7 +33,6 @@ SEVERITY, RUN = Severity.NOTE, Outcome.HANDLED
 
 
 def check(program: Program) -> Hits:
-    """Find schedule steps in the loop of a training step."""
     schedules = program.training.schedulers
     for backward in program.training.backwards:
         loop = next(program.loops_around(backward), None)

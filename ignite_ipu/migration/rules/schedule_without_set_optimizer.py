@@ -31,7 +31,6 @@ SEVERITY, RUN = Severity.ERROR, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
-    """Find schedule steps that no setOptimizer follows in the same function."""
     if not any(wrapper == "poptorch.trainingModel" for _, wrapper in program.training.executors.values()):
         return
     for call, owner in program.method_calls("step"):

@@ -34,7 +34,6 @@ SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
-    """Find blocks in which a second optimizer of the same parameters steps."""
     made = {name: call.args[0] for name, (call, _) in program.training.optimizers.items() if call.args}
     held = {name: ast.dump(parameters) for name, parameters in made.items()}
     groups: Dict[int, List[Tuple[str, ast.Call]]] = {}

@@ -20,7 +20,6 @@ SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
-    """Find models that are put in shared memory."""
     for call, _ in program.method_calls("share_memory"):
         if not call.args:
             yield Hit(call, "a model in shared memory cannot be trained by several processes on IPUs")

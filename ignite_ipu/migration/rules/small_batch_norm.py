@@ -25,7 +25,6 @@ _SMALL = 16
 
 
 def check(program: Program) -> Hits:
-    """Find BatchNorm where a small batch size is in sight."""
     sizes = [constant(argument(call, "batch_size", 1)) for call, _ in program.calls("torch.utils.data.DataLoader")]
     sizes += [constant(argument(call, "batch_size", 2)) for call, _ in program.calls("poptorch.DataLoader")]
     small = sorted(size for size in sizes if isinstance(size, int) and 1 < size < _SMALL)

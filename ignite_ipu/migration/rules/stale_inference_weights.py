@@ -30,7 +30,6 @@ SEVERITY, RUN = Severity.WARNING, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
-    """Find inference wrappers that precede the training wrapper of the same model."""
     if any(True for _ in program.method_calls("copyWeightsToDevice")):
         return
     training: Dict[str, ast.Call] = {}

@@ -30,7 +30,6 @@ SEVERITY, RUN = Severity.ERROR, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
-    """Find calls of executors that take what an earlier one gave."""
     for loop in program.nodes(ast.For):
         for part in loop.body:
             if not isinstance(part, ast.Assign) or not isinstance(part.value, ast.Call):

@@ -21,7 +21,6 @@ SEVERITY, RUN = Severity.WARNING, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
-    """Find names in suppressions that are no rules."""
     known = all_rules()
     for line, names in sorted(program.suppressions.items()):
         for name in sorted(names - {EVERY_RULE} - set(known)):

@@ -28,7 +28,6 @@ SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
 
 
 def check(program: Program) -> Hits:
-    """Find reads of unregistered tensors."""
     for fact in program.facts_of("plain"):
         if owner_of(program.parents.get(program.parents[fact.node]), "to") == dotted(fact.node):
             # `self.scale.to(x.device)` makes a constant of the program, which works.

@@ -25,7 +25,6 @@ _TYPES = {"bfloat16", "complex64", "complex128", "cfloat", "cdouble", "float64",
 
 
 def check(program: Program) -> Hits:
-    """Find number types that the device lacks."""
     for node in program.nodes(ast.Attribute):
         name = program.names.resolve(node)
         known = name is not None and name.startswith("torch.") and name[len("torch.") :] in _TYPES

@@ -23,7 +23,6 @@ SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
-    """Find operators and layers that do not compile; losses are `restricted-operator`'s."""
     for fact in program.facts_of("call"):
         found = None if is_loss(fact.name) else problem(fact.name)
         made_here = isinstance(fact.node, ast.Call) and is_made_here(program.names, fact.node)

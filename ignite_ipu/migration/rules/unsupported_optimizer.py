@@ -25,7 +25,6 @@ _SUPPORTED = {"SGD", "Adam", "AdamW", "RMSprop", "LAMB"}
 
 
 def check(program: Program) -> Hits:
-    """Find constructions of other optimizers, and classes of the user's own."""
     for call, name in program.training.optimizer_calls:
         last = name.rsplit(".", 1)[1]
         if last not in _SUPPORTED and last != "Optimizer":

@@ -30,7 +30,6 @@ _REASONS = {
 
 
 def check(program: Program) -> Hits:
-    """Find the arguments on every construction of an optimizer."""
     for call, name in program.training.optimizer_calls:
         for keyword in call.keywords:
             if keyword.arg in _REASONS and constant(keyword.value) not in (False, None):

@@ -33,7 +33,6 @@ SEVERITY, RUN = Severity.NOTE, Outcome.HANDLED
 
 
 def check(program: Program) -> Hits:
-    """Find reads of a loss in the loop that computes it."""
     for backward in program.training.backwards:
         loss = owner_of(backward, "backward")
         loop = next(program.loops_around(backward), None)

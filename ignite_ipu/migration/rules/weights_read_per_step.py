@@ -34,7 +34,6 @@ SEVERITY, RUN = Severity.NOTE, Outcome.HANDLED
 
 
 def check(program: Program) -> Hits:
-    """Find uses of all weights in the loop of a training step."""
     models = program.training.models
     for backward in program.training.backwards:
         loop = next(program.loops_around(backward), None)

@@ -1,4 +1,4 @@
-"""The docs pages, written from the registries: `python -m ignite_ipu.migration.commands.pages DIRECTORY`."""
+"""The docs pages, written from the registries: `python -m tests.migration.pages DIRECTORY`."""
 
 from __future__ import annotations
 
