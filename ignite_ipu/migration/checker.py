@@ -7,39 +7,19 @@ import contextlib
 import gc
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 from ignite_ipu.cli.cores import on_all_cores
 from ignite_ipu.cli.terminal import following
 from ignite_ipu.errors import SourceError
-from ignite_ipu.migration.findings import Finding, Hit, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Finding, Outcome, Rule, Severity, place_hit
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.discovery import discover
 from ignite_ipu.migration.source.file import Source, read_source
 
-
-@dataclass(frozen=True)
-class Run:
-    """A model that was compiled for `check --run`.
-
-    Attributes:
-        target: What was asked for, `MODULE:FACTORY`.
-        compiled: What it compiles for: "training", "inference".
-        tried: What it was to be compiled for.
-    """
-
-    target: str
-    compiled: Tuple[str, ...]
-    tried: Tuple[str, ...]
-
-    @property
-    def verdict(self) -> str:
-        """One line that says which of them work."""
-        failed = [what for what in self.tried if what not in self.compiled]
-        parts = [f"compiles for {' and '.join(self.compiled)}"] if self.compiled else []
-        parts += [f"does not compile for {' or '.join(failed)}"] if failed else []
-        return f"{self.target}: {', '.join(parts)}"
+if TYPE_CHECKING:
+    from ignite_ipu.migration.trial.trial import Trial
 
 
 @dataclass
@@ -51,7 +31,7 @@ class Report:
         files: How many files were read.
         suppressed: How many findings were silenced by comments.
         skipped: Paths that were passed over, each with the reason.
-        run: The model that was compiled, if there was one.
+        run: What `check --run` made of a model, if there was one.
         left_out: How many findings do not matter to who asked.
     """
 
@@ -59,7 +39,7 @@ class Report:
     files: int = 0
     suppressed: int = 0
     skipped: List[Tuple[str, str]] = field(default_factory=list)
-    run: Optional[Run] = None
+    run: Optional[Trial] = None
     left_out: int = 0
 
     def keep(self, wanted: Callable[[Finding], bool]) -> None:
@@ -131,35 +111,6 @@ def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
             else:
                 findings.append(place_hit(program, rule, hit))
     return sorted(set(findings), key=lambda f: (f.cell or 0, f.line, f.column, f.rule, f.message)), suppressed
-
-
-def place_hit(program: Program, rule: Rule, hit: Hit) -> Finding:
-    """Return the finding that a hit of a rule is in a file."""
-    node, lines = hit.node, program.lines
-    first = getattr(node, "lineno", 1)
-    whole = not hasattr(node, "body") or isinstance(node, ast.expr)  # and not the first line of a block
-    last = (whole and getattr(node, "end_lineno", None)) or first
-    end = getattr(node, "end_col_offset", None) if last == getattr(node, "end_lineno", None) else None
-    cell, line = program.source.locate(first)
-    return Finding(
-        path=program.source.path,
-        line=line,
-        column=_column(lines, first, getattr(node, "col_offset", 0)),
-        end_line=line + last - first,
-        end_column=_column(lines, last, end) if end is not None else len(lines[last - 1]) + 1,
-        cell=cell,
-        rule=rule.name,
-        severity=hit.severity or rule.severity,
-        run=hit.run or rule.run,
-        message=hit.message,
-        remedy=hit.remedy or rule.remedy,
-    )
-
-
-def _column(lines: Sequence[str], line: int, offset: int) -> int:
-    """Turn ast's offset in UTF-8 bytes into a column in characters, from 1."""
-    text = lines[line - 1] if 0 < line <= len(lines) else ""
-    return len(text.encode("utf-8")[:offset].decode("utf-8", "ignore")) + 1
 
 
 def _unreadable(path: str, message: str, line: int, cell: Optional[int]) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable, Iterator, Optional
+from typing import TYPE_CHECKING, Callable, Iterator, Optional, Sequence
 
 from ignite_ipu.migration.docstrings import one_side
 
@@ -44,15 +44,7 @@ def handled_if(condition: bool) -> Optional[Outcome]:
 
 @dataclass(frozen=True)
 class Hit:
-    """A node that breaks a rule, before it is placed in a file.
-
-    Attributes:
-        node: Where.
-        message: What is wrong there, in one sentence.
-        remedy: The way out when it differs from the rule's own.
-        severity: How bad it is there when that differs from the rule's own.
-        run: What `run` makes of it there when that differs from the rule's own.
-    """
+    """A node that breaks a rule, before it is placed in a file; what is None there is as the rule has it."""
 
     node: ast.AST
     message: str
@@ -72,9 +64,7 @@ class Rule:
         name: The name users write in suppressions; also the module's, the test's and the docs page's.
         severity: `error` fails or trains wrongly, `warning` differs silently, `note` is worth knowing.
         run: What `ignite-ipu run` makes of the example, and mostly of such code.
-        summary: What the rule looks for, one line.
-        rationale: Why it matters on an IPU.
-        remedy: What to do about it.
+        summary, rationale, remedy: What the rule looks for, why it matters on an IPU, and what to do about it.
         example: A smallest program that breaks the rule and the same program mended, as their difference.
         check: Yields the places that break the rule. None when only a trace shows them (`check --run`).
         rewritten: True if `run` handles such code by what it puts in the place of PyTorch's own, so that `migrate` has
@@ -119,20 +109,10 @@ def each_fact(kind: str, message: str) -> Callable[[Program], Hits]:
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule broken at a place.
+    """A rule broken at a place of a file, which is named as the user did.
 
-    Attributes:
-        path: The file, as the user named it.
-        line: First line, from 1; within the cell for a notebook.
-        column: First column, from 1, in characters.
-        end_line: Last line.
-        end_column: Column after the last character, from 1.
-        cell: Number of the notebook's code cell, from 1; None in a plain file.
-        rule: Name of the rule.
-        severity: How bad it is.
-        run: What `ignite-ipu run` makes of it.
-        message: What is wrong.
-        remedy: The way out.
+    Lines, columns in characters, and code cells count from 1; a notebook's lines are those of the cell, and a plain
+    file has no cell. `end_column` is the one behind the last character.
     """
 
     path: str
@@ -152,3 +132,32 @@ class Finding:
         """`path:line:column`, with the cell in between for a notebook."""
         where = self.path if self.cell is None else f"{self.path}:cell {self.cell}"
         return f"{where}:{self.line}:{self.column}"
+
+
+def place_hit(program: Program, rule: Rule, hit: Hit) -> Finding:
+    """Return the finding that a hit of a rule is in a file."""
+    node, lines = hit.node, program.lines
+    first = getattr(node, "lineno", 1)
+    whole = not hasattr(node, "body") or isinstance(node, ast.expr)  # and not the first line of a block
+    last = (whole and getattr(node, "end_lineno", None)) or first
+    end = getattr(node, "end_col_offset", None) if last == getattr(node, "end_lineno", None) else None
+    cell, line = program.source.locate(first)
+    return Finding(
+        path=program.source.path,
+        line=line,
+        column=_column(lines, first, getattr(node, "col_offset", 0)),
+        end_line=line + last - first,
+        end_column=_column(lines, last, end) if end is not None else len(lines[last - 1]) + 1,
+        cell=cell,
+        rule=rule.name,
+        severity=hit.severity or rule.severity,
+        run=hit.run or rule.run,
+        message=hit.message,
+        remedy=hit.remedy or rule.remedy,
+    )
+
+
+def _column(lines: Sequence[str], line: int, offset: int) -> int:
+    """Turn ast's offset in UTF-8 bytes into a column in characters, from 1."""
+    text = lines[line - 1] if 0 < line <= len(lines) else ""
+    return len(text.encode("utf-8")[:offset].decode("utf-8", "ignore")) + 1

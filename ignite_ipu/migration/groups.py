@@ -20,23 +20,14 @@ _TEST = re.compile(r"(test_.*|.*_test|conftest)\.py")
 
 @dataclass(frozen=True)
 class Group:
-    """Files that are moved or left alone together.
-
-    Attributes:
-        paths: The files in which something was to change, as the user named them.
-        because: The place and the reason for which they are left alone; "" when they are moved.
-    """
+    """Files in which something was to change, and the place and reason for which they stay alone; "" if they move."""
 
     paths: Tuple[str, ...]
     because: str = ""
 
 
 def decide_together(migrations: Sequence[Migration]) -> Tuple[List[Migration], List[Group]]:
-    """Leave alone what hangs together with a file that is left alone.
-
-    Returns:
-        The migrations in their order, and the groups of two files or more.
-    """
+    """Leave alone what hangs together with a file that is left alone; returns also the groups of two files or more."""
     by_path = {os.path.realpath(migration.source.path): migration for migration in migrations}
     reached = CodeBase(by_path).reached({path: migration.imports for path, migration in by_path.items()})
     groups: List[Group] = []

@@ -43,7 +43,6 @@ class Migration:
         applied: Names of the rewrites that changed it.
         blocked: Whether it was left alone because something in it cannot be moved.
         remarks: What a person has to know, or to do.
-        imports: What it imports.
         trains: Whether it makes optimizers, trainers or training steps.
     """
 

@@ -47,7 +47,7 @@ def traced(tmp_path) -> Callable[[str], List[Tuple[int, str]]]:
         path = tmp_path / "code.py"
         path.write_text(textwrap.dedent(code).lstrip("\n"))
         target = f"{path}:make"
-        findings, _ = with_traced([], try_out(target), target, all_rules())
+        findings, _ = with_traced([], try_out(target), all_rules())
         assert all(finding.path == str(path) for finding in findings)
         return [(finding.line, finding.rule) for finding in findings]
 

@@ -42,16 +42,15 @@ class CodeBase:
     """
 
     def __init__(self, paths: Iterable[str]) -> None:
-        self._modules: Dict[str, List[Tuple[str, Optional[str]]]] = {}
         self._files = set(paths)
-        for path in sorted(self._files):
-            stem, suffix = os.path.splitext(path)
-            if suffix == ".py":
-                module = os.path.dirname(stem) if os.path.basename(stem) == "__init__" else stem
-                self._modules.setdefault(os.path.basename(module), []).append((module, path))
-        for folder in sorted({os.path.dirname(path) for path in self._files}):
-            # A package need not have an __init__.py.
-            self._modules.setdefault(os.path.basename(folder), []).append((folder, None))
+        folders = {folder for path in self._files for folder in _above(path)}
+        # A package need not have an __init__.py.
+        self._modules = folders | {path[:-3] for path in self._files if path.endswith(".py")}
+        self._names = {os.path.basename(module) for module in self._modules}
+        self._roots: Dict[str, List[str]] = {}
+        for folder in sorted(folders):
+            if os.path.join(folder, "__init__.py") not in self._files:
+                self._roots.setdefault(os.path.dirname(folder), []).append(folder)
 
     def reached(self, imports: Mapping[str, Iterable[Import]]) -> Dict[str, Set[str]]:
         """Return for each file those that it imports, itself or by way of others."""
@@ -71,57 +70,39 @@ class CodeBase:
         for level, name in imports:
             inside = name.endswith(".*")
             module = self._find(path, level, name[:-2] if inside else name)
-            if module is None:
-                continue
-            yield from (file for each, file in self._named(module) if each == module and file is not None)
-            if inside:
-                yield from (file for file in self._files if file.startswith(module + os.sep))
-
-    def _named(self, module: str) -> List[Tuple[str, Optional[str]]]:
-        return self._modules.get(os.path.basename(module), [])
+            if module is not None:
+                yield from self._files.intersection((f"{module}.py", os.path.join(module, "__init__.py")))
+                if inside:
+                    yield from (file for file in self._files if file.startswith(module + os.sep))
 
     def _find(self, path: str, level: int, name: str) -> Optional[str]:
         """Return the place of a module, which may be in a part of the name's beginning; None for a library's."""
         parts = name.split(".") if name else []
-        folder = os.path.dirname(path)
+        folders = list(_above(path))
         if level:
-            for _ in range(level - 1):
-                folder = os.path.dirname(folder)
-            while parts and not self._is_module(os.path.join(folder, *parts)):
-                parts.pop()
-            return os.path.join(folder, *parts)
-        while parts:
-            end = os.path.join(*parts)
-            roots = {module[: -len(end) - 1] for module, _ in self._modules.get(parts[-1], []) if _ends(module, end)}
-            roots = {root for root in roots if self._is_root(root, folder)}
-            if roots:
-                return os.path.join(max(sorted(roots), key=lambda root: _nearness(root, folder)), end)
-            parts.pop()
+            roots = folders[level - 1 : level]
+        elif parts and parts[0] in self._names:
+            roots = [root for folder in folders for root in (folder, *self._roots.get(folder, ()))]
+        else:
+            return None
+        for count in range(len(parts), -1 if level else 0, -1):
+            for root in roots:
+                place = os.path.join(root, *parts[:count])
+                if place in self._modules:
+                    return place
         return None
-
-    def _is_module(self, place: str) -> bool:
-        return any(module == place for module, _ in self._named(place))
-
-    def _is_root(self, root: str, folder: str) -> bool:
-        if _contains(root, folder):
-            return True
-        return _contains(os.path.dirname(root), folder) and os.path.join(root, "__init__.py") not in self._files
 
     def _packages(self, path: str) -> Iterator[str]:
         """Yield the `__init__.py` of the packages that a file is in, which run before it."""
-        folder = os.path.dirname(path)
-        while os.path.join(folder, "__init__.py") in self._files:
-            yield os.path.join(folder, "__init__.py")
-            folder = os.path.dirname(folder)
+        for folder in _above(path):
+            package = os.path.join(folder, "__init__.py")
+            if package not in self._files:
+                return
+            yield package
 
 
-def _ends(module: str, end: str) -> bool:
-    return module == end or module.endswith(os.sep + end)
-
-
-def _contains(folder: str, other: str) -> bool:
-    return other == folder or other.startswith(folder.rstrip(os.sep) + os.sep)
-
-
-def _nearness(root: str, folder: str) -> Tuple[int, bool]:
-    return len(os.path.commonpath([root, folder])), _contains(root, folder)
+def _above(path: str) -> Iterator[str]:
+    """Yield the folders that a path is in, innermost first."""
+    while os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+        yield path

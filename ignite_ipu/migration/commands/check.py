@@ -15,7 +15,7 @@ from typing import Dict, Optional
 
 from ignite_ipu.cli.terminal import write_lines
 from ignite_ipu.errors import UserError
-from ignite_ipu.migration.checker import Report, Run, check_paths
+from ignite_ipu.migration.checker import Report, check_paths
 from ignite_ipu.migration.commands.reports import json_report, report_lines, sarif_report, text_report
 from ignite_ipu.migration.findings import Outcome, Rule, Severity
 from ignite_ipu.migration.rules import all_rules
@@ -86,9 +86,9 @@ def _run(target: str, report: Report, rules: Dict[str, Rule]) -> None:
     from ignite_ipu.migration.trial.trial import try_out
 
     trial = try_out(target)
-    report.findings, suppressed = with_traced(report.findings, trial, target, rules)
+    report.findings, suppressed = with_traced(report.findings, trial, rules)
     report.suppressed += suppressed
-    report.run = Run(target, tuple(trial.compiled), tuple(trial.tried))
+    report.run = trial
 
 
 def _keep_what_migrate_leaves(report: Report) -> None:

@@ -14,7 +14,7 @@ from ignite_ipu.cli.command import EXIT_DONE, EXIT_FINDINGS
 from ignite_ipu.cli.targets import blamed_on, load_factory
 from ignite_ipu.errors import ParityError, UserError
 from ignite_ipu.migration.parity.comparison import ParityReport, compare_training
-from ignite_ipu.migration.trial.places import raised_at
+from ignite_ipu.migration.trial.notes import raised_at
 
 __all__ = ["add_arguments", "main"]
 
@@ -86,7 +86,7 @@ def _refused(target: str, error: Exception) -> str:
     # PopTorch's errors begin with their kind and with where in its back end they come from.
     reason = f"the device cannot run it: {getattr(error, 'message', error)}"
     try:
-        findings, _ = with_traced([], try_out(target), target, all_rules())
+        findings, _ = with_traced([], try_out(target), all_rules())
     except UserError:
         return reason  # a factory that gives something once
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]

@@ -111,7 +111,7 @@ def sarif_report(report: Report, rules: Mapping[str, Rule]) -> str:
 
 
 def _run(report: Report) -> Any:
-    return None if report.run is None else {"target": report.run.target, "compiled": list(report.run.compiled)}
+    return None if report.run is None else {"target": report.run.target, "compiled": report.run.compiled}
 
 
 def _sarif_rule(rule: Rule) -> Dict[str, Any]:

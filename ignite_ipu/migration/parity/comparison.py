@@ -24,11 +24,11 @@ from ignite_ipu.engines.loaders import ReadyBatches
 from ignite_ipu.errors import ParityError
 from ignite_ipu.handlers.gradients import Gradients
 from ignite_ipu.migration.parity.layer_outputs import LayerOutputs
-from ignite_ipu.migration.parity.model_call import ModelCall
+from ignite_ipu.migration.parity.setup import ModelCall, Setup
 from ignite_ipu.program.tensors.rows import join_rows, join_tensors
 from ignite_ipu.program.training_step import find_loss
 
-__all__ = ["Difference", "ParityReport", "Setup", "compare_training"]
+__all__ = ["Difference", "ParityReport", "compare_training"]
 
 # How far two results may be apart: this part of the largest value, plus a floor for values that are noise around zero.
 TOLERANCES: Dict[torch.dtype, Tuple[float, float]] = {
@@ -39,47 +39,6 @@ TOLERANCES: Dict[torch.dtype, Tuple[float, float]] = {
 }
 # What the device makes of a type; other types stay what they are.
 _KEPT: Dict[torch.dtype, Tuple[torch.dtype, ...]] = {torch.float64: (torch.float64, torch.float32)}
-
-
-@dataclasses.dataclass
-class Setup:
-    """Result of a factory: as this, as a tuple in this order, or as a mapping with these keys.
-
-    Attributes:
-        model: The model.
-        optimizer: Over its parameters.
-        loss_fn: Called with predictions and targets; None for a model that returns its own loss.
-        batches: Micro-batches, for example a DataLoader; they are gone through again when they run out. `ModelCall`
-            says how a model is called with one.
-    """
-
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    loss_fn: Optional[Callable[[Any, Any], torch.Tensor]]
-    batches: Any
-
-    @classmethod
-    def of(cls, made: Any) -> Setup:
-        """Return what a factory returned as a `Setup`.
-
-        Raises:
-            ParityError: It is something else.
-        """
-        names = [field.name for field in dataclasses.fields(cls)]
-        if isinstance(made, Mapping) and set(made) == set(names):
-            made = cls(**made)
-        elif isinstance(made, (tuple, list)) and len(made) == len(names):
-            made = cls(*made)
-        elif not isinstance(made, cls) and all(hasattr(made, name) for name in names):
-            made = cls(*[getattr(made, name) for name in names])
-        if not isinstance(made, cls) or not isinstance(made.model, nn.Module):
-            raise ParityError(
-                f"The factory returned something of type {type(made).__qualname__}; it must return (model, optimizer, "
-                "loss_fn, batches), or a mapping or object with these names."
-            )
-        if not isinstance(made.optimizer, torch.optim.Optimizer):
-            raise ParityError(f"The factory's optimizer is a {type(made.optimizer).__qualname__}, not torch.optim's.")
-        return made
 
 
 @dataclasses.dataclass(frozen=True)

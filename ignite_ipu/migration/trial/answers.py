@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ignite_ipu.emulator.inspection import map_leaves, name_of
-from ignite_ipu.migration.trial.places import Place, current_place
+from ignite_ipu.migration.trial.notes import Place, current_place
 
 _LARGEST = 10_000
 _Key = Tuple[Optional[Place], str]
@@ -70,10 +70,9 @@ class Answers(TorchFunctionMode):
         if isinstance(result, torch.Tensor) and result.dtype is torch.float64:
             self.doubles.setdefault(place, name)
 
-    def again(self) -> Answers:
+    def again(self) -> None:
         """Begin with the first results again, for another trace of the same forward."""
         self._taken.clear()
-        return self
 
     def take(self, place: Optional[Place], name: str) -> Any:
         """Return what the operator gave when it was called for the n-th time in this line, for the n-th asking.

@@ -8,8 +8,7 @@ import re
 from typing import Dict, Iterator, List, Mapping, Sequence, Tuple
 
 from ignite_ipu.errors import SourceError
-from ignite_ipu.migration.checker import place_hit
-from ignite_ipu.migration.findings import Finding, Hit, Outcome, Rule, Severity
+from ignite_ipu.migration.findings import Finding, Hit, Outcome, Rule, Severity, place_hit
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.source.file import Source, read_source
 from ignite_ipu.migration.trial.trial import Trial
@@ -17,30 +16,20 @@ from ignite_ipu.migration.trial.trial import Trial
 _ATTRIBUTE = re.compile(r"self\.\w+")
 
 
-def with_traced(
-    found: Sequence[Finding], trial: Trial, target: str, rules: Mapping[str, Rule]
-) -> Tuple[List[Finding], int]:
-    """Add to the findings of the static rules what a trace showed.
+def with_traced(found: Sequence[Finding], trial: Trial, rules: Mapping[str, Rule]) -> Tuple[List[Finding], int]:
+    """Add to the findings of the static rules what a trace showed of the rules that are wanted.
 
-    Where both say the same of a line it is said once, by whichever says it is worse.
-
-    Args:
-        found: What the static rules found.
-        trial: What the trace showed.
-        target: `MODULE:FACTORY`, as the user named it.
-        rules: The rules that are wanted.
-
-    Returns:
-        All findings by file and line, and how many of the trace's a comment silenced.
+    Where both say the same of a line it is said once, by whichever says it is worse. Returned are all findings by file
+    and line, and how many of the trace's a comment silenced.
     """
-    files = _Files([*(finding.path for finding in found), target.rpartition(":")[0]])
+    files = _Files([*(finding.path for finding in found), trial.target.rpartition(":")[0]])
     findings, suppressed = list(found), 0
     for note in trial.notes:
         rule = rules.get(note.rule)
         if rule is None:
             continue
         severity, place = note.severity or rule.severity, note.place or trial.factory
-        program = Program(Source(target, "")) if place is None else files.program(place.path)
+        program = Program(Source(trial.target, "")) if place is None else files.program(place.path)
         line = 1 if place is None else place.line
         if program.is_suppressed(rule.name, _ends(program.tree, line)):
             suppressed += 1

@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.migration.findings import Severity
-from ignite_ipu.migration.trial.notes import Notes
-from ignite_ipu.migration.trial.places import Place, is_users, place_of
+from ignite_ipu.migration.trial.notes import Notes, Place, is_users, place_of
 from ignite_ipu.program.forward.randomness import generator_states
 from ignite_ipu.program.guards.python_state import PythonState
 

@@ -33,8 +33,7 @@ from ignite_ipu.errors import LossError
 from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.trial.answers import Answers
-from ignite_ipu.migration.trial.notes import Notes
-from ignite_ipu.migration.trial.places import Place, current_place
+from ignite_ipu.migration.trial.notes import Notes, Place, current_place
 
 _DECISIONS = {"__bool__", "is_nonzero", "__contains__", "equal", "allclose", "__index__"}
 _READS = {"item", "tolist", "__int__", "__float__", "__complex__", "_local_scalar_dense", "apply_", "map_", "map2_"}
@@ -57,6 +56,7 @@ _REFUSED: Dict[Optional[Refusal], Tuple[str, str]] = {
     Refusal.UNSUPPORTED_OPERATOR: ("unsupported-operator", ""),
     Refusal.RESTRICTED_ARGUMENT: ("restricted-operator", ""),
 }
+_Function = Callable[..., Any]
 _RANDOM = words("bernoulli multinomial normal rand rand_like randint randint_like randn randn_like randperm")
 _SHOWN = {"__getitem__": "indexing by a mask", "__array__": "numpy"}
 _FROM_DATA = {"as_tensor", "from_numpy", "tensor"}
@@ -68,10 +68,6 @@ class Stopped(BaseException):
 
 class Survey(TorchFunctionMode):
     """Notes what a trace shows; entered around the code that is the user's.
-
-    Args:
-        notes: Where to.
-        answers: What the same calls gave natively.
 
     Attributes:
         capture: The trace, once it has begun.
@@ -94,28 +90,20 @@ class Survey(TorchFunctionMode):
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
+        self, func: _Function, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
         kwargs = kwargs or {}
-        name, place = name_of(func), current_place()
-        self.operators.setdefault(name, place)
+        self.operators.setdefault(name_of(func), current_place())
         known = set() if self.capture is None else set(self.capture.constants)
         try:
             result = func(*args, **kwargs)
         except (Error, LossError, DynamicOutputShape) as error:
-            result = self._refused(func, name, place, args, kwargs, error)
-        self._watch(name, place, args, kwargs, result, known)
+            result = self._refused(func, args, kwargs, error)
+        self._watch(name_of(func), args, kwargs, result, known)
         return result
 
-    def _refused(
-        self,
-        func: Callable[..., Any],
-        name: str,
-        place: Optional[Place],
-        args: Tuple[Any, ...],
-        kwargs: Dict[str, Any],
-        error: Exception,
-    ) -> Any:
+    def _refused(self, func: _Function, args: Tuple[Any, ...], kwargs: Dict[str, Any], error: Exception) -> Any:
+        name, place = name_of(func), current_place()
         text = " ".join(getattr(error, "message", str(error)).split())
         if isinstance(error, LossError):
             self.notes.add("restricted-operator", place, text.rstrip("."))
@@ -130,39 +118,30 @@ class Survey(TorchFunctionMode):
         if kind in (Refusal.MOVE_TO_HOST, Refusal.MOVE_TO_GPU) and name in ("to", "cpu", "cuda", "xpu"):
             return args[0]
         if kind is Refusal.HOST_TENSOR:
-            return self._again(func, place, *map_leaves((args, kwargs), _onto_ipu))
+            return self._again(func, *map_leaves((args, kwargs), _onto_ipu))
         if kind in (Refusal.UNSUPPORTED_OPERATOR, Refusal.RESTRICTED_ARGUMENT):
             before = set_strict(False)
             try:
-                return self._again(func, place, args, kwargs)
+                return self._again(func, args, kwargs)
             finally:
                 set_strict(before)
-        return self._answer(place, name, error)
+        return self._answer(name, error)
 
-    def _again(
-        self, func: Callable[..., Any], place: Optional[Place], args: Tuple[Any, ...], kwargs: Dict[str, Any]
-    ) -> Any:
+    def _again(self, func: _Function, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         try:
             return func(*args, **kwargs)
         except (Error, DynamicOutputShape) as error:
-            return self._answer(place, name_of(func), error)
+            return self._answer(name_of(func), error)
 
-    def _answer(self, place: Optional[Place], name: str, error: Exception) -> Any:
+    def _answer(self, name: str, error: Exception) -> Any:
         try:
-            native = self.answers.take(place, name)
+            native = self.answers.take(current_place(), name)
         except LookupError:
             raise Stopped from error
         return map_leaves(native, _onto_ipu)
 
-    def _watch(
-        self,
-        name: str,
-        place: Optional[Place],
-        args: Tuple[Any, ...],
-        kwargs: Dict[str, Any],
-        result: Any,
-        known: Set[str],
-    ) -> None:
+    def _watch(self, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any], result: Any, known: Set[str]) -> None:
+        place = current_place()
         for value in leaves(result):
             if isinstance(value, IpuTensor) and value.node.op == "call_function":
                 self.nodes.setdefault(value.node.name, place)

@@ -1,9 +1,11 @@
-"""One model compiled on the emulator for training and for inference, and what that shows as findings."""
+"""One model compiled on the emulator for training and for inference, and what that shows as notes."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import math
 import os
 import sys
 import warnings
@@ -11,20 +13,18 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from ignite_ipu import backend
 from ignite_ipu.cli.targets import blamed_on, load_factory
-from ignite_ipu.emulator.inspection import Error, IpuTensor, Refusal, Trace, identifier
+from ignite_ipu.emulator.inspection import Error, IpuTensor, Refusal, Trace, identifier, leaves
 from ignite_ipu.errors import BatchError, LossError, OutputError
 from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.migration.findings import Severity
+from ignite_ipu.migration.parity.setup import Subject
 from ignite_ipu.migration.trial.answers import Answers
-from ignite_ipu.migration.trial.comparison import differences
-from ignite_ipu.migration.trial.notes import Note, Notes
-from ignite_ipu.migration.trial.places import Place, definition_of, library_line, raised_at
+from ignite_ipu.migration.trial.notes import Note, Notes, Place, definition_of, library_line, raised_at
 from ignite_ipu.migration.trial.python_state import watched_lines
-from ignite_ipu.migration.trial.subject import Subject
 from ignite_ipu.migration.trial.survey import Printed, Stopped, Survey, unsupported_operators
 from ignite_ipu.optimizers import OptimizerError, convert_optimizer
 from ignite_ipu.program.step import BatchStep, EvaluationStep
@@ -39,26 +39,33 @@ _STOPPING = words(
 
 @dataclass
 class Trial:
-    """Result of compiling a model.
+    """Result of compiling a model, for "training", "inference" or both.
 
     Attributes:
+        target: What was asked for: `MODULE:FACTORY`, or `FILE.py:FACTORY`.
         notes: In the order in which they were found.
         factory: Where the factory is defined: the place of what no line of a model is to blame for.
-        compiled: "training", "inference", or both: what there is a program of at the end.
+        compiled: What there is a program of at the end.
         tried: What there should be one of.
     """
 
-    notes: List[Note]
+    target: str
     factory: Optional[Place]
+    notes: List[Note] = field(default_factory=list)
     compiled: List[str] = field(default_factory=list)
     tried: List[str] = field(default_factory=list)
 
+    @property
+    def verdict(self) -> str:
+        """One line that says which of them work."""
+        failed = [what for what in self.tried if what not in self.compiled]
+        parts = [f"compiles for {' and '.join(self.compiled)}"] if self.compiled else []
+        parts += [f"does not compile for {' or '.join(failed)}"] if failed else []
+        return f"{self.target}: {', '.join(parts)}"
+
 
 def try_out(target: str) -> Trial:
-    """Run the factory, compile its model on the emulator, and tell what that shows.
-
-    Args:
-        target: `MODULE:FACTORY`, or `FILE.py:FACTORY`.
+    """Run the factory of a target, compile its model on the emulator, and tell what that shows.
 
     Raises:
         UserError: The factory cannot be found, fails, or returns something else than a model with example batches.
@@ -67,7 +74,7 @@ def try_out(target: str) -> Trial:
         with blamed_on(target):
             factory = load_factory(target)
             native, subject = Subject.of(factory()), Subject.of(factory())
-        trial = Trial([], definition_of(factory))
+        trial = Trial(target, definition_of(factory))
         notes = Notes(trial.notes)
         _look_at_batches(subject, notes)
         for training in (True, False) if subject.optimizer is not None else (False,):
@@ -87,7 +94,7 @@ def _answers(native: Subject, subject: Subject, notes: Notes, training: bool) ->
     answers = Answers()
     try:
         with torch.set_grad_enabled(training), answers:
-            output = native.call(native.model, x)
+            output = native.how.call(native.model, x)
             if training and native.loss_fn is not None:
                 native.loss_fn(output, y)
     except Exception as error:
@@ -120,7 +127,7 @@ def _compiles(subject: Subject, answers: Answers, notes: Notes, training: bool) 
     first, second = (survey.capture for survey in surveys)
     if first is None or second is None:
         return False
-    for name, change in differences(first, second):
+    for name, change in _differences(first, second):
         place = surveys[0].nodes.get(name) or surveys[0].constants.get(name)
         if not notes.has("python-randomness", place):
             text = f"{{where}} computes with {change}; the compiled program stays with the first"
@@ -189,7 +196,7 @@ def _compile(subject: Subject, step: BatchStep, executor: Any, survey: Survey, n
 def _watching(subject: Subject, survey: Survey, notes: Notes) -> Callable[[nn.Module, Any], Any]:
     def call(model: nn.Module, x: Any) -> Any:
         with survey:
-            output = subject.call(model, x)
+            output = subject.how.call(model, x)
         place, forward = definition_of(model.forward), f"{type(model).__name__}.forward"
         for value in tensors_in(output):
             if not isinstance(value, IpuTensor):
@@ -263,6 +270,58 @@ def _said(shapes: List[Tuple[int, ...]]) -> str:
 
 def _line(error: BaseException) -> str:
     return " ".join(str(getattr(error, "message", error)).split()).rstrip(".")
+
+
+def _differences(first: Trace, second: Trace) -> Iterator[Tuple[str, str]]:
+    """Yield the name of each node or constant of the first trace that the second has otherwise, and how.
+
+    Two traces that go different ways are compared as far as they go together.
+    """
+    for (constant, one), other in zip(first.constant_values.items(), second.constant_values.values()):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            yield constant.name, f"a tensor of shape {tuple(one.shape)} and then of shape {tuple(other.shape)}"
+        elif not torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)):
+            yield constant.name, "one tensor and then another"
+    last: Optional[fx.Node] = None
+    for node, twin in itertools.zip_longest(_operators(first), _operators(second)):
+        if node is None or twin is None:
+            place = node if node is not None else last if last is not None else twin
+            yield place.name, f"{_operator(node or twin)} in one call and not in the other"
+            return
+        if _operator(node) != _operator(twin):
+            yield node.name, f"{_operator(node)} and then {_operator(twin)}: forward takes another way"
+            return
+        changed = ((mine, theirs) for mine, theirs in zip(_arguments(node), _arguments(twin)) if mine != theirs)
+        for mine, theirs in itertools.islice(changed, 1):
+            yield node.name, f"{_shown(mine)} and then {_shown(theirs)}"
+        last = node
+
+
+def _operators(trace: Trace) -> List[Any]:
+    for number, node in enumerate(trace.graph.nodes):
+        node.meta["number"] = number
+    return [node for node in trace.graph.nodes if node.op == "call_function"]
+
+
+def _operator(node: fx.Node) -> str:
+    return str(node.meta.get("operator", node.name))
+
+
+def _arguments(node: fx.Node) -> List[Any]:
+    return [_comparable(leaf) for leaf in leaves((list(node.args), dict(node.kwargs)))]
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, fx.Node):
+        return ("node", value.meta["number"])
+    if isinstance(value, float) and math.isnan(value):
+        return "nan"
+    # Generators, functions and the like are compared by what they are, not by where they lie.
+    return value if isinstance(value, (int, float, bool, str, type(None))) else type(value).__name__
+
+
+def _shown(value: Any) -> str:
+    return "another tensor" if isinstance(value, tuple) else repr(value)
 
 
 @contextlib.contextmanager

@@ -30,6 +30,8 @@ def reached(start, **files):
         ("importlib.import_module('a.b')", ["a/__init__.py", "a/b.py"]),
         ("importlib.import_module(f'a.{name}')", ["a/__init__.py", "a/b.py"]),
         ("importlib.import_module('a.' + name)", ["a/__init__.py", "a/b.py"]),
+        ("importlib.import_module(f'{name}.b')", []),
+        ("importlib.import_module(f'a_{name}')", []),
         ("import torch, b", []),
     ],
 )
