@@ -52,7 +52,6 @@ def refuse_for_capture(config: IPUConfig, accumulates: bool = False) -> None:
     """Refuse settings that a captured loop cannot honour.
 
     Args:
-        config: The settings.
         accumulates: Whether somebody takes `gradient_accumulation_steps` for the loop, as `IPUAccelerator` does.
     """
     reasons = dict(_REFUSED) if accumulates else {**_REFUSED, "gradient_accumulation_steps": _OF_THE_LOOP}
@@ -66,9 +65,7 @@ def refuse_for_capture(config: IPUConfig, accumulates: bool = False) -> None:
 def captured_options(config: IPUConfig) -> Options:
     """Return the training options that every program's own are derived from.
 
-    Raises:
-        CaptureError: They say what only the loop can say.
-        OptionsError: They cannot run.
+    A `CaptureError` where they say what only the loop can say, an `OptionsError` where they cannot run.
     """
     refuse_for_capture(config, accumulates=True)
     modes, own = backend.poptorch().OutputMode, own_options(config)

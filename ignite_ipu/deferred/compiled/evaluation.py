@@ -37,12 +37,7 @@ _COUNTS = nn.modules.batchnorm._BatchNorm
 
 
 class CapturedEvaluation:
-    """The inference programs of one captured model, one for each kind of call; up to eight are kept.
-
-    Args:
-        session: The model's session.
-        config: How to compile.
-    """
+    """The inference programs of one captured model, one for each kind of call; up to eight are kept."""
 
     def __init__(self, session: IPUSession, config: IPUConfig) -> None:
         self._session = session
@@ -56,12 +51,7 @@ class CapturedEvaluation:
         self._has_given_up = self._told_of_host_runs = False
 
     def run(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], model: Optional[nn.Module] = None) -> Any:
-        """Return the model's output, with tensors on the host.
-
-        Args:
-            args, kwargs: What it is called with.
-            model: The part of the model that is called, of those that are trained together; None for all of it.
-        """
+        """Return the output of a part of the model, or of all of it, with tensors on the host."""
         args, kwargs = resolved((args, kwargs))
         model = self._session.model if model is None else model
         if model.training and _draws_or_counts(model):
@@ -102,12 +92,7 @@ class CapturedEvaluation:
         return unflatten(step.output, outputs)
 
     def run_on_host(self, model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], line: Line) -> Any:
-        """Return what a call in training mode gives on the host: no inference program updates statistics, or draws.
-
-        Args:
-            model, args, kwargs: What is called, and with what.
-            line: Where.
-        """
+        """Return what a call in training mode gives on the host: no inference program updates statistics, or draws."""
         weights = self._session.weights
         if not self._told_of_host_runs:
             self._told_of_host_runs = True
@@ -234,7 +219,6 @@ def with_gradients(output: Any, arguments: Any, trained: bool) -> Any:
     """Let the output of a model require gradients as natively, so that no step takes its tensors for constants.
 
     Args:
-        output: What the model returned.
         arguments: What it was called with, of which gradients may be asked.
         trained: Whether an optimizer has weights of the model.
     """

@@ -24,7 +24,6 @@ class ForwardGuard(FunctionGuard):
     """Refuses calls that no compiled program makes, in its `with` block, where a model is tried or traced."""
 
     def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        """Refuse to pack sequences, to compute with sparse tensors and to differentiate."""
         for value in args:
             if type(value) is torch.Tensor and value.layout is not torch.strided and func is not _LAYOUT:
                 refuse_sparse(value, current_line())
@@ -45,11 +44,7 @@ class ForwardGuard(FunctionGuard):
 
 
 class HeldBuffers:
-    """A model's buffers before a call, in whose place its code may not put others, as for a cache that grows.
-
-    Args:
-        model: The model.
-    """
+    """A model's buffers before a call, in whose place its code may not put others, as for a cache that grows."""
 
     def __init__(self, model: nn.Module) -> None:
         self._name = type(model).__name__

@@ -49,7 +49,6 @@ class HostCall(NamedTuple):
     """Result of a call on the host.
 
     Attributes:
-        output: What it returned.
         writes: The names of the buffers that it wrote into.
         draws: Whether it drew random numbers of PyTorch's.
         shared: The memory of arguments and weights, some of which may be that of the output.
@@ -61,7 +60,6 @@ class HostCall(NamedTuple):
     shared: FrozenSet[int]
 
     def signature(self, structure: Structure, leaves: Sequence[Any], modes: ModesThen, frozen: bool) -> CallSignature:
-        """Return the signature of such calls of the model, of these arguments and in these modes."""
         tensors: List[torch.Tensor] = []
         result = flatten(self.output, tensors)
         grad = torch.is_grad_enabled()
@@ -77,12 +75,6 @@ def called_on_host(
     model: nn.Module, structure: Structure, tensors: Sequence[torch.Tensor], weights: Weights, name: str
 ) -> HostCall:
     """Call a model on the host, without a trace in its weights, its buffers, its arguments or randomness.
-
-    Args:
-        model: The model.
-        structure, tensors: The arguments of the call.
-        weights: Those of the model.
-        name: What messages call the model.
 
     Raises:
         CaptureError: Its code changes in every call what a compiled program would not: Python values, its arguments,
@@ -177,11 +169,6 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
     """Call a model on the host, which leaves tensors that it is given, its buffers and random numbers as they are.
 
     Before anything is trained it may make weights and buffers, for which random numbers are drawn as natively.
-
-    Args:
-        model: The model, or a part of it.
-        args, kwargs: What it is called with.
-        session: Its session.
 
     Raises:
         ReplacedError: It has made some, of which the session does not know.

@@ -25,18 +25,10 @@ class ReplacedError(CaptureError):
 
 
 class Modes:
-    """The modes of one model, exact at every call.
+    """The modes of one model, or of a part of a `whole` one, exact at every call.
 
-    Modules are asked every time, as far as `PythonState` has to. Parameters are asked when one of them was touched
-    since, and looked for when some module was given one since.
-
-    Args:
-        model: The user's model.
-        weights: Those of a model that it is a part of, or is.
-        whole: That model; None for itself.
-
-    Attributes:
-        parameters: The model's parameters, in the order of `ModesThen.trained`.
+    Modules are asked every time, as far as `PythonState` has to. Parameters, in the order of `ModesThen.trained`, are
+    asked when one of them was touched since, and looked for when some module was given one since.
     """
 
     def __init__(self, model: nn.Module, weights: Weights, whole: Optional[nn.Module] = None) -> None:

@@ -46,8 +46,6 @@ class CapturedStep(_ReadyStep):
     """The module compiled for a captured step: it returns the loss, and the values that are wanted on the host.
 
     Args:
-        model: The user's model.
-        graph: What to compute.
         outputs: `(operation, result)` of each value to return.
         numbers: The floats that are constants.
         inputs_for_numbers: Which floats are inputs instead, because they change.
@@ -117,14 +115,7 @@ class CapturedStep(_ReadyStep):
 
 
 class CalledStep(_ReadyStep):
-    """The module compiled to evaluate: one call of the model.
-
-    Args:
-        model: The user's model.
-        structure: The call's arguments without their tensors.
-        shapes: Shape of each tensor.
-        half: Whether matrix products and convolutions run in half precision.
-    """
+    """The module compiled to evaluate: one call of the model, with tensors of these shapes among its arguments."""
 
     def __init__(
         self, model: nn.Module, structure: Structure, shapes: Sequence[Tuple[int, ...]], half: bool = False
@@ -141,7 +132,6 @@ class CalledStep(_ReadyStep):
         return self._output[0]
 
     def forward(self, *leaves: Any) -> Any:
-        """Return the tensors of the model's output."""
         args, kwargs = self._arguments(leaves)
         with EAGER, self.guarded(), ForwardGuard(), self.in_half():
             held, buffers = HeldBuffers(self.model), dict(self.model.named_buffers())

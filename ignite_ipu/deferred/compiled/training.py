@@ -38,16 +38,10 @@ _MOST_PROGRAMS = 8
 class CapturedTraining:
     """The captured weight updates of one model by one optimizer.
 
-    Args:
-        session: The model's session.
-        config: How to compile.
-        modes: The modes of the model.
-
     Attributes:
         own: Ids of the parameters that this optimizer trains, where the others are another one's; None for all.
         max_grad_norm: The global norm that gradients are clipped to, None for no clipping.
         optimizer: The user's optimizer, once it is known.
-        compilations: How often a program was compiled.
         checked: What the parameters were told by that were found to be all when they were clipped last.
         zeroed: Where the loop made gradients zero instead of None, if it did when it last cleared them.
         gradients: The gradients of updates, for who looks at them.

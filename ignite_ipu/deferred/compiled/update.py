@@ -91,14 +91,7 @@ class CompiledUpdate:
         outputs: Sequence[torch.Tensor],
         keeps: Optional[Callable[[Operation], bool]],
     ) -> None:
-        """Give values what came back for them.
-
-        Args:
-            batches: The micro-batches, whose operations are done by now.
-            needed: The values.
-            outputs: What came back.
-            keeps: Tells of an operation whether another update computes it, too; None for no.
-        """
+        """Give needed values what came back for them; `keeps` tells which operations another update computes, too."""
         for batch in batches:
             for operation in batch.operations:
                 operation.finish(keeps is not None and keeps(operation))

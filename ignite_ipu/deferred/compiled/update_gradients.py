@@ -75,7 +75,6 @@ class UpdateGradients:
 
     @property
     def awaited(self) -> bool:
-        """True if somebody awaits a norm of the coming update's gradients."""
         return bool(self._norms)
 
     def needed(self) -> bool:
@@ -123,12 +122,7 @@ class UpdateGradients:
         return bool(self._found) or self._program() is not None
 
     def of(self, parameter: torch.Tensor, max_norm: Optional[float] = None) -> Optional[torch.Tensor]:
-        """Return the gradient of a parameter, None where the loss does not depend on it.
-
-        Args:
-            parameter: The parameter.
-            max_norm: What the gradients were clipped to, None if they were not.
-        """
+        """Return the gradient of a parameter, clipped to a norm if to one; None where no loss depends on it."""
         gradient = self._all().get(id(parameter))
         if gradient is None or max_norm is None:
             return gradient
@@ -171,12 +165,8 @@ def _none() -> None:
 def _on_host(model: nn.Module, losses: Sequence[Loss]) -> Dict[int, Optional[torch.Tensor]]:
     """Return the gradients of the sum of losses by `id` of the parameter, None where none depends on it.
 
-    Layers are in the modes they are in: random ones draw others than the step will, and statistics of batches are not
-    kept.
-
-    Args:
-        model: What the parameters are of, with the newest weights on the host.
-        losses: What went backward.
+    The host has the newest weights. Layers are in the modes they are in: random ones draw others than the step will,
+    and statistics of batches are not kept.
     """
     with torch._C.DisableTorchFunctionSubclass():
         trained = {id(each): plain(each).requires_grad_() for each in model.parameters() if requires_grad(each)}

@@ -22,11 +22,9 @@ _is_resizable: Callable[[Any], bool] = getattr(torch.UntypedStorage, "resizable"
 
 @dataclasses.dataclass(eq=False)
 class Shape:
-    """Properties of a tensor that has not been computed.
+    """Properties of a tensor that has not been computed; it requires gradients if it depends on trainable weights.
 
-    Attributes:
-        requires_grad: Whether it depends on trainable weights.
-        aliases: Whether it may share its memory with what it was computed from.
+    `aliases` says that it may share its memory with what it was computed from.
     """
 
     size: Tuple[int, ...]
@@ -40,7 +38,6 @@ class Shape:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, requires_grad: bool, aliases: bool = False) -> Shape:
-        """Return the shape of an existing tensor."""
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, requires_grad, aliases)
 
     def meta(self) -> torch.Tensor:
@@ -59,15 +56,13 @@ class Number:
 
 
 class Input:
-    """A tensor of the host that a recorded operation reads.
+    """A tensor of the host that a recorded operation reads; nobody may write into it before the step has run.
 
     Attributes:
-        tensor: The tensor; nobody may write into it before the step has run.
         parameter, model: Name it has as a parameter or buffer of a captured model, and that; None for any other tensor.
         weight: The trained weight of which the tensor is a copy, as it was before it was known whose it is, or before
             an update; None for all others.
-        spent: Where the value was computed, with gradients, that the tensor is since its update has run; None for all
-            others.
+        spent: Where the value was computed, with gradients, that the tensor is since its update has run.
     """
 
     __slots__ = ("_original", "_shape", "_version", "model", "parameter", "spent", "tensor", "weight")
@@ -96,7 +91,6 @@ class Input:
 
     @property
     def shape(self) -> Shape:
-        """Properties of the tensor."""
         if self._shape is None:
             self._shape = Shape.of(self.tensor, False)
         return self._shape
@@ -127,10 +121,9 @@ class Input:
         self.tensor, self.weight, self.parameter, self.model = self.weight, None, parameter, model
 
     def check(self, line: Line, late: bool = False) -> None:
-        """Refuse a tensor that was written into since it was recorded.
+        """Refuse a tensor that was written into since it was recorded at a line.
 
         Args:
-            line: Where it was recorded.
             late: Whether the host computes with it, for somebody who reads a value that is no part of the loss.
         """
         if self.parameter is not None:

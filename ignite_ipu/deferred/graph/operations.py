@@ -56,10 +56,9 @@ by_number: Callable[[Operation], int] = operator.attrgetter("number")
 
 @dataclasses.dataclass
 class _Clock:
-    """Numbers operations in the order of their calls, and remembers how far values are known.
+    """Numbers operations in the order of their calls, up to `now`, and remembers how far values are known.
 
     Attributes:
-        now: Number of the last operation.
         settled: What `now` was when values last came back from a device. What was recorded later was recorded because
             it depends on values that nobody had then, so it is not known now.
     """
@@ -84,14 +83,12 @@ def reached(start: Iterable[_T], following: Callable[[_T], Iterable[_T]]) -> Dic
 
 
 class Value:
-    """One tensor that an operation gives.
+    """One tensor that an operation gives, the `index`-th.
 
     Attributes:
-        operation, index: Which result of which operation it is.
-        shape: What it will look like.
-        tensor: The tensor, None until it is known.
         handle: Weakly, the deferred tensor that the user holds.
         consumers: Weakly, the operations that read it.
+        viewed: Whether another tensor of the step may share its memory.
         went_backward: What to call when it goes backward, whose update has run before; None for all others.
     """
 
@@ -121,11 +118,7 @@ class Value:
         return self.shape.requires_grad and self.known and self.operation.live
 
     def get(self) -> torch.Tensor:
-        """Return the tensor.
-
-        Raises:
-            EarlyReadError: The device has not computed what it depends on.
-        """
+        """Return the tensor; an `EarlyReadError` if the device has not computed what it depends on."""
         if self.tensor is None:
             if not self.operation.computable:
                 raise EarlyReadError(self.operation.problem or "This value has not been computed.")
@@ -134,7 +127,6 @@ class Value:
         return self.tensor
 
     def take(self, tensor: torch.Tensor) -> None:
-        """Be known from now on."""
         dtype = self.shape.dtype
         self.tensor = tensor if tensor.dtype is dtype else tensor.to(dtype)
 
@@ -195,11 +187,9 @@ class CallSignature:
         function: What is called; None for a captured model.
         structure: Its arguments `(args, kwargs)` without the leaves.
         grad: Whether gradients are enabled.
-        result: What surrounds the tensors of the result.
-        shapes: What these tensors look like.
-        modes: The modes of the captured model that is called; None for a function.
-        writes: Names of the buffers that the call of a captured model writes into.
-        draws: Whether the call of a captured model draws random numbers.
+        result: What surrounds the tensors of the result, whose `shapes` follow.
+        modes, writes, draws: Of the captured model that is called: its modes, the names of the buffers that the call
+            writes into, and whether it draws random numbers.
         warned: Whether somebody was told that it draws them in two programs.
         single: Whether the result is one tensor and nothing else.
         aliases: Whether some of the result may share memory with an argument.
@@ -230,15 +220,12 @@ NORM = CallSignature(
 
 
 class Operation:
-    """One recorded call.
+    """One recorded call, of a captured model or of a function.
 
     Attributes:
         number: Grows in the order of the calls.
-        signature: What is called, and how.
-        model: The captured model that is called, None for a function.
         leaves: `Value`, `Input` or `Number` for every leaf of the arguments.
         results: Weakly, the values it gives.
-        line: Where it was called.
         done: Whether its values are known.
         problem: Why its values will never be known.
         kept: What is of no use once nobody can run this any more; not set where there is nothing.
@@ -277,7 +264,6 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Name in messages."""
         return "the model" if self.signature.function is None else name_of(self.signature.function)
 
     @property
@@ -292,13 +278,11 @@ class Operation:
         return not any(each.done or each.signature.function is None or each.number > settled for each in self._needed())
 
     def give(self) -> List[Value]:
-        """Return the values of the results."""
         values = [Value(self, index, shape) for index, shape in enumerate(self.signature.shapes)]
         self.results = [weakref.ref(value) for value in values]
         return values
 
     def compute(self) -> None:
-        """Compute the results on the host, from values that are known."""
         with torch.no_grad():
             for operation, tensors in replayed(sorted(self._needed(), key=by_number), shown_input).items():
                 operation.settle(tensors)
@@ -309,11 +293,9 @@ class Operation:
 
     @property
     def value_leaves(self) -> List[Value]:
-        """Values that it is computed from."""
         return [leaf for leaf in self.leaves if type(leaf) is Value]
 
     def settle(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Be done, with what the host has computed."""
         for value in self.values:
             value.take(tensors[value.index])
         self.finish()
@@ -380,12 +362,7 @@ def shown_input(leaf: Input, operation: Operation) -> torch.Tensor:
 
 
 def keep_inputs(operations: Iterable[Operation], every: bool = False) -> None:
-    """Copy memory that is not PyTorch's of what operations read, and of what is computed from their results.
-
-    Args:
-        operations: Where to begin.
-        every: Whether to copy PyTorch's, too.
-    """
+    """Copy memory that is not PyTorch's, or `every`, of what operations and those that follow them read."""
     copies: Dict[int, torch.Tensor] = {}
     for operation in reached(operations, lambda each: [reader for value in each.values for reader in value.readers()]):
         for leaf in operation.leaves:

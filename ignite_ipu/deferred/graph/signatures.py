@@ -112,8 +112,7 @@ def inferred_signature(
 ) -> CallSignature:
     """Return the signature of a call, found by making it on the meta device the first time.
 
-    Raises:
-        CaptureError: The shape of a result depends on values, or the device could not compute the call.
+    A `CaptureError` where the shape of a result depends on values, or the device could not compute the call.
     """
     shapes = tuple([leaf.shape.key if not isinstance(leaf, Number) else type(leaf.value) for leaf in leaves])
     key = (function, structure.key, grad, shapes)

@@ -31,14 +31,7 @@ A step function that accumulates returns before the update of its loss has run, 
 
 @dataclasses.dataclass(frozen=True)
 class GraphNode:
-    """One operation of a graph.
-
-    Attributes:
-        function: What to call; None for the model.
-        structure: Its arguments without the leaves.
-        line: Where the user's code has it, for messages.
-        part: Which submodule is the model, of those that are trained together.
-    """
+    """One operation of a graph: of a function, or of the part of the model at a path, if that is None."""
 
     function: Any
     structure: Structure
@@ -49,7 +42,6 @@ class GraphNode:
 
     @functools.cached_property
     def key(self) -> Hashable:
-        """Equal for operations that compute the same."""
         return (self.function, self.structure.key, self.leaves, self.grad, self.part)
 
 
@@ -75,7 +67,6 @@ class StepGraph:
 
     @property
     def called_at(self) -> Line:
-        """Line where the model was called first."""
         return next(step.line for step in self.steps if step.function is None)
 
     @functools.cached_property

@@ -43,19 +43,13 @@ class Bounded(Dict[Hashable, Any]):
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """Structure around the leaves of a nested value.
-
-    Attributes:
-        key: Equal for structures that differ in their leaves alone.
-        build: Called with an iterator over the leaves.
-    """
+    """Structure around the leaves of a nested value; those that differ in their leaves alone have equal keys."""
 
     key: Hashable
     build: Callable[[Iterator[Any]], Any]
 
     @property
     def is_leaf(self) -> bool:
-        """True if it is one leaf that nothing surrounds."""
         return self.key is _LEAF
 
 
@@ -113,7 +107,7 @@ def unflatten(structure: Structure, leaves: Sequence[Any]) -> Any:
 
 
 def refuse_sparse(tensor: torch.Tensor, line: Any) -> None:
-    """Refuse a tensor that takes part in a program at a line, if it is a sparse one."""
+    """Refuse a sparse tensor that takes part in a program at a line."""
     if tensor.layout is not torch.strided:
         raise CaptureError(
             f"A tensor of shape {tuple(tensor.shape)} in the layout {tensor.layout} takes part in the step at "

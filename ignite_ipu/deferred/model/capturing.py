@@ -90,11 +90,7 @@ def capture_optimizer(optimizer: torch.optim.Optimizer, alone: bool = False) -> 
 
 
 class HeldWeights(SessionHooks):
-    """Has functions recorded of an optimizer's parameters that no captured model has, yet or at all.
-
-    Args:
-        optimizer, alone: As for `capture_optimizer`.
-    """
+    """Has functions recorded of an optimizer's parameters that no captured model has, yet or at all."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, alone: bool) -> None:
         super().__init__()
@@ -113,7 +109,6 @@ class HeldWeights(SessionHooks):
         """Leave the weights: the host has the only ones."""
 
     def end(self) -> None:
-        """Let the parameters be ordinary ones again."""
         self._accesses.ended = True
         unwatch_parameters(self._parameters, always=False)
 

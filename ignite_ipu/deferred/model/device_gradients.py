@@ -28,8 +28,7 @@ class DeviceGradients:
     gradient that is taken off is let go of, and tells so.
 
     Args:
-        model: The user's model.
-        remedy: What its loop does to clip gradients; None puts nothing on parameters.
+        remedy: What the model's loop does to clip gradients; None puts nothing on parameters.
         source: The method, held weakly, that returns the value of a parameter's gradient.
         own: Ids of the parameters to look after; None for all.
 
@@ -55,7 +54,6 @@ class DeviceGradients:
         self.gone: Set[int] = set()
 
     def of(self, parameter: torch.Tensor) -> DeviceGradient:
-        """Return what stands for the gradient of a parameter."""
         with torch._C.DisableTorchFunctionSubclass():
             like = torch.Tensor.detach(parameter)
             remedy = self._remedy or "use torch.nn.utils.clip_grad_norm_ over all of the model's parameters"
@@ -64,11 +62,7 @@ class DeviceGradients:
         return gradient
 
     def place(self, unused: Container[int] = ()) -> None:
-        """Put gradients on the parameters, where there is something to do.
-
-        Args:
-            unused: By `id`, the parameters that have none.
-        """
+        """Put gradients on the parameters, without those whose ids are `unused`, where there is something to do."""
         if self.placed or self._remedy is None:
             return
         # Touched in the ordinary way, a parameter of a model in training would download all weights first.
@@ -143,7 +137,6 @@ class DeviceGradients:
             )
 
     def clear_those_of_the_host(self, parameters: Iterable[torch.Tensor], set_to_none: bool) -> None:
-        """Do with gradients of the host what `zero_grad` does."""
         with torch._C.DisableTorchFunctionSubclass():
             for parameter in parameters:
                 gradient = gradient_of(parameter)
@@ -155,11 +148,7 @@ class DeviceGradients:
                     gradient.detach_().zero_()
 
     def remove(self, only: Optional[Container[int]] = None) -> None:
-        """Take them off, so that whoever looks at the parameters next finds ordinary ones.
-
-        Args:
-            only: By `id`, the parameters that it is about; None for all.
-        """
+        """Take them off, of parameters with some ids or of all, so that whoever looks next finds ordinary ones."""
         if not self._gradients:
             return
         with torch._C.DisableTorchFunctionSubclass():
@@ -175,11 +164,7 @@ class DeviceGradients:
             self.placed = False
 
     def follow_clearing(self, available: bool) -> None:
-        """Take gradients off that are None from now on; those that the loop still holds keep their values.
-
-        Args:
-            available: Whether there are values.
-        """
+        """Take gradients off that are None from now on; those that the loop still holds keep their values, if any."""
         self.remove()
         self._gradients.clear()
         made, self._made = self._made, []

@@ -28,10 +28,9 @@ _SAMPLING = words("multinomial bernoulli normal poisson binomial")
 
 @dataclasses.dataclass(eq=False)
 class EarlyUpdate:
-    """An update that ran early; to call it refuses to show what the update has changed.
+    """An update that ran early, for the value read at a line; to call it refuses to show what the update has changed.
 
     Attributes:
-        line: Where the value was read.
         awaited: Whether it ran even before `backward()`, which is still to come.
         uncleared: Where the update before was made, as long as its gradients have not been cleared.
     """
@@ -95,7 +94,6 @@ def may_run_early(model: Captured, postponed: Callable[[], Optional[str]], opera
     """Tell whether an update is complete but for `optimizer.step()`, and a value comes with it.
 
     Args:
-        model: What would run the update.
         postponed: Returns why it cannot run yet, None if it can.
         operations: What the value is computed from.
     """
@@ -150,9 +148,7 @@ def not_frozen(model: Any) -> EarlyReadError:
 def incomplete(losses: Sequence[Loss], postponed: Callable[[], Optional[str]]) -> Optional[str]:
     """Return why an update from losses cannot be made yet, None if it can.
 
-    Args:
-        losses: What went backward. Where an engine's step function has left the last one, more will.
-        postponed: Returns why the loop makes no update yet, None if it does.
+    Where an engine's step function has left the last one, more will follow; `postponed` returns why the loop waits.
     """
     reason = postponed()
     if reason is not None or not losses or losses[-1].call in (None, CALL.get()):

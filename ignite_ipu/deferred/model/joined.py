@@ -24,11 +24,7 @@ __all__ = ["JoinedModels", "captured_by", "join", "joined_by_optimizers"]
 
 
 class JoinedModels(nn.Module):
-    """The one module that PopTorch compiles for several models.
-
-    Args:
-        models: They become its children, named after their classes.
-    """
+    """The one module that PopTorch compiles for several models: its children, named after their classes."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -41,17 +37,11 @@ class JoinedModels(nn.Module):
         self.joined_names = " and ".join(sorted(type(model).__name__ for model in models))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Never called: a recorded step calls the children."""
         raise CaptureError("Models that are trained together are called one by one.")
 
 
 def join(captures: List[CapturedModel], reason: str) -> CapturedModel:
-    """Return what captures several models as one from now on.
-
-    Args:
-        captures: What has captured each, the trained ones first.
-        reason: What they have in common, as messages begin.
-    """
+    """Return what captures several models as one from now on, the trained ones first; `reason` begins messages."""
     parts: List[CapturedModel] = []
     tops: List[nn.Module] = []
     for capture in captures:

@@ -55,23 +55,17 @@ class CapturedModel:
     """Captured model: records its calls and runs its updates.
 
     Args:
-        model: The user's model.
-        config: How steps are compiled.
         join: Returns what trains captured models that the loss at a line is computed by, and tells it its optimizer.
         postponed: Called when a value is read between backward and `optimizer.step()`: returns why the update cannot
             run yet, None if it can.
         clip_remedy: What the loop does to clip gradients, for whoever uses `parameter.grad`; when None, `.grad` stays
             as it is.
         part_of: What captures a model of which this one is a submodule.
-        observer: Follows the model.
         joins: Whether the parameters become this one's that others have captured.
 
     Attributes:
-        model: The user's model.
         whole: What runs the updates: this, or what captures the models that one optimizer trains together.
         path: Where in the whole's model this one is.
-        session: The model's session, with the weights and the programs.
-        evaluation: What runs evaluations.
         turns: What each of the whole's optimizers makes of its losses; one before they are known.
         modes: The modes of the whole's model.
         edits, buffer_writes: What was written on the host, and what calls will write with their updates.
@@ -139,7 +133,6 @@ class CapturedModel:
 
     @property
     def name(self) -> str:
-        """Name of the model in messages."""
         joined = getattr(self.model, "joined_names", None)
         return type(self.model).__name__ if joined is None else str(joined)
 
@@ -155,7 +148,6 @@ class CapturedModel:
         return CapturedModel(model, *own, observer=self._observer, joins=True)
 
     def parameter_ids(self) -> Sequence[int]:
-        """Return the ids of its parameters."""
         return [id(parameter) for parameter in self.model.parameters()]
 
     def owns(self, name: str, tensor: torch.Tensor) -> bool:
@@ -165,7 +157,6 @@ class CapturedModel:
     # -- calls of the model ---------------------------------------------------------------------------------------
 
     def call(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        """Answer a call of the model."""
         try:
             return self._answer(args, kwargs)
         except ReplacedError:
@@ -195,7 +186,6 @@ class CapturedModel:
 
     @property
     def is_frozen(self) -> bool:
-        """True if no parameter of the model requires gradients."""
         with torch._C.DisableTorchFunctionSubclass():
             return not any(parameter.requires_grad for parameter in self.model.parameters())
 
@@ -224,12 +214,10 @@ class CapturedModel:
 
     @property
     def updates(self) -> Updates:
-        """Updates of the optimizer; of the first of several."""
         return self.turns[0]
 
     @property
     def training(self) -> CapturedTraining:
-        """Runner of the updates of the optimizer; of the first of several."""
         return self.turns[0].training
 
     @property
@@ -299,7 +287,6 @@ class CapturedModel:
                 )
 
     def backward(self, loss: Loss) -> None:
-        """Take a loss that went backward."""
         turns = self.whole.turns
         if len(turns) > 1:
             turns = [turn for turn in turns if turn.reach is None or turn.chosen([loss])]

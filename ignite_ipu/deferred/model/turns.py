@@ -47,11 +47,7 @@ Values = List[Tuple[torch.Tensor, Optional[torch.Tensor]]]
 
 
 class Reach:
-    """Finds what a loss computes from the weights of one optimizer.
-
-    Args:
-        own: Ids of the parameters that it holds.
-    """
+    """Finds what a loss computes from the weights of one optimizer, by the ids of the parameters that it holds."""
 
     def __init__(self, own: FrozenSet[int]) -> None:
         self.own = own
@@ -125,19 +121,13 @@ class _Turn(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Older:
-    """Weights of one optimizer before its step.
-
-    Attributes:
-        taken: When that was, by `CLOCK`.
-        values: The weights.
-    """
+    """Weights of one optimizer before its step, taken when `CLOCK` showed a number."""
 
     taken: int
     values: Sequence[Tuple[torch.Tensor, torch.Tensor]]
 
     @classmethod
     def of(cls, session: IPUSession, own: FrozenSet[int]) -> Older:
-        """Return copies of some parameters of now."""
         session.weights.to_host()
         return cls(CLOCK.now, [(each, plain(each).clone()) for each in session.weights.tensors if id(each) in own])
 
@@ -175,7 +165,6 @@ def keep_buffers(
         operations: Those of the update.
         awaited: Operations that other updates wait for.
         keeps: Tells whether gradients may flow through an operation once more.
-        weights: The weights.
     """
     device = set(operations)
     written: Set[int] = set()

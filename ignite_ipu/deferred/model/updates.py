@@ -63,9 +63,6 @@ class _Whole(Captured, Protocol):
 class Updates:
     """The updates of a captured model, or of several that are trained together.
 
-    Args:
-        model: What captures them.
-
     Attributes:
         training, gradients: What runs the updates, and what stands for their gradients.
         pending: Losses that went backward since the last update.
@@ -115,7 +112,6 @@ class Updates:
         return [loss for loss in map(self.reach.trained, losses) if loss is not None]
 
     def backward(self, loss: Loss) -> None:
-        """Take a loss that went backward."""
         if self.early is not None:
             self.early.check_confirmed()
             raise self.early.error(
@@ -154,12 +150,7 @@ class Updates:
         self.zero_grad()
 
     def step(self) -> None:
-        """Make the weight update that `optimizer.step()` asks for.
-
-        Raises:
-            CaptureError: The step cannot run on the device, or the host has computed the gradients.
-            OptimizerError, LossError: The optimizer or the loss cannot.
-        """
+        """Make the weight update that `optimizer.step()` asks for."""
         if self.gradients.gone:
             self._follow_gradients("step()")
         if self.early is not None:
@@ -240,11 +231,7 @@ class Updates:
         return ahead if losses and calls <= made and self.training.expects(losses) else None
 
     def run_early(self, losses: Sequence[Loss]) -> None:
-        """Run the update before `optimizer.step()`, for a value that somebody reads.
-
-        Args:
-            losses: What has yet to go backward for it.
-        """
+        """Run the update before `optimizer.step()`, for a read of a value; losses go backward for it before."""
         if self.training.optimizer is None:
             self._model.find_optimizer()
         # Which may train several models as one.
@@ -261,10 +248,9 @@ class Updates:
         whole.session.hooks.withheld = updates.early
 
     def computes_on_host(self, line: Line) -> bool:
-        """Copy the newest weights to the host, if it has not got them, to compute a value there that is read at a line.
+        """Copy the newest weights to the host, to compute a value there that is read at a line.
 
-        Returns:
-            False if the host is not to have them: the device has made the update ahead of its `optimizer.step()`.
+        False if the host is not to have them: the device has made the update ahead of its `optimizer.step()`.
         """
         if self.early is not None:
             return False
@@ -312,8 +298,7 @@ class Updates:
     def show_host_gradients(self, line: Line) -> bool:
         """Have the host compute the gradients of what went backward so far, where more may follow before the update.
 
-        Returns:
-            False if the update can run for them: it is complete, by what is known of the loop.
+        False if the update can run for them: it is complete, by what is known of the loop.
         """
         complete = incomplete(self.pending, self._model.postponed) is None and self._model.accumulates is False
         if complete or self.reach is not None or not self.computes_on_host(line):
@@ -345,16 +330,12 @@ class Updates:
     def clip(
         self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0, given: Any = None
     ) -> torch.Tensor:
-        """Clip the gradients of the coming update to a global norm, which becomes part of the compiled step.
+        """Clip the gradients of the coming update to a global norm; returns that of before, which comes with it.
 
         Args:
             parameters: All that are trained; those whose norm is returned where `max_norm` is infinite.
-            max_norm: The norm to clip to; infinity to clip nothing.
-            norm_type: Which norm; 2 to clip.
+            max_norm: Infinite to clip nothing.
             given: What the loop has passed, as far as it tells where the parameters come from.
-
-        Returns:
-            The norm before, which comes with the update.
         """
         chosen = list(parameters) if max_norm == math.inf else None
         if chosen is None:

@@ -21,11 +21,7 @@ __all__ = ["BufferWrites", "WeightEdits"]
 
 
 class WeightEdits:
-    """Moments at which a captured model's weights were written last, as far as its recorded operations can tell.
-
-    Args:
-        weights: The model's weights.
-    """
+    """Moments at which a captured model's weights were written last, as far as its recorded operations can tell."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -67,12 +63,9 @@ class WeightEdits:
 
 
 class BufferWrites:
-    """The calls of a captured model that would have written buffers by now, and wait for their update.
+    """The calls of a captured model that would have written buffers by now, and wait by their numbers for their update.
 
     Those that no update will be of are made on the host, before anything is computed from what they write.
-
-    Attributes:
-        waiting: The calls, by their numbers.
     """
 
     def __init__(self) -> None:
@@ -95,7 +88,6 @@ class BufferWrites:
 
         Args:
             losses: What the update is of.
-            model: The model.
             several: Whether a call may wait for the update of another optimizer, if nobody writes before it does.
         """
         operations = [operation for loss in losses for operation in loss.operations]

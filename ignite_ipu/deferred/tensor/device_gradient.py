@@ -71,7 +71,6 @@ class DeviceGradient(torch.Tensor):
         self.source, self.parameter, self.remedy, self.held = source, parameter, remedy, held
 
     def read(self) -> torch.Tensor:
-        """Return the values."""
         if self.held is not None:
             return self.held
         source, parameter = self.source(), self.parameter()

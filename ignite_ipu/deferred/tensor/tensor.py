@@ -127,7 +127,6 @@ class DeferredTensor(torch.Tensor):
         mark_loss(self.value, bool(retain_graph))
 
     def item(self) -> Any:
-        """Return the value of a tensor with one element."""
         tensor = self.value.tensor
         return (_read(self.value, "item()") if tensor is None else tensor).item()
 

@@ -37,11 +37,7 @@ _TURN = threading.RLock()
 
 
 class WrittenTensor(torch.Tensor):
-    """A tensor of the host whose new value the device computes.
-
-    Attributes:
-        successor: The deferred tensor that stands for the value.
-    """
+    """A tensor of the host whose new value the device computes; the deferred tensor `successor` stands for it."""
 
     successor: torch.Tensor
 
