@@ -210,7 +210,7 @@ class OptimizerTracker:
         self._attributes.check(optimizer, description)
         if self._compiled is not None:
             description.check_strategy(MeanReductionStrategy(self._options.Training(_STRATEGY)))
-        elif description.half_accumulators:
+        elif description.accum_type is torch.float16:
             # Although the options are frozen; whoever made them has his own.
             self._options.Training._values[_STRATEGY] = MeanReductionStrategy.Running
         return description

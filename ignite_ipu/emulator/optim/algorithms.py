@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, Iterable, Optional, Tuple
 import torch
 
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.optim.optimizer import MOMENTS, Optimizer
+from ignite_ipu.emulator.optim.optimizer import Optimizer
 
 _LAMB = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "max_weight_norm": 65500.0}
 
@@ -33,12 +33,6 @@ class SGD(Optimizer, torch.optim.SGD):
     """
 
     use_combined_accum: bool
-    _poptorch_attributes = (
-        *Optimizer._poptorch_attributes,
-        "use_combined_accum",
-        "velocity_accum_type",
-        "max_grad_norm",
-    )
 
     def __init__(
         self,
@@ -80,8 +74,6 @@ class Adam(Optimizer, torch.optim.Adam):
         AssertionError: An accumulation type is neither float16 nor float32.
     """
 
-    _poptorch_attributes = (*Optimizer._poptorch_attributes, *MOMENTS, "max_grad_norm")
-
     def __init__(
         self,
         params: Iterable[Any],
@@ -113,8 +105,6 @@ class AdamW(Optimizer, torch.optim.AdamW):
     Raises:
         AssertionError: An accumulation type is neither float16 nor float32.
     """
-
-    _poptorch_attributes = (*Optimizer._poptorch_attributes, *MOMENTS, "bias_correction", "max_grad_norm")
 
     def __init__(
         self,
@@ -151,8 +141,6 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
     Raises:
         AssertionError: An accumulation type is neither float16 nor float32.
     """
-
-    _poptorch_attributes = (*Optimizer._poptorch_attributes, *MOMENTS, "use_tf_variant")
 
     def __init__(
         self,
@@ -196,7 +184,6 @@ class LAMB(Optimizer, torch.optim.Optimizer):
     """
 
     bias_correction: bool
-    _poptorch_attributes = (*Optimizer._poptorch_attributes, *MOMENTS, "bias_correction", "max_weight_norm")
 
     def __init__(
         self,

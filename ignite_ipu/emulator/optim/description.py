@@ -31,12 +31,10 @@ _ADAMW_WEIGHT_DECAY = 0.01
 
 
 class UpdateRule(enum.Enum):
-    """Update that an optimizer stands for."""
+    """Update that an optimizer stands for; velocity and accumulated gradient share a tensor in SGD1, not in SGD2."""
 
     SGD1 = "SGD1"
-    """SGD whose velocity and accumulated gradient share a tensor."""
     SGD2 = "SGD2"
-    """SGD whose velocity and accumulated gradient are apart."""
     ADAM = "ADAM"
     ADAMW = "ADAMW"
     ADAMW_NO_BIAS = "ADAMW_NO_BIAS"
@@ -82,11 +80,7 @@ class HyperParameters:
     def __getitem__(self, name: str) -> float:
         return self._by_name[name].value
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_name)
-
     def get(self, name: str) -> HyperParameter:
-        """Return the value of `name` with its constancy."""
         return self._by_name[name]
 
     def absent(self, name: str) -> bool:
@@ -115,11 +109,6 @@ class OptimizerDescription:
         return self.defaults if group is None else self.groups[group]
 
     @property
-    def half_accumulators(self) -> bool:
-        """True where gradients accumulate in float16, which needs `MeanReductionStrategy.Running`."""
-        return self.accum_type is torch.float16
-
-    @property
     def compiled_in(self) -> Tuple[object, ...]:
         """Everything that a program compiled for this optimizer cannot change; hashable, with a stable `repr`."""
         numbers = ((what, number.value if number.constant else None) for what, number in self._numbers())
@@ -127,7 +116,7 @@ class OptimizerDescription:
 
     def check_strategy(self, strategy: MeanReductionStrategy) -> None:
         """Refuse float16 accumulators in a program compiled for another reduction strategy than `Running`."""
-        if self.half_accumulators and strategy is not MeanReductionStrategy.Running:
+        if self.accum_type is torch.float16 and strategy is not MeanReductionStrategy.Running:
             raise ValueError(
                 "Invalid optimizer: the new optimizer would accumulate in torch.float16, which needs "
                 f"MeanReductionStrategy.Running, but the model is compiled for {strategy.name}. "
@@ -162,11 +151,11 @@ class OptimizerDescription:
             if old.constant and not now.constant:
                 raise _not_a_replacement(f"Can not replace a constant value with a non constant: {compiled}")
             if now.constant and not old.constant:
-                compiled = f"{what} was compiled as a variable"
-                raise _not_a_replacement(f"Can not replace a non constant value with a constant: {compiled}")
+                why = f"Can not replace a non constant value with a constant: {what} was compiled as a variable"
+                raise _not_a_replacement(why)
             if old.constant and old.value != now.value:
-                compiled += f" and cannot become {now.value}"
-                raise _not_a_replacement(f"Values are constant but do not match: {compiled}")
+                why = f"Values are constant but do not match: {compiled} and cannot become {now.value}"
+                raise _not_a_replacement(why)
 
     def _structure(self) -> Tuple[Tuple[str, object], ...]:
         return (

@@ -102,7 +102,6 @@ class Optimizer:
         host_state_is_dirty: The device has trained since the state kept here was read.
     """
 
-    _poptorch_attributes: Tuple[str, ...] = ("variable_attrs", "loss_scaling", "accum_type")
     variable_attrs: VariableAttributes
 
     def __init__(self) -> None:
@@ -163,7 +162,8 @@ class Optimizer:
     def __getstate__(self) -> Dict[str, Any]:
         # Only what describes the optimizer: executors, hooks and the step() that schedulers wrap stay behind.
         state: Dict[str, Any] = torch.optim.Optimizer.__getstate__(self._torch())
-        state.update({name: copy.copy(getattr(self, name)) for name in self._poptorch_attributes})
+        own = ("variable_attrs", "max_weight_norm", *EXTRAS)
+        state.update({name: copy.copy(getattr(self, name)) for name in own if name in vars(self)})
         state.update(ipu_state_is_dirty=self.ipu_state_is_dirty, host_state_is_dirty=False, _record=self._record)
         return state
 
@@ -177,9 +177,9 @@ class Optimizer:
         """
         Optimizer.__init__(self)
         given = {name: value for name, value in arguments.items() if value is not None and name != "self"}
-        for name in self._poptorch_attributes:
-            if name in EXTRAS:
-                default = EXTRAS[name]
+        for name, default in EXTRAS.items():
+            # The velocity's scaling is a hyper-parameter of the groups.
+            if name in arguments and name != "velocity_scaling":
                 value = given.get(name, default)
                 if isinstance(default, torch.dtype) and value not in ACCUMULATION_TYPES:
                     raise AssertionError(

@@ -6,6 +6,7 @@ All of them speak to the trace that is running and do nothing when there is none
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import functools
 from typing import Any, Callable, List, Optional, Tuple, TypeVar
 
@@ -55,12 +56,12 @@ class Block(torch.nn.Module):
             trace.placement.exit_block()
 
 
+@dataclasses.dataclass
 class _LastingBlock:
     """A block that stays open, and keeps the first automatic id it got."""
 
-    def __init__(self, user_id: Optional[str], ipu_id: Optional[int]) -> None:
-        self.user_id = user_id
-        self.ipu_id = ipu_id
+    user_id: Optional[str]
+    ipu_id: Optional[int]
 
     def __call__(self, module: torch.nn.Module, inputs: Tuple[Any, ...]) -> None:
         """Start the block: the forward pre-hook of an annotated module."""
@@ -140,11 +141,7 @@ def BlockFunction(user_id: Optional[str] = None, ipu_id: Optional[int] = None) -
 
 
 class NameScope:
-    """Puts the operators of a `with` statement below a name; one object may serve several traces.
-
-    Attributes:
-        name: The name.
-    """
+    """Puts the operators of a `with` statement below a name; one object may serve several traces."""
 
     def __init__(self, name: str) -> None:
         if not isinstance(name, str):

@@ -7,13 +7,16 @@ import functools
 import os
 import sys
 from types import FrameType
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_NOT_USER_CODE = (_TORCH, _OURS + os.sep, contextlib.__file__, "<frozen")
 _PACKAGE = "ignite_ipu."
+ACCESSORS = ("__get__", "__set__", "__delete__")
 _LOOPS = ("ignite", "accelerate")  # they call models
 # What hands calls over to a trace is no code that reads a tensor.
 _HANDS_OVER = tuple(_TORCH + name for name in ("overrides.py", "_tensor.py"))
@@ -71,22 +74,24 @@ def of_read() -> Tuple[str, str]:
 def _running() -> Tuple[List[FrameType], Optional[FrameType]]:
     """Return the frames of the model's call, innermost first, without those of the trace; and that of `called`."""
     frames: List[FrameType] = []
-    frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None and frame.f_code is not called.__code__:
+    for frame in _outward(sys._getframe(1)):
         file = frame.f_code.co_filename
+        if frame.f_code is called.__code__:
+            return frames, frame
         if is_users(file) or (file.startswith(_TORCH) and file not in _HANDS_OVER):
             frames.append(frame)
+    return frames, None
+
+
+def _outward(frame: Optional[FrameType]) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
         frame = frame.f_back
-    return frames, frame
 
 
 def _line(frames: Sequence[FrameType], call: Optional[FrameType]) -> str:
-    excludes = () if call is None else call.f_locals["excludes"]
-    for frame in frames:
-        file = frame.f_code.co_filename
-        if is_users(file) and not any(part in file for part in excludes):
-            return f"at {file}:{frame.f_lineno}"
-    return ""
+    place = source(() if call is None else call.f_locals["excludes"], frames)
+    return "" if place is None else f"at {place[0]}:{place[1]}"
 
 
 def _module(frames: Sequence[FrameType], call: Optional[FrameType]) -> str:
@@ -104,18 +109,12 @@ def _module(frames: Sequence[FrameType], call: Optional[FrameType]) -> str:
     return ""
 
 
-def _caller(frame: Optional[FrameType]) -> str:
-    while frame is not None:
+def _caller(call: Optional[FrameType]) -> str:
+    for frame in _outward(call):
         library = str(frame.f_globals.get("__name__")).partition(".")[0]
         if is_users(frame.f_code.co_filename) and library not in _LOOPS:
             return f"in what is called at {frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
     return "in the model"
-
-
-ACCESSORS = ("__get__", "__set__", "__delete__")
-_OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_NOT_USER_CODE = (_TORCH, _OURS + os.sep, contextlib.__file__, "<frozen")
 
 
 def name_of(func: Callable[..., Any]) -> str:
@@ -134,18 +133,16 @@ def identifier(name: str) -> str:
     return "".join(character if character.isalnum() else "_" for character in name).strip("_") or "value"
 
 
-def source(excludes: Tuple[str, ...] = ()) -> Optional[Tuple[str, int]]:
-    """Return file and line of the innermost frame that is the user's own code, None when there is none.
+def source(excludes: Sequence[str], frames: Optional[Sequence[FrameType]] = None) -> Optional[Tuple[str, int]]:
+    """Return file and line of the innermost frame, of all by default, that is the user's own code; None without any.
 
     Args:
         excludes: Parts of the names of further files that are not.
     """
-    frame: Optional[FrameType] = sys._getframe(1)
-    while frame is not None:
+    for frame in _outward(sys._getframe(1)) if frames is None else frames:
         file = frame.f_code.co_filename
         if is_users(file) and not any(part in file for part in excludes):
             return file, frame.f_lineno
-        frame = frame.f_back
     return None
 
 

@@ -25,23 +25,19 @@ def unaffected(function: _Function) -> _Function:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not _is_affected():
+        if not (
+            torch.is_inference_mode_enabled()
+            or _autocasts()
+            or torch._C._len_torch_function_stack()
+            or _saved_tensor_hooks_active()
+            or torch._C._get_tracing_state() is not None
+        ):
             return function(*args, **kwargs)
         with _function_modes_left(), _traces_left(), inference_mode_left(), saved_tensor_hooks_left():
             with torch.autocast("cpu", enabled=False):
                 return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]
-
-
-def _is_affected() -> bool:
-    return bool(
-        torch.is_inference_mode_enabled()
-        or _autocasts()
-        or torch._C._len_torch_function_stack()
-        or _saved_tensor_hooks_active()
-        or torch._C._get_tracing_state() is not None
-    )
 
 
 @contextlib.contextmanager

@@ -24,9 +24,6 @@ _MOVES_TO_HOST = words("cpu numpy __array__ __dlpack__ cuda xpu")
 _DYNAMIC_SHAPE = words("nonzero argwhere masked_select unique unique_consecutive _unique2 unique_dim")
 _BACKWARD = words("backward _engine_run_backward grad")
 _DIFFERENTIATES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
-_NO_MODULE = "module 'torch' has no attribute 'ipu'"
-_NO_HALF_KERNEL = "not implemented for 'Half'"
-_COMPILER = "torch._dynamo"
 _COMPILES = os.path.join("torch", "_dynamo", "convert_frame.py")
 _RECOMPUTATION = (
     "The compiler saves memory by itself where poptorch.recomputationCheckpoint(tensor) tells it to: use that instead."
@@ -128,12 +125,7 @@ def needs_value(what: str) -> Error:
 
 
 def illegal_move(what: str, target: str) -> Error:
-    """Return the error for an attempt to bring a traced tensor elsewhere.
-
-    Args:
-        what: What is called.
-        target: The device that it names, or its own name.
-    """
+    """Return the error for a call of `what`, which would bring a traced tensor to the device `target`."""
     return backend_error(
         f"Illegal move to CPU ({what}): a tensor on the IPU has no value on the host while the model is traced. It is "
         f"called {call_sites.here()}. Return it from forward, or use poptorch.CPU to run host code inside the model.",
@@ -153,23 +145,21 @@ def explained() -> Iterator[None]:
     """Raise the back end's error in place of one of PyTorch's that does not tell what cannot be compiled."""
     try:
         yield
-    except Error:
-        raise
     except Exception as error:
-        explanation = _explanation(error)
+        explanation = None if isinstance(error, Error) else _explanation(error)
         if explanation is None:
             raise
         raise explanation from error
 
 
 def _explanation(error: Exception) -> Optional[Error]:
-    if isinstance(error, AttributeError) and _NO_MODULE in str(error):
+    if isinstance(error, AttributeError) and "module 'torch' has no attribute 'ipu'" in str(error):
         return backend_error(
             "Unsupported ops found in compiled model: PyTorch looked for a module torch.ipu, as torch.utils.checkpoint "
             f"does. {_RECOMPUTATION}"
         )
     files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
-    if type(error).__module__.startswith(_COMPILER) or any(file.endswith(_COMPILES) for file in files):
+    if type(error).__module__.startswith("torch._dynamo") or any(file.endswith(_COMPILES) for file in files):
         return backend_error(
             "torch.compile is not supported in a model for the IPU, and forward calls a function that it compiled: "
             "PopTorch compiles the model. Call the function that it was made from."
@@ -179,7 +169,7 @@ def _explanation(error: Exception) -> Optional[Error]:
 
 def without_half_kernel(error: Exception) -> Optional[Error]:
     """Return the back end's error for one that says that the host lacks a kernel in float16, None for others."""
-    if not isinstance(error, RuntimeError) or _NO_HALF_KERNEL not in str(error):
+    if not isinstance(error, RuntimeError) or "not implemented for 'Half'" not in str(error):
         return None
     return backend_error(
         f"PyTorch {torch.__version__} cannot compute this in float16 on a CPU, as the emulator does: {error}. Newer "

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
-from ignite_ipu.emulator.errors import Error, backend_error, python_error
+from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.values.custom_types import find_parser, flatten_tensors, map_tensors
 
@@ -76,8 +76,13 @@ class Arguments:
 
     def named_tensors(self) -> Iterator[Tuple[str, torch.Tensor]]:
         """Yield the tensors of all arguments, named `x`, `x[0]`, `d[key]` ..., in the same order."""
-        for name, value in self.named():
-            yield from _named_tensors(name, value)
+        for argument, given in self.named():
+            for name, part in _named_parts(argument, given):
+                if isinstance(part, torch.Tensor):
+                    yield name, part
+                else:
+                    for index, tensor in enumerate(flatten_tensors(part)):
+                        yield f"{name}[{index}]", tensor
 
 
 class Signature:
@@ -147,23 +152,20 @@ def check_for_compile(arguments: Arguments) -> None:
     for name, value in arguments.named():
         if isinstance(value, dict):
             logger.warning("Dicts as inputs only have partial support (argument %s); prefer a tuple.", name)
-        for tensor_name, tensor in _named_tensors(name, value):
-            _check_device(tensor_name, tensor)
-            if tensor.dtype not in _FLOATS + _INTEGERS or tensor.layout is not torch.strided:
-                kind = tensor.dtype if tensor.layout is torch.strided else f"{tensor.layout} of {tensor.dtype}"
-                raise backend_error(
-                    f"Unsupported input type {kind} for {tensor_name}: the device takes float32, float16, "
-                    "int32, int16, int8, uint8 and bool; int64 and float64 are narrowed. Convert it on the host."
-                )
-            if tensor.numel() == 0:
-                raise backend_error(
-                    f"Zero-sized tensors are unsupported: {tensor_name} has shape {tuple(tensor.shape)}."
-                )
-            if tensor.requires_grad:
-                logger.warning(
-                    "Input tensor has requires_grad=True set (%s): it is detached, no gradient is returned for it.",
-                    tensor_name,
-                )
+    for name, tensor in arguments.named_tensors():
+        _check_device(name, tensor)
+        if tensor.dtype not in _FLOATS + _INTEGERS or tensor.layout is not torch.strided:
+            kind = tensor.dtype if tensor.layout is torch.strided else f"{tensor.layout} of {tensor.dtype}"
+            raise backend_error(
+                f"Unsupported input type {kind} for {name}: the device takes float32, float16, int32, int16, int8, "
+                "uint8 and bool; int64 and float64 are narrowed. Convert it on the host."
+            )
+        if tensor.numel() == 0:
+            raise backend_error(f"Zero-sized tensors are unsupported: {name} has shape {tuple(tensor.shape)}.")
+        if tensor.requires_grad:
+            logger.warning(
+                "Input tensor has requires_grad=True set (%s): it is detached, no gradient is returned for it.", name
+            )
 
 
 def check_call(compiled: Arguments, given: Arguments) -> None:
@@ -181,9 +183,11 @@ def check_call(compiled: Arguments, given: Arguments) -> None:
 
 
 def _compare(name: str, expected: Any, value: Any, types: Mapping[str, type]) -> None:
-    if isinstance(expected, torch.Tensor):
-        if type(value) is not type(expected):
-            raise _type_mismatch(name, type(expected), value)
+    expected_type: Any = types.get(name, type(expected))
+    if type(value) is not expected_type:
+        found = type(value).__qualname__
+        raise python_error(f"Type mismatch for {name}: expected {expected_type.__qualname__} but got {found}.{_ADVICE}")
+    if isinstance(expected, torch.Tensor) and isinstance(value, torch.Tensor):
         _check_device(name, value)
         if value.dtype is not expected.dtype:
             raise python_error(
@@ -194,9 +198,6 @@ def _compare(name: str, expected: Any, value: Any, types: Mapping[str, type]) ->
                 f"Shape mismatch for {name}: expected {tuple(expected.shape)} but got {tuple(value.shape)}.{_ADVICE}"
             )
         return
-    expected_type: Any = types.get(name, type(expected))
-    if type(value) is not expected_type:
-        raise _type_mismatch(name, expected_type, value)
     parts = None if isinstance(expected, list) else _parts(expected)
     if parts is not None:
         if isinstance(expected, dict):
@@ -249,12 +250,6 @@ def _compare_keys(name: str, expected: Mapping[Any, Any], value: Mapping[Any, An
         raise python_error(f"Keys mismatch for {name}: {found}{_ADVICE}")
 
 
-def _type_mismatch(name: str, expected: type, value: Any) -> Error:
-    return python_error(
-        f"Type mismatch for {name}: expected {expected.__qualname__} but got {type(value).__qualname__}.{_ADVICE}"
-    )
-
-
 def _parts(value: Any) -> Optional[Dict[Any, Any]]:
     """Return what a list, tuple or dict holds, by index or key; None for anything else and what has a parser."""
     if find_parser(value) is not None or not isinstance(value, (dict, list, tuple)):
@@ -285,15 +280,6 @@ def _named_parts(name: str, value: Any) -> Iterator[Tuple[str, Any]]:
     else:
         for key, item in parts.items():
             yield from _named_parts(f"{name}[{key}]", item)
-
-
-def _named_tensors(name: str, value: Any) -> Iterator[Tuple[str, torch.Tensor]]:
-    for part_name, part in _named_parts(name, value):
-        if isinstance(part, torch.Tensor):
-            yield part_name, part
-        else:
-            for index, tensor in enumerate(flatten_tensors(part)):
-                yield f"{part_name}[{index}]", tensor
 
 
 class CallableModel(nn.Module):

@@ -73,7 +73,15 @@ def find_parser(value: Any) -> Optional[ICustomArgParser]:
 
 def flatten_tensors(structure: Any) -> List[torch.Tensor]:
     """Return every tensor in `structure`, depth first and in order; leaves that are no tensors are skipped."""
-    return list(_tensors(structure))
+    parser = None if type(structure) is torch.Tensor else find_parser(structure)
+    if parser is not None:
+        return _custom_tensors(parser, structure)
+    if isinstance(structure, torch.Tensor):
+        return [structure]
+    if not isinstance(structure, (dict, list, tuple)):
+        return []
+    items = structure.values() if isinstance(structure, dict) else structure
+    return [tensor for item in items for tensor in flatten_tensors(item)]
 
 
 def map_tensors(structure: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
@@ -115,17 +123,6 @@ def replace_tensors(structure: Any, tensors: Iterator[Any]) -> Any:
     return map_tensors(structure, lambda _: next(tensors))
 
 
-def _tensors(structure: Any) -> Iterator[torch.Tensor]:
-    parser = None if type(structure) is torch.Tensor else find_parser(structure)
-    if parser is not None:
-        yield from _custom_tensors(parser, structure)
-    elif isinstance(structure, torch.Tensor):
-        yield structure
-    elif isinstance(structure, (dict, list, tuple)):
-        for value in structure.values() if isinstance(structure, dict) else structure:
-            yield from _tensors(value)
-
-
 def _custom_tensors(parser: ICustomArgParser, structure: Any) -> List[torch.Tensor]:
     tensors = list(parser.yieldTensors(structure))
     for tensor in tensors:
@@ -138,19 +135,19 @@ def _custom_tensors(parser: ICustomArgParser, structure: Any) -> List[torch.Tens
 
 
 def _reconstruct(parser: ICustomArgParser, structure: Any, tensors: List[Any]) -> Any:
-    name = f"{type(parser).__qualname__}.reconstruct"
+    name, kind = f"{type(parser).__qualname__}.reconstruct", type(structure).__qualname__
     left = iter(tensors)
     try:
         rebuilt = parser.reconstruct(structure, left)
     except StopIteration:
         raise python_error(
-            f"{name} took more tensors than yieldTensors yields for a {type(structure).__qualname__} "
-            f"({len(tensors)}). Take one tensor for each that is yielded."
+            f"{name} took more tensors than yieldTensors yields for a {kind} ({len(tensors)}). Take one tensor for "
+            "each that is yielded."
         ) from None
     # A leftover would silently become the first tensor of the next value on a real IPU.
     if next(left, _EXHAUSTED) is not _EXHAUSTED:
         raise python_error(
-            f"{name} left tensors unused: yieldTensors yields {len(tensors)} for a {type(structure).__qualname__}. "
-            "Take one tensor for each that is yielded."
+            f"{name} left tensors unused: yieldTensors yields {len(tensors)} for a {kind}. Take one tensor for each "
+            "that is yielded."
         )
     return rebuilt

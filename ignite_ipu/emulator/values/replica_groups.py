@@ -22,15 +22,7 @@ class Settings(Protocol):
 
 
 class ReplicaGroups:
-    """Sharing of one parameter by the replicas.
-
-    Args:
-        name: The parameter.
-        kind: Which replicas form a group.
-        shards: Size of a group, for `Consecutive` and `Orthogonal`.
-        retrieval: Whether a download brings one value per group or one per replica.
-        replicas: How many there are.
-    """
+    """Sharing of one parameter by the replicas; `shards` is the size of a group, for `Consecutive` and `Orthogonal`."""
 
     def __init__(
         self, name: str, kind: CommGroupType, shards: int, retrieval: VariableRetrievalMode, replicas: int

@@ -147,7 +147,7 @@ def test_extras_are_read_from_attributes_of_a_torch_optimizer() -> None:
     adam: Any = torch.optim.Adam(parameters())
     adam.accum_type = adam.first_order_momentum_accum_type = torch.float16
     description = describe(adam)
-    assert description.half_accumulators
+    assert description.accum_type is torch.float16
     assert description.moment_types == (torch.float16, torch.float32)
     rmsprop: Any = torch.optim.RMSprop(parameters())
     rmsprop.use_tf_variant = True
@@ -158,8 +158,8 @@ def test_the_combined_variant_ignores_accumulation_types() -> None:
     types: Dict[str, Any] = {"accum_type": torch.float16, "velocity_accum_type": torch.float16}
     combined = describe(optim.SGD(parameters(), lr=0.1, use_combined_accum=True, **types))
     separate = describe(optim.SGD(parameters(), lr=0.1, **types))
-    assert not combined.half_accumulators and combined.moment_types[0] is torch.float32
-    assert separate.half_accumulators and separate.moment_types[0] is torch.float16
+    assert combined.accum_type is torch.float32 and combined.moment_types[0] is torch.float32
+    assert separate.accum_type is torch.float16 and separate.moment_types[0] is torch.float16
 
 
 # -- refused when set -----------------------------------------------------------------------------------------------

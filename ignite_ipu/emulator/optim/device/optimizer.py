@@ -289,9 +289,9 @@ def _entries(
     description: OptimizerDescription, values: HyperParameters, loss_scaling: float
 ) -> Iterator[Tuple[str, float, Tuple[str, ...]]]:
     if description.kind not in (UpdateRule.SGD1, UpdateRule.SGD2):
-        for name in values:
+        for name, value in values.entries:
             first, *others = ("learning_rate" if name == "lr" else name).split("_")
-            yield first + "".join(map(str.title, others)), values[name], (name,)
+            yield first + "".join(map(str.title, others)), value.value, (name,)
         return
     lr, decay, damped = values["lr"], values["weight_decay"], 1 - values["dampening"]
     if values.absent("momentum"):
