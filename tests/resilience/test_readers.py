@@ -34,7 +34,7 @@ READERS: Dict[str, Dict[str, str]] = {
         "zipfile.ZipFile": "checkpoints",
         "torch.load": "checkpoints",
     },
-    "emulator/executor/compile_turn.py": {"open": "a lock file, of which nothing is read"},
+    "emulator/files/cache.py": {"open": "a lock file, of which nothing is read"},
     "emulator/files/container.py": {
         "open": "executables",
         "json.loads": "executables",

@@ -12,7 +12,6 @@ from ignite_ipu.emulator.device.device import Meter
 from ignite_ipu.emulator.enums import ConnectionType
 from ignite_ipu.emulator.errors import Error, python_error
 from ignite_ipu.emulator.executor import saving
-from ignite_ipu.emulator.executor.compile_turn import compile_turn
 from ignite_ipu.emulator.executor.device_state import DeviceState
 from ignite_ipu.emulator.executor.observation import Observation
 from ignite_ipu.emulator.executor.optimizer_tracker import OptimizerTracker
@@ -431,7 +430,7 @@ class PoplarExecutor:
         name = options_name(self._options, self._training)
         with self._observation.progress() as progress:
             with self._observation.compilation():
-                with compile_turn(self._options, self._model):
+                with cache.compile_turn(self._options, self._model):
                     program = DeviceProgram(
                         model=self._model,
                         arguments=arguments,

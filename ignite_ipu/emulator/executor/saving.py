@@ -32,27 +32,20 @@ MODEL, _ARGUMENTS = "model", "arguments"
 
 
 class File(NamedTuple):
-    """Content of a file, with nothing unpickled yet: what was compiled, and for which arguments.
-
-    Attributes:
-        fingerprint: What tells the graph from others.
-        source: Its text.
-        constants, frozen: The values that were compiled in.
-        signed: Pickles with their signatures, by section.
-    """
+    """Content of a file, with nothing unpickled yet: what was compiled, and for which arguments."""
 
     name: str
     version: str
     training: bool
     arguments: Optional[Arguments]
     rng_state: Optional[List[int]]
-    fingerprint: str
+    fingerprint: str  # What tells the graph from others.
     source: str
     batching: str
     ipus: int
-    constants: List[torch.Tensor]
+    constants: List[torch.Tensor]  # These and the frozen ones are values that were compiled in.
     frozen: Dict[int, torch.Tensor]
-    signed: Dict[str, Tuple[bytes, str]]
+    signed: Dict[str, Tuple[bytes, str]]  # Pickles with their signatures, by section.
 
     def pickled(self, section: str) -> Any:
         """Unpickle a section, if it is trusted."""
@@ -64,11 +57,7 @@ class File(NamedTuple):
         return self.arguments if self.arguments is not None else cast(Arguments, self.pickled(_ARGUMENTS))
 
     def give_to(self, program: DeviceProgram) -> None:
-        """Give a freshly traced program the compiled-in values of the file.
-
-        Raises:
-            Error: The program is of another model or other options.
-        """
+        """Give a freshly traced program of the same model and options the compiled-in values of the file."""
         if self.batching != repr(program.batching):
             raise _invalid(
                 self.name,
@@ -80,7 +69,6 @@ class File(NamedTuple):
 
     @property
     def versions(self) -> str:
-        """Versions of its writer and of this reader."""
         return f"it was saved by {self.version}, this is {__version__}"
 
 
@@ -94,10 +82,7 @@ def save(
 ) -> None:
     """Write a compiled program to a file; missing directories are made, an existing one gets `model.poptorch`.
 
-    Args:
-        options: What it was compiled with, for `load`.
-        model: What `load` needs besides: the model and, when training, its optimizer; None leaves all of it out.
-        random_state: The device's.
+    `load` needs the options, too, and the `model` with, when training, its optimizer; None leaves all of it out.
     """
     path = _target(filename)
     pickles: Dict[str, bytes] = {}

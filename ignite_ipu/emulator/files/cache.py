@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import json
 import os
+import re
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import IO, Any, Dict, Iterator, List, NamedTuple, Optional
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from ignite_ipu.emulator.compiler.fingerprint import NoFingerprint, graph_text, tensor_digest
 from ignite_ipu.emulator.compiler.graph import Graph, fold_constants
@@ -26,6 +28,7 @@ from ignite_ipu.emulator.files import container
 from ignite_ipu.emulator.files.container import DamagedFile
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.trace.annotations import module_repr
 from ignite_ipu.emulator.trace.capture import Capture
 from ignite_ipu.emulator.version import __version__
 
@@ -33,26 +36,14 @@ MAGIC = b"ignite-ipu executable cache 2\n"
 SUFFIX = ".ipucache"
 _KEY_LENGTH = 40
 _LONGEST_WRITE = 3600.0
+_UNFINISHED = rf"\..*{re.escape(SUFFIX)}.*\.tmp"
 
 # They change where and how a program runs or what is said about it, not the program.
-_NO_PART_OF_THE_KEY = frozenset(
-    [
-        "compilation_progress_bar_fn",
-        "log_dir",
-        "max_repeat_logs",
-        "random_seed",
-        "model_name",
-        "connection_type",
-        "ipu_id",
-        "ipu_version",
-        "use_model",
-        "distributed_process_id",
-        "ipuof_configs",
-        "cachePath",
-        "enableEngineCaching",
-        "engineOptions",
-    ]
-)
+_NO_PART_OF_THE_KEY = {
+    *("compilation_progress_bar_fn", "log_dir", "max_repeat_logs", "random_seed", "model_name", "connection_type"),
+    *("ipu_id", "ipu_version", "use_model", "distributed_process_id", "ipuof_configs"),
+    *("cachePath", "enableEngineCaching", "engineOptions"),
+}
 
 
 class Entry(NamedTuple):
@@ -80,15 +71,14 @@ def directory_of(options: Options) -> Optional[str]:
 class Lookup:
     """One compile's use of the cache: `fold` finds its entry, `store` writes one if there was none.
 
-    The entry depends on the compile's graph and `context`; listings say `about` of it. It has no key if the executable
-    depends on something without a fingerprint.
+    The entry depends on the compile's graph and `context`; listings say `about` of it.
     """
 
     directory: str
     context: List[str]
     about: Dict[str, Any]
     meter: Meter
-    key: Optional[str] = None
+    key: Optional[str] = None  # Stays None if the executable depends on something without a fingerprint.
     missed: bool = False
 
     def fold(self, capture: Capture) -> Dict[fx.Node, torch.Tensor]:
@@ -155,6 +145,55 @@ def lookup(options: Options, training: bool, compiled_in: object, name: str, met
     return Lookup(directory, context, {"name": name, "training": training}, meter)
 
 
+@contextlib.contextmanager
+def compile_turn(options: Options, model: nn.Module) -> Iterator[None]:
+    """Hold the lock on compiling `model` in the `with` block; with one process there is none.
+
+    So processes that train one model together compile one after the other, and all but the first hit the cache. The
+    lock is a file in it, named after the model. It lists the processes that are through; the last one deletes it.
+    """
+    processes = options.Distributed.numProcesses
+    if processes <= 1:
+        yield
+        return
+    directory = directory_of(options)
+    if directory is None:
+        logger.warning(
+            "Every one of the %d processes compiles the model by itself: use Options.enableExecutableCaching to let "
+            "all but one find it in the cache.",
+            processes,
+        )
+        yield
+        return
+    with contextlib.suppress(OSError):
+        os.makedirs(directory, exist_ok=True)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise AssertionError(
+            f"The executable cache {directory} is not writable, and the processes of a distributed run take turns "
+            "there."
+        )
+    path = os.path.join(directory, hashlib.sha256(module_repr(model).encode()).hexdigest()[:40] + ".lock")
+    with _locked(path) as file:
+        yield
+        through = {*file.read().split(), str(options.Distributed.processId)}
+        if len(through) >= processes:
+            os.unlink(path)
+        else:
+            file.truncate(0)
+            file.write(" ".join(sorted(through)))
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[IO[str]]:
+    while True:
+        with open(path, "a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink:  # else its last holder has deleted it while this process waited
+                file.seek(0)
+                yield file
+                return
+
+
 def entries(directory: str) -> List[Entry]:
     """Return the cache's entries, the least recently used first, with what interrupted writes have left."""
     found = []
@@ -169,9 +208,7 @@ def entries(directory: str) -> List[Entry]:
                     about = _read(path, name[: -len(SUFFIX)])
                 except (DamagedFile, PermissionError) as error:
                     problem = str(error)
-            elif name.startswith(".") and name.endswith(".tmp") and SUFFIX in name:
-                if time.time() - status.st_mtime < _LONGEST_WRITE:
-                    continue
+            elif re.fullmatch(_UNFINISHED, name) and time.time() - status.st_mtime >= _LONGEST_WRITE:
                 problem = "a write that was interrupted"
             else:
                 continue

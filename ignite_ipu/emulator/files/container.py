@@ -53,10 +53,9 @@ class NotPlain(TypeError):
 def write(path: str, magic: bytes, value: Any) -> None:
     """Write a file in one step: under its name there is the old content or the new, never a part.
 
-    Args:
-        magic: What the file starts with; tells its kind and version.
-        value: None, numbers, strings, bytes, dtypes, PopTorch's enumerations, tensors, and lists, tuples, sets and
-            dictionaries of these; `NotPlain` is raised for others. Meta tensors are kept as shapes.
+    The `magic` line tells its kind and version. The value is made of None, numbers, strings, bytes, dtypes, PopTorch's
+    enumerations, tensors (meta ones are kept as shapes), and lists, tuples, sets and dictionaries of these; for others
+    `NotPlain` is raised.
     """
     data = bytearray()
     text = json.dumps(encode(value, data)).encode()

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator.executor.compile_turn import compile_turn
 from ignite_ipu.emulator.files import cache, cache_command, container
 
 
@@ -258,7 +257,7 @@ def options_of(process: int, processes: int, directory=None) -> poptorch.Options
 
 
 def _compile_in_turn(process: int, directory: str, log) -> None:
-    with compile_turn(options_of(process, 3, directory), nn.Linear(1, 1)):
+    with cache.compile_turn(options_of(process, 3, directory), nn.Linear(1, 1)):
         log.put(("in", process))
         time.sleep(0.05)
         log.put(("out", process))
@@ -283,19 +282,19 @@ def test_processes_compile_one_after_the_other_and_the_last_removes_the_lock(tmp
 def test_a_lock_remains_until_all_processes_are_through(tmp_path, processes):
     for process in range(processes):
         assert [name.endswith(".lock") for name in os.listdir(tmp_path)] == [True] * (process > 0)
-        with compile_turn(options_of(process, processes, tmp_path), nn.Linear(1, 1)):
+        with cache.compile_turn(options_of(process, processes, tmp_path), nn.Linear(1, 1)):
             pass
     assert os.listdir(tmp_path) == []
 
 
 def test_a_process_that_fails_to_compile_raises_its_own_error(tmp_path):
     with pytest.raises(FileNotFoundError, match="vocabulary"):
-        with compile_turn(options_of(0, 2, tmp_path), nn.Linear(1, 1)):
+        with cache.compile_turn(options_of(0, 2, tmp_path), nn.Linear(1, 1)):
             raise FileNotFoundError("vocabulary.txt")
 
 
 def test_processes_without_a_cache_are_advised_to_have_one(caplog):
-    with compile_turn(options_of(0, 2), nn.Linear(1, 1)):
+    with cache.compile_turn(options_of(0, 2), nn.Linear(1, 1)):
         pass
     assert "enableExecutableCaching" in caplog.text
 
@@ -303,7 +302,7 @@ def test_processes_without_a_cache_are_advised_to_have_one(caplog):
 def test_a_cache_for_several_processes_must_be_writable(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(AssertionError, match="is not writable"):
-        with compile_turn(options_of(0, 2, tmp_path / "file"), nn.Linear(1, 1)):
+        with cache.compile_turn(options_of(0, 2, tmp_path / "file"), nn.Linear(1, 1)):
             pass
 
 
