@@ -160,12 +160,12 @@ class AsynchronousDataAccessor:
             if is_wanted:
                 self._epoch = message.number
             if message.kind == MessageKind.ITEM:
-                slot = self._received % len(self._ring)
+                slot = self._received % len(self._ring.slots)
                 self._received += 1
                 if is_wanted:
                     self._progress, self._slot = _Progress.BEGUN, slot
                     # New tensor objects each time: what a caller sets on one (requires_grad, say) must not come back.
-                    tensors: List[torch.Tensor] = [tensor.detach() for tensor in self._ring.slot(slot)]
+                    tensors: List[torch.Tensor] = [tensor.detach() for tensor in self._ring.slots[slot]]
                     if message.rows >= 0:
                         tensors = [tensor[: message.rows] for tensor in tensors]
                     return self._structure.rebuild(tensors, message.body)

@@ -109,7 +109,8 @@ class DataLoader(CombiningLoader):
         worker_batch_size = self._worker_batch_size(rebatched_worker_size)
 
         processes = options.Distributed.numProcesses if auto_distributed_partitioning else 1
-        _warn_of_leftovers(dataset, self._combined_batch_size, processes, drop_last, batch_sampler, self._join)
+        if not (drop_last or isinstance(dataset, IterableDataset) or self._combined_batch_size is None):
+            self._warn_of_leftovers(dataset, self._combined_batch_size * processes, batch_sampler)
         if isinstance(dataset, IterableDataset) and num_workers > 1 and kwargs.get("worker_init_fn") is None:
             logger.warning(
                 "The IterableDataset will return %d times each element, once per worker, because there is no "
@@ -187,17 +188,19 @@ class DataLoader(CombiningLoader):
 
     def _decide_rebatching(self) -> bool:
         size = self._combined_batch_size
-        if self._mode == DataLoaderMode.AsyncRebatched:
-            if size is None or size <= 1:
-                raise AssertionError(
-                    f"The combined batch size must be None or greater than 1 to rebatch, but it is {size}. "
-                    "Use mode=DataLoaderMode.Async."
-                    if size is not None
-                    else "Rebatching with batch_size=None is impossible: there is no combined batch size to cut to."
-                )
-            return True
-        needs_tail = not self.rebatched_drop_last and not self._groups_batches
-        return self._mode == DataLoaderMode.Async and needs_tail and size is not None and size > 1
+        if self._mode != DataLoaderMode.AsyncRebatched:
+            needs_tail = not self.rebatched_drop_last and not self._groups_batches
+            return self._mode == DataLoaderMode.Async and needs_tail and size is not None and size > 1
+        if size is None:
+            raise AssertionError(
+                "Rebatching with batch_size=None is impossible: there is no combined batch size to cut to."
+            )
+        if size <= 1:
+            raise AssertionError(
+                f"The combined batch size must be None or greater than 1 to rebatch, but it is {size}. "
+                "Use mode=DataLoaderMode.Async."
+            )
+        return True
 
     def _worker_batch_size(self, rebatched_worker_size: Optional[int]) -> Optional[int]:
         size = self._combined_batch_size
@@ -229,41 +232,30 @@ class DataLoader(CombiningLoader):
         size = self._combined_batch_size
         return ProcessShare(dataset, size, drop_last, one.processId, one.numProcesses, shuffled=shuffle)
 
-
-def _warn_of_leftovers(
-    dataset: Any, size: Optional[int], processes: int, drop_last: bool, batch_sampler: Any, join: int
-) -> None:
-    if drop_last or isinstance(dataset, IterableDataset) or size is None:
-        return
-    advice = "The last item will be shorter, and a compiled model refuses it: set drop_last=True, or pad."
-    if batch_sampler is None:
-        if len(dataset) % (size * processes):
-            logger.warning(
-                "The number of elements in the dataset (%d) is not divisible by the number of elements processed by "
-                "all processes per step (%d). %s",
-                len(dataset),
-                size * processes,
-                advice,
+    def _warn_of_leftovers(self, dataset: Any, size: int, batch_sampler: Any) -> None:
+        """Warn if the last item of all processes' `size` rows, or of the sampler's batches, will not be whole."""
+        advice = "The last item will be shorter, and a compiled model refuses it: set drop_last=True, or pad."
+        if batch_sampler is None:
+            if len(dataset) % size:
+                logger.warning(
+                    "The number of elements in the dataset (%d) is not divisible by the number of elements processed "
+                    "by all processes per step (%d). %s",
+                    len(dataset),
+                    size,
+                    advice,
+                )
+        elif not hasattr(batch_sampler, "__len__"):
+            what = "The batch_sampler has no length, so its last batches may not fill an item (%d make one). %s"
+            logger.warning(what, self._join, advice)
+        elif len(batch_sampler) % self._join:
+            what = (
+                "The length of the batch_sampler (%d) is not divisible by the number of its batches in an item (%d). %s"
             )
-    elif not hasattr(batch_sampler, "__len__"):
-        logger.warning(
-            "The batch_sampler has no length, so its last batches may not fill an item (%d make one). %s", join, advice
-        )
-    elif len(batch_sampler) % join:
-        logger.warning(
-            "The length of the batch_sampler (%d) is not divisible by the number of its batches in an item (%d). %s",
-            len(batch_sampler),
-            join,
-            advice,
-        )
+            logger.warning(what, len(batch_sampler), self._join, advice)
 
 
 def _join_groups(batches: Iterator[Any], size: int, drop_last: bool) -> Iterator[Any]:
-    """Yield every `size` consecutive batches, all built alike, as one: concatenated tensor by tensor.
-
-    Args:
-        drop_last: Whether an incomplete group at the end is left out instead of joined as it is.
-    """
+    """Yield every `size` consecutive batches as one, concatenated; `drop_last` leaves an incomplete group out."""
     while True:
         group = list(itertools.islice(batches, size))
         if len(group) < size and (drop_last or not group):

@@ -7,6 +7,7 @@ it in this process.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from typing import Optional
@@ -51,12 +52,9 @@ def worker_timeout() -> Optional[float]:
     if _timeout is not None:
         return _timeout or None
     text = os.environ.get(TIMEOUT_VARIABLE, "600.0")
-    try:
+    with contextlib.suppress(ValueError):
         return _checked(float(text)) or None
-    except ValueError:
-        raise ValueError(
-            f"{TIMEOUT_VARIABLE} is {text!r}; it must be a number of seconds, or 0 to wait for ever."
-        ) from None
+    raise ValueError(f"{TIMEOUT_VARIABLE} is {text!r}; it must be a number of seconds, or 0 to wait for ever.")
 
 
 def set_worker_timeout(seconds: Optional[float]) -> Optional[float]:

@@ -18,6 +18,7 @@ from ignite_ipu.emulator.executor.optimizer_tracker import OptimizerTracker
 from ignite_ipu.emulator.files import cache
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.options.compile_checks import check_at_compile
 from ignite_ipu.emulator.options.root import resolved
 from ignite_ipu.emulator.runtime.device_calls import DeviceCalls, Latency
 from ignite_ipu.emulator.runtime.program import DeviceProgram, options_name
@@ -424,7 +425,7 @@ class PoplarExecutor:
         """Compile; `adopt` gives the program what was compiled earlier, before it is loaded."""
         if adopt is None:
             check_for_compile(arguments)
-        self._options._check_at_compile(self._training)
+        check_at_compile(self._options, self._training)
         self._device_state.fetch()
         compiled_in = None if self._optimizer is None else self._optimizer.description.compiled_in
         name = options_name(self._options, self._training)

@@ -37,11 +37,8 @@ def check_at_compile(options: OptionsDict, training: bool) -> None:
 def _check_batches(options: OptionsDict) -> None:
     replicas, iterations = options.replication_factor, options.device_iterations
     accumulation, group = options.Training.gradient_accumulation, options.input_group_size
-    for name, value in (
-        ("deviceIterations", iterations),
-        ("replicationFactor", replicas),
-        ("Training.gradientAccumulation", accumulation),
-    ):
+    names = ("deviceIterations", "replicationFactor", "Training.gradientAccumulation")
+    for name, value in zip(names, (iterations, replicas, accumulation)):
         if value <= 0:
             raise backend_error(f"{name} must be greater than zero, and it is {value}.")
     if replicas % group:

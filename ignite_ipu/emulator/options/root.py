@@ -357,22 +357,11 @@ class Options(_WithBackEnd):
         for part in GROUPS:
             getattr(self, part)._freeze()
 
-    def _check_at_compile(self, training: bool) -> None:
-        compile_checks.check_at_compile(self, training)
-
     def _uses_ipu_model(self) -> bool:
         return compile_checks.selected(self)
 
     def _is_offline(self) -> bool:
         return bool(self.connection_type == ConnectionType.Never)
-
-    def _resolve_anchors(self) -> None:
-        """Give anchors without an output mode the model's, which must be chosen by now."""
-        mode = OutputMode(self.output_mode)
-        period = self.output_return_period if mode is OutputMode.EveryN else 1
-        for short_name, anchor in self.anchored_tensors.items():
-            if anchor.unspecified:
-                self.anchored_tensors[short_name] = anchor._replace(mode=mode, period=period)
 
     def _set_private(self, name: str, value: Any) -> Options:
         self.checkIsFrozen(name[1:])
@@ -394,6 +383,10 @@ def resolved(options: Optional[Options], training: bool) -> Options:
     own = options.clone() if options else Options()
     if own.defaultOutputMode():
         own.outputMode(OutputMode.Final if training else OutputMode.All)
-    own._resolve_anchors()
+    mode = OutputMode(own.output_mode)
+    period = own.output_return_period if mode is OutputMode.EveryN else 1
+    for short_name, anchor in own.anchored_tensors.items():
+        if anchor.unspecified:
+            own.anchored_tensors[short_name] = anchor._replace(mode=mode, period=period)
     own._freeze()
     return own

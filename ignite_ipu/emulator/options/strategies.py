@@ -6,7 +6,7 @@ other. None of it changes a result: it decides what compiles, how many IPUs that
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from ignite_ipu.emulator.enums import AutoStage, Liveness
 from ignite_ipu.emulator.options.guarded import checked
@@ -57,10 +57,12 @@ class Phase:
     """
 
     def __init__(self, *arg: Union[BlockId, Stage]) -> None:
-        if all(isinstance(each, Stage) for each in arg):
-            self.stages: List[Stage] = [each for each in arg if isinstance(each, Stage)]
-        elif all(isinstance(each, str) for each in arg):
-            self.stages = [Stage(*(each for each in arg if isinstance(each, str)))]
+        stages = [each for each in arg if isinstance(each, Stage)]
+        block_ids = [each for each in arg if isinstance(each, str)]
+        if len(stages) == len(arg):
+            self.stages = stages
+        elif len(block_ids) == len(arg):
+            self.stages = [Stage(*block_ids)]
         else:
             raise AssertionError(
                 f"All arguments must either be block ids (strings) or stages, got {arg!r}. "
@@ -91,13 +93,13 @@ class _AutomaticStages:
 
     def __init__(self, mode: AutoStage) -> None:
         self._mode = mode
-        self._numbers: Dict[BlockId, int] = {}
+        self.restart()
 
     def __repr__(self) -> str:
         return f"AutoStage.{self._mode.name}"
 
     def restart(self) -> None:
-        self._numbers = {}
+        self._numbers: Dict[BlockId, int] = {}
 
     def place(self, block_id: BlockId, ipu_id: Optional[int]) -> Place:
         if self._mode is AutoStage.AutoIncrement:
@@ -198,10 +200,7 @@ class PipelinedExecution(_IExecutionStrategy):
         if not args or (len(args) == 1 and isinstance(args[0], AutoStage)):
             super().__init__(_AutomaticStages(args[0] if args else AutoStage.SameAsIpu), {})
             return
-        # Anything else, as an int or an AutoStage among other arguments: TypeError, as in PopTorch.
-        stages = [
-            arg if isinstance(arg, Stage) else Stage(*([arg] if isinstance(arg, str) else iter(arg))) for arg in args
-        ]
+        stages = [arg if isinstance(arg, Stage) else Stage(*_parts(arg)) for arg in args]
         listed = _ListedStages([(number, 0, stage) for number, stage in enumerate(stages)])
         super().__init__(listed, listed.by_block())
 
@@ -225,10 +224,7 @@ class _IPhasedExecution(_IExecutionStrategy):
         if not phases:
             raise AssertionError("There is currently no AutoStage for phased executions: pass the phases.")
         given: Sequence[Any] = phases
-        self._phases = [
-            each if isinstance(each, Phase) else Phase(*([each] if isinstance(each, (str, Stage)) else iter(each)))
-            for each in given
-        ]
+        self._phases = [each if isinstance(each, Phase) else Phase(*_parts(each)) for each in given]
         self._tensors_liveness = Liveness.AlwaysLive
         self._separate_backward_phase = False
         # Stages of phases carry no number of their own, and so no IPU to fall back on.
@@ -258,6 +254,11 @@ class _IPhasedExecution(_IExecutionStrategy):
             "separate_backward_phase": self._separate_backward_phase,
             "tensors_liveness": self._tensors_liveness.value,
         }
+
+
+def _parts(given: Any) -> Iterable[Any]:
+    """Return what is listed, or the one thing given; an int, or an AutoStage, is a TypeError, as in PopTorch."""
+    return [given] if isinstance(given, (str, Stage)) else iter(given)
 
 
 class ParallelPhasedExecution(_IPhasedExecution):

@@ -50,18 +50,15 @@ class ConfigFileError(Exception):
     """A line of an option file is no option call; nothing of the file was applied."""
 
 
-class UnknownOptionError(ConfigFileError, AttributeError):
-    """A line of an option file calls an option that does not exist.
+# PopTorch raises the second base of each, after applying the lines above.
 
-    PopTorch raises `AttributeError` for it, after applying the lines above.
-    """
+
+class UnknownOptionError(ConfigFileError, AttributeError):
+    """A line of an option file calls an option that does not exist."""
 
 
 class UnknownNameError(ConfigFileError, NameError):
-    """A line of an option file uses a name that means nothing there.
-
-    PopTorch raises `NameError` for it, after applying the lines above.
-    """
+    """A line of an option file uses a name that means nothing there."""
 
 
 def apply_file(options: OptionsDict, path: str) -> None:
@@ -70,12 +67,11 @@ def apply_file(options: OptionsDict, path: str) -> None:
     Empty lines and lines starting with `#` are skipped. What an option's own check raises passes through, and leaves
     the lines above applied; a line that is no option call is found before any is.
     """
-    with open(path, encoding="utf-8") as file:
-        lines = [line.strip() for line in file]
     steps: List[_Step] = []
-    for number, line in enumerate(lines, start=1):
-        if line and not line.startswith("#"):
-            steps += _Line(os.path.basename(path), number, line).steps(options)
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(map(str.strip, file), start=1):
+            if line and not line.startswith("#"):
+                steps += _Line(os.path.basename(path), number, line).steps(options)
     for step in steps:
         step()
 
@@ -92,14 +88,13 @@ def apply_json(options: OptionsDict, text: str) -> None:
     if not isinstance(settings, dict):
         raise ValueError(f'Options as JSON are one object, such as {{"deviceIterations": 4}}; got {text!r}.')
     calls = [
-        (
-            _find_setter(options, path.split(".")),
-            [_argument(each) for each in (value if isinstance(value, list) else [value])],
+        functools.partial(
+            _find_setter(options, path.split(".")), *map(_argument, value if isinstance(value, list) else [value])
         )
         for path, value in settings.items()
     ]
-    for setter, arguments in calls:
-        setter(*arguments)
+    for call in calls:
+        call()
 
 
 class _Line:
@@ -182,15 +177,17 @@ class _Line:
         if isinstance(node, ast.Name):
             raise UnknownNameError(self._described(f"`{node.id}` means nothing here"))
         if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-            numbers = [self._value(each) for each in (node.left, node.right)]
-            for number, each in zip(numbers, (node.left, node.right)):
-                if type(number) not in (int, float, bool):
-                    self._refuse(f"`{self._source(each)}` is no number to calculate with")
-            return _ARITHMETIC[type(node.op)](*numbers)
+            return _ARITHMETIC[type(node.op)](self._number_of(node.left), self._number_of(node.right))
         try:
             return ast.literal_eval(node)
         except (ValueError, TypeError):
             self._refuse(f"`{self._source(node)}` is neither a literal nor a poptorch enum member")
+
+    def _number_of(self, node: ast.expr) -> Any:
+        number = self._value(node)
+        if type(number) not in (int, float, bool):
+            self._refuse(f"`{self._source(node)}` is no number to calculate with")
+        return number
 
     def _member(self, node: ast.Attribute) -> enum.Enum:
         found = re.fullmatch(r"poptorch(?:\.enums|\.options)?\.(\w+)\.(\w+)", self._source(node))

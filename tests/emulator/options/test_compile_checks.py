@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from ignite_ipu.emulator.enums import CommGroupType, MeanReductionStrategy, OutputMode
 from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.options.compile_checks import check_at_compile
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_defaults_compile(training: bool) -> None:
-    Options()._check_at_compile(training)
+    check_at_compile(Options(), training)
 
 
 @pytest.mark.parametrize(
@@ -38,16 +39,16 @@ def test_each_of_these_passes_its_setter_and_fails_at_compile(change: Callable[[
     options = Options()
     change(options)
     with pytest.raises(Error, match=message) as caught:
-        options._check_at_compile(training=True)
+        check_at_compile(options, training=True)
     assert caught.value.type == "poptorch_cpp_error"
 
 
 def test_one_reduction_strategy_does_not_exist_in_the_back_end() -> None:
     options = Options()
     options.Training.setMeanAccumulationAndReplicationReductionStrategy(MeanReductionStrategy.PostAndLoss)
-    options._check_at_compile(training=False)
+    check_at_compile(options, training=False)
     with pytest.raises(Error, match="MeanReductionStrategy out of range"):
-        options._check_at_compile(training=True)
+        check_at_compile(options, training=True)
 
 
 @given(iterations=st.integers(1, 40), period=st.integers(1, 50))
@@ -55,12 +56,12 @@ def test_a_return_period_fits_into_the_iterations(iterations: int, period: int) 
     options = Options().deviceIterations(iterations).outputMode(OutputMode.EveryN, period)
     fits = [n * period for n in range(1, iterations + 1)]
     if iterations in fits:
-        options._check_at_compile(training=False)
+        check_at_compile(options, training=False)
     else:
         message = "Return period must be <=" if period > iterations else "must be a factor of"
         with pytest.raises(Error, match=message):
-            options._check_at_compile(training=False)
+            check_at_compile(options, training=False)
 
 
 def test_a_period_left_over_from_another_mode_does_not_matter() -> None:
-    Options().outputMode(OutputMode.All, 7)._check_at_compile(training=False)
+    check_at_compile(Options().outputMode(OutputMode.All, 7), training=False)

@@ -8,6 +8,7 @@ import pytest
 
 from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.options.compile_checks import check_at_compile
 
 
 def test_it_starts_with_two_settings() -> None:
@@ -57,7 +58,7 @@ def test_a_known_setting_compiles(key: str, value: Any) -> None:
     options = Options()
     assert options._Popart.set(key, value) is options._Popart
     options._Popart.setPatterns({"InPlace": False}, level=1).setEngineOptions({"debug.retainDebugInformation": "true"})
-    options._check_at_compile(training=True)
+    check_at_compile(options, training=True)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_an_unknown_setting_passes_until_a_model_compiles(key: str, value: Any, 
     options = Options()
     options._Popart.set(key, value)
     with pytest.raises(Error, match=message):
-        options._check_at_compile(training=True)
+        check_at_compile(options, training=True)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from ignite_ipu.emulator.enums import (
     SyncPattern,
 )
 from ignite_ipu.emulator.options import Options, TensorLocationSettings
+from ignite_ipu.emulator.options.root import resolved
 from ignite_ipu.emulator.options.strategies import PipelinedExecution, ShardedExecution, Stage
 
 SETTERS: List[Callable[[Options], Any]] = [
@@ -235,8 +236,8 @@ def test_anchors_without_a_mode_follow_the_model() -> None:
     options = Options().deviceIterations(4).outputMode(OutputMode.EveryN, 2)
     options.anchorTensor("a", "x")
     options.anchorTensor("b", "y", OutputMode.Sum)
-    options._resolve_anchors()
-    assert [tuple(anchor)[2:] for anchor in options.anchored_tensors.values()] == [
+    anchors = resolved(options, training=True).anchored_tensors
+    assert [tuple(anchor)[2:] for anchor in anchors.values()] == [
         (OutputMode.EveryN, 2),
         (OutputMode.Sum, 1),
     ]

@@ -9,7 +9,7 @@ import pickle
 import tempfile
 from dataclasses import dataclass
 from multiprocessing import reduction
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Sequence, Tuple
 
 import torch
 
@@ -69,7 +69,7 @@ class TensorSpec:
 
 
 class Ring:
-    """`slots` times the tensors of one item, over memory that two processes map.
+    """Slots with the tensors of one item each, over memory that two processes map.
 
     The memory belongs to no owner: it goes when both processes have let go of the tensors over it.
     """
@@ -82,20 +82,14 @@ class Ring:
         memory = mmap.mmap(file.fileno(), size)
         self._poison = [poison_value(spec.dtype) for spec in specs]
         starts = list(itertools.accumulate([0, *(spec.size for spec in specs)]))
-        self._slots = [
+        self.slots = [
             [_tensor(memory, slot * starts[-1] + start, spec) for start, spec in zip(starts, specs)]
             for slot in range(slots)
         ]
 
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def slot(self, index: int) -> List[torch.Tensor]:
-        return self._slots[index]
-
     def poison(self, index: int) -> None:
         """Fill one slot with values that no computation takes for data: NaN, or the extreme of an integer type."""
-        for tensor, value in zip(self._slots[index], self._poison):
+        for tensor, value in zip(self.slots[index], self._poison):
             tensor.fill_(value)
 
 

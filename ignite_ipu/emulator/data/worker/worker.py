@@ -307,7 +307,7 @@ class _Worker:
         """Return the next slot as soon as the accessor has given it back."""
         while self._published - self._freed >= self._settings.buffer_size:
             self._handle_messages(number, wait=True)
-        return self._ring.slot(self._published % len(self._ring))
+        return self._ring.slots[self._published % self._settings.slots]
 
     def _publish(self, number: int, rows: int, skeleton: bytes) -> None:
         self._send(Message(MessageKind.ITEM, number, rows, skeleton))
