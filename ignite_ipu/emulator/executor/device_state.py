@@ -12,8 +12,8 @@ from ignite_ipu.emulator.device.device import Meter
 from ignite_ipu.emulator.device.faults import Fault
 from ignite_ipu.emulator.errors import python_error
 from ignite_ipu.emulator.executor.observation import Observation
-from ignite_ipu.emulator.executor.optimizer_tracker import OptimizerTracker
 from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.runtime.optimizer_tracker import OptimizerTracker
 from ignite_ipu.emulator.runtime.program import DeviceProgram
 from ignite_ipu.emulator.values.wrapping import Wrapping, fetch, holder_of, is_wrapped
 

@@ -14,13 +14,13 @@ from ignite_ipu.emulator.errors import Error, python_error
 from ignite_ipu.emulator.executor import saving
 from ignite_ipu.emulator.executor.device_state import DeviceState
 from ignite_ipu.emulator.executor.observation import Observation
-from ignite_ipu.emulator.executor.optimizer_tracker import OptimizerTracker
 from ignite_ipu.emulator.files import cache
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.options.compile_checks import check_at_compile
 from ignite_ipu.emulator.options.root import resolved
 from ignite_ipu.emulator.runtime.device_calls import DeviceCalls, Latency
+from ignite_ipu.emulator.runtime.optimizer_tracker import OptimizerTracker
 from ignite_ipu.emulator.runtime.program import DeviceProgram, options_name
 from ignite_ipu.emulator.trace.annotations import module_repr
 from ignite_ipu.emulator.trace.isolation import unaffected

@@ -18,6 +18,11 @@ _PARTIALS = {torch.float32: "float", torch.float16: "half"}
 _Self = TypeVar("_Self", bound="_WithBackEnd")
 
 
+def _check_kind(setter: str, value: object, kind: type, name: str) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(f"{setter} needs to be set to a {name}, got {value!r}.")
+
+
 class _WithBackEnd(OptionsDict):
     """Options of which some are settings of the back end of the same `Options`."""
 
@@ -107,8 +112,7 @@ class _PrecisionOptions(_WithBackEnd):
 
     def runningStatisticsAlwaysFloat(self, value: bool) -> _PrecisionOptions:
         """Do nothing but warn: cast the statistics with `.float()` before wrapping the model."""
-        if not isinstance(value, bool):
-            raise ValueError(f"runningStatisticsAlwaysFloat needs to be set to a bool, got {value!r}.")
+        _check_kind("runningStatisticsAlwaysFloat", value, bool, "bool")
         logger.warning(
             "Precision.runningStatisticsAlwaysFloat(%r) is deprecated and has no effect: running statistics keep "
             "the type they have when the model is wrapped.",
@@ -119,17 +123,13 @@ class _PrecisionOptions(_WithBackEnd):
     def autocastEnabled(self, autocast_enabled: bool) -> _PrecisionOptions:
         """Switch every autocast in a model on or off (API before 3.3)."""
         warn_of_age("Options.Precision.autocastEnabled")
-        if not isinstance(autocast_enabled, bool):
-            raise ValueError(f"autocastEnabled needs to be set to a bool, got {autocast_enabled!r}.")
+        _check_kind("autocastEnabled", autocast_enabled, bool, "bool")
         return self._with(autocast_enabled=autocast_enabled)
 
     def autocastPolicy(self, autocast_policy: Policy) -> _PrecisionOptions:
         """Choose which operators autocasting runs in half, and which in float (API before 3.3)."""
         warn_of_age("Options.Precision.autocastPolicy")
-        if not isinstance(autocast_policy, Policy):
-            raise ValueError(
-                f"autocastPolicy needs to be set to a poptorch.autocasting.Policy, got {autocast_policy!r}."
-            )
+        _check_kind("autocastPolicy", autocast_policy, Policy, "poptorch.autocasting.Policy")
         self.checkIsFrozen("autocastPolicy")
         self._values["autocast_policy"] = autocast_policy
         return self

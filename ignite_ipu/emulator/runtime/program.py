@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -20,13 +20,11 @@ from ignite_ipu.emulator.device.device import Device, Meter, acquire
 from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.files.cache import Lookup
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.optim.description import OptimizerDescription
-from ignite_ipu.emulator.optim.device import foreach
-from ignite_ipu.emulator.optim.device.optimizer import DeviceOptimizer
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.runtime import loss_scaling
 from ignite_ipu.emulator.runtime.executable import Executable, RandomStream
 from ignite_ipu.emulator.runtime.host_tensors import HostTensors, receive, shares_memory
+from ignite_ipu.emulator.runtime.optimizer_tracker import OptimizerTracker
 from ignite_ipu.emulator.runtime.report import report_for
 from ignite_ipu.emulator.runtime.training_step import CompiledStep, CompiledTraining, TrainingStep, reducer, store_for
 from ignite_ipu.emulator.trace import number_formats
@@ -41,18 +39,6 @@ _LOSS_SCALING = "finalLossScale"
 _SEEDS = itertools.count(42)
 
 
-class OptimizerSource(Protocol):
-    """Source of the program's optimizer, as it was last read: the executor's, which lies above."""
-
-    description: OptimizerDescription
-
-    def check_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None: ...
-
-    def on_device(
-        self, executable: Executable, parameters: Mapping[str, nn.Parameter], store: foreach.Store
-    ) -> DeviceOptimizer: ...
-
-
 class DeviceProgram:
     """The result of compiling one model for one kind of arguments."""
 
@@ -62,7 +48,7 @@ class DeviceProgram:
         arguments: Arguments,
         options: Options,
         training: bool,
-        optimizer: Optional[OptimizerSource],
+        optimizer: Optional[OptimizerTracker],
         per_replica: Mapping[str, Setting],
         meter: Meter,
         cache: Optional[Lookup] = None,
@@ -299,7 +285,7 @@ class DeviceProgram:
             groups.from_host(plain(self.host.parameters[name]))  # checks the shape
         return found
 
-    def _training_step(self, executable: Executable, source: OptimizerSource) -> TrainingStep:
+    def _training_step(self, executable: Executable, source: OptimizerTracker) -> TrainingStep:
         kind = functools.partial(CompiledStep, self._compiled_step) if self._compiles_with_torch else TrainingStep
         optimizer = source.on_device(executable, self.host.compiled, store_for(self._precision))
         accum_type = source.description.accum_type
