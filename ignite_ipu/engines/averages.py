@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Union
 
 import torch
 from ignite.engine import _prepare_batch as _ignite_prepare_batch
@@ -63,14 +63,6 @@ class AveragesStep(BatchStep):
                     )
                 sums.append((values.float() * counted).sum())
         return torch.stack(sums).unsqueeze(0)
-
-
-class _Summing(NamedTuple):
-    """Options whose outputs are sums, what they were made from, and loaders for them."""
-
-    base: Options
-    options: Options
-    loaders: Loaders
 
 
 class _Mean(Metric):
@@ -138,49 +130,40 @@ def create_ipu_averages_evaluator(
         ("options", "device_iterations", "replication_factor"), "averages are computed without it. Leave it out."
     )
     session = IPUSession.of(unwrapped(model))
-    made: Optional[_Summing] = None
+    made: Optional[Tuple[Options, Loaders]] = None
 
-    def current() -> _Summing:
+    def loaders() -> Loaders:
         nonlocal made
         base = session.inference.options(settings)
-        if made is None or made.base is not base:
+        if made is None or made[0] is not base:
             summing = base.clone()
             summing.outputMode(backend.poptorch().OutputMode.Sum)
-            made = _Summing(base, summing, Loaders(summing, training=False))
-        return made
+            made = base, Loaders(summing, training=False)
+        return made[1]
 
     module = functools.partial(AveragesStep, session.model, averages, model_fn)
-    evaluation = Evaluation(session.inference, module, lambda: current().options)
-
-    def prepare(batch: Any) -> Any:
-        return prepare_batch(batch, device=None, non_blocking=False)
+    evaluation = Evaluation(session.inference, module, lambda: loaders().options)
+    prepare = functools.partial(prepare_batch, device=None, non_blocking=False)
 
     def run(batch: Any) -> Dict[str, Any]:
-        program = evaluation.program()
-        return _sums(session, program, averages, *prepare(batch))
+        program, parts = evaluation.program(), prepare(batch)
+        samples = row_count(parts)
+        rows = program.rows_for(samples)
+        totals = torch.zeros(len(averages), dtype=torch.float64)
+        for (x, y), valid in split_rows(parts, rows):
+            counted = (torch.arange(rows) < valid).float()
+            call = functools.partial(_sums, session, program, y, counted)
+            totals += session.inference.filling.checked(program, x, valid, call).double().sum(dim=0)
+        return {**dict(zip(averages, totals.tolist())), _SAMPLES: samples}
 
     def compile(x: Any, y: Any) -> ModelProgram:
         return session.inference.compile(evaluation.program(), x, y, torch.ones(row_count((x, y))))
 
-    evaluator = IPUEngine(IPUStep(run, evaluation.program, prepare, compile), session, lambda: current().loaders)
+    evaluator = IPUEngine(IPUStep(run, evaluation.program, prepare, compile), session, loaders)
     for name in averages:
         _Mean(name).attach(evaluator, name)
     return evaluator
 
 
-def _sums(
-    session: IPUSession, program: ModelProgram, averages: Mapping[str, PerSample], x: Any, y: Any
-) -> Dict[str, Any]:
-    samples = row_count((x, y))
-    rows = program.rows_for(samples)
-    totals = torch.zeros(len(averages), dtype=torch.float64)
-    for (x_piece, y_piece), valid in split_rows((x, y), rows):
-        counted = (torch.arange(rows) < valid).float()
-        call = functools.partial(_sums_of_piece, session, program, y_piece, counted)
-        totals += session.inference.filling.checked(program, x_piece, valid, call).double().sum(dim=0)
-    return {**dict(zip(averages, totals.tolist())), _SAMPLES: samples}
-
-
-def _sums_of_piece(session: IPUSession, program: ModelProgram, y: Any, counted: torch.Tensor, x: Any) -> torch.Tensor:
-    sums: torch.Tensor = session.inference.infer(program, x, y, counted)
-    return sums
+def _sums(session: IPUSession, program: ModelProgram, y: Any, counted: torch.Tensor, x: Any) -> Any:
+    return session.inference.infer(program, x, y, counted)

@@ -299,10 +299,8 @@ class IPUTrainer(IPUEngine):
             LoaderError: The data is smaller than one device call.
         """
         self._note_data(data)
-        program, again = (
-            self.ipu.training,
-            isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset),
-        )
+        program = self.ipu.training
+        again = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
         if again and program is not None and program.placing is not None:
             program.place(*self.prepared(self.one_batch(data)))
         return repr(self.ipu)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Union
 
 import torch
 from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
@@ -236,7 +236,7 @@ def create_ipu_evaluator(
     mode = _loader_mode(settings)
     model = unwrapped(model)
     session = IPUSession.of(model)
-    made: Optional[Tuple[Options, Loaders]] = None
+    made: Optional[Loaders] = None
     request = _request(settings)
     settings = _with_plan(settings, request, training=False)
     settings = with_replicas(settings, 1 if request is None else request.ipus_per_replica(model))
@@ -251,10 +251,10 @@ def create_ipu_evaluator(
     def loaders() -> Loaders:
         nonlocal made
         current = current_options()
-        if made is None or made[0] is not current:
+        if made is None or made.options is not current:
             everything = output_mode(current, training=False).name == "All"
-            made = current, Loaders(current, training=False, drop_last=not everything, mode=mode)
-        return made[1]
+            made = Loaders(current, training=False, drop_last=not everything, mode=mode)
+        return made
 
     _refuse_sum(current_options(), training=False)
     half = settings.half_products

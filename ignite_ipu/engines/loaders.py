@@ -66,7 +66,7 @@ class Loaders:
         async_options: Optional[Dict[str, Any]] = None,
         rewindable: bool = False,
     ) -> None:
-        self._options = options
+        self.options = options
         self._training = training
         self._drop_last = training if drop_last is None else drop_last
         self._mode = mode
@@ -124,7 +124,7 @@ class Loaders:
             size = _micro_batch_size(data)
         else:
             size = None
-        return BatchGeometry.from_options(self._options, size) if size else None
+        return BatchGeometry.from_options(self.options, size) if size else None
 
     def explain(self, data: Any, accumulation: Optional[int] = None) -> str:
         """Return the arithmetic from sample to epoch for a loader, in one or two sentences.
@@ -145,7 +145,7 @@ class Loaders:
 
     @property
     def _micro_batches(self) -> int:
-        return BatchGeometry.from_options(self._options, 1).global_batch_size
+        return BatchGeometry.from_options(self.options, 1).global_batch_size
 
     def _tell_of_ready_batches(self, data: Any) -> None:
         """Say how data is understood that could be micro-batches, or whole calls of a device."""
@@ -161,7 +161,7 @@ class Loaders:
             "are, pass a torch.utils.data.DataLoader with a batch_size, or join %d of them into one element.",
             what,
             self._micro_batches,
-            BatchGeometry.from_options(self._options, 1).factors(),
+            BatchGeometry.from_options(self.options, 1).factors(),
             self._micro_batches,
         )
 
@@ -204,7 +204,9 @@ class Loaders:
             )
         arguments["drop_last"] = self._drop_last and not counts
         if not isinstance(loader.dataset, IterableDataset):
-            sampler = self._sampler(loader, geometry)
+            sampler: Any = loader.sampler
+            if not self._training or loader.batch_size is None:
+                sampler = _Indices(loader.batch_sampler, geometry.micro_batch_size if self._training else None)
             arguments["sampler"] = RewindableSampler(sampler) if self._rewindable else sampler
         if self._mode is not None:
             arguments["mode"] = self._mode
@@ -213,18 +215,13 @@ class Loaders:
         # What each process reads is the user's sampler's business, as it is on any other device.
         arguments["auto_distributed_partitioning"] = False
         with _without_tail_warning():
-            made = _loader_class(backend.poptorch().DataLoader)(self._options, loader.dataset, **arguments)
+            made = _loader_class(backend.poptorch().DataLoader)(self.options, loader.dataset, **arguments)
         if self._training and loader.batch_size is not None:
             made.native_batches, made.native_size = loader.batch_sampler, loader.batch_size
         made.reuses_memory = self._mode not in (None, _modes().Sync)
         made.drops_incomplete = counts
         made.begins_whole = self._training
         return made
-
-    def _sampler(self, loader: DataLoader[Any], geometry: BatchGeometry) -> Any:
-        if self._training and loader.batch_size is not None:
-            return loader.sampler
-        return _Indices(loader.batch_sampler, geometry.micro_batch_size if self._training else None)
 
     def _check_size(self, samples: int, geometry: BatchGeometry) -> None:
         what = "Training" if self._training else "Evaluation"
@@ -244,7 +241,7 @@ class Loaders:
         if loader.combinedBatchSize is None:
             return
         theirs = BatchGeometry.from_options(loader.options, 1)
-        ours = BatchGeometry.from_options(self._options, 1)
+        ours = BatchGeometry.from_options(self.options, 1)
         if theirs.global_batch_size != ours.global_batch_size and self._training:
             raise LoaderError(
                 f"The poptorch.DataLoader was made with options that put {theirs.global_batch_size} micro-batches into "

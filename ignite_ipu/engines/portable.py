@@ -119,9 +119,7 @@ class _Training:
     max_grad_norm: Optional[float]
     modes: List[bool]
 
-    def serves(
-        self, optimizer: torch.optim.Optimizer, loss_fn: Optional[LossFunction], max_grad_norm: Optional[float]
-    ) -> bool:
+    def serves(self, optimizer: Any, loss_fn: Optional[LossFunction], max_grad_norm: Optional[float]) -> bool:
         same = self.optimizer() is optimizer and self.max_grad_norm == max_grad_norm
         return same and _same_loss(self.loss_fn, loss_fn)
 
@@ -199,7 +197,12 @@ def ipu_train_batch(
         if ours:
             session.close()
             session = programs.session = IPUSession.of(model)
-        current = programs.training = _prepare(session, model, optimizer, loss_fn, max_grad_norm)
+        session.refuse_second_trainer()
+        step = TrainingStep(model, loss_fn, model_fn=_call, keep_modes=True)
+        conversion = convert_optimizer(optimizer, max_grad_norm=max_grad_norm)
+        program = session.prepare_training(step, conversion, training_options()).program
+        current = _Training(program, weakref.ref(optimizer), loss_fn, max_grad_norm, modes_of(model))
+        programs.training = current
     modes = modes_of(model)
     if modes != current.modes:  # a program keeps them as they were
         step = TrainingStep(model, loss_fn, model_fn=_call, keep_modes=True)
@@ -252,20 +255,6 @@ def _train_natively(
         nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
     optimizer.step()
     return map_tensors(output, torch.Tensor.detach), loss.detach()
-
-
-def _prepare(
-    session: IPUSession,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    loss_fn: Optional[LossFunction],
-    max_grad_norm: Optional[float],
-) -> _Training:
-    session.refuse_second_trainer()
-    step = TrainingStep(model, loss_fn, model_fn=_call, keep_modes=True)
-    conversion = convert_optimizer(optimizer, max_grad_norm=max_grad_norm)
-    trained = session.prepare_training(step, conversion, training_options())
-    return _Training(trained.program, weakref.ref(optimizer), loss_fn, max_grad_norm, modes_of(model))
 
 
 def _call(model: nn.Module, batch: Any) -> Any:

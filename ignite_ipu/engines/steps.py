@@ -143,9 +143,7 @@ def ipu_evaluation_step(
     evaluated = session.model if model is None else model
     module = functools.partial(EvaluationStep, evaluated, model_fn=model_fn, model_transform=model_transform, half=half)
     evaluation = Evaluation(session.inference, module, options or session.inference.options, pipeline)
-
-    def prepare(batch: Any) -> Any:
-        return prepare_batch(batch, device=None, non_blocking=non_blocking)
+    prepare = functools.partial(prepare_batch, device=None, non_blocking=non_blocking)
 
     def run(batch: Any) -> Any:
         program = evaluation.program()

@@ -52,6 +52,12 @@ class _Node:
     children: Tuple[_Node, ...] = ()
     make: Any = dataclasses.field(default=None, compare=False)
 
+    def inside(self, path: str) -> Iterator[Tuple[str, _Node]]:
+        """Yield this place and those inside it, each with how messages write the way to it."""
+        yield path, self
+        for key, child in zip(_keys(self.value if self.children else (), self.children), self.children):
+            yield from child.inside(f"{path}[{key}]")
+
 
 _ROWS = _Node("rows")
 _SCALAR = _Node("scalar")
@@ -102,9 +108,9 @@ class BatchLayout:
 
     def check_parsed(self, leaves: Sequence[Any]) -> None:
         """Refuse objects whose tensors PopTorch has not found: they came to the traced forward as they are."""
-        found = (node.value for part in self._parts for node in _objects_in(part))
+        held_by = [node.value for part in self._parts for _, node in part.inside("") if node.kind == "object"]
         given = {id(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)}
-        for held in found:
+        for held in held_by:
             if held.tensors and id(held.value) in given:
                 name = type(held.value).__qualname__
                 raise BatchError(
@@ -116,8 +122,9 @@ class BatchLayout:
     def describe(self) -> Dict[str, str]:
         """Return what a program compiled for this batch depends on: shape and type, or frozen value, by place."""
         found = {path: _describe(tensor) for path, tensor in zip(self._paths, self._tensors)}
-        for name, node in zip(self._names, self._parts):
-            found.update(_frozen_values(node, name))
+        for path, node in (each for name, part in zip(self._names, self._parts) for each in part.inside(name)):
+            if node.kind in ("frozen", "constant"):
+                found[path] = repr(node.value) if node.kind == "frozen" else f"a {_qualname(node)}"
         return found
 
     def differs_in_shapes(self, other: BatchLayout) -> bool:
@@ -290,15 +297,6 @@ def _compare(expected: _Node, given: _Node, path: str) -> None:
         _compare(mine, theirs, f"{path}[{key}]")
 
 
-def _frozen_values(node: _Node, path: str) -> Iterator[Tuple[str, str]]:
-    if node.kind == "frozen":
-        yield path, repr(node.value)
-    if node.kind == "constant":
-        yield path, f"a {_qualname(node)}"
-    for key, child in zip(_keys(node.value if node.children else (), node.children), node.children):
-        yield from _frozen_values(child, f"{path}[{key}]")
-
-
 def _named(node: _Node) -> str:
     if node.kind == "rows":
         return "a tensor with rows"
@@ -311,13 +309,6 @@ def _named(node: _Node) -> str:
 
 def _qualname(node: _Node) -> str:
     return "value" if node.type is None else node.type.__qualname__
-
-
-def _objects_in(node: _Node) -> Iterator[_Node]:
-    if node.kind == "object":
-        yield node
-    for child in node.children:
-        yield from _objects_in(child)
 
 
 def _describe(tensor: Any) -> str:

@@ -202,7 +202,7 @@ def any_built_on_poptorch(modules: Iterable[str]) -> bool:
     A last part of a dotted name that is no module is taken as a name defined in the one before.
     """
     places = {_place(module) for module in modules if module.split(".")[0] not in _NOT_BUILT_ON_IT}
-    return any(_imports_poptorch(file) for place in places if place is not None for file in _sources(place))
+    return any(_imports_poptorch(place) for place in places if place is not None)
 
 
 def _place(module: str) -> Optional[str]:
@@ -212,17 +212,12 @@ def _place(module: str) -> Optional[str]:
     return None if place is None or owner_of(place) is Owner.PYTHON else place
 
 
-def _sources(place: str) -> Iterator[str]:
-    if os.path.isfile(place):
-        yield place
-    for folder, _, files in os.walk(place):
-        yield from (os.path.join(folder, file) for file in files if file.endswith(".py"))
-
-
-def _imports_poptorch(file: str) -> bool:
-    try:
-        with open(file, "rb") as opened:
+def _imports_poptorch(place: str) -> bool:
+    """Tell whether a file, or one below a folder, imports `poptorch`."""
+    below = [os.path.join(folder, file) for folder, _, files in os.walk(place) for file in files]
+    for file in (place, *(file for file in below if file.endswith(".py"))):
+        with contextlib.suppress(OSError), open(file, "rb") as opened:
             text = opened.read()
-    except OSError:
-        return False
-    return b"poptorch" in text and _IMPORT.search(text) is not None
+            if b"poptorch" in text and _IMPORT.search(text) is not None:
+                return True
+    return False

@@ -117,7 +117,7 @@ class Inference:
         programs.states.follow()
         if pipeline is None and programs.trained is not None and programs.trained.program.placing is not None:
             pipeline = programs.trained.program.placing.inference
-        program = self._known(step, options, pipeline)
+        program = next((each for each in programs.evaluations if each.evaluates(step, options, pipeline)), None)
         if program is None:
             check_ipus(options)
             placing: Optional[Placing] = None
@@ -131,13 +131,6 @@ class Inference:
         if instead_of is not None and instead_of is not program:
             self.drop(instead_of)
         return program
-
-    def _known(self, step: BatchStep, options: Options, pipeline: Optional[PipelineRequest]) -> Optional[ModelProgram]:
-        for program in self.programs.evaluations:
-            asked = None if program.placing is None else program.placing.request
-            if asked == pipeline and program.asked is options and program.step.computes_like(step):
-                return program
-        return None
 
     def drop(self, program: ModelProgram) -> None:
         """Destroy a program that nobody needs any more, with those for other shapes."""
@@ -178,7 +171,8 @@ class Inference:
             first, _ = next(split_rows(x, rows))
             if not self.filling.may_cut(program, first, functools.partial(self.infer, program)):
                 _logger.warning(_LARGER, type(program.step.model).__qualname__, rows, samples)
-                program.outgrow()
+                program.destroy()
+                program.geometry = None
                 rows = samples
         predictions = []
         for piece, valid in split_rows(x, rows):

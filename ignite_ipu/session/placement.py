@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Sequence, cast
@@ -23,7 +22,7 @@ from ignite_ipu.program.training_step import TrainingStep
 if TYPE_CHECKING:
     from ignite_ipu.pipeline import Plan, Strategy
 
-__all__ = ["Placed", "Placing"]
+__all__ = ["Placing"]
 
 logger = logging.getLogger("ignite_ipu")
 
@@ -73,7 +72,7 @@ class Placing:
         """IPUs that all replicas take, None while that is not known."""
         return None if self.placement is None else check_ipus(self._options, self.placement.ipus_per_replica)
 
-    def prepare(self, step: BatchStep, leaves: Sequence[Any]) -> Placed:
+    def prepare(self, step: BatchStep, leaves: Sequence[Any]) -> None:
         """Do what needs a batch, before the model is wrapped: plan, or estimate the memory of what was described.
 
         With batches of another shape, the module that will be wrapped is another one.
@@ -89,7 +88,37 @@ class Placing:
                 raise PlanError("\n".join(self.plan.problems))
         elif placement.execution in _ESTIMATED:
             self._warn_of_memory(placement, leaves)
-        return Placed(placement, self._step, self.request.round_up, self._memory)
+
+    def configured(self, asked: Options) -> Options:
+        """Return a copy of the options that were asked for, which has the execution strategy.
+
+        A copy, because a loader made from options with explicit stages cannot send them to its worker process.
+        """
+        assert self.placement is not None  # `prepare` has been there
+        options = asked.clone()
+        if self.request.round_up:
+            options.autoRoundNumIPUs(True)
+        options.setExecutionStrategy(self.placement.strategy())
+        if self._memory is not None:
+            save_memory(self._memory, options.replication_factor, options)
+        return options
+
+    @contextmanager
+    def applied(self, step: BatchStep) -> Iterator[None]:
+        """Have stages open their blocks in the model, and in front of the loss, while it compiles."""
+        assert self.placement is not None
+        with self.placement.apply(step.model) as applied, step.staged(applied):
+            try:
+                yield
+            except AssertionError as error:
+                if "Unknown Block" not in str(error):
+                    raise
+                raise PlanError(
+                    f"{type(step.model).__qualname__} has annotations of its own (poptorch.Block, BeginBlock or "
+                    "BlockFunction), which say where its layers are, and so does pipeline. Remove the annotations "
+                    "(poptorch.removeBlocks(model) does so for BeginBlock), or leave pipeline out and set the "
+                    "execution strategy in options."
+                ) from error
 
     def _check(self, placement: Placement) -> None:
         options = self._options
@@ -204,45 +233,6 @@ class Placing:
     @property
     def _micro_batches(self) -> int:
         return BatchGeometry.from_options(self._options, 1).input_micro_batches
-
-
-@dataclasses.dataclass(frozen=True)
-class Placed:
-    """A placement of which all is known that needs a batch; `memory` has locations of our plan, not the user's."""
-
-    placement: Placement
-    step: BatchStep
-    round_up: bool
-    memory: Optional[Strategy]
-
-    def configured(self, asked: Options) -> Options:
-        """Return a copy of the options that were asked for, which has the execution strategy.
-
-        A copy, because a loader made from options with explicit stages cannot send them to its worker process.
-        """
-        options = asked.clone()
-        if self.round_up:
-            options.autoRoundNumIPUs(True)
-        options.setExecutionStrategy(self.placement.strategy())
-        if self.memory is not None:
-            save_memory(self.memory, options.replication_factor, options)
-        return options
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Have stages open their blocks in the model, and in front of the loss, while it compiles."""
-        with self.placement.apply(self.step.model) as applied, self.step.staged(applied):
-            try:
-                yield
-            except AssertionError as error:
-                if "Unknown Block" not in str(error):
-                    raise
-                raise PlanError(
-                    f"{type(self.step.model).__qualname__} has annotations of its own (poptorch.Block, BeginBlock or "
-                    "BlockFunction), which say where its layers are, and so does pipeline. Remove the annotations "
-                    "(poptorch.removeBlocks(model) does so for BeginBlock), or leave pipeline out and set the "
-                    "execution strategy in options."
-                ) from error
 
 
 def _profile(step: BatchStep, leaves: Sequence[Any], micro_batches: int, training: bool, granularity: Any) -> Any:

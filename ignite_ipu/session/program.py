@@ -12,6 +12,7 @@ import torch
 from ignite_ipu import backend
 from ignite_ipu.errors import OptionsError, SessionError, listed
 from ignite_ipu.optimizers import OptimizerLink
+from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.geometry import BatchGeometry
@@ -27,7 +28,7 @@ from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.weights.tracker import Counted, Weights, counted_by_norms
 
 if TYPE_CHECKING:
-    from ignite_ipu.session.placement import Placed, Placing
+    from ignite_ipu.session.placement import Placing
 
 __all__ = ["ModelProgram"]
 
@@ -53,6 +54,7 @@ class ModelProgram:
         on_trace: Called with this program, and the Python values that forward changed in its trace.
 
     Attributes:
+        executor: The PopTorch executor, None before first use.
         geometry: The arithmetic of one call, None before first use.
         mode: Name of the output mode, as PopTorch resolves it.
         calls: The arithmetic of a call with micro-batches of one sample.
@@ -89,9 +91,8 @@ class ModelProgram:
         self.micro_batches = self.calls.input_micro_batches
         self.varying: List[str] = []
         self.trained_names: Sequence[str] = ()
-        self._executor: Optional[Executor] = None  # without a program in it after a compilation that failed
+        self.executor: Optional[Executor] = None  # without a program in it after a compilation that failed
         self._compiled: Optional[CompiledProgram] = None
-        self._placed: Optional[Placed] = None
         self._file: Optional[Executable] = None
         self._random_state: Optional[List[int]] = None
         self._classes: List[type] = []
@@ -104,14 +105,9 @@ class ModelProgram:
         self._returned_by: Optional[BatchGeometry] = None
 
     @property
-    def executor(self) -> Optional[Executor]:
-        """The PopTorch executor, None before first use."""
-        return self._executor
-
-    @property
     def options(self) -> Options:
         """The options: once the module is wrapped, PopTorch's own copy, with which it is compiled."""
-        return self.asked if self._executor is None else self._executor.options
+        return self.asked if self.executor is None else self.executor.options
 
     @property
     def compiled(self) -> Optional[CompiledProgram]:
@@ -122,7 +118,7 @@ class ModelProgram:
     @property
     def ready(self) -> bool:
         """True if the program is compiled and on its IPUs."""
-        return self._executor is not None and self._executor.isAttachedToDevice()
+        return self.executor is not None and self.executor.isAttachedToDevice()
 
     @property
     def rows(self) -> Optional[int]:
@@ -133,6 +129,11 @@ class ModelProgram:
     def ipus(self) -> Optional[int]:
         """IPUs that all replicas take, None while "auto" has not planned them."""
         return check_ipus(self.options) if self.placing is None else self.placing.ipus
+
+    def evaluates(self, step: BatchStep, options: Options, pipeline: Optional[PipelineRequest]) -> bool:
+        """Tell whether this is the program for a module, with the same options object and placement."""
+        asked = None if self.placing is None else self.placing.request
+        return asked == pipeline and self.asked is options and self.step.computes_like(step)
 
     def rows_for(self, samples: int) -> int:
         """Return the rows of one call: before first use those of all these samples, filled up."""
@@ -213,7 +214,7 @@ class ModelProgram:
 
     def place(self, *parts: Any) -> None:
         """Plan or estimate what needs a batch, unless that was done when the program was compiled; see `Placing`."""
-        if self.placing is not None and self._executor is None:
+        if self.placing is not None and self.executor is None:
             step = self.step.again()
             self.placing.prepare(step, step.arguments(*parts, micro_batches=self.micro_batches))
 
@@ -223,11 +224,11 @@ class ModelProgram:
         With an offline target (`options.useOfflineIpuTarget()`) it has none, and is compiled alone. After a compilation
         that PopTorch refuses, the next batch may try again.
         """
-        executor = self._executor
+        executor = self.executor
         if executor is None:
             if self.training:
                 self._weights.unwatch()
-            executor = self._executor = self._wrap(self._placed_options(leaves))
+            executor = self.executor = self._wrap(self._placed_options(leaves))
             self._weights.add(executor, self.training)
         if not executor.isCompiled():
             self._compile(executor, leaves)
@@ -271,7 +272,7 @@ class ModelProgram:
         """Return what copies from the executor's IPUs, retried if need be: then there may be another executor."""
 
         def copy() -> Optional[_T]:
-            return None if self._executor is None else action(self._executor)
+            return None if self.executor is None else action(self.executor)
 
         return self._hooks.copy(copy) if self.training else copy()
 
@@ -280,7 +281,7 @@ class ModelProgram:
 
         The random stream goes on from a state, where one is known.
         """
-        executor = self._executor
+        executor = self.executor
         if executor is not None:
             # PopTorch reads before it gives IPUs back, and keeps them when that fails, unless nothing is to be read.
             if self.ready and self._link is not None:
@@ -313,38 +314,28 @@ class ModelProgram:
 
     def _forget(self, executor: Executor) -> None:
         self._weights.remove(executor)
-        self._executor = self._compiled = None
+        self.executor = self._compiled = None
         self.step.forget_layout()
 
     def destroy(self) -> None:
         """Give everything back; the next use compiles again."""
-        if self._executor is None or not self._executor.isCompiled():
+        if self.executor is None or not self.executor.isCompiled():
             return  # PopTorch cannot undo a wrapping that was never compiled: it is kept for the next try
         attached = self.ready
         state = self.read_random_state() if attached else self._random_state
         self._copied(lambda executor: executor.destroy())
         self._random_state = state
-        if self._executor is not None:
-            self._forget(self._executor)
+        if self.executor is not None:
+            self._forget(self.executor)
         if attached:
             self._hooks.fire(IPUEvents.DEVICE_DETACHED)
 
-    def outgrow(self) -> None:
-        """Give everything back; the next use compiles for a batch of another size."""
+    def end(self) -> None:
+        """Give everything back, and undo a wrapping that was never compiled, which PopTorch does not undo."""
         self.destroy()
-        self.geometry = None
-
-    def succeeded_by(self, step: BatchStep, options: Options) -> ModelProgram:
-        """Give everything back and return a program for another module, which goes on where this one ends."""
-        self.destroy()
-        self.unwrap()
-        return self.like(step, options)
-
-    def unwrap(self) -> None:
-        """Undo a wrapping that was never compiled, which PopTorch does not undo."""
-        if self._executor is not None:
-            self._weights.remove(self._executor)
-            self._executor = self._compiled = None
+        if self.executor is not None:
+            self._weights.remove(self.executor)
+            self.executor = self._compiled = None
             unwrap_tensors(self.step)
 
     def like(self, step: BatchStep, options: Options) -> ModelProgram:
@@ -367,33 +358,30 @@ class ModelProgram:
     def take_back(self, other: ModelProgram) -> None:
         """Train with this program again, after `set_aside`, and go on where another's random stream is."""
         self._random_state = other._random_state
-        if self._executor is not None and self._link is not None:
-            self._executor.setOptimizer(self._link.conversion.optimizer)
+        if self.executor is not None and self._link is not None:
+            self.executor.setOptimizer(self._link.conversion.optimizer)
         self.go_on()
 
     def wait(self) -> None:
         """Keep the compiled training program and its IPUs, while another optimizer's trains the same weights."""
         self._weights.to_host()
-        if self._executor is not None:
-            self._weights.remove(self._executor)
+        if self.executor is not None:
+            self._weights.remove(self.executor)
             self._classes = classes_of(self.step)
             unwrap_tensors(self.step)
 
     def go_on(self) -> None:
         """Train with this program again, after `wait`, and with the weights of then."""
-        if self._executor is not None:
+        if self.executor is not None:
             put_classes(self.step, self._classes)
-            self._weights.add(self._executor, self.training, stale=True)
+            self._weights.add(self.executor, self.training, stale=True)
             self._weights.counters.follow(self._counted, self.micro_batches_per_replica)
 
     def _wrap(self, options: Options) -> Executor:
         poptorch, link = backend.poptorch(), self._link
-        executor: Executor = (
-            poptorch.inferenceModel(self.step, options=options)
-            if link is None
-            else poptorch.trainingModel(self.step, options=options, optimizer=link.conversion.optimizer)
-        )
-        return executor
+        if link is None:
+            return poptorch.inferenceModel(self.step, options=options)
+        return poptorch.trainingModel(self.step, options=options, optimizer=link.conversion.optimizer)
 
     def _geometry_of(self, batch: Any) -> BatchGeometry:
         return dataclasses.replace(self.calls, micro_batch_size=row_count(batch) // self.micro_batches)
@@ -402,11 +390,11 @@ class ModelProgram:
         if self.placing is None:
             return self.asked
         try:
-            self._placed = self.placing.prepare(self.step, leaves)
+            self.placing.prepare(self.step, leaves)
         except BaseException:
             self.step.forget_layout()
             raise
-        return self._placed.configured(self.asked)
+        return self.placing.configured(self.asked)
 
     def _compile(self, executor: Executor, leaves: Sequence[Any]) -> None:
         self._weights.to_host()
@@ -416,7 +404,7 @@ class ModelProgram:
         attributes = self.step.python_state()
         before, kept = attributes.values(), ModuleAttributes(self.step)
         try:
-            placed = contextlib.nullcontext() if self._placed is None else self._placed.applied()
+            placed = contextlib.nullcontext() if self.placing is None else self.placing.applied(self.step)
             with placed, misspelt_settings_named():
                 if self._file is None:
                     executor.compile(*leaves)

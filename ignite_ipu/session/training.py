@@ -108,10 +108,9 @@ class Trained:
             check_parameters(self.link.conversion.source, step)
             self.link.refresh_state()
             self.drop_aside()
-        if keep and not changed and self._set_aside():
-            self.program = program.like(step, options)
-        else:
-            self.program = program.succeeded_by(step, options)
+        if not (keep and not changed and self._set_aside()):
+            program.end()
+        self.program = program.like(step, options)
         self._trainable = Trainable(step)
         if not keep:
             self._options = options
@@ -160,8 +159,7 @@ class Trained:
         """
         current = self.program
         if not self._set_aside():
-            current.destroy()
-            current.unwrap()
+            current.end()
         self.aside.remove(program)
         program.take_back(current)
         self.program = program
