@@ -12,7 +12,6 @@ import torch
 from ignite_ipu import backend
 from ignite_ipu.errors import OptionsError, SessionError, listed
 from ignite_ipu.optimizers import OptimizerLink
-from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.geometry import BatchGeometry
@@ -28,6 +27,7 @@ from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.weights.tracker import Counted, Weights, counted_by_norms
 
 if TYPE_CHECKING:
+    from ignite_ipu.pipeline import PipelineRequest
     from ignite_ipu.session.placement import Placing
 
 __all__ = ["ModelProgram"]
