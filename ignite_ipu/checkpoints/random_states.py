@@ -12,7 +12,13 @@ import torch
 
 from ignite_ipu.errors import CheckpointError
 
-__all__ = ["random_states_kept", "read_device_states", "read_random_states", "write_random_states"]
+__all__ = [
+    "random_states_kept",
+    "read_device_states",
+    "read_random_states",
+    "same_random_states",
+    "write_random_states",
+]
 
 _LARGEST_FILE = 1 << 20
 
@@ -50,6 +56,20 @@ def write_random_states(states: Mapping[str, Any], generator: Optional[torch.Gen
     np.random.set_state((numpy["kind"], keys, numpy["position"], numpy["has_gauss"], numpy["gauss"]))
     if generator is not None and "generator" in states:
         generator.set_state(states["generator"])
+
+
+def same_random_states(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Tell whether two of what `read_random_states` returns draw the same numbers."""
+    if one.keys() != other.keys():
+        return False
+    return all(
+        same_random_states(value, other[name])
+        if isinstance(value, Mapping)
+        else torch.equal(value, other[name])
+        if isinstance(value, torch.Tensor)
+        else value == other[name]
+        for name, value in one.items()
+    )
 
 
 @contextlib.contextmanager

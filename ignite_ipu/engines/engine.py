@@ -13,7 +13,12 @@ from ignite.engine import Engine, Events, State
 from ignite.handlers import Checkpoint
 from torch.utils.data import DataLoader, IterableDataset
 
-from ignite_ipu.checkpoints.random_states import random_states_kept, read_random_states, write_random_states
+from ignite_ipu.checkpoints.random_states import (
+    random_states_kept,
+    read_random_states,
+    same_random_states,
+    write_random_states,
+)
 from ignite_ipu.engines.counting import Counts
 from ignite_ipu.engines.loaders import Loaders
 from ignite_ipu.engines.resume.accumulations import Accumulations, plain_values
@@ -165,9 +170,9 @@ class IPUTrainer(IPUEngine):
 
     Its state dictionary also holds the random states of host and device, so that a resumed run draws what the
     uninterrupted one does. Taking it at the end of an epoch pins the host's, that of the loader's own generator among
-    them: the next epoch starts from it, whatever other handlers draw in between. And it holds what the metrics that are
-    attached have added up, and whether the handlers of the epoch's end have had their turn: a resumed run puts back the
-    one and makes up for the other, with the output that these are to see.
+    them: the next epoch starts from it, whatever other handlers draw in between, of which a warning tells. And it holds
+    what the metrics that are attached have added up, and whether the handlers of the epoch's end have had their turn: a
+    resumed run puts back the one and makes up for the other, with the output that these are to see.
 
     Args:
         process_function, session, loaders: As for `IPUEngine`.
@@ -175,7 +180,10 @@ class IPUTrainer(IPUEngine):
 
     Attributes:
         counts: Counts weight updates, micro-batches and samples into `state`, and fires `CountEvents`.
+        pins_random_states: Whether taking the state dictionary at the end of an epoch pins the host's random states.
     """
+
+    pins_random_states = True
 
     def __init__(
         self,
@@ -186,7 +194,8 @@ class IPUTrainer(IPUEngine):
     ) -> None:
         self._accumulations = Accumulations()
         super().__init__(process_function, session, loaders)
-        self._pinned: Optional[Tuple[int, Mapping[str, Any]]] = None
+        self._pinned: Optional[Tuple[int, Mapping[str, Any], bool]] = None
+        self._warned_of_draws = False
         self._loaded = False
         self._ends: Set[int] = set()
         self._added_up: Optional[Mapping[str, Any]] = None
@@ -217,9 +226,12 @@ class IPUTrainer(IPUEngine):
         """Return Ignite's state dictionary with what is this engine's own as `ipu`."""
         state: OrderedDict[str, Any] = super().state_dict()
         iteration, length = self.state.iteration, self.state.epoch_length
-        if self._pinned is None or self._pinned[0] != iteration or not length or iteration % length:
-            self._pinned = iteration, read_random_states(self._generator)
-        now = self._pinned[1]
+        if self._pinned is not None and self._pinned[0] == iteration and length and not iteration % length:
+            now = self._pinned[1]
+        else:
+            now = read_random_states(self._generator)
+            if self.pins_random_states:
+                self._pinned = iteration, now, True
         device = self.ipu.random_state()
         completed = not self._between_epochs or iteration in (0, self._ended_epoch)
         state["ipu"] = {
@@ -245,7 +257,7 @@ class IPUTrainer(IPUEngine):
             # An ordinary engine makes one weight update from one batch in each iteration; samples it did not count.
             self.counts.load_state_dict(dict.fromkeys(("weight_updates", "micro_batches"), self.state.iteration))
             return
-        self._pinned = self.state.iteration, saved["host_random_state"]
+        self._pinned = self.state.iteration, saved["host_random_state"], False
         if not saved.get("epoch_completed", True):
             self._ended_epoch = -1
             self.state.output = saved.get("shown", {}).get("output")
@@ -411,9 +423,22 @@ class IPUTrainer(IPUEngine):
     def _restore_pinned(self) -> None:
         pinned, self._pinned = self._pinned, None
         if pinned is not None and self.state.epoch_length and self.state.iteration % self.state.epoch_length == 0:
-            iteration, states = pinned
+            iteration, states, own = pinned
             if iteration == self.state.iteration:
+                if own and not same_random_states(states, read_random_states(self._generator)):
+                    self._warn_of_draws()
                 write_random_states(states, self._generator)
+
+    def _warn_of_draws(self) -> None:
+        if not self._warned_of_draws:
+            self._warned_of_draws = True
+            _logger.warning(
+                "The state of the trainer was taken at the end of epoch %d, and other handlers drew random numbers "
+                "after that, as an evaluation's loader does. The next epoch starts from the state that was taken, so"
+                " that a resumed run shuffles as this one does; Ignite's engine would go on from these draws. Attach"
+                " what takes the state, such as a Checkpoint, after these handlers, and both is true.",
+                self.state.epoch - 1,
+            )
 
 
 class DeterministicIPUTrainer(IPUTrainer, DeterministicRuns):

@@ -120,6 +120,7 @@ def _factory(
         engine.add_event_handler(Events.STARTED, note_data)
         if succession is not None:
             succession.add(engine, line)
+            engine.pins_random_states = False  # the script's epochs start where its handlers have left the generators
         engine.ipu.hooks.refuse_frozen = refuse_frozen
         trained.add(engine.ipu)
         return engine

@@ -95,8 +95,11 @@ def test_a_loaders_own_generator_is_restored_in_deterministic_runs(epoch_length)
         assert {**before, **losses_of(state=state, **settings)[0]} == whole
 
 
-def test_an_evaluation_may_draw_from_the_generator_after_the_checkpoint():
-    """The next epoch starts from the generator of the checkpoint, in the run that saved it and in the resumed one."""
+def test_an_evaluation_may_draw_from_the_generator_after_the_checkpoint(caplog):
+    """The next epoch starts from the generator of the checkpoint, in the run that saved it and in the resumed one.
+
+    That is not where Ignite's engine would start it, of which one line tells.
+    """
 
     def batches_of(state=None):
         generator = torch.Generator().manual_seed(7)
@@ -113,6 +116,8 @@ def test_an_evaluation_may_draw_from_the_generator_after_the_checkpoint():
         return {iteration: batch.tolist() for iteration, batch in seen.items()}, saved
 
     whole, saved = batches_of()
+    (warned,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "taken at the end of epoch 1" in warned and "Attach what takes the state" in warned
     resumed, _ = batches_of(saved[0])
     assert resumed == {iteration: whole[iteration] for iteration in range(7, 13)}
 

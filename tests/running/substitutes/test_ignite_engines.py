@@ -403,3 +403,31 @@ def test_parts_of_a_trained_model_are_evaluated_with_the_newest_weights(run, mon
     assert len(set(native)) == 2
     for one, other in zip(found, native):
         assert [float(value) for value in one.split()] == pytest.approx([float(value) for value in other.split()])
+
+
+SAVES_AND_THEN_DRAWS = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
+from ignite.handlers import Checkpoint
+torch.manual_seed(0)
+model = nn.Linear(3, 1)
+data = DataLoader(TensorDataset(torch.randn(16, 3), torch.randn(16, 1)), batch_size=4, shuffle=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+trainer = create_supervised_trainer(model, optimizer, nn.MSELoss())
+evaluator = create_supervised_evaluator(model)
+trainer.add_event_handler(Events.EPOCH_COMPLETED, Checkpoint({"trainer": trainer}, lambda *_: None))
+trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(data))
+losses = []
+trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: losses.append(trainer.state.output))
+trainer.run(data, max_epochs=3)
+"""
+
+
+def test_what_handlers_draw_after_a_checkpoint_counts_as_natively(run):
+    """Epochs shuffle as in plain Ignite, whose engines go on from where an evaluation has left the generator."""
+    native = {}
+    exec(SAVES_AND_THEN_DRAWS, native)
+    ran = run(SAVES_AND_THEN_DRAWS + "print(losses)")
+    assert json.loads(ran.output[0]) == pytest.approx(native["losses"], rel=1e-5)
