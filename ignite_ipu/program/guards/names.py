@@ -45,6 +45,9 @@ _PASSIVE = BOOKKEEPERS | {"torch", "numpy", "poptorch", "unittest"}
 # Whose objects keep books of their own there.
 _HOSTS = _PASSIVE | {"ignite", "ignite_ipu", "accelerate"}
 _FINDING = ("__getattr__", "__getattribute__")
+# What leads to no other values; and what can change in a library's layers: numbers such as rates, and functions.
+_PLAIN = (*FIXED, torch.Tensor, np.ndarray)
+_CHANGING = (float, *FUNCTIONS)
 
 
 class Named:
@@ -70,6 +73,9 @@ class Named:
         self._seen: Dict[int, Any] = {}
         parts = list(parts)
         self._objects = [(path, part) for path, part in parts if isinstance(part, nn.Module)]
+        # The namespaces of the user's own classes, and the objects in which no names are looked up.
+        self._own: Dict[type, List[Any]] = {}
+        self._settled: Set[int] = set()
         self._inside = {id(part) for _, part in self._objects}
         for path, part in parts:
             self._visit(path, part)
@@ -77,7 +83,8 @@ class Named:
         before = (-1, -1)
         while before != (before := (len(self.names), len(self._objects))):
             for path, found in self._objects:
-                self._look_at(path, found)
+                if id(found) not in self._settled:
+                    self._look_at(path, found)
         if self.names & {"environ", "getenv"}:
             self._add("os.environ", partial(getattr, os.environ, "_data"), os.environ)
 
@@ -94,7 +101,7 @@ class Named:
         """Look at what a value is or holds."""
         # isinstance() would ask an object for its class, which some deprecated ones answer with a warning.
         kind = type(value)
-        if issubclass(kind, (*FIXED, torch.Tensor, np.ndarray)) or id(value) in self._seen or id(value) in self._inside:
+        if issubclass(kind, _PLAIN) or id(value) in self._seen or id(value) in self._inside:
             return
         self._seen[id(value)] = value
         if issubclass(kind, (*GENERATORS, Iterator)):
@@ -160,18 +167,22 @@ class Named:
         own = getattr(found, "__dict__", {})
         is_class, is_module = isinstance(found, type), isinstance(found, nn.Module)
         kind = found if is_class else type(found)
+        if kind not in self._own:
+            self._own[kind] = [vars(base) for base in kind.__mro__ if _is_users(base)]
+        bases = self._own[kind]
         names = self.names & own.keys()
         entries, in_class = self.names | (_ENTRIES | _MAKING if is_class else _ENTRIES), set()
-        for base in (vars(base) for base in kind.__mro__ if _is_users(base)):
+        for base in bases:
             for name in sorted(entries & base.keys()):
                 in_class.add(name)
                 self._add(f"self.{name}", partial(base.get, name), base, name)
                 if isinstance(base[name], types.MemberDescriptorType) and not is_class:
                     self._add(f"self.{name}", partial(getattr, found, name, None), found, name)
         if is_module:
-            if not _is_users(kind):
-                # Of a library's layers only numbers such as rates can change, and functions.
-                names = {name for name, value in own.items() if isinstance(value, (float, *FUNCTIONS))}
+            if not bases:
+                self._settled.add(id(found))
+            if not bases or not _is_users(kind):
+                names = {name for name, value in own.items() if isinstance(value, _CHANGING)}
             names = (names | ({"config"} & own.keys())) - _OWN
             # The weights of what is no part of the program are constants of it.
             for inner in (own[each] for each in _TENSORS if id(found) not in self._inside):
