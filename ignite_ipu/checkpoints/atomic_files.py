@@ -10,8 +10,6 @@ import secrets
 from pathlib import Path
 from typing import IO, Iterator, Optional
 
-__all__ = ["remove_unfinished", "whole_file"]
-
 _TEMPORARY = re.compile(r"\.(?P<host>.+)-(?P<pid>\d+)-[0-9a-f]{8}\.tmp")
 
 

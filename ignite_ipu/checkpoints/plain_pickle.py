@@ -12,8 +12,6 @@ from typing import Any, Sequence
 
 from ignite_ipu.errors import CheckpointError
 
-__all__ = ["Unpickler"]
-
 # Each gives something no larger than its arguments.
 _READABLE = frozenset(
     (

@@ -12,14 +12,6 @@ import torch
 
 from ignite_ipu.errors import CheckpointError
 
-__all__ = [
-    "random_states_kept",
-    "read_device_states",
-    "read_random_states",
-    "same_random_states",
-    "write_random_states",
-]
-
 _LARGEST_FILE = 1 << 20
 
 

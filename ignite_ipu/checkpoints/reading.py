@@ -12,8 +12,6 @@ import torch
 from ignite_ipu.checkpoints import plain_pickle
 from ignite_ipu.errors import CheckpointError
 
-__all__ = ["check_complete", "read_checkpoint"]
-
 Path = Union[str, "os.PathLike[str]"]
 
 _CHUNK = 1 << 20

@@ -17,8 +17,6 @@ from ignite_ipu.checkpoints.reading import check_complete, read_checkpoint
 from ignite_ipu.checkpoints.writing import without_methods
 from ignite_ipu.errors import CheckpointError, listed
 
-__all__ = ["load_checkpoint", "newest_checkpoint", "resume_from"]
-
 _logger = logging.getLogger("ignite_ipu")
 _SHOWN = 8
 _LARGE = (nn.Module, torch.optim.Optimizer)

@@ -18,9 +18,6 @@ from ignite.handlers.checkpoint import BaseSaveHandler
 from ignite_ipu.checkpoints.atomic_files import remove_unfinished, whole_file
 from ignite_ipu.errors import CheckpointError
 
-__all__ = ["CheckpointSaver", "without_methods", "write_checkpoint"]
-
-
 _DEEPEST = 16
 
 

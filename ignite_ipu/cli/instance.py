@@ -15,8 +15,6 @@ import threading
 import time
 from typing import Dict, List, Mapping
 
-__all__ = ["main", "rendezvous", "started_by_this_process"]
-
 _PORT = "29500"
 _MEANINGS = {
     "RANK": "OMPI_COMM_WORLD_RANK",

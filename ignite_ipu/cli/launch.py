@@ -21,8 +21,6 @@ from ignite_ipu.cli.command import EXIT_FINDINGS
 from ignite_ipu.cli.instance import started_by_this_process
 from ignite_ipu.errors import UserError
 
-__all__ = ["Job", "add_arguments", "command", "environment", "main"]
-
 _DEFAULT_OPTIONS = "POPTORCH_DEFAULT_OPTIONS"
 _LOGS = "PET_LOG_DIR"
 _INTERRUPTED = -2

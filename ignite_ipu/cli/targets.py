@@ -11,8 +11,6 @@ from typing import Any, Callable, Iterator
 
 from ignite_ipu.errors import UserError
 
-__all__ = ["blamed_on", "load_factory"]
-
 
 def load_factory(target: str) -> Callable[[], Any]:
     """Import the module or the `.py` file and return the function; this runs the user's code.

@@ -10,8 +10,6 @@ import os
 import sys
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, TextIO, Tuple, TypeVar
 
-__all__ = ["Line", "Progress", "following", "plain", "use_colour", "write_lines"]
-
 Item = TypeVar("Item")
 _DELAY_SECONDS = 1.0
 _FORMAT = "{desc}: {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}"

@@ -9,10 +9,8 @@ from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Opt
 import torch
 
 from ignite_ipu.errors import ConstantAttributeError, OptimizerError
-from ignite_ipu.optimizers.conversion import Conversion, hyper_parameter, refuse_what_the_device_lacks, remedy_for
+from ignite_ipu.optimizers.conversion import REFUSED, Conversion, hyper_parameter, refuse_what_the_device_lacks
 from ignite_ipu.optimizers.state import numbered_groups
-
-__all__ = ["Change", "HyperParameters", "Settings", "constant_changed"]
 
 _parameters: Callable[[Mapping[str, Any]], List[torch.Tensor]] = operator.itemgetter("params")
 _LOSS_SCALING = "loss_scaling"
@@ -91,7 +89,7 @@ class HyperParameters:
         try:
             for change in changes:
                 if change.attribute in constants:
-                    raise constant_changed(change, self._conversion)
+                    raise _constant_changed(change, self._conversion)
             # All that a conversion refuses depends on what is zero or False.
             if any(bool(change.old) != bool(change.new) for change in changes):
                 refuse_what_the_device_lacks(self._conversion)
@@ -152,16 +150,15 @@ def _may_change_in_place(groups: Sequence[Any]) -> bool:
     return not all(isinstance(value, (float, int, tuple)) for values in groups for value in values)
 
 
-def constant_changed(change: Change, conversion: Conversion) -> ConstantAttributeError:
+def _constant_changed(change: Change, conversion: Conversion) -> ConstantAttributeError:
     """Return the error for a change of what cannot change, with what to do."""
     name = change.attribute
     where = "" if change.group is None else f" of parameter group {change.group}"
     text = (
         f"{name}{where} changed from {change.old!r} to {change.new!r}, but it is a constant of the compiled program. "
     )
-    lacking = remedy_for(name)
-    if lacking is not None:
-        text += f"With {name}={change.new!r} the optimizer could not be converted either: {lacking}."
+    if name in REFUSED:
+        text += f"With {name}={change.new!r} the optimizer could not be converted either: {REFUSED[name]}."
     elif name in (*conversion.kind.structural, *conversion.kind.settled):
         text += "It decides which update is compiled: create a new trainer with the value you want."
     elif conversion.passed_through:

@@ -9,8 +9,6 @@ from torch import nn
 
 from ignite_ipu.errors import OptimizerError, listed
 
-__all__ = ["check_parameters", "clipping_problem"]
-
 _MOST_NAMES = 8
 
 

@@ -17,19 +17,8 @@ import torch
 from ignite_ipu import backend
 from ignite_ipu.errors import OptimizerError, did_you_mean
 from ignite_ipu.optimizers.checks import clipping_problem
-from ignite_ipu.optimizers.kinds import OptimizerKind, kind_of_device, kind_of_torch
-from ignite_ipu.optimizers.substitution import substituted
+from ignite_ipu.optimizers.kinds import OptimizerKind, kind_of_device, kind_of_torch, substituted
 from ignite_ipu.poptorch_types import DeviceOptimizer
-
-__all__ = [
-    "Conversion",
-    "Receipt",
-    "Row",
-    "convert_optimizer",
-    "hyper_parameter",
-    "refuse_what_the_device_lacks",
-    "remedy_for",
-]
 
 _logger = logging.getLogger("ignite_ipu")
 # What torch's schedulers leave in groups, and what they change then.
@@ -40,7 +29,8 @@ _SCHEDULED = (
 )
 # Arguments of torch's classes that choose how torch computes the update, not what it is.
 _IMPLEMENTATION = ("foreach", "fused", "capturable")
-_REFUSED = {
+# What the device's update has not, and what to do.
+REFUSED = {
     "maximize": "PopTorch ignores it and would minimize. Negate the loss instead",
     "amsgrad": "the device has no such variant. Use amsgrad=False",
     "differentiable": "nothing can be differentiated through an update on the device. Use differentiable=False",
@@ -186,11 +176,6 @@ def refuse_what_the_device_lacks(conversion: Conversion) -> None:
     _raise_refusals(conversion.source, conversion.kind, _refusals(conversion.source, conversion.kind))
 
 
-def remedy_for(name: str) -> Optional[str]:
-    """Return why the device's update has no such hyper-parameter, and what to do; None if it has it."""
-    return _REFUSED.get(name)
-
-
 def _unwrapped(optimizer: Any) -> Any:
     # accelerate's wrapper is an Optimizer by inheritance only: the groups and the class that count are inside it.
     if type(optimizer).__name__ == "AcceleratedOptimizer" and hasattr(optimizer, "optimizer"):
@@ -226,7 +211,7 @@ def _pass_through(
 def _refusals(optimizer: torch.optim.Optimizer, kind: OptimizerKind) -> List[Row]:
     rows = [
         Row(name, str(True), "refused", "", note)
-        for name, note in _REFUSED.items()
+        for name, note in REFUSED.items()
         if any(group.get(name, False) for group in optimizer.param_groups)
     ]
     if kind.name == "SGD" and any(group["momentum"] and group["dampening"] for group in optimizer.param_groups):

@@ -1,17 +1,16 @@
-"""The optimizers an IPU has: their hyper-parameters, what of torch's they lack, and where their state lives."""
+"""The optimizers an IPU has: their hyper-parameters, where their state lives, and what stands in for those it lacks."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
-from typing import Any, Collection, Dict, Mapping, Sequence, Tuple
+import weakref
+from typing import Any, Collection, Dict, List, Mapping, Sequence, Tuple
 
 import torch
 
 from ignite_ipu.errors import OptimizerError
-from ignite_ipu.optimizers.substitution import closest_to
-
-__all__ = ["ADAM", "ADAMW", "KINDS", "LAMB", "RMSPROP", "SGD", "OptimizerKind", "kind_of_device", "kind_of_torch"]
 
 _MOMENTS = ("accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type")
 
@@ -118,6 +117,15 @@ _REASONS = {
     "it also decays the moments of rows that were not used",
     "Lamb": "PopTorch has it under its own name: use poptorch.optim.LAMB",
 }
+# The one that comes closest, where the user asks for it, and what is lost.
+_CLOSEST: Mapping[str, Tuple[Any, str]] = {
+    "NAdam": (torch.optim.Adam, "no Nesterov momentum"),
+    "RAdam": (torch.optim.Adam, "the first steps are not rectified: let the learning rate rise in them"),
+    "Adamax": (torch.optim.Adam, "steps are scaled by mean squares instead of the largest gradient"),
+    "SparseAdam": (torch.optim.Adam, "moments of rows that were not used decay, too"),
+    "ASGD": (torch.optim.SGD, "the weights are not averaged, and the learning rate does not fall by itself"),
+}
+_AMSGRAD = "mean squares may fall again"
 
 
 def kind_of_torch(optimizer: torch.optim.Optimizer) -> OptimizerKind:
@@ -128,8 +136,9 @@ def kind_of_torch(optimizer: torch.optim.Optimizer) -> OptimizerKind:
             return _coupled_or_decoupled(optimizer) if kind is ADAM else kind
     name = type(optimizer).__name__
     reason = _REASONS.get("Lamb" if "lamb" in name.lower() else name, "PopTorch has no such update")
-    closest = closest_to(name)
-    way_out = f' substitute="closest" trains by {closest} instead, and says what that changes.' if closest else ""
+    way_out = ""
+    if name in _CLOSEST:
+        way_out = f' substitute="closest" trains by {_CLOSEST[name][0].__name__} instead, and says what that changes.'
     raise OptimizerError(
         f"{type(optimizer).__module__}.{name} does not run on an IPU: {reason}. Supported are {_SUPPORTED}.{way_out}"
     )
@@ -164,3 +173,61 @@ def kind_of_device(optimizer: Any) -> OptimizerKind:
         f"{type(optimizer).__qualname__} derives from no optimizer of poptorch.optim, so the device has no update for "
         "it."
     )
+
+
+def substituted(optimizer: torch.optim.Optimizer) -> List[Tuple[str, str, str]]:
+    """Make an optimizer the closest one of torch's that an IPU has, for good; its groups keep what both have.
+
+    Returns:
+        Name, value and what is lost for everything that changes; empty where nothing does.
+    """
+    changed: List[Tuple[str, str, str]] = []
+    name = type(optimizer).__name__
+    if type(optimizer).__module__.startswith("torch.optim") and name in _CLOSEST:
+        closest, lost = _CLOSEST[name]
+        if any(group.get("decoupled_weight_decay") for group in optimizer.param_groups):
+            closest = torch.optim.AdamW
+        changed.append(("optimizer", f"{name} -> {closest.__name__}", lost))
+    elif any(group.get("amsgrad") for group in optimizer.param_groups):
+        closest = None
+    else:
+        return []
+    if any(group.get("amsgrad") for group in optimizer.param_groups):
+        changed.append(("amsgrad", "True -> False", _AMSGRAD))
+    if optimizer.state:
+        raise OptimizerError(
+            f"The {name} has trained already, and its state is not that of its substitute. Convert it before it trains."
+        )
+    if closest is not None:
+        known: Dict[str, Any] = closest([torch.zeros(1)]).defaults
+        # Schedulers keep numbers of their own in groups.
+        lost_names = [key for key in optimizer.defaults if key not in known]
+        changed += [(key, str(optimizer.defaults[key]), f"{closest.__name__} has no such number") for key in lost_names]
+        for group in (optimizer.defaults, *optimizer.param_groups):
+            for key in lost_names:
+                group.pop(key, None)
+            for key, value in known.items():
+                group.setdefault(key, value)
+        optimizer.__class__ = closest
+        _step_as(optimizer, closest)
+    for group in (optimizer.defaults, *optimizer.param_groups):
+        if group.get("amsgrad"):
+            group["amsgrad"] = False
+    return changed
+
+
+def _step_as(optimizer: torch.optim.Optimizer, closest: Any) -> None:
+    """Let a step that a scheduler of torch's has wrapped, to see that it was called, be that of the new class."""
+    wrapped = optimizer.__dict__.get("step")
+    if not hasattr(wrapped, "__wrapped__"):
+        return  # the step of a captured loop asks for the class
+    reference = weakref.ref(optimizer)
+
+    @functools.wraps(closest.step)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        mine: Any = reference()
+        mine._opt_called, mine._step_count = True, getattr(mine, "_step_count", 0) + 1
+        return closest.step(mine, *args, **kwargs)
+
+    step.__dict__.update({flag: True for flag in ("_with_counter", "_wrapped_by_lr_sched") if hasattr(wrapped, flag)})
+    optimizer.__dict__["step"] = step

@@ -12,21 +12,23 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
+import weakref
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.errors import OptimizerError
 from ignite_ipu.optimizers.changes import Change, HyperParameters, Settings
 from ignite_ipu.optimizers.conversion import Conversion
-from ignite_ipu.optimizers.handle import link_handle
 from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
 from ignite_ipu.poptorch_types import Executor
-
-__all__ = ["OptimizerLink", "SavedState"]
+from ignite_ipu.program.derived_class import derived_once
 
 # Schedulers warn unless they saw optimizer.step(): torch >= 2.4 looks at the first, older ones at the count.
 _STEPPED, _STEP_COUNT = "_opt_called", "_step_count"
+_LINK = "_ignite_ipu_link"
 _State = Dict[str, Any]
 _OF_THE_DEVICE = ("ipu_state", "ipu_param")
 _REPLACED: List[Any] = ["another mapping"]
@@ -94,7 +96,7 @@ class OptimizerLink:
         shows = not conversion.passed_through
         if shows and self._source.__dict__["state"]:
             self._send_state()
-        self._let_go = link_handle(self._source, self, shows)
+        self._let_go = _handle(self._source, self, shows)
 
     def changes(self) -> Tuple[Change, ...]:
         """Return what differs from what the device was told last, in O(number of groups).
@@ -389,6 +391,81 @@ class OptimizerLink:
             known=known,
             loss_scaling=self._scaling,
         )
+
+
+def _handle(optimizer: torch.optim.Optimizer, link: OptimizerLink, shows: bool) -> weakref.finalize[Any, OptimizerLink]:
+    """Let an optimizer refuse steps on the host, and show and take the link's state, as long as that lives.
+
+    Its class is replaced by a subclass of the same name. Copies and pickles of it are of the original class, so they
+    need neither this package nor PopTorch to be read.
+
+    Args:
+        optimizer: The user's; it does not keep the link alive.
+        shows: Whether it shows the state; PopTorch's own optimizers have their own way to the device.
+
+    Returns:
+        What makes it an ordinary one again, with the state that it showed last.
+    """
+    if _LINK in vars(optimizer):
+        raise OptimizerError(
+            f"This {type(optimizer).__name__} already trains a model on an IPU; an optimizer has one state. Make a new "
+            "optimizer, or close the first session (trainer.ipu.close())."
+        )
+    if shows:
+        vars(optimizer)[_LINK] = weakref.ref(link)
+        own_class: Any = type(optimizer)
+        optimizer.__class__ = _linked_class(own_class)
+    refusal = optimizer.register_step_pre_hook(_refuse_step)
+    unlink = weakref.finalize(link, _unlink, weakref.ref(optimizer), refusal)
+    unlink.atexit = False
+    return unlink
+
+
+def _unlink(reference: weakref.ref[torch.optim.Optimizer], refusal: RemovableHandle) -> None:
+    refusal.remove()
+    optimizer = reference()
+    if optimizer is not None and _LINK in vars(optimizer):
+        optimizer.__class__ = type(optimizer).__mro__[1]
+        del vars(optimizer)[_LINK]
+
+
+def _refuse_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    raise OptimizerError(
+        f"{type(optimizer).__name__}.step() was called, but the weights are on an IPU and updated there within each "
+        "training step; there are no gradients on the host. Remove the call."
+    )
+
+
+@derived_once
+def _linked_class(base: Any) -> Any:
+    def get_state(self: Any) -> Any:
+        return self.__dict__[_LINK]().show_state()
+
+    def set_state(self: Any, value: Any) -> None:
+        self.__dict__[_LINK]().replace_state(value)
+
+    def load_state_dict(self: Any, state_dict: Dict[str, Any]) -> None:
+        self.__dict__[_LINK]().load_state(functools.partial(base.load_state_dict, self), state_dict)
+
+    def add_param_group(self: Any, param_group: Dict[str, Any]) -> None:
+        raise OptimizerError(
+            "A parameter group cannot be added to an optimizer that trains on an IPU: its update is compiled. Add it "
+            "before creating the trainer."
+        )
+
+    def reduce_ex(self: Any, protocol: Any) -> Any:
+        return object.__new__, (base,), self.__getstate__()
+
+    members = {
+        "__doc__": base.__doc__,
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__reduce_ex__": reduce_ex,
+        "add_param_group": add_param_group,
+        "load_state_dict": load_state_dict,
+        "state": property(get_state, set_state),
+    }
+    return type(base.__name__, (base,), members)
 
 
 def _most_steps(state: Mapping[Any, Mapping[str, Any]]) -> int:

@@ -18,8 +18,6 @@ from ignite_ipu import backend
 from ignite_ipu.errors import OptimizerError
 from ignite_ipu.optimizers.kinds import RMSPROP, OptimizerKind, kind_of_device, kind_of_torch
 
-__all__ = ["STEP", "convert_optimizer_state", "numbered_groups", "state_from_torch", "state_to_torch"]
-
 STEP = "Step"
 
 

@@ -11,8 +11,6 @@ from ignite_ipu.errors import OptimizerError
 from ignite_ipu.program.function_mode import FunctionGuard
 from ignite_ipu.program.tensors.raw import GRADIENT
 
-__all__ = ["StepHooks", "of_scripts"]
-
 _OURS = "ignite_ipu."
 _SCHEDULERS = "torch.optim."
 _TOUCHES_GRADIENTS = (GRADIENT.__get__, GRADIENT.__set__)

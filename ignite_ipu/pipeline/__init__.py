@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline.placing.request import PipelineRequest as PipelineRequest
     from ignite_ipu.pipeline.planning.annotating import annotated_source as annotated_source
     from ignite_ipu.pipeline.planning.comparison import Comparison as Comparison
+    from ignite_ipu.pipeline.planning.comparison import Scaling as Scaling
     from ignite_ipu.pipeline.planning.comparison import compare as compare
+    from ignite_ipu.pipeline.planning.comparison import draw_scaling as draw_scaling
+    from ignite_ipu.pipeline.planning.comparison import scale as scale
     from ignite_ipu.pipeline.planning.drawing import draw_schedule as draw_schedule
     from ignite_ipu.pipeline.planning.drawing import trace_events as trace_events
     from ignite_ipu.pipeline.planning.drawing import write_trace as write_trace
@@ -43,9 +46,6 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline.planning.plan_file import save_plan as save_plan
     from ignite_ipu.pipeline.planning.planner import plan as plan
     from ignite_ipu.pipeline.planning.planner import plan_placement as plan_placement
-    from ignite_ipu.pipeline.planning.pod import Scaling as Scaling
-    from ignite_ipu.pipeline.planning.pod import draw_scaling as draw_scaling
-    from ignite_ipu.pipeline.planning.pod import scale as scale
     from ignite_ipu.pipeline.profiling.layers import select_layers as select_layers
     from ignite_ipu.pipeline.profiling.measure import measure as measure
     from ignite_ipu.pipeline.profiling.profile import Crossing as Crossing
@@ -68,12 +68,11 @@ __all__, __getattr__, __dir__ = exports(
         "placing.placement": "Placement configure layers_per_ipu",
         "placing.request": "Pipeline PipelineRequest",
         "planning.annotating": "annotated_source",
-        "planning.comparison": "Comparison compare",
+        "planning.comparison": "Comparison Scaling compare draw_scaling scale",
         "planning.drawing": "draw_schedule trace_events write_trace",
         "planning.plan": "Plan StagePlan draw_memory draw_plan",
         "planning.plan_file": "load_plan save_plan",
         "planning.planner": "plan plan_placement",
-        "planning.pod": "Scaling draw_scaling scale",
         "profiling.layers": "select_layers",
         "profiling.measure": "measure",
         "profiling.profile": "Crossing Layer Profile SavedTensor SharedWeight TensorSize",

@@ -16,11 +16,10 @@ from ignite_ipu.cli.targets import blamed_on, load_factory
 from ignite_ipu.errors import PlanError, UserError
 from ignite_ipu.pipeline.costs.machine import BOW, MK2
 from ignite_ipu.pipeline.planning.annotating import annotated_source
-from ignite_ipu.pipeline.planning.comparison import compare
+from ignite_ipu.pipeline.planning.comparison import compare, draw_scaling, scale
 from ignite_ipu.pipeline.planning.drawing import write_trace
 from ignite_ipu.pipeline.planning.plan import Plan, text_table
 from ignite_ipu.pipeline.planning.plan_file import load_plan, save_plan
-from ignite_ipu.pipeline.planning.pod import draw_scaling, scale
 from ignite_ipu.pipeline.profiling.layers import Granularity
 from ignite_ipu.pipeline.profiling.measure import measure
 

@@ -13,8 +13,6 @@ from torch import nn
 
 from ignite_ipu import IPUSession, backend, create_ipu_evaluator, create_ipu_trainer
 
-__all__ = ["Batch", "Bench", "Pair", "adam", "agree", "batches", "expect", "joined", "moved", "network", "sgd", "train"]
-
 Batch = Tuple[torch.Tensor, torch.Tensor]
 
 # Both compute in float32; sums in another order and other kernels for exp and tanh are what may differ.

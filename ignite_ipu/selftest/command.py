@@ -16,8 +16,6 @@ from ignite_ipu.errors import BackendError, UserError, did_you_mean, nearest
 from ignite_ipu.selftest.promise import Promise
 from ignite_ipu.selftest.report import FAILED, Outcome, available, closing_lines, content, machine, row
 
-__all__ = ["add_arguments", "main"]
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ignite-ipu selftest`."""

@@ -11,8 +11,6 @@ from ignite_ipu.cli.terminal import Line
 from ignite_ipu.program.options import is_simulated
 from ignite_ipu.selftest.promise import Promise
 
-__all__ = ["FAILED", "OK", "SKIPPED", "Outcome", "available", "closing_lines", "content", "machine", "row"]
-
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 _STYLES = {OK: "green", FAILED: "bold red", SKIPPED: "yellow"}
 # PopTorch gives out devices of so many IPUs to one process.

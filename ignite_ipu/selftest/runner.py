@@ -20,8 +20,6 @@ from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promise import Promise, Skipped
 from ignite_ipu.selftest.report import FAILED, SKIPPED, Outcome
 
-__all__ = ["quick_collections", "run"]
-
 # The root, where all others end, and those of PopTorch, which write by themselves.
 _LOGGERS = ("", "poptorch::python", "poptorch::cpp")
 _SEED = 1

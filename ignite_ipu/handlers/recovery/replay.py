@@ -18,8 +18,6 @@ from ignite_ipu.optimizers import OptimizerLink, SavedState, Settings
 from ignite_ipu.session.training import Trained
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["Replay", "RunImages", "Snapshot"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:

@@ -15,8 +15,6 @@ from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.planning.plan import Plan
 from ignite_ipu.program.user_code import is_users_file
 
-__all__ = ["annotated_source"]
-
 _ANNOTATIONS = ("BeginBlock", "Block", "BlockFunction")
 _IMPORT = ["import ignite_ipu.backend", "", "poptorch = ignite_ipu.backend.poptorch()  # the SDK's, or the emulator"]
 

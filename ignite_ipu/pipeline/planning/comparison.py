@@ -1,10 +1,10 @@
-"""Plans for one model side by side, best first."""
+"""Plans for one model side by side: every strategy, best first, or one over more and more replicas of a Pod."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from torch.optim import Optimizer
 
@@ -13,9 +13,14 @@ from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
 from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState, optimizer_state
 from ignite_ipu.pipeline.costs.stages import Strategy
+from ignite_ipu.pipeline.planning.drawing import new_figure
 from ignite_ipu.pipeline.planning.plan import Plan, Tabled
 from ignite_ipu.pipeline.planning.planner import plan
 from ignite_ipu.pipeline.profiling.profile import Profile
+from ignite_ipu.pipeline.units import bytes_text, seconds_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -130,3 +135,148 @@ def strategies(profile: Profile, optimizer: OptimizerState, ipus_per_replica: in
     offloads, shards = (False, True)[: 1 + state], (False, True)[: 1 + (state and replicas > 1)]
     for (pipelined, recompute), offload, shard in product(layouts, offloads, shards):
         yield Strategy(pipelined, recompute, offload, shard)
+
+
+@dataclass(frozen=True)
+class Scaling(Tabled):
+    """The same strategy with 1, 2, 4, ... replicas; all rates are estimates.
+
+    Args:
+        plans: One per number of replicas, rising.
+        worthwhile: Smallest gain from twice the replicas that counts as paying.
+        reason: Why the last plan is the last.
+    """
+
+    plans: Tuple[Plan, ...]
+    worthwhile: float
+    reason: str
+
+    @property
+    def gains(self) -> Tuple[float, ...]:
+        """Throughput of each plan over that of the plan before; 2 is perfect. The first is 1."""
+        rates = [p.throughput for p in self.plans]
+        return (1.0, *(after / before for before, after in zip(rates, rates[1:])))
+
+    @property
+    def pays_up_to(self) -> int:
+        """Replicas beyond which doubling no longer pays, from the fewest that fit on; 0 if none do."""
+        best = 0
+        for candidate, gain in zip(self.plans, self.gains):
+            if best and (gain < self.worthwhile or not candidate.fits):
+                break
+            best = candidate.replicas if candidate.fits else best
+        return best
+
+    def table(self) -> List[Dict[str, str]]:
+        """Return one row per plan, as text by column."""
+        return [
+            {
+                "replicas": str(p.replicas),
+                "IPUs": str(p.ipus),
+                "accumulation": str(p.accumulation),
+                "global batch": str(p.global_batch),
+                "update": seconds_text(p.update_seconds),
+                "step": seconds_text(p.iteration.makespan),
+                "memory": bytes_text(max(m.total for m in p.memory_per_ipu)),
+                "samples/s": f"{p.throughput:,.0f}",
+                "gain": f"{gain:.2f}",
+                "verdict": "fits" if p.fits else "does not fit",
+            }
+            for p, gain in zip(self.plans, self.gains)
+        ]
+
+    @property
+    def foot(self) -> str:
+        verdict = f"No number of replicas fits. {''.join(self.plans[-1].problems[:1])}"
+        if self.pays_up_to:
+            limit = f"(gains {self.worthwhile:.2f} times or more)"
+            verdict = f"Doubling the replicas pays {limit} up to {self.pays_up_to}. {self.reason}"
+        return f"{verdict}\n{super().foot}"
+
+    def draw(self) -> Figure:
+        """Return a matplotlib figure of throughput against IPUs."""
+        return draw_scaling(self)
+
+
+def scale(
+    profile: Profile,
+    ipus_per_replica: int,
+    *,
+    ipus: int = 256,
+    strategy: Optional[Strategy] = None,
+    optimizer: Union[Optimizer, OptimizerState, str] = "adamw",
+    machine: Machine = MK2,
+    global_batch: Optional[int] = None,
+    accumulation: Optional[int] = None,
+    worthwhile: float = 1.5,
+) -> Scaling:
+    """Plan 1, 2, 4, ... replicas, and price their all-reduce, sharded state and shared host links.
+
+    Args:
+        profile: The measured model.
+        ipus_per_replica: IPUs for one copy of the model, a power of two.
+        ipus: IPUs of the Pod.
+        strategy: The strategy; `shard_optimizer` takes effect from two replicas on.
+        optimizer: The optimizer that trains, or its name.
+        machine: What the IPUs are like.
+        global_batch: Samples per weight update, the same for every number of replicas: accumulation shrinks as they
+            grow.
+        accumulation: Micro-batches per update of each replica, so that the global batch grows with them. Without either
+            the one-replica plan's proposal is kept.
+        worthwhile: Smallest gain from twice the replicas that counts as paying.
+
+    Raises:
+        PlanError: Not even one replica can be planned.
+    """
+    if ipus_per_replica < 1 or ipus_per_replica & (ipus_per_replica - 1):
+        raise PlanError(f"{ipus_per_replica} IPUs per replica cannot be replicated; use a power of two.")
+    if ipus < ipus_per_replica:
+        raise PlanError(f"One replica takes {ipus_per_replica} IPUs, but the Pod has {ipus}.")
+    state = optimizer_state(optimizer)
+    plans: List[Plan] = []
+    reason = f"The Pod has {ipus} IPUs."
+    for replicas in (1 << n for n in range((ipus // ipus_per_replica).bit_length())):
+        try:
+            plans.append(
+                plan(
+                    profile,
+                    ipus_per_replica,
+                    replicas=replicas,
+                    available=ipus,
+                    strategy=strategy,
+                    optimizer=state,
+                    machine=machine,
+                    global_batch=global_batch,
+                    accumulation=accumulation,
+                )
+            )
+        except PlanError as error:
+            if not plans:
+                raise
+            reason = str(error)
+            break
+        if profile.training and global_batch is None:
+            accumulation = plans[-1].accumulation
+        # Before the first that fits, more replicas may still help: they shard the optimizer's state further.
+        if global_batch is not None and any(p.fits for p in plans) and not plans[-1].fits:
+            reason = plans[-1].problems[0]
+            break
+    return Scaling(tuple(plans), worthwhile, reason)
+
+
+def draw_scaling(scaling: Scaling) -> Figure:
+    """Draw estimated throughput against IPUs beside perfect scaling, and return the figure."""
+    figure = new_figure(7, 4)
+    axes = figure.add_subplot()
+    ipus = [plan.ipus for plan in scaling.plans]
+    rates = [plan.throughput for plan in scaling.plans]
+    axes.plot(ipus, rates, marker="o", label="estimated")
+    axes.plot(ipus, [rates[0] * count / ipus[0] for count in ipus], linestyle=":", color="gray", label="perfect")
+    limit = scaling.pays_up_to * scaling.plans[0].ipus_per_replica
+    axes.axvline(limit, color="black", linestyle="--", label="doubling pays up to here")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xlabel("IPUs")
+    axes.set_ylabel("estimated samples/s")
+    axes.legend(frameon=False)
+    return figure

@@ -25,8 +25,6 @@ from ignite_ipu.pipeline.planning.plan import Plan
 from ignite_ipu.pipeline.planning.planner import plan as make_plan
 from ignite_ipu.pipeline.profiling.profile import Profile
 
-__all__ = ["load_plan", "save_plan"]
-
 _FORMAT, _VERSION = "ignite-ipu plan", 1
 _LARGEST_FILE = 16 << 20
 _MOST_LAYERS = 1024

@@ -1,10 +1,13 @@
-"""One strategy on a given number of IPUs, planned in full."""
+"""One strategy on a given number of IPUs, planned in full: the spans of layers that stages hold, and the settings."""
 
 from __future__ import annotations
 
+from itertools import accumulate, count
 from math import ceil
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
+import numpy as np
+import numpy.typing as npt
 from torch.optim import Optimizer
 
 from ignite_ipu.errors import PlanError
@@ -18,13 +21,16 @@ from ignite_ipu.pipeline.costs.checks import (
 )
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
 from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState, optimizer_state
+from ignite_ipu.pipeline.costs.partition import Index, Matrix, partition
 from ignite_ipu.pipeline.costs.schedule import simulate
 from ignite_ipu.pipeline.costs.stages import MemoryModel, StageMemory, Strategy, TimeModel
 from ignite_ipu.pipeline.placing.placement import Placement
 from ignite_ipu.pipeline.planning.plan import Plan, StagePlan
-from ignite_ipu.pipeline.planning.staging import best_spans, given_spans
 from ignite_ipu.pipeline.profiling.profile import Profile
 from ignite_ipu.pipeline.units import bytes_text, seconds_text
+
+_Span = Tuple[int, int, int]
+"""First layer, layer after the last, IPU."""
 
 _FILL_SHARE = 0.1
 """Share of a step that filling, draining and updating may take before more micro-batches are proposed."""
@@ -75,9 +81,9 @@ def plan(
     memory = MemoryModel(profile, state, strategy, replicas)
     time = TimeModel(profile, machine, strategy.recompute, ipus_per_replica, replicas)
     if sizes is None:
-        spans = best_spans(profile, ipus_per_replica, memory, time, machine)
+        spans = _best_spans(profile, ipus_per_replica, memory, time, machine)
     else:
-        spans = given_spans(profile, sizes, stage_ipus)
+        spans = _given_spans(profile, sizes, stage_ipus)
     stages = tuple(
         StagePlan(
             ipu,
@@ -92,9 +98,9 @@ def plan(
     update = _update_seconds(profile, stages, strategy, state, machine, replicas)
     times, places = [stage.time for stage in stages], [stage.ipu for stage in stages]
     depth = len(stages) if strategy.pipelined else 1
-    count = 4 * len(stages)
-    probe = simulate(times, count, training=profile.training, pipelined=strategy.pipelined, ipus=places)
-    fill = max(0.0, probe.makespan - count * probe.period)
+    passes = 4 * len(stages)
+    probe = simulate(times, passes, training=profile.training, pipelined=strategy.pipelined, ipus=places)
+    fill = max(0.0, probe.makespan - passes * probe.period)
     reasons: List[Optional[str]] = []
     if not profile.training:
         accumulation = 1
@@ -157,6 +163,96 @@ def plan_placement(profile: Profile, placement: Placement, **settings: Any) -> P
     sizes = placement.sizes(profile)
     ipus = placement.ipus[: len(sizes)]
     return plan(profile, placement.ipus_per_replica, sizes=sizes, stage_ipus=ipus, **settings)
+
+
+def _best_spans(profile: Profile, ipus: int, memory: MemoryModel, time: TimeModel, machine: Machine) -> List[_Span]:
+    """Lay the layers out over `ipus` IPUs.
+
+    Pipelined, the slowest IPU is as fast as can be among the layouts that fit; sharded, where only the sum of times
+    counts, the fullest IPU is as empty as can be, and so it is where no layout fits. Layers that share a weight stay on
+    one IPU: either no stage begins between them, or the last of them run as an extra stage on IPU 0, beside the first
+    of them.
+
+    Raises:
+        PlanError: Fewer layers than IPUs, or shared weights that leave no layout.
+    """
+    layers = len(profile.layers)
+    if ipus > layers:
+        raise PlanError(
+            f"{profile.model} was measured as {layers} layers, which cannot fill {ipus} IPUs. Use at most {layers}, or "
+            "measure with a finer granularity."
+        )
+    # Layers from the tail on are the extra stage; it is none where the tail is the number of layers.
+    last_shared = max((max(weight.layers) for weight in profile.shared), default=0)
+    found: List[Tuple[bool, float, List[_Span]]] = []
+    for tail in [layers, last_shared] if 1 < ipus <= last_shared else [layers]:
+        for limit in (float(machine.usable_memory), np.inf):
+            solved = _solve(profile, tail, ipus, memory, time, limit)
+            if solved is not None:
+                found.append((limit == np.inf, *solved))
+                break
+    if not found:
+        names = ", ".join(weight.name for weight in profile.shared)
+        raise PlanError(
+            f"No layout of {profile.model} over {ipus} IPUs keeps the layers that share {names} on one IPU. Use fewer "
+            "IPUs."
+        )
+    return min(found, key=lambda entry: entry[:2])[2]
+
+
+def _given_spans(profile: Profile, sizes: Sequence[int], ipus: Optional[Sequence[int]]) -> List[_Span]:
+    """Return a layout that somebody chose: layers per stage, and the stages' IPUs (in order by default).
+
+    Raises:
+        PlanError: Sizes that are not positive or do not add up to the number of layers.
+    """
+    if any(size < 1 for size in sizes) or sum(sizes) != len(profile.layers):
+        raise PlanError(
+            f"The stages hold {list(sizes)} layers, {sum(sizes)} in all, but {profile.model} has "
+            f"{len(profile.layers)}; every stage needs at least one."
+        )
+    ends = accumulate(sizes)
+    return [(end - size, end, place) for size, end, place in zip(sizes, ends, count() if ipus is None else ipus)]
+
+
+def _closed(profile: Profile, tail: int) -> npt.NDArray[np.bool_]:
+    """Return for each layer whether no stage may begin there, with those from the tail on beside the first IPU's."""
+    closed = np.zeros(tail + 1, dtype=bool)
+    for weight in profile.shared:
+        ahead = [layer for layer in weight.layers if layer < tail]
+        # Users beside the tail's must be on IPU 0, so they extend the first stage.
+        begin = 0 if len(ahead) < len(weight.layers) else ahead[0]
+        closed[begin + 1 : ahead[-1] + 1] = True
+    return closed
+
+
+def _solve(
+    profile: Profile, tail: int, ipus: int, memory: MemoryModel, time: TimeModel, limit: float
+) -> Optional[Tuple[float, List[_Span]]]:
+    layers, seconds = len(profile.layers), time.totals
+    folded = tail < layers
+    stages = ipus + folded
+    closed = np.broadcast_to(_closed(profile, tail)[:, None], (tail + 1, tail + 1))
+    by_time = memory.strategy.pipelined and limit < np.inf
+    # What the first IPU has besides, when the last layers are a stage of its own.
+    held_besides = float(memory.totals(stages, (tail, layers))(stages - 1)) if folded else 0.0
+    spent_besides = float(seconds[tail, layers]) if folded else 0.0
+
+    def allowed_costs(entries: Index) -> Callable[[int], Matrix]:
+        is_closed, held, spent = closed[entries], memory.totals(stages, entries), seconds[entries]
+
+        def cost(stage: int) -> Matrix:
+            need = held(stage) + held_besides * (stage == 0)
+            chosen = spent + spent_besides * (stage == 0) if by_time else need
+            return np.where((need <= limit) & ~is_closed, chosen, np.inf)
+
+        return cost
+
+    best = partition(allowed_costs, tail, ipus, profile.cut_bytes[: tail - 1])
+    if best is None:
+        return None
+    spans = [(begin, end, ipu) for ipu, (begin, end) in enumerate(zip(best.bounds, best.bounds[1:]))]
+    return best.slowest, [*spans, *([(tail, layers, 0)] if folded else [])]
 
 
 def _accumulation_for(profile: Profile, global_batch: int, replicas: int) -> int:

@@ -12,8 +12,6 @@ from typing import Iterator, List
 
 from ignite_ipu.selftest.promise import Promise
 
-__all__ = ["every_promise"]
-
 _ORDER = ["device", "operators", "batching", "outputs", "optimizers", "schedules", "weights", "checkpoints"]
 _ORDER += ["loaders", "precision", "captured", "pipelines", "faults"]
 
