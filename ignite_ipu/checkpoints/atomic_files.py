@@ -17,14 +17,7 @@ _TEMPORARY = re.compile(r"\.(?P<host>.+)-(?P<pid>\d+)-[0-9a-f]{8}\.tmp")
 def whole_file(path: Path, mode: Optional[int] = None) -> Iterator[IO[bytes]]:
     """Give a file to write a content into, which has its path when all of it is on the disk.
 
-    An exception leaves what was there before.
-
-    Args:
-        path: Where to, in a directory that exists.
-        mode: The file's permissions; those of a new file by default.
-
-    Raises:
-        OSError: The system refuses.
+    An exception, such as the `OSError` of a full disk, leaves what was there before. The directory of `path` exists.
     """
     temporary = path.parent / f".{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:

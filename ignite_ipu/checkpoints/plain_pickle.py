@@ -57,11 +57,7 @@ def _set_items(unpickler: Any) -> None:
 
 # The one written in Python: the other sizes its memo by the numbers in the file, and has no table of opcodes.
 class Unpickler(pickle._Unpickler):
-    """Looks up the names that tensors and plain data need.
-
-    Raises:
-        CheckpointError: The file holds something else.
-    """
+    """Looks up the names that tensors and plain data need, and raises `CheckpointError` for others."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what a name stands for."""

@@ -16,11 +16,7 @@ _LARGEST_FILE = 1 << 20
 
 
 def read_random_states(generator: Optional[torch.Generator] = None) -> Dict[str, Any]:
-    """Return the states of all generators.
-
-    Args:
-        generator: One more, such as a loader's own.
-    """
+    """Return the states of all generators, and of one more, such as a loader's own."""
     version, numbers, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state()
     states = {
@@ -77,12 +73,7 @@ def random_states_kept(*generators: Optional[torch.Generator]) -> Iterator[None]
 
 
 def read_device_states(path: str) -> List[Optional[List[int]]]:
-    """Return what a JSON file has for each of some models: the random state of its device, or None.
-
-    Raises:
-        CheckpointError: The file holds something else, or is larger than such files are.
-        OSError: It cannot be read.
-    """
+    """Return what a JSON file has for each of some models: the random state of its device, or None."""
     with open(path, "rb") as file:
         data = file.read(_LARGEST_FILE + 1)
     try:

@@ -91,11 +91,7 @@ def _check_entries(entries: List[zipfile.ZipInfo], size: int) -> None:
 
 
 def _tensors(content: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a checkpoint.
-
-    Raises:
-        CheckpointError: Whoever walks it as we do here would never end, or not soon.
-    """
+    """Yield the tensors of a checkpoint; refuse one that nobody would have walked through soon, or ever."""
     waiting = [(content, 0)]
     for _ in range(_LARGEST):
         if not waiting:

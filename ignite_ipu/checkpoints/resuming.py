@@ -73,15 +73,7 @@ def resume_from(folder: Folder, to_load: Mapping[str, Any], resume: Union[str, F
 
 
 def load_checkpoint(path: Folder, to_load: Mapping[str, Any]) -> None:
-    """Load objects from a checkpoint, all of them or none, also when it is interrupted.
-
-    Args:
-        path: The file.
-        to_load: Objects by their name in it.
-
-    Raises:
-        CheckpointError: It cannot be read, is not complete, not safe to read, or does not fit. No object was changed.
-    """
+    """Load objects by their names in a checkpoint, all of them or none with a `CheckpointError`."""
     try:
         content = read_checkpoint(path)
     except OSError as error:

@@ -75,11 +75,7 @@ class CheckpointSaver(BaseSaveHandler):
     def __call__(
         self, checkpoint: Mapping[str, Any], filename: str, metadata: Optional[Mapping[str, Any]] = None
     ) -> None:
-        """Write one.
-
-        Raises:
-            CheckpointError: It cannot be written; all earlier ones are still there.
-        """
+        """Write one; where it cannot be written, all earlier ones are still there."""
         if idist.get_rank() != 0:
             return
         target = self.folder / filename

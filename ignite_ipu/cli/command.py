@@ -82,11 +82,7 @@ class CommandParser(argparse.ArgumentParser):
     _loaded = False
 
     def load(self) -> None:
-        """Add the subcommand's arguments, once.
-
-        Raises:
-            UserError: An optional dependency of the subcommand is not installed.
-        """
+        """Add the subcommand's arguments, once; an optional dependency that is not installed is a `UserError`."""
         if self.command is None or self._loaded:
             return
         with _missing_named(self.command):
@@ -139,14 +135,7 @@ def build_parser() -> CommandParser:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    """Run the command line and return the exit code.
-
-    Args:
-        argv: The arguments after the program's name; `None` takes `sys.argv`'s.
-
-    Raises:
-        SystemExit: With code 2 when argparse rejects the arguments, 0 after `--help` and `--version`.
-    """
+    """Run the command line, `sys.argv`'s by default, and return the exit code; argparse itself raises `SystemExit`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
@@ -183,11 +172,7 @@ def _complain(message: str) -> None:
 
 @contextlib.contextmanager
 def _missing_named(command: Command) -> Iterator[None]:
-    """Say which of the command's optional dependencies is to be installed, where one cannot be imported.
-
-    Raises:
-        UserError: One cannot.
-    """
+    """Say which of the command's optional dependencies is to be installed, where one cannot be imported."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -23,11 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the script.
-
-    Raises:
-        UserError: The installed shtab does not know the shell.
-    """
+    """Print the script."""
     print(script(args.shell))
     return 0
 

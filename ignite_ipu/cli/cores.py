@@ -21,13 +21,10 @@ Result = TypeVar("Result")
 
 
 def on_all_cores(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """Yield what a function makes of each item, in their order.
+    """Yield what a function makes of each item, in their order; raises `UserError` when a process dies.
 
     Many items are shared among forks of this process, one a core, if it has no other threads; results are pickled then.
     Few are worked on here, and all of them where processes are not made by forks.
-
-    Raises:
-        UserError: A process died, as for lack of memory.
     """
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
     if cores == 1 or len(items) < _FEW or threading.active_count() > 1:

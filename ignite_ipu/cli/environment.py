@@ -16,27 +16,12 @@ from typing import Callable, Dict
 import ignite_ipu
 
 # Distributions, not modules: their versions are read without importing them.
-_PACKAGES = [
-    "torch",
-    "pytorch-ignite",
-    "numpy",
-    "poptorch",
-    "poptorch-geometric",
-    "torchvision",
-    "accelerate",
-    "safetensors",
-]
-_PACKAGES += ["transformers", "libcst", "rich", "matplotlib", "tqdm", "scikit-learn", "tensorboard"]
+_PACKAGES = ["torch", "pytorch-ignite", "numpy", "poptorch", "poptorch-geometric", "torchvision", "accelerate"]
+_PACKAGES += ["safetensors", "transformers", "libcst", "rich", "matplotlib", "tqdm", "scikit-learn", "tensorboard"]
 # Those of the SDK, of PopRun and of this package, and the few of torch that change what a run does on the host.
 _VARIABLE_PREFIXES = ("IGNITE_IPU_", "POPTORCH_", "POPLAR_", "POPART_", "POPXL_", "PVTI_", "IPUOF_", "GCDA_", "POPRUN_")
-_VARIABLES = [
-    "OMPI_COMM_WORLD_RANK",
-    "OMPI_COMM_WORLD_SIZE",
-    "OMP_NUM_THREADS",
-    "RANK",
-    "RDMAV_FORK_SAFE",
-    "WORLD_SIZE",
-]
+_VARIABLES = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "RANK", "WORLD_SIZE"]
+_VARIABLES += ["OMP_NUM_THREADS", "RDMAV_FORK_SAFE"]
 _DEVICE_LISTER = "gc-info"
 _DEVICE_LISTER_SECONDS = 20
 

@@ -37,11 +37,7 @@ def rendezvous(variables: Mapping[str, str]) -> Dict[str, str]:
 
 
 def started_by_this_process(directory: str = "") -> Dict[str, str]:
-    """Return the variable that tells instances who starts them.
-
-    Args:
-        directory: What they delete if this process dies before it has done so.
-    """
+    """Return the variable that tells instances who starts them, and what they delete if that dies before it has."""
     return {_STARTER: f"{os.getpid()}:{directory}"}
 
 

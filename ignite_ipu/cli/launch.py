@@ -31,14 +31,8 @@ _INSTANCE = ("-m", "ignite_ipu.cli.instance")
 class Job(NamedTuple):
     """Processes to launch.
 
-    Attributes:
-        script: The program's file.
-        arguments: What it gets on its command line.
-        instances: Processes.
-        replicas: Replicas of the model, in all processes together.
-        ipus_per_replica: IPUs that one replica takes.
-        hosts: Machines to spread the processes over, the first of which is this one; this one alone if empty.
-        restarts: How often the job is started again after a process has died.
+    `replicas` are those of all processes together. `hosts` are machines to spread the processes over, the first of
+    which is this one; this one alone if empty. After a process has died, the job starts again up to `restarts` times.
     """
 
     script: str
@@ -79,11 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Launch, or show what would be launched.
-
-    Raises:
-        UserError: The program or PopRun is not there, or the numbers do not fit each other.
-    """
+    """Launch, or show what would be launched."""
     job = _job(args)
     launcher = args.launcher
     if launcher == "auto":
@@ -103,12 +93,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def command(job: Job, launcher: str) -> List[str]:
-    """Return the command line that starts a job.
-
-    Args:
-        job: What to launch.
-        launcher: `poprun` or `elastic`.
-    """
+    """Return the command line that starts a job by a launcher, `poprun` or `elastic`."""
     if launcher == "elastic":
         return [
             *(sys.executable, *_INSTANCE, "-m", "torch.distributed.run", "--standalone"),

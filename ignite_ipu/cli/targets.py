@@ -13,14 +13,10 @@ from ignite_ipu.errors import UserError
 
 
 def load_factory(target: str) -> Callable[[], Any]:
-    """Import the module or the `.py` file and return the function; this runs the user's code.
+    """Import a module or a `.py` file and return the function; this runs the user's code, and raises what that raises.
 
-    Args:
-        target: `my_model:make` or `my_model.py:make`.
-
-    Raises:
-        UserError: It has another form, or there is no such module, file or function.
-        BaseException: What the module raises while it is imported.
+    A target is `my_model:make` or `my_model.py:make`. Another form is a `UserError`, and so is one of which there is no
+    such module, file or function.
     """
     path, _, name = target.rpartition(":")
     if not path or not name:
@@ -33,11 +29,7 @@ def load_factory(target: str) -> Callable[[], Any]:
 
 @contextlib.contextmanager
 def blamed_on(target: str) -> Iterator[None]:
-    """Let what a target's module and function raise end as the user's error.
-
-    Raises:
-        UserError: Something was raised, or the process would have ended.
-    """
+    """Let what a target's module and function raise, or the end of the process, be the user's error."""
     try:
         yield
     except UserError:

@@ -66,13 +66,16 @@ def write_lines(lines: Iterable[Line], stream: TextIO) -> None:
             console.print(Text(" " * line.indent if number else "").append_text(part), soft_wrap=True)
 
 
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of cells as text, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
 class Progress:
     """A bar on a terminal that says after a second how far work has come, and what is being done; none elsewhere.
 
-    Args:
-        what: The work, in a word or two.
-        total: Of how many parts it is.
-        stream: Where the bar is shown; standard error by default.
+    It is shown on standard error unless another stream is given. `what` is the work, in a word or two.
     """
 
     def __init__(self, what: str, total: int, stream: Optional[TextIO] = None) -> None:
@@ -108,13 +111,7 @@ class Progress:
 
 
 def following(items: Sequence[Item], what: str, name: Callable[[Item], str] = str) -> Iterator[Item]:
-    """Yield the items, while a bar shows how far they have come.
-
-    Args:
-        items: What is worked on.
-        what: What is done to them, in a word or two.
-        name: Gives what an item is called.
-    """
+    """Yield the items, while a bar shows how far they have come: what is done to them, and what each is called."""
     progress = Progress(what, len(items))
     try:
         for item in items:

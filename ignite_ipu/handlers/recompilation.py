@@ -96,14 +96,7 @@ class RecompileWatch:
         return WatchedExecutor(executor, name, self)
 
     def note(self, key: Any, name: str, iteration: int, facts: Dict[str, str]) -> None:
-        """Compare a compilation with the one before of the same program, which lives as long as `key`.
-
-        Args:
-            key: An object that stands for the program, as long as it lives.
-            name: What to call it.
-            iteration: When it happens.
-            facts: What the program depends on, by name.
-        """
+        """Compare a compilation with the one before of the same program, for which `key` stands as long as it lives."""
         last = self._seen.get(key)
         self._seen[key] = iteration, facts
         if last is not None:

@@ -69,8 +69,7 @@ class IPUStats:
         self._totals = {"compile_seconds": 0.0, "attach_seconds": 0.0}
         self._since: Dict[str, float] = {}
         self._marks: Dict[str, float] = {}
-        self._not_stepping = 0.0
-        self._in_step = False
+        self._not_stepping = 0.0  # of the step that has begun
         self._counted: List[int] = []
         self._session: Optional[IPUSession] = None
         self._weight_bytes = 0
@@ -84,9 +83,9 @@ class IPUStats:
             self._session = session
             self._weight_bytes = _bytes([*session.model.parameters(), *session.model.buffers()])
             engine.add_event_handler(IPUEvents.COMPILE_STARTED, self._mark, "compile")
-            engine.add_event_handler(IPUEvents.COMPILE_COMPLETED, self._compiled)
+            engine.add_event_handler(IPUEvents.COMPILE_COMPLETED, self._waited, "compile")
             engine.add_event_handler(IPUEvents.DEVICE_ATTACHING, self._mark, "attach")
-            engine.add_event_handler(IPUEvents.DEVICE_ATTACHED, self._attached)
+            engine.add_event_handler(IPUEvents.DEVICE_ATTACHED, self._waited, "attach")
             engine.add_event_handler(IPUEvents.WEIGHTS_TO_DEVICE, self._moved, "bytes_to_device")
             engine.add_event_handler(IPUEvents.WEIGHTS_TO_HOST, self._moved, "bytes_from_device")
         engine.add_event_handler(Events.GET_BATCH_STARTED, self._mark, "data")
@@ -111,7 +110,6 @@ class IPUStats:
         self._since["data_seconds"] += self._passed("data")
 
     def _begin_step(self, engine: Engine) -> None:
-        self._in_step = True
         self._not_stepping = 0.0
         self._counted = _counts(engine)
         self._marks["step"] = self._clock()
@@ -119,7 +117,6 @@ class IPUStats:
     def _end_step(self, engine: Engine) -> None:
         since = self._since
         since["step_seconds"] += self._passed("step") - self._not_stepping
-        self._in_step = False
         since["steps"] += 1
         since["bytes_to_device"] += _bytes(engine.state.batch)
         since["bytes_from_device"] += _bytes(engine.state.output)
@@ -133,16 +130,11 @@ class IPUStats:
             since["micro_batches"] += geometry.input_micro_batches
             since["weight_updates"] += geometry.updates_per_call if self._training else 0
 
-    def _compiled(self, engine: Engine) -> None:
-        self._add("compile_seconds", self._passed("compile"))
-
-    def _attached(self, engine: Engine) -> None:
-        self._add("attach_seconds", self._passed("attach"))
-
-    def _add(self, name: str, seconds: float) -> None:
+    def _waited(self, engine: Engine, what: str) -> None:
+        seconds = self._passed(what)
         # The engines of one session hear of each other's programs; what happens between two steps is the other's.
-        if self._in_step:
-            self._totals[name] += seconds
+        if "step" in self._marks:
+            self._totals[f"{what}_seconds"] += seconds
             self._not_stepping += seconds
 
     def _moved(self, engine: Engine, direction: str) -> None:

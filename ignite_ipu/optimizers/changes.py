@@ -18,14 +18,7 @@ _LOSS_SCALING = "loss_scaling"
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A hyper-parameter that differs from what the device was told.
-
-    Attributes:
-        group: Number of the parameter group; None for a value of the whole optimizer.
-        attribute: Name of the hyper-parameter.
-        old: What the device has.
-        new: What the user's optimizer has.
-    """
+    """A hyper-parameter of a group, or of the whole optimizer, that differs from what the device was told."""
 
     group: Optional[int]
     attribute: str
@@ -47,11 +40,7 @@ class Settings:
 
 
 class HyperParameters:
-    """Compares a user's optimizer with what the device's was told, and tells it.
-
-    Attributes:
-        told: What the device was told last.
-    """
+    """Compares a user's optimizer with what the device's was told last, and tells it."""
 
     def __init__(self, conversion: Conversion) -> None:
         self._conversion = conversion

@@ -15,6 +15,7 @@ from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Optional, Tup
 import torch
 
 from ignite_ipu import backend
+from ignite_ipu.cli.terminal import columns
 from ignite_ipu.errors import OptimizerError, did_you_mean
 from ignite_ipu.optimizers.checks import clipping_problem
 from ignite_ipu.optimizers.kinds import OptimizerKind, kind_of_device, kind_of_torch, substituted
@@ -168,11 +169,7 @@ def hyper_parameter(name: str, value: Any) -> Any:
 
 
 def refuse_what_the_device_lacks(conversion: Conversion) -> None:
-    """Refuse hyper-parameters with which the optimizer would not have been converted, after they were changed.
-
-    Raises:
-        OptimizerError: There are some; `error.receipt` lists all.
-    """
+    """Refuse hyper-parameters with which the optimizer would not have been converted, after they were changed."""
     _raise_refusals(conversion.source, conversion.kind, _refusals(conversion.source, conversion.kind))
 
 
@@ -418,7 +415,4 @@ class Receipt:
 
     def __str__(self) -> str:
         header = ("attribute", "value", "fate", "on device", "note")
-        cells = [header, *[(row.attribute, row.value, row.fate, row.on_device, row.note) for row in self.rows]]
-        widths = [max(len(line[column]) for line in cells) for column in range(len(header))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in cells]
-        return "\n".join([self.title, *lines])
+        return f"{self.title}\n{columns([header, *map(dataclasses.astuple, self.rows)])}"

@@ -178,8 +178,7 @@ def kind_of_device(optimizer: Any) -> OptimizerKind:
 def substituted(optimizer: torch.optim.Optimizer) -> List[Tuple[str, str, str]]:
     """Make an optimizer the closest one of torch's that an IPU has, for good; its groups keep what both have.
 
-    Returns:
-        Name, value and what is lost for everything that changes; empty where nothing does.
+    Returns name, value and what is lost for everything that changes; nothing where nothing does.
     """
     changed: List[Tuple[str, str, str]] = []
     name = type(optimizer).__name__

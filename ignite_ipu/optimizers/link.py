@@ -54,13 +54,13 @@ class SavedState:
 class OptimizerLink:
     """Keeps a user's optimizer and the device's in step.
 
+    PopTorch ties the device's optimizer to its executor, and so to the model and the IPUs. The user's optimizer knows
+    its link weakly, so whoever keeps it keeps none of them; it is an ordinary one again when the link is dropped.
+
     Args:
         names: Name on the device -> parameter, for every parameter of the compiled module.
         copying: Makes the copies from the device, and retries the ones that fail.
         check_shown: Called before the state is shown or loaded, to refuse that.
-
-    PopTorch ties the device's optimizer to its executor, and so to the model and the IPUs. The user's optimizer knows
-    its link weakly, so whoever keeps it keeps none of them; it is an ordinary one again when the link is dropped.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class OptimizerLink:
         # Factor on the velocities at hand, be they on the device or wait to be uploaded.
         self._scaling = float(self.settings.loss_scaling)
         self._newer_on_device = False
-        self._steps = _most_steps(self._source.state)
+        self.steps = _most_steps(self._source.state)  # weight updates made
         self._loaded = self._given_up = False
         # The state as it was shown since the last update, to find out whether it was written into.
         self._shown: Optional[List[Any]] = None
@@ -99,21 +99,14 @@ class OptimizerLink:
         self._let_go = _handle(self._source, self, shows)
 
     def changes(self) -> Tuple[Change, ...]:
-        """Return what differs from what the device was told last, in O(number of groups).
-
-        Raises:
-            OptimizerError: Groups or their parameters were added or removed, or a value is no finite number.
-        """
+        """Return what differs from what the device was told last, in O(number of groups)."""
         return self._numbers.changes()
 
     def push(self, executor: Executor) -> Tuple[Change, ...]:
         """Tell the device what changed, if anything did; returns it.
 
-        Before the model is compiled everything may change. After that, constants may not.
-
-        Raises:
-            ConstantAttributeError: A constant of the compiled program changed; nothing has been sent.
-            OptimizerError: As for `changes`, or the optimizer would not be converted as it is now.
+        Before the model is compiled everything may change. After that a constant may not: `ConstantAttributeError` is
+        raised and nothing sent.
         """
         if self._shown is not None:
             self._send_edits()
@@ -130,10 +123,6 @@ class OptimizerLink:
         """Write every changed value, constants too, into the device's optimizer; returns the changes.
 
         For use before a model is wrapped: PopTorch reads the optimizer then, and compiles the constants it finds.
-
-        Raises:
-            ConstantAttributeError: What changed was settled by the conversion.
-            OptimizerError: As for `changes`, or the optimizer would not be converted as it is now.
         """
         self._send_edits()
         changes = self._numbers.changes()
@@ -167,7 +156,7 @@ class OptimizerLink:
         """Note that the device made `updates` weight updates, for whoever asks for the state or schedules by steps."""
         self._newer_on_device = True
         self._loaded = self._given_up = False
-        self._steps += updates
+        self.steps += updates
         source = self._source.__dict__
         source[_STEPPED] = True
         if _STEP_COUNT in source:
@@ -192,7 +181,7 @@ class OptimizerLink:
             self._names,
             self._numbers.groups(told=True),
             self.conversion.kind,
-            steps=self._steps,
+            steps=self.steps,
             loss_scaling=self._scaling,
         )
         shown = self._source.__dict__["state"]
@@ -222,7 +211,7 @@ class OptimizerLink:
     def _send_edits(self) -> None:
         shown, self._shown = self._shown, None
         if shown is not None and shown != self._signature():
-            self._steps = _most_steps(self._source.__dict__["state"])
+            self.steps = _most_steps(self._source.__dict__["state"])
             self._send_state(strict=False)
 
     def _signature(self) -> List[Any]:
@@ -253,18 +242,13 @@ class OptimizerLink:
             self._newer_on_device = stale
             raise
         self._shown = None
-        self._steps = _most_steps(self._source.__dict__["state"])
+        self.steps = _most_steps(self._source.__dict__["state"])
         self._send_state()
 
     @property
     def settings(self) -> Settings:
         """The hyper-parameters that the device was told last."""
         return self._numbers.told
-
-    @property
-    def steps(self) -> int:
-        """Weight updates made."""
-        return self._steps
 
     @property
     def loaded(self) -> bool:
@@ -284,15 +268,11 @@ class OptimizerLink:
             name: None if tensors is None else {key: tensor.detach().clone() for key, tensor in tensors.items()}
             for name, tensors in self._read().items()
         }
-        return SavedState(device, self._scaling, self.settings, copy.deepcopy(self._numbers.groups()), self._steps)
+        return SavedState(device, self._scaling, self.settings, copy.deepcopy(self._numbers.groups()), self.steps)
 
     def put_back(self, saved: SavedState, steps: Optional[int] = None) -> None:
-        """Make a state that `read` returned the newest, when the one on the device is lost.
-
-        Args:
-            steps: Weight updates to count as made, if it is not to be the count of that moment.
-        """
-        self._steps = saved.steps if steps is None else steps
+        """Make a state that `read` returned the newest, when that on the device is lost; `steps` replaces its count."""
+        self.steps = saved.steps if steps is None else steps
         self._newer_on_device = True
         self._scaling = saved.scaling
         if saved.device["ipu_state"] is not None:
@@ -333,11 +313,7 @@ class OptimizerLink:
             self._let_go()
 
     def send_again(self, trainable: Collection[str]) -> None:
-        """Send the state that the user's optimizer shows, to a program that will be compiled for other parameters.
-
-        Args:
-            trainable: Names on the device of the parameters that the program will train.
-        """
+        """Send the state that the user's optimizer shows, to a program to be compiled that trains these parameters."""
         if self.conversion.passed_through:
             return
         values = self._read()["ipu_param"] or {}
@@ -394,17 +370,12 @@ class OptimizerLink:
 
 
 def _handle(optimizer: torch.optim.Optimizer, link: OptimizerLink, shows: bool) -> weakref.finalize[Any, OptimizerLink]:
-    """Let an optimizer refuse steps on the host, and show and take the link's state, as long as that lives.
+    """Let an optimizer refuse steps on the host, and, if it `shows` it, show and take the state of a link that lives.
 
     Its class is replaced by a subclass of the same name. Copies and pickles of it are of the original class, so they
-    need neither this package nor PopTorch to be read.
+    need neither this package nor PopTorch to be read. PopTorch's own optimizers have their own way to the device.
 
-    Args:
-        optimizer: The user's; it does not keep the link alive.
-        shows: Whether it shows the state; PopTorch's own optimizers have their own way to the device.
-
-    Returns:
-        What makes it an ordinary one again, with the state that it showed last.
+    Returns what makes it an ordinary one again, with the state that it showed last.
     """
     if _LINK in vars(optimizer):
         raise OptimizerError(

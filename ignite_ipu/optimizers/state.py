@@ -30,18 +30,16 @@ def state_to_torch(
     steps: float = 0.0,
     loss_scaling: float = 1.0,
 ) -> Dict[int, Dict[str, Any]]:
-    """Return torch's state for a device's, in the types that the installed torch keeps it in.
+    """Return torch's state by parameter number for a device's, in the types that the installed torch keeps it in.
+
+    Parameters that the device keeps no state for (it never updated them) have none.
 
     Args:
         device_state: What PopTorch's optimizer has under `ipu_state`.
         names: Names of the parameters on the device, in the order of torch's numbers.
         param_groups: Hyper-parameters of each group, with the numbers of its parameters under `params`.
-        kind: Which optimizer it is.
         steps: Updates made so far, for optimizers whose steps only torch counts.
         loss_scaling: The device's loss scaling, which SGD's velocity carries.
-
-    Returns:
-        State by parameter number; parameters the device keeps no state for (it never updated them) have none.
     """
     state: Dict[int, Dict[str, Any]] = {}
     for group in param_groups:
@@ -75,17 +73,13 @@ def state_from_torch(
     known: Optional[Mapping[str, torch.Tensor]] = None,
     loss_scaling: float = 1.0,
 ) -> Dict[str, torch.Tensor]:
-    """Return the device's state for torch's.
+    """Return the device's state, by PopTorch's names, for torch's.
 
     Args:
         state: torch's state by parameter number. What is missing starts at zero, as it does in torch.
-        names, param_groups, kind, loss_scaling: As for `state_to_torch`.
-        shapes: Shapes of the parameters, in the same order.
+        shapes: Shapes of the parameters, in the order of `names`.
         variable: Hyper-parameters that are variable on the device: their state exists even while they are zero.
         known: What the device holds now, if that is known: only its entries are made, in their types.
-
-    Returns:
-        Tensors by the names PopTorch gives them.
     """
     result: Dict[str, torch.Tensor] = {}
     for group in param_groups:

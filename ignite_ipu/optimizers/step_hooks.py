@@ -19,8 +19,7 @@ _TOUCHES_GRADIENTS = (GRADIENT.__get__, GRADIENT.__set__)
 class StepHooks:
     """Calls the hooks of a user's optimizer around the device call that makes its update.
 
-    Args:
-        optimizer: The user's optimizer, which has one hook of this library's: it refuses `step()` on the host.
+    The optimizer has one hook of this library's, which refuses `step()` on the host.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -30,11 +29,7 @@ class StepHooks:
         self._known_step: Any = None
 
     def before(self, updates: int, written: Callable[[], bool]) -> None:
-        """Call what is to be called before an update.
-
-        Args:
-            written: Tells whether somebody wrote into weights since it was asked last.
-        """
+        """Call the hooks before an update; `written` tells whether somebody wrote into weights since it was asked."""
         step = self._optimizer.__dict__.get("step")
         if step is not self._known_step:
             self._check_step(step)

@@ -75,11 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; return 0 if a plan fits, 1 if none does.
-
-    Raises:
-        UserError: The question makes no sense, or a file cannot be read or written.
-    """
+    """Run the command; return 0 if a plan fits, 1 if none does."""
     if args.pod_picture and not args.pod:
         raise UserError("--pod-picture needs --pod IPUS.")
     try:

@@ -20,11 +20,7 @@ _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 
 
 def network(*more: Callable[[], nn.Module]) -> Any:
-    """Return an untrained `nn.Sequential` for the task, always the same.
-
-    Args:
-        more: What makes further layers for its middle, which has 8 numbers.
-    """
+    """Return an untrained `nn.Sequential` for the task, always the same; `more` make layers for its middle, 8 wide."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
         return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), *(make() for make in more), nn.Linear(8, 3))
@@ -81,18 +77,9 @@ def train(
 
 
 class Pair:
-    """A model and its optimizer for the device, and their twins for plain PyTorch.
+    """A model and its optimizer for the device, and their twins `reference` and `expected` for plain PyTorch.
 
-    Args:
-        optimizer: Makes the optimizer of a model.
-        model: Makes the model.
-
-    Attributes:
-        model: The device's.
-        reference: Its twin.
-        optimizer: The device's.
-        expected: Its twin.
-        trainer: What trains the device's, where `Bench.pair` has made one.
+    `trainer` trains the device's, where `Bench.pair` has made one.
     """
 
     trainer: Any = None
@@ -117,11 +104,7 @@ class Pair:
             each.param_groups[0].update(values)
 
     def compare(self, state: bool = False, **tolerance: Any) -> None:
-        """Compare the weights, which training must have changed, and with `state` the optimizers' states.
-
-        Raises:
-            AssertionError: They differ, or nothing was trained.
-        """
+        """Compare the weights, which training must have changed, and with `state` the optimizers' states."""
         agree(self.model, self.reference, "weights", **tolerance)
         if state:
             found, expected = self.optimizer.state_dict()["state"], self.expected.state_dict()["state"]
@@ -138,15 +121,10 @@ class Pair:
 
 
 class Bench:
-    """Tools of one program.
+    """Tools of one program, and an empty folder.
 
-    Args:
-        folder: An empty folder.
-
-    Attributes:
-        folder: The folder.
-        afterwards: Has something called when the program has ended, the last one first.
-        clear: Gives back all that the program has taken; everything is tried, and the last error raised.
+    `afterwards` has something called when the program has ended, the last one first. `clear` gives back all that it has
+    taken; everything is tried, and the last error raised.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -209,21 +187,13 @@ class Bench:
 
 
 def expect(condition: bool, otherwise: str) -> None:
-    """See that something holds; unlike `assert`, with Python's option -O, too.
-
-    Raises:
-        AssertionError: It does not; the text is `otherwise`.
-    """
+    """See that something holds; unlike `assert`, with Python's option -O, too."""
     if not condition:
         raise AssertionError(otherwise)
 
 
 def agree(found: Any, expected: Any, what: str, rtol: float = _RELATIVE, atol: float = _ABSOLUTE) -> None:
-    """Compare tensors, modules' weights, numbers, or lists and dictionaries of them; bit by bit without tolerances.
-
-    Raises:
-        AssertionError: They differ by more than rounding; the text says by how much.
-    """
+    """Compare tensors, modules' weights, numbers, or lists and dictionaries of them; bit by bit without tolerances."""
     try:
         torch.testing.assert_close(_plain(found), _plain(expected), rtol=rtol, atol=atol)
     except AssertionError as error:
@@ -231,11 +201,7 @@ def agree(found: Any, expected: Any, what: str, rtol: float = _RELATIVE, atol: f
 
 
 def moved(model: nn.Module, untrained: Any = None) -> None:
-    """See that training has changed the weights of a `network()`, or those given, by more than what may differ.
-
-    Raises:
-        AssertionError: It has not, so that comparing them would show nothing.
-    """
+    """See that training has changed the weights of a `network()`, or those given, by more than what may differ."""
     before = _plain(network() if untrained is None else untrained)
     change = max((a - b).abs().max().item() for a, b in zip(_plain(model).values(), before.values()))
     expect(change > 30 * _ABSOLUTE, f"training has changed no weight by more than {change}")

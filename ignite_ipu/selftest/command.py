@@ -13,7 +13,7 @@ from ignite_ipu.checkpoints.atomic_files import whole_file
 from ignite_ipu.cli.command import EXIT_DONE, EXIT_FINDINGS
 from ignite_ipu.cli.terminal import Line, Progress, write_lines
 from ignite_ipu.errors import BackendError, UserError, did_you_mean, nearest
-from ignite_ipu.selftest.promise import Promise
+from ignite_ipu.selftest.promises import Promise, every_promise
 from ignite_ipu.selftest.report import FAILED, Outcome, available, closing_lines, content, machine, row
 
 
@@ -38,17 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Check the promises.
-
-    Returns:
-        1 if one is broken, 0 otherwise.
-
-    Raises:
-        UserError: A name is unknown, the report cannot be written, or PopTorch cannot be had.
-    """
+    """Check the promises; return 1 if one is broken, 0 otherwise."""
     # Here, so that shells complete the command's options without loading torch.
     from ignite_ipu.selftest import runner
-    from ignite_ipu.selftest.promises import every_promise
 
     chosen = _chosen(every_promise(), args.only)
     width = max(len(promise.name) for promise in chosen)

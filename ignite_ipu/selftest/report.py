@@ -9,7 +9,7 @@ from ignite_ipu import backend
 from ignite_ipu.cli.environment import report as environment_report
 from ignite_ipu.cli.terminal import Line
 from ignite_ipu.program.options import is_simulated
-from ignite_ipu.selftest.promise import Promise
+from ignite_ipu.selftest.promises import Promise
 
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
 _STYLES = {OK: "green", FAILED: "bold red", SKIPPED: "yellow"}
@@ -76,13 +76,7 @@ def machine() -> Dict[str, Any]:
 
 
 def content(outcomes: Sequence[Outcome], seconds: float, found: Dict[str, Any]) -> Dict[str, Any]:
-    """Return all of it as JSON knows it.
-
-    Args:
-        outcomes: What came of the promises so far.
-        seconds: How long it took.
-        found: What `machine()` has found.
-    """
+    """Return all of it as JSON knows it, with what `machine()` has found."""
     entries = [
         {
             "name": each.promise.name,

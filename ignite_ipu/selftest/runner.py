@@ -17,7 +17,7 @@ from ignite.utils import manual_seed
 from ignite_ipu import backend
 from ignite_ipu.checkpoints.random_states import random_states_kept
 from ignite_ipu.selftest.bench import Bench
-from ignite_ipu.selftest.promise import Promise, Skipped
+from ignite_ipu.selftest.promises import Promise, Skipped
 from ignite_ipu.selftest.report import FAILED, SKIPPED, Outcome
 
 # The root, where all others end, and those of PopTorch, which write by themselves.
@@ -44,12 +44,7 @@ def quick_collections() -> Iterator[None]:
 
 
 def run(promise: Promise, ipus: int) -> Outcome:
-    """Run one program and give its IPUs back.
-
-    Args:
-        promise: What to check.
-        ipus: IPUs there are.
-    """
+    """Run one program and give its IPUs back; there are `ipus` IPUs."""
     if promise.needs_emulator and not backend.is_emulator():
         return Outcome(promise, SKIPPED, "only the emulator can be told to fail so")
     if promise.ipus > ipus:

@@ -19,7 +19,7 @@ from ignite_ipu.cli.command import main
 from ignite_ipu.emulator.device.machine import machine
 from ignite_ipu.selftest import promises, runner
 from ignite_ipu.selftest.bench import expect, network
-from ignite_ipu.selftest.promise import Promise, Skipped
+from ignite_ipu.selftest.promises import Promise, Skipped
 
 _DOCS = Path(__file__).parents[2] / "docs"
 
@@ -43,7 +43,7 @@ def _ipus_that_no_other_test_holds(monkeypatch, tmp_path):
 def group(monkeypatch):
     """Makes the promises that are checked in a test: name, text, program, and more of `Promise`."""
     made = []
-    monkeypatch.setattr(promises, "every_promise", lambda: made)
+    monkeypatch.setattr("ignite_ipu.selftest.command.every_promise", lambda: made)
 
     def add(name, text, program, **more):
         made.append(Promise(f"made.{name}", text, "first-hour.md", program, **more))

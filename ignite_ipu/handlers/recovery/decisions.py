@@ -77,13 +77,10 @@ class RecoveryStatus:
 
 
 def decide(error: Exception, iteration: int, attempt: int, retries: int, backoff: float, has_reset: bool) -> Decision:
-    """Return what a fault asks for.
+    """Return what a fault asks for, of a call that has failed `attempt` times and may `retries` times.
 
-    Args:
-        attempt: How often this call has failed.
-        retries: How often it may.
-        backoff: Seconds before the first retry, doubled for each further one, up to a minute.
-        has_reset: Whether there is a hook for other resets than that of the IPUs in use.
+    `backoff` are the seconds before the first retry, doubled for each further one, up to a minute. `has_reset` says
+    whether there is a hook for other resets than that of the IPUs in use.
     """
     recoverable = isinstance(error, backend.poptorch().RecoverableError)
     # PopTorch's attributes are of the class, and the next error overwrites them.

@@ -151,23 +151,14 @@ class Recovery:
 
 @dataclasses.dataclass
 class _Stream:
-    """An inference program's random stream.
-
-    Attributes:
-        state: After the last call that succeeded; None before the program was compiled.
-        drawn_from: Whether calls change it; None when that is not known yet.
-    """
+    """The random stream of an inference program after its last call, if it is compiled, and whether calls change it."""
 
     state: Optional[List[int]]
     drawn_from: Optional[bool] = None
 
 
 class _GuardedTraining:
-    """Makes the calls of one trainer and of the evaluators over its model, until its training ends.
-
-    Args:
-        others: Further objects of the run's state, by their name in the file.
-    """
+    """Makes the calls of one trainer and of the evaluators over its model, until its training ends."""
 
     def __init__(
         self, trainer: Engine, session: IPUSession, trained: Trained, others: Mapping[str, Any], recovery: Recovery
@@ -232,12 +223,7 @@ class _GuardedTraining:
             self._interrupted()
 
     def train(self, leaves: Sequence[Any], batch: Any) -> Any:
-        """Make one training call, again and again if need be.
-
-        Raises:
-            RecoveryError: It cannot be made good; the state is saved.
-            ResetNeeded: The IPUs need a reset that no hook does; the state is saved.
-        """
+        """Make one training call, again and again if need be; else the run ends with its state saved."""
         session, replay = self._session, self._replay
         program, link = self._trained.program, self._trained.link
         replay.about_to_make(leaves, batch)

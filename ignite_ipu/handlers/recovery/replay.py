@@ -8,7 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -21,11 +21,9 @@ from ignite_ipu.session.weights.tracker import Weights
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """All that a training call changes, on the host.
+    """All that a training call changes, on the host: weights and buffers in the session's order, and random streams.
 
-    Attributes:
-        weights: Parameters and buffers, in the order of the session's.
-        random_state: The device's random stream; None before the program was compiled.
+    `random_state` is None before the program was compiled.
     """
 
     weights: List[torch.Tensor]
@@ -42,14 +40,11 @@ class _Call:
 class Replay:
     """Goes back to a snapshot and makes the calls since then once more, which ends where they ended.
 
-    Attributes:
-        snapshot: The newest one; None before the first call, and when the host has set something since.
-        held_bytes: Memory of their batches.
+    `snapshot` is the newest one; None before the first call, and when the host has set something since.
     """
 
-    def __init__(self, trained: Trained, weights: Weights, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, trained: Trained, weights: Weights) -> None:
         self._trained, self._weights = trained, weights
-        self._clock = clock
         self._calls: List[_Call] = []
         self._set_by_host: Optional[Tuple[Optional[List[torch.Tensor]], Optional[SavedState]]] = None
         self._example: Tuple[Sequence[Any], Any] = ((), ())
@@ -64,7 +59,7 @@ class Replay:
     @property
     def age(self) -> float:
         """Seconds since the snapshot was taken."""
-        return self._clock() - self._taken_at
+        return time.monotonic() - self._taken_at
 
     def forget(self) -> None:
         """Drop the snapshot: something has changed that making the calls again would not change."""
@@ -79,7 +74,7 @@ class Replay:
         trained = self._trained
         self.snapshot = Snapshot(self._weights.read(), trained.link.read(), trained.program.read_random_state())
         self._drop_calls()
-        self._taken_at = self._clock()
+        self._taken_at = time.monotonic()
         return self.snapshot
 
     def about_to_make(self, leaves: Sequence[Any], batch: Any) -> None:
@@ -93,14 +88,7 @@ class Replay:
         self.held_bytes += sum(leaf.numel() * leaf.element_size() for leaf in copies if isinstance(leaf, torch.Tensor))
 
     def put_back(self, steps: Optional[int] = None) -> None:
-        """Set the host to the snapshot, all IPUs of the training program given up.
-
-        Args:
-            steps: Weight updates to count as made, if it is not to be the count of the snapshot.
-
-        Raises:
-            RuntimeError: There is no snapshot.
-        """
+        """Set the host to the snapshot, and give up the IPUs of the training program; `steps` replaces its count."""
         snapshot = self._newest()
         self._trained.program.abandon(snapshot.random_state)
         self._weights.put_back(snapshot.weights)
@@ -150,11 +138,9 @@ class Replay:
 
 @dataclasses.dataclass(frozen=True)
 class RunImage:
-    """A run's whole state between two iterations.
+    """A run's whole state between two iterations: of other objects by their name in the file, and of the model.
 
-    Attributes:
-        states: State dictionaries of the other objects, by their name in the file.
-        extra: The model's state dictionary, with None for what is in the snapshot.
+    `extra` is the model's state dictionary, with None for what is in the snapshot.
     """
 
     iteration: int
@@ -164,14 +150,7 @@ class RunImage:
 
 
 class RunImages:
-    """Keeps the newest image of a run.
-
-    Args:
-        objects: What else belongs to the state, by its name in the file.
-
-    Attributes:
-        newest: None before the first one was taken.
-    """
+    """Keeps the newest image of a run, of its model, optimizer and further objects by their name in the file."""
 
     def __init__(self, model: nn.Module, weights: Weights, link: OptimizerLink, objects: Mapping[str, Any]) -> None:
         self._model, self._weights, self._link = model, weights, link
@@ -193,22 +172,14 @@ class RunImages:
     def write(self, folder: Path) -> Optional[Path]:
         """Write the newest image as `recovery_<iteration>.pt`; returns the file, None when there is no image.
 
-        Any thread may call it.
-
-        Raises:
-            CheckpointError: It cannot be written.
+        Any thread may call it. `CheckpointError` says why it cannot be written.
         """
         with self._writing:
             image = self.newest
             if image is None:
                 return None
-            path = folder / f"recovery_{image.iteration}.pt"
-            write_checkpoint(path, self._content(image))
+            values, places = image.snapshot.weights, self._positions
+            of_model = ((name, values[places[name]] if name in places else each) for name, each in image.extra.items())
+            path, optimizer = folder / f"recovery_{image.iteration}.pt", self._link.state_dict(image.snapshot.optimizer)
+            write_checkpoint(path, {**image.states, "model": OrderedDict(of_model), "optimizer": optimizer})
             return path
-
-    def _content(self, image: RunImage) -> Dict[str, Any]:
-        weights: OrderedDict[str, Any] = OrderedDict(image.extra)
-        for name in weights:
-            if name in self._positions:
-                weights[name] = image.snapshot.weights[self._positions[name]]
-        return {**image.states, "model": weights, "optimizer": self._link.state_dict(image.snapshot.optimizer)}

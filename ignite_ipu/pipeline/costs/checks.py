@@ -66,12 +66,7 @@ def process_note(ipus: int, machine: Machine) -> Optional[str]:
 
 
 def shared_weight_problems(profile: Profile, ipus: Sequence[int]) -> List[str]:
-    """Check that all layers which use a weight are on one IPU.
-
-    Args:
-        profile: The measured model.
-        ipus: The IPU of each layer.
-    """
+    """Check that all layers which use a weight are on one IPU; `ipus` has the IPU of each layer."""
     problems = []
     for weight in profile.shared:
         places = sorted({ipus[i] for i in weight.layers})

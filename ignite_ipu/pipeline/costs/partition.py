@@ -51,12 +51,7 @@ def partition(
 
     Args:
         stage_times: The time of stages; no stage is faster than the last with the same layers.
-        layers: Number of layers.
-        stages: Number of stages.
         cut_bytes: What a cut after each layer but the last moves; nothing by default.
-
-    Raises:
-        PlanError: More stages than layers, or fewer than one.
     """
     if stages < 1 or stages > layers:
         raise PlanError(

@@ -147,15 +147,7 @@ class MemoryModel:
 
 
 class TimeModel:
-    """Estimates the seconds of any span of layers for one micro-batch, as `docs/pipeline.md` says.
-
-    Args:
-        profile: The measured model.
-        machine: The machine's rates.
-        recompute: Whether stages repeat their forward pass before the backward pass.
-        ipus_per_replica: IPUs that one replica occupies.
-        replicas: Replicas that share the host links.
-    """
+    """Estimates the seconds of any span of layers for one micro-batch, as `docs/pipeline.md` says."""
 
     def __init__(
         self, profile: Profile, machine: Machine, recompute: bool, ipus_per_replica: int = 1, replicas: int = 1

@@ -48,26 +48,15 @@ class Planned(Protocol):
     """Object that says by itself how a model runs on several IPUs, as a `Plan` does."""
 
     @property
-    def execution(self) -> str:
-        """One of `EXECUTIONS`."""
-
+    def execution(self) -> str: ...
     @property
-    def strategy(self) -> Strategy:
-        """Memory options."""
-
+    def strategy(self) -> Strategy: ...
     @property
-    def replicas(self) -> int:
-        """Data-parallel copies."""
-
+    def replicas(self) -> int: ...
     @property
-    def training(self) -> bool:
-        """True where it is for training."""
-
-    def placement(self) -> Placement:
-        """Return where each stage begins."""
-
-    def factors(self) -> Dict[str, int]:
-        """Return the batching factors by the names that the factories give them."""
+    def training(self) -> bool: ...
+    def placement(self) -> Placement: ...
+    def factors(self) -> Dict[str, int]: ...
 
 
 class Placement:

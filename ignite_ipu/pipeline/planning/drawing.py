@@ -27,11 +27,7 @@ _MOST_LABELS = 400
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of so many inches.
-
-    Raises:
-        ImportError: There is no matplotlib.
-    """
+    """Return an empty figure of so many inches; raises `ImportError` without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

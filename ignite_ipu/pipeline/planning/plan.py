@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
+from ignite_ipu.cli.terminal import columns
 from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.machine import Machine
 from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState
@@ -241,9 +242,7 @@ class Plan(Tabled):
 
 def text_table(rows: Sequence[Dict[str, str]]) -> str:
     """Lay out rows in aligned columns; the first row's keys are the head."""
-    lines = [tuple(rows[0]), *(tuple(row.values()) for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    return columns([tuple(rows[0]), *(tuple(row.values()) for row in rows)])
 
 
 def draw_plan(plan: Plan, *, micro_batches: Optional[int] = None) -> Figure:

@@ -172,9 +172,6 @@ def _best_spans(profile: Profile, ipus: int, memory: MemoryModel, time: TimeMode
     counts, the fullest IPU is as empty as can be, and so it is where no layout fits. Layers that share a weight stay on
     one IPU: either no stage begins between them, or the last of them run as an extra stage on IPU 0, beside the first
     of them.
-
-    Raises:
-        PlanError: Fewer layers than IPUs, or shared weights that leave no layout.
     """
     layers = len(profile.layers)
     if ipus > layers:
@@ -201,11 +198,7 @@ def _best_spans(profile: Profile, ipus: int, memory: MemoryModel, time: TimeMode
 
 
 def _given_spans(profile: Profile, sizes: Sequence[int], ipus: Optional[Sequence[int]]) -> List[_Span]:
-    """Return a layout that somebody chose: layers per stage, and the stages' IPUs (in order by default).
-
-    Raises:
-        PlanError: Sizes that are not positive or do not add up to the number of layers.
-    """
+    """Return a layout that somebody chose: layers per stage, and the stages' IPUs (in order by default)."""
     if any(size < 1 for size in sizes) or sum(sizes) != len(profile.layers):
         raise PlanError(
             f"The stages hold {list(sizes)} layers, {sum(sizes)} in all, but {profile.model} has "

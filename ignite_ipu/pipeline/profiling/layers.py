@@ -40,20 +40,12 @@ def select_layers(model: nn.Module, granularity: Granularity = "blocks") -> List
 
 
 def layer_names(model: nn.Module, granularity: Granularity = "blocks") -> List[str]:
-    """Return the names by which plans and placements know the layers: a model without children has its class's.
-
-    Raises:
-        PlanError: As `select_layers`.
-    """
+    """Return the names by which plans and placements know the layers: a model without children has its class's."""
     return [name or type(model).__name__ for name in select_layers(model, granularity)]
 
 
 def names_of(model: nn.Module, name: str) -> List[str]:
-    """Return the layers that a name stands for: itself, or those of a range such as `layers.0-3`.
-
-    Raises:
-        PlanError: A range of layers that the model does not have, or that ends before it begins.
-    """
+    """Return the layers that a name stands for: itself, or those of a range such as `layers.0-3`."""
     known = dict(model.named_modules())
     numbers = None if name in known else re.fullmatch(r"(.*?)(\d+)-(\d+)", name)
     if numbers is None:

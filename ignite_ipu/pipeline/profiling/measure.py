@@ -80,7 +80,7 @@ def _recorded(
         stack.enter_context(_plain_operators())
         model.train(training)
         only_shapes = fake and _all_meta(model, (args, kwargs))
-        recorder = Recorder(model)
+        recorder = Recorder(model, training)
         if only_shapes:
             stack.enter_context(torch.device("meta"))
         elif fake:
@@ -101,7 +101,7 @@ def _recorded(
                 f"The forward of {type(model).__name__} needs the value of a tensor ({error.func}), which shapes alone "
                 "do not give. Pass fake=False to measure a real run. A compiled IPU program cannot branch on it either."
             ) from error
-    return recorder.profile(output, training)
+    return recorder.profile(output)
 
 
 def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -53,7 +53,7 @@ def _matmul_flops(operator: str, args: Tuple[Any, ...], result: Any) -> Tuple[fl
 
 @dataclass
 class _Span:
-    """Counts between the start of one layer and the start of the next."""
+    """Counts of a `Layer`, from its start to that of the next."""
 
     module: str = ""
     call: int = 0
@@ -85,9 +85,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Nothing is compiled here; skipping torch's compiler would import it, which takes longer than measuring.
         return False
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, training: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.model = model
+        self.model, self.training = model, training
         # Operators before the first layer run where PopTorch puts operators before the first block: with the first
         # stage.
         self.spans: List[_Span] = [_Span()]
@@ -166,7 +166,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         forward, backward, operands = _matmul_flops(operator, args, result)
         if forward:
             span.forward_flops += forward
-            span.backward_flops += backward
+            span.backward_flops += backward if self.training else 0.0
             span.half = span.half or operands[0].dtype in _HALF
         elif fresh or in_place:
             span.traffic += sum(map(_size, read)) + sum(map(_size, _tensors(result)))
@@ -194,12 +194,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         stored.differentiable = differentiable and tensor.is_floating_point()
         self.spans[here].activation_bytes += stored.size
 
-    def profile(self, output: Any, training: bool) -> Profile:
-        """Return what was recorded.
-
-        Raises:
-            PlanError: None of the chosen modules ran.
-        """
+    def profile(self, output: Any) -> Profile:
+        """Return what was recorded."""
         if not self.started:
             raise PlanError(
                 f"The forward of {type(self.model).__name__} called none of the chosen layers. Choose another "
@@ -217,22 +213,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             layers.append(
                 Layer(
                     name=span.module if span.call == 0 else f"{span.module}#{span.call + 1}",
-                    module=span.module,
-                    call=span.call,
                     parameters=tuple(TensorSize(name, _size(each)) for name, each in own.items()),
                     trainable_bytes=sum(map(_size, trained)),
                     trainable_elements=sum(p.numel() for p in trained),
                     buffer_bytes=sum(_size(buffers[n]) for n in names if n in buffers),
-                    forward_flops=span.forward_flops,
-                    backward_flops=span.backward_flops if training else 0.0,
-                    traffic=span.traffic,
-                    activation_bytes=span.activation_bytes,
-                    saved=tuple(span.saved),
-                    half=span.half,
+                    **{**vars(span), "saved": tuple(span.saved)},
                 )
             )
         crossings = tuple(
-            Crossing(each.producer, each.consumer, each.size, training and each.differentiable)
+            Crossing(each.producer, each.consumer, each.size, self.training and each.differentiable)
             for each in self.stored.values()
             if each.producer is not None and each.consumer > each.producer
         )
@@ -250,5 +239,5 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             input_bytes=self.input_bytes,
             output_bytes=sum(map(_size, _tensors(output))),
             unused=tuple(n for n in parameters if n not in self.uses),
-            training=training,
+            training=self.training,
         )

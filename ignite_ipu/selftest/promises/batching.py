@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ignite_ipu.selftest.bench import Bench, agree, batches, expect, joined, network, sgd
-from ignite_ipu.selftest.promise import needs
+from ignite_ipu.selftest.promises import needs
 
 PAGE = "concepts.md"
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ignite_ipu import ipu_clip_grad_norm_, ipu_evaluate_batch, ipu_prepare, ipu_step, ipu_train_batch
 from ignite_ipu.selftest.bench import Bench, Pair, agree, batches, expect, joined, network, sgd
-from ignite_ipu.selftest.promise import Skipped, needs
+from ignite_ipu.selftest.promises import Skipped, needs
 
 PAGE = "accelerate.md"
 

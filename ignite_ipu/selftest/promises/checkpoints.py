@@ -19,7 +19,7 @@ from ignite_ipu import convert_optimizer_state
 from ignite_ipu.checkpoints import CheckpointSaver, resume_from
 from ignite_ipu.handlers import Recovery
 from ignite_ipu.selftest.bench import Bench, Pair, adam, agree, batches, expect, joined, network, train
-from ignite_ipu.selftest.promise import needs
+from ignite_ipu.selftest.promises import needs
 
 PAGE = "checkpoints.md"
 

@@ -16,7 +16,7 @@ from ignite_ipu import BatchError, ConstantAttributeError, LoaderError, LossErro
 from ignite_ipu.handlers import Preemption, Recovery
 from ignite_ipu.program.options import is_simulated
 from ignite_ipu.selftest.bench import Bench, Pair, adam, agree, batches, expect, network, sgd
-from ignite_ipu.selftest.promise import Skipped, needs
+from ignite_ipu.selftest.promises import Skipped, needs
 
 PAGE = "guarantees.md"
 _PREEMPTED = 75

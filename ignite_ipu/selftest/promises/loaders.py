@@ -9,7 +9,7 @@ from ignite.engine import Events
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from ignite_ipu.selftest.bench import Bench, agree, batches, joined
-from ignite_ipu.selftest.promise import needs
+from ignite_ipu.selftest.promises import needs
 
 PAGE = "quickstart.md"
 

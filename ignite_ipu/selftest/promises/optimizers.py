@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.selftest.bench import Bench, adam, agree, batches, expect, network, sgd
-from ignite_ipu.selftest.promise import Promise
+from ignite_ipu.selftest.promises import Promise
 
 PAGE = "optimizers.md"
 

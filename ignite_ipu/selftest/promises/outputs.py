@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ignite_ipu import create_ipu_averages_evaluator
 from ignite_ipu.selftest.bench import Bench, agree, batches, joined, network
-from ignite_ipu.selftest.promise import needs
+from ignite_ipu.selftest.promises import needs
 
 PAGE = "concepts.md"
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from ignite_ipu.selftest.bench import Bench, Pair, agree, batches, expect, joined, network
-from ignite_ipu.selftest.promise import needs
+from ignite_ipu.selftest.promises import needs
 
 PAGE = "pipeline.md"
 

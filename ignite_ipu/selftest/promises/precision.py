@@ -10,7 +10,7 @@ from ignite.engine import Events
 
 from ignite_ipu import ConstantAttributeError, OptimizerError, backend
 from ignite_ipu.selftest.bench import Bench, Pair, agree, batches, expect, sgd
-from ignite_ipu.selftest.promise import Skipped
+from ignite_ipu.selftest.promises import Skipped
 
 PAGE = "precision.md"
 

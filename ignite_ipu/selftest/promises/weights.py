@@ -15,7 +15,7 @@ from torch import nn
 from ignite_ipu import IPUEvents, backend, create_ipu_trainer
 from ignite_ipu.handlers import EMA, Recovery
 from ignite_ipu.selftest.bench import Bench, Pair, agree, batches, expect, moved, network, sgd, train
-from ignite_ipu.selftest.promise import needs
+from ignite_ipu.selftest.promises import needs
 
 PAGE = "concepts.md"
 
