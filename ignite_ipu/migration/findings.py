@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable, Iterator, Optional, Sequence
+from typing import TYPE_CHECKING, Callable, Iterator, Optional
 
 from ignite_ipu.migration.docstrings import one_side
 
@@ -136,7 +136,7 @@ class Finding:
 
 def place_hit(program: Program, rule: Rule, hit: Hit) -> Finding:
     """Return the finding that a hit of a rule is in a file."""
-    node, lines = hit.node, program.lines
+    node = hit.node
     first = getattr(node, "lineno", 1)
     whole = not hasattr(node, "body") or isinstance(node, ast.expr)  # and not the first line of a block
     last = (whole and getattr(node, "end_lineno", None)) or first
@@ -145,9 +145,9 @@ def place_hit(program: Program, rule: Rule, hit: Hit) -> Finding:
     return Finding(
         path=program.source.path,
         line=line,
-        column=_column(lines, first, getattr(node, "col_offset", 0)),
+        column=program.column(first, getattr(node, "col_offset", 0)) + 1,
         end_line=line + last - first,
-        end_column=_column(lines, last, end) if end is not None else len(lines[last - 1]) + 1,
+        end_column=program.column(last, end) + 1,
         cell=cell,
         rule=rule.name,
         severity=hit.severity or rule.severity,
@@ -155,9 +155,3 @@ def place_hit(program: Program, rule: Rule, hit: Hit) -> Finding:
         message=hit.message,
         remedy=hit.remedy or rule.remedy,
     )
-
-
-def _column(lines: Sequence[str], line: int, offset: int) -> int:
-    """Turn ast's offset in UTF-8 bytes into a column in characters, from 1."""
-    text = lines[line - 1] if 0 < line <= len(lines) else ""
-    return len(text.encode("utf-8")[:offset].decode("utf-8", "ignore")) + 1

@@ -22,7 +22,6 @@ from ignite_ipu.migration.findings import Finding, Outcome, Severity
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rewrites import all_rewrites
 from ignite_ipu.migration.rewriting.editor import Editor, Remark, RewriteRefused
-from ignite_ipu.migration.rewriting.imports import update_imports
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.file import Source
 
@@ -163,12 +162,12 @@ def rewritten_rules(source: Source) -> Set[str]:
 def _rewritten(source: Source, program: Program) -> Migration:
     result = Migration(source, source.text)
     for rewrite in all_rewrites().values():
-        editor = Editor(program)
-        editor.subject = rewrite.name
+        editor = Editor(program, rewrite.name)
         rewrite.apply(editor)
         result.remarks += editor.remarks
-        if editor.changed:
-            result.text = update_imports(editor.finish(), editor.needed, editor.forgotten)
+        text = editor.finish()
+        if text != program.source.text:
+            result.text = text
             result.applied.append(rewrite.name)
             program = Program(replace(source, text=result.text, notebook=None))
     if source.text.endswith("\r") and not result.text.endswith("\r"):

@@ -15,7 +15,6 @@ from ignite_ipu.migration.analysis.forward import ForwardAnalysis
 from ignite_ipu.migration.analysis.kinds import Fact
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.training import Training
-from ignite_ipu.migration.source.file import split_lines
 
 EVERY_RULE = "*"
 _SUPPRESSION = re.compile(r"#\s*ignite-ipu:\s*ignore(?:\[(?P<rules>[^\]]*)\])?(?=\s|#|$)")
@@ -63,11 +62,6 @@ class Program(ParsedFile):
     def is_suppressed(self, rule: str, lines: Iterable[int]) -> bool:
         """Tell whether a comment in one of some lines silences a rule."""
         return any({rule, EVERY_RULE} & self.suppressions.get(line, set()) for line in lines)
-
-    @cached_property
-    def lines(self) -> List[str]:
-        """The lines of the text, as Python counts them."""
-        return split_lines(self.source.text)
 
     def text_of(self, node: ast.expr) -> str:
         """Return an expression's source on one line, shortened for a message."""

@@ -14,7 +14,6 @@ from ignite_ipu.migration.findings import Finding
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rewrites import all_rewrites
 from ignite_ipu.migration.rewriting.editor import Editor
-from ignite_ipu.migration.rewriting.imports import update_imports
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.file import Source
 
@@ -60,9 +59,8 @@ def rewritten() -> Callable[[str, str], str]:
 
     def apply(rewrite: str, code: str) -> str:
         text = textwrap.dedent(code).lstrip("\n")
-        editor = Editor(Program(Source("code.py", text)))
-        editor.subject = rewrite
+        editor = Editor(Program(Source("code.py", text)), rewrite)
         all_rewrites()[rewrite].apply(editor)
-        return update_imports(editor.finish(), editor.needed, editor.forgotten) if editor.changed else text
+        return editor.finish()
 
     return apply

@@ -78,6 +78,14 @@ class ParsedFile:
         lines[0] = lines[0][place.col_offset :]
         return b"".join(lines).decode()
 
+    def line(self, number: int) -> bytes:
+        """Return a line without its end, encoded as ast counts columns; nothing behind the end of the text."""
+        return b"".join(self._lines[number - 1 : number]).rstrip(b"\r\n")
+
+    def column(self, line: int, offset: Optional[int]) -> int:
+        """Return how many characters of a line are in front of ast's offset; all are without one."""
+        return len(self.line(line)[:offset].decode("utf-8", "ignore"))
+
     @cached_property
     def _lines(self) -> List[bytes]:
         """The lines of the text as Python counts them, with their ends, encoded as columns count."""

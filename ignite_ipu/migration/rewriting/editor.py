@@ -16,7 +16,7 @@ from libcst.metadata import MetadataWrapper, PositionProvider
 
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rewriting.comma_lists import with_argument
-from ignite_ipu.migration.source.file import split_lines
+from ignite_ipu.migration.rewriting.imports import update_imports
 
 Range = Tuple[int, int, int, int]
 Edited = Union[cst.CSTNode, cst.RemovalSentinel, "cst.FlattenSentinel[cst.BaseStatement]"]
@@ -34,12 +34,9 @@ class RewriteRefused(Exception):
 
 @dataclass(frozen=True)
 class Remark:
-    """Something a person should know about a migrated file, or the reason why one was left alone.
+    """Something a person should know about a line, from 1, of a migrated file, or why one was left alone.
 
-    Attributes:
-        line: In the text that the remark is about, from 1.
-        subject: The rewrite or the rule that has something to say.
-        message: What.
+    Its subject is the rewrite or the rule that has something to say.
     """
 
     line: int
@@ -49,14 +46,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One kind of change.
-
-    Attributes:
-        name: Also the module's, the test's and the docs page's.
-        summary: What it changes, one line.
-        example: A smallest program and what becomes of it, as their difference.
-        apply: Makes the changes.
-    """
+    """One kind of change, with the name of its module; the example is a smallest program with what becomes of it."""
 
     name: str
     summary: str
@@ -67,13 +57,12 @@ class Rewrite:
 class Editor:
     """Collects the edits of one rewrite to one file."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, subject: str) -> None:
         self.program = program
+        self.subject = subject
         self.remarks: List[Remark] = []
-        self.needed: Set[str] = set()
-        self.forgotten: Set[str] = set()
-        self.subject = ""
-        self._lines = [line.encode("utf-8") for line in split_lines(program.source.text)]
+        self._needed: Set[str] = set()
+        self._forgotten: Set[str] = set()
         self._edits: Dict[cst.CSTNode, List[Tuple[Edit, Tuple[Any, ...]]]] = {}
 
     @cached_property
@@ -88,11 +77,6 @@ class Editor:
             key = (place.start.line, place.start.column, place.end.line, place.end.column)
             nodes.setdefault(key, []).append(node)
         return nodes
-
-    @property
-    def changed(self) -> bool:
-        """True if there is anything to apply."""
-        return bool(self._edits)
 
     def replace(self, node: ast.AST, edit: Edit, *args: Any) -> None:
         """Replace the concrete node of an expression or a simple statement by what `edit` makes of it and `args`."""
@@ -127,16 +111,18 @@ class Editor:
             raise RewriteRefused(
                 getattr(node, "lineno", 1), f"the file has a {name!r} of its own, which the rewritten code would hide"
             )
-        self.needed.add(name)
+        self._needed.add(name)
         return name
 
     def forget(self, name: str) -> None:
         """Have the import of a name removed when nothing uses it any more."""
-        self.forgotten.add(name)
+        self._forgotten.add(name)
 
     def finish(self) -> str:
-        """Apply the edits and return the new text."""
-        return self._wrapper.module.visit(_Applier(self._edits)).code
+        """Apply the edits, update the imports and return the new text; the old one if there is nothing to change."""
+        if not self._edits:
+            return self.program.source.text
+        return update_imports(self._wrapper.module.visit(_Applier(self._edits)), self._needed, self._forgotten)
 
     def _find(self, node: ast.AST) -> cst.CSTNode:
         statement = (cst.SimpleStatementLine, cst.BaseCompoundStatement)
@@ -149,11 +135,8 @@ class Editor:
     def _range_of(self, node: ast.AST) -> Range:
         # Lines from 1, columns in characters.
         first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
-        start = self._column(first, getattr(node, "col_offset", 0))
-        return first, start, last, self._column(last, getattr(node, "end_col_offset", 0))
-
-    def _column(self, line: int, offset: int) -> int:
-        return len(self._lines[line - 1][:offset].decode("utf-8", "ignore"))
+        start = self.program.column(first, getattr(node, "col_offset", 0))
+        return first, start, last, self.program.column(last, getattr(node, "end_col_offset", 0))
 
 
 class _Applier(cst.CSTTransformer):

@@ -18,9 +18,8 @@ _OURS = matchers.ImportFrom(module=matchers.Name(PACKAGE), names=_ALIASES, relat
 _TEXT = matchers.Expr(matchers.SimpleString() | matchers.ConcatenatedString())
 
 
-def update_imports(text: str, needed: Set[str], forgotten: Set[str]) -> str:
+def update_imports(module: cst.Module, needed: Set[str], forgotten: Set[str]) -> str:
     """Import `needed` names from ignite_ipu, and remove imports of `forgotten` dotted names that nothing uses now."""
-    module = cst.parse_module(text)
     if forgotten:
         module = _without(module, forgotten)
     missing = needed - {

@@ -59,9 +59,9 @@ def _say_the_same(known: Finding, new: Finding) -> bool:
 
 def _whole(program: Program, line: int) -> ast.stmt:
     """Return something in the place of a whole line, because a trace knows no columns."""
-    text = program.lines[line - 1].rstrip() if line <= len(program.lines) else ""
+    text = program.line(line).rstrip()
     indent = len(text) - len(text.lstrip())
-    return ast.Pass(lineno=line, col_offset=indent, end_lineno=line, end_col_offset=len(text.encode()))
+    return ast.Pass(lineno=line, col_offset=indent, end_lineno=line, end_col_offset=len(text))
 
 
 def _ends(tree: ast.AST, line: int) -> Iterator[int]:
