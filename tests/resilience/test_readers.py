@@ -66,7 +66,6 @@ READERS: Dict[str, Dict[str, str]] = {
     "cli/instance.py": {"runpy.run_path": _NAMED_TO_RUN, "runpy.run_module": _NAMED_TO_RUN},
     "cli/launch.py": {"json.loads": _ENVIRONMENT},
     "migration/analysis/names.py": dict.fromkeys(("read_bytes", "ast.literal_eval"), "an installed library's text"),
-    "migration/commands/migrate.py": {"open": "programs"},
     "migration/source/notebook.py": {"json.loads": "notebooks"},
     "migration/source/file.py": {"open": "programs"},
     "migration/source/writing.py": {"open": "programs"},

@@ -10,14 +10,13 @@ import argparse
 import os
 import stat
 import sys
-from typing import TYPE_CHECKING, Dict, Iterator, List, NamedTuple, Optional
+from typing import TYPE_CHECKING, Iterator, List
 
 from ignite_ipu.cli.terminal import Line, following, write_lines
 from ignite_ipu.errors import SourceError, UserError, WriteError
-from ignite_ipu.migration.source.copying import copy_rest
 from ignite_ipu.migration.source.discovery import Discovery, discover
-from ignite_ipu.migration.source.file import Source, decode_source, read_source
-from ignite_ipu.migration.source.writing import replace_file, write_new_file
+from ignite_ipu.migration.source.file import Source, decode_source, read_bytes
+from ignite_ipu.migration.source.writing import copy_rest, replace_file, write_new_file
 
 if TYPE_CHECKING:
     from ignite_ipu.migration.migrator import Migration
@@ -39,13 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list-rewrites", action="store_true", help="list the rewrites and stop")
 
 
-class _Read(NamedTuple):
-    """Outcome of a file, and its bytes, which it must still have when it is replaced; None if it cannot be read."""
-
-    data: Optional[bytes]
-    migration: Migration
-
-
 def main(args: argparse.Namespace) -> int:
     """Migrate the paths; return the exit code."""
     # What rewrites imports libcst, which `--help` does without.
@@ -63,11 +55,11 @@ def main(args: argparse.Namespace) -> int:
     found = discover(args.paths)
     if args.output is not None:
         _check_output(args.paths, args.output)
-    read = [_read(path) for path, _ in following(found.files, "Migrating", lambda file: str(file[0]))]
-    migrations, groups = decide_together([each.migration for each in read])
+    files = following(found.files, "Migrating", lambda file: str(file[0]))
+    migrations, groups = decide_together([_migrated(path) for path, _ in files])
     failures = [f"skipped: {path} {reason}" for path, reason in found.skipped]
     skipped = len(failures)
-    failures += _write(args, found, {each.migration.source.path: each.data for each in read}, migrations)
+    failures += _write(args, found, migrations)
     if args.report != "text":
         report = json_migration if args.report == "json" else html_migration
         print(report(migrations, groups, failures))
@@ -85,32 +77,30 @@ def main(args: argparse.Namespace) -> int:
     return 1 if len(failures) > skipped or any(migration.blocked for migration in migrations) else 0
 
 
-def _read(path: str) -> _Read:
+def _migrated(path: str) -> Migration:
     from ignite_ipu.migration.migrator import left_alone, migrate_source
 
-    data: Optional[bytes] = None
     source = Source(path, "")
     try:
-        read_source(path)  # refuses what is too large to be read
-        with open(path, "rb") as file:
-            data = file.read()
+        data = read_bytes(path)
+        source = Source(path, "", data=data)
         source = decode_source(path, data)
-        return _Read(data, migrate_source(source))
+        return migrate_source(source)
     except SourceError as error:
-        return _Read(data, left_alone(source, error.line, f"the file {error}"))
+        return left_alone(source, error.line, f"the file {error}")
     except OSError as error:
-        return _Read(data, left_alone(source, 1, f"the file cannot be read: {error.strerror or error}"))
+        return left_alone(source, 1, f"the file cannot be read: {error.strerror or error}")
 
 
-def _write(
-    args: argparse.Namespace, found: Discovery, data: Dict[str, Optional[bytes]], migrations: List[Migration]
-) -> Iterator[str]:
+def _write(args: argparse.Namespace, found: Discovery, migrations: List[Migration]) -> Iterator[str]:
     """Write what is to be written, and yield what could not be."""
     folders = [path for path in args.paths if os.path.isdir(path)]
+    names = set()
     for (path, relative), migration in zip(found.files, migrations):
-        old = data[path]
+        old = migration.source.data
         if old is None:
             continue
+        names.add(relative)
         new = migration.source.encode(migration.text) if migration.changed else old
         written = path
         try:
@@ -122,7 +112,6 @@ def _write(
                     write_new_file(written, new, stat.S_IMODE(os.stat(path).st_mode))
         except WriteError as error:
             yield f"{written}: not written: the file {error}"
-    names = {relative for path, relative in found.files if data[path] is not None}
     for folder in folders if args.output is not None else []:
         yield from (f"{path} {reason}" for path, reason in copy_rest(folder, args.output, names))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
 from ignite_ipu.errors import UserError
 
@@ -14,12 +14,10 @@ SKIPPED = {"__pycache__", "node_modules", "site-packages"}
 
 @dataclass
 class Discovery:
-    """Result of a search for files.
+    """Files to read, each with its name relative to the path that led to it, in a stable order.
 
-    Attributes:
-        files: Files to read, each with its name relative to the path that led to it, in a stable order.
-        links: For a file in `files` that links lead to as well, the links' names, relative as its own.
-        skipped: Paths that were passed over, each with the reason.
+    For a file that links lead to as well, `links` has their names, relative as its own; paths that were passed over are
+    `skipped`, each with the reason.
     """
 
     files: List[Tuple[str, str]] = field(default_factory=list)
@@ -42,15 +40,15 @@ def discover(paths: Sequence[str]) -> Discovery:
     for path in paths:
         if not os.path.lexists(path):
             raise UserError(f"No such file or directory: {path}")
+        reached: Iterable[_Way] = [_Way(path, os.path.basename(path), os.path.islink(path))]
         if os.path.isdir(path):
             real = os.path.realpath(path)
-            for way in _walk(path, path, real, found, {real}, False):
-                ways.setdefault(os.path.realpath(way.path), []).append(way)
+            reached = _walk(path, path, real, found, {real}, False)
         elif not os.path.exists(path):
             found.skipped.append((path, "is a broken link"))
-        else:
-            way = _Way(path, os.path.basename(path), os.path.islink(path))
-            ways.setdefault(os.path.realpath(path), []).append(way)
+            continue
+        for way in reached:
+            ways.setdefault(os.path.realpath(way.path), []).append(way)
     for same in ways.values():
         chosen = next((way for way in same if not way.linked), same[0])
         found.files.append((chosen.path, chosen.relative))

@@ -22,9 +22,8 @@ class Source:
     Attributes:
         path: The file, as the user named it.
         text: All of its Python, with the line ends it has on disk; a notebook's code cells one after another.
-        encoding: The codec it is written in.
-        byte_order_mark: Whether it starts with one.
         notebook: The notebook that `text` was taken from.
+        data: Its bytes, which it must still have when it is replaced.
     """
 
     path: str
@@ -32,6 +31,7 @@ class Source:
     encoding: str = "utf-8"
     byte_order_mark: bool = False
     notebook: Optional[Notebook] = field(default=None, repr=False)
+    data: Optional[bytes] = field(default=None, repr=False)
 
     def locate(self, line: int) -> Tuple[Optional[int], int]:
         """Return the notebook cell (None for a plain file) and the line in it of a line of `text`."""
@@ -60,23 +60,26 @@ def read_source(path: Union[str, os.PathLike[str]]) -> Source:
             which.
         OSError: The file cannot be opened.
     """
-    shown = os.fspath(path)
-    if not os.path.isfile(shown):
+    return decode_source(os.fspath(path), read_bytes(os.fspath(path)))
+
+
+def read_bytes(path: str) -> bytes:
+    """Return what is in a file of a size that source files have; raises as `read_source`."""
+    if not os.path.isfile(path):
         raise SourceError("is not a regular file")
-    if os.path.getsize(shown) > MAXIMUM_BYTES:
+    if os.path.getsize(path) > MAXIMUM_BYTES:
         raise SourceError(f"is larger than {MAXIMUM_BYTES // (1024 * 1024)} MiB; source files are not")
-    with open(shown, "rb") as file:
-        data = file.read()
-    return decode_source(shown, data)
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def decode_source(path: str, data: bytes) -> Source:
-    """Turn a file's bytes into its text; as `read_source`."""
+    """Turn a file's bytes into its text; raises as `read_source`."""
     if b"\0" in data:
         raise SourceError("contains NUL bytes: it is a binary file or not in an encoding Python reads")
     if path.endswith(".ipynb"):
         notebook = Notebook.parse(data)
-        return Source(path, notebook.text, "utf-8", data.startswith(codecs.BOM_UTF8), notebook)
+        return Source(path, notebook.text, "utf-8", data.startswith(codecs.BOM_UTF8), notebook, data)
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
     except SyntaxError as error:
@@ -96,7 +99,7 @@ def decode_source(path: str, data: bytes) -> Source:
             "for example `# -*- coding: latin-1 -*-`",
             line,
         ) from None
-    return Source(path, text, encoding, marked)
+    return Source(path, text, encoding, marked, None, data)
 
 
 def split_lines(text: str) -> List[str]:

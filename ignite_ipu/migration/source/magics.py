@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import Callable, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 from ignite_ipu.errors import SourceError
 
@@ -49,11 +49,11 @@ def hide_magics(source: str) -> Optional[List[str]]:
     named = _CELL_MAGIC.match(source.lstrip())
     if named is not None and _ELSEWHERE.fullmatch(named.group(1)):
         return None
-    hidden = _hidden(lines, _as_comment)
+    hidden = _hidden(lines, _HIDDEN)
     if parses("\n".join(hidden)):
         return hidden
     # An indented block of nothing but magics needs a statement.
-    stated = _hidden(lines, _as_statement)
+    stated = _hidden(lines, _HIDDEN_STATEMENT)
     if parses("\n".join(stated)):
         return stated
     return None if named is not None and named.group(1) not in _RUN_PYTHON else hidden
@@ -66,7 +66,8 @@ def show_magics(lines: Sequence[str]) -> List[str]:
         SourceError: The statement that a magic runs is not there any more.
     """
     shown = [_shown(line) for line in lines]
-    header = next((number for number, line in enumerate(shown) if _is_header(lines[number], line)), 0)
+    headers = (number for number, line in enumerate(shown) if line.startswith("%%") and line != lines[number])
+    header = next(headers, 0)
     if any(line.strip() for line in shown[:header]):
         if shown[header].startswith("%%timeit"):
             raise SourceError(f"what the cell of {shown[header].strip()} imports is not seen by other cells")
@@ -83,7 +84,7 @@ def parses(source: str) -> bool:
     return True
 
 
-def _hidden(lines: Sequence[str], form: Callable[[str], str]) -> List[str]:
+def _hidden(lines: Sequence[str], mark: str) -> List[str]:
     found: List[str] = []
     continued = False
     for line in lines:
@@ -92,18 +93,10 @@ def _hidden(lines: Sequence[str], form: Callable[[str], str]) -> List[str]:
             indent = line[: len(line) - len(line.lstrip())]
             new = f"{indent}{_HIDDEN}{line[len(indent) :]}"
         elif not line.lstrip().startswith("#"):
-            new = form(line)
+            new = _replaced(line, _HIDDEN if line.startswith("%%") else mark)
         continued = new != line and line.endswith("\\")
         found.append(new)
     return found
-
-
-def _as_comment(line: str) -> str:
-    return _replaced(line, _HIDDEN)
-
-
-def _as_statement(line: str) -> str:
-    return _replaced(line, _HIDDEN if line.startswith("%%") else _HIDDEN_STATEMENT)
 
 
 def _replaced(line: str, hidden: str) -> str:
@@ -129,7 +122,3 @@ def _shown(line: str) -> str:
             magic = line.lstrip()[len(mark.lstrip()) :].strip()
             raise SourceError(f"the statement behind {magic} becomes a part of another; take the magic away")
     return line
-
-
-def _is_header(line: str, shown: str) -> bool:
-    return line != shown and shown.startswith("%%")

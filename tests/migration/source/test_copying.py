@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ignite_ipu.migration.source.copying import copy_rest
+from ignite_ipu.migration.source.writing import copy_rest
 
 
 def test_files_links_and_permissions(tmp_path):
