@@ -22,8 +22,7 @@ from ignite_ipu.checkpoints.random_states import (
 from ignite_ipu.engines.counting import Counts
 from ignite_ipu.engines.loaders import Loaders
 from ignite_ipu.engines.resume.accumulations import Accumulations, plain_values
-from ignite_ipu.engines.resume.deterministic import DeterministicRuns
-from ignite_ipu.engines.resume.position import DataPosition
+from ignite_ipu.engines.resume.position import DataPosition, DeterministicRuns
 from ignite_ipu.engines.steps import IPUStep
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.geometry import BatchGeometry

@@ -13,15 +13,16 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.engines.engine import DeterministicIPUTrainer, IPUEngine, IPUTrainer
-from ignite_ipu.engines.last_calls import LastCalls, refuse_to_train_all
 from ignite_ipu.engines.loaders import Loaders
 from ignite_ipu.engines.steps import (
+    LastCalls,
     PrepareBatch,
     call_model,
     ipu_evaluation_step,
     ipu_training_step,
     loss_item,
     predictions_and_targets,
+    refuse_to_train_all,
     unchanged,
 )
 from ignite_ipu.errors import OptionsError, UnsupportedArgumentError, did_you_mean

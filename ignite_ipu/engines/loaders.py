@@ -18,7 +18,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sized
 from torch.utils.data import DataLoader, IterableDataset
 
 from ignite_ipu import backend
-from ignite_ipu.engines.resume.deterministic import RewindableSampler
+from ignite_ipu.engines.resume.position import RewindableSampler
 from ignite_ipu.errors import LoaderError, RowsError
 from ignite_ipu.poptorch_types import DataLoader as PopTorchLoader
 from ignite_ipu.poptorch_types import Options

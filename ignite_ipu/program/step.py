@@ -3,20 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import (
-    Any,
-    Callable,
-    ContextManager,
-    Dict,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Protocol,
-    Sequence,
-    Tuple,
-)
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
 from unittest import mock
 
 import torch
@@ -47,6 +34,8 @@ __all__ = ["BatchStep", "EvaluationStep", "check_output", "describe_value", "fir
 
 # Buffers of PyTorch's from which nothing is computed.
 _COUNTERS = ("num_batches_tracked", "n_averaged")
+# Tensors that are no constants; counters of batches, each after the user's own; floating-point buffers by name.
+_OnHost = Tuple[List[torch.Tensor], List[Tuple[torch.Tensor, torch.Tensor]], List[Tuple[str, torch.Tensor]]]
 
 
 class StagesOfModel(Protocol):
@@ -182,15 +171,15 @@ class BatchStep(nn.Module):
 
         def call(recorder: Recorder) -> Any:
             nonlocal checked
-            with _on_host(self) as found:
+            with self.on_host() as (variable, counters, buffers):
                 inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in kept]
-                recorder.mark([*tensors_in(inputs), *found.variable])
+                recorder.mark([*tensors_in(inputs), *variable])
                 with contextlib.nullcontext() if checked else WeightWriteGuard(self.model), recorder:
                     result = self.forward(*inputs)
                 checked = True  # later calls are compared with this one, operator by operator
-                self.counted = [(counter, int(now) - int(plain(counter))) for counter, now in found.counters]
+                self.counted = [(counter, int(now) - int(plain(counter))) for counter, now in counters]
                 # PyTorch does not count what normalisations write to their statistics.
-                self.written = [path for path, now in found.buffers if now._version]
+                self.written = [path for path, now in buffers if now._version]
             return result
 
         return call
@@ -199,9 +188,40 @@ class BatchStep(nn.Module):
         """Tell whether replicas are to have the statistics of their normalisations for themselves, as natively."""
         return False
 
-    def on_host(self) -> ContextManager[Any]:
-        """Return a context for calls on the host, with ordinary tensors as weights."""
-        return _on_host(self)
+    @contextlib.contextmanager
+    def on_host(self) -> Iterator[_OnHost]:
+        """Let this be called natively in the `with` block, with ordinary tensors as weights; gives these."""
+        found: Dict[int, torch.Tensor] = {}
+        # Of a wrapped one, whoever looks at forward downloads.
+        wrapped, self.__class__ = type(self), self._unwrapped
+        before, variable, counters, buffers = [], [], [], []
+        # A copy that is made in inference mode counts no writes.
+        with torch.inference_mode(False), torch.no_grad():
+            for kind in ("_parameters", "_buffers"):
+                for path, tensors in [(path, module.__dict__[kind]) for path, module in self.named_modules()]:
+                    before.append((tensors, dict(tensors)))
+                    for name, tensor in tensors.items():
+                        if tensor is None or id(tensor) in found:
+                            continue
+                        # Buffers may be written into. Of weights nobody needs the newest values.
+                        now = found[id(tensor)] = plain(tensor).clone() if kind == "_buffers" else plain(tensor)
+                        if now.is_floating_point() or name in _COUNTERS:
+                            variable.append(now)
+                        if now.is_floating_point() and kind == "_buffers":
+                            buffers.append((f"{path}.{name}", now))
+                        if name == _COUNTERS[0]:
+                            counters.append((tensor, now))
+                    tensors.update({name: found[id(tensor)] for name, tensor in tensors.items() if tensor is not None})
+        try:
+            # Without gradients PyTorch's checkpoints warn that there are none.
+            with EAGER, without_checkpointing(training=False), without_generation_cache(self.model):
+                with torch.inference_mode(False), torch.no_grad():
+                    with torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunctionSubclass():
+                        yield variable, counters, buffers
+        finally:
+            for tensors, values in before:
+                tensors.update(values)
+            object.__setattr__(self, "__class__", wrapped)
 
     def adds_up(self, leaves: Sequence[Any], micro_batches: int) -> bool:
         """Tell whether this trains by a loss that is a sum over samples; see `call_on_host`."""
@@ -291,49 +311,6 @@ def _refuse_counting(model: nn.Module) -> None:
 
 def _stay_open(block: Any, *error: Any) -> None:
     """Leave a `poptorch.Block` open until the next one begins, as `poptorch.BeginBlock` does."""
-
-
-class _Found(NamedTuple):
-    """Tensors of a call on the host: no constants; counters of batches, each after the user's own; float buffers."""
-
-    variable: List[torch.Tensor]
-    counters: List[Tuple[torch.Tensor, torch.Tensor]]
-    buffers: List[Tuple[str, torch.Tensor]]
-
-
-@contextlib.contextmanager
-def _on_host(step: BatchStep) -> Iterator[_Found]:
-    """Let a step be called natively, with ordinary tensors as weights."""
-    found: Dict[int, torch.Tensor] = {}
-    # Of a wrapped one, whoever looks at forward downloads.
-    wrapped, step.__class__ = type(step), step._unwrapped
-    before, variable, counters, buffers = [], [], [], []
-    # A copy that is made in inference mode counts no writes.
-    with torch.inference_mode(False), torch.no_grad():
-        for kind in ("_parameters", "_buffers"):
-            for path, tensors in [(path, module.__dict__[kind]) for path, module in step.named_modules()]:
-                before.append((tensors, dict(tensors)))
-                for name, tensor in tensors.items():
-                    if tensor is not None and id(tensor) not in found:
-                        # Buffers may be written into. Of weights nobody needs the newest values.
-                        found[id(tensor)] = plain(tensor).clone() if kind == "_buffers" else plain(tensor)
-                        if found[id(tensor)].is_floating_point() or name in _COUNTERS:
-                            variable.append(found[id(tensor)])
-                        if kind == "_buffers" and found[id(tensor)].is_floating_point():
-                            buffers.append((f"{path}.{name}", found[id(tensor)]))
-                        if name == _COUNTERS[0]:
-                            counters.append((tensor, found[id(tensor)]))
-                tensors.update({name: found[id(tensor)] for name, tensor in tensors.items() if tensor is not None})
-    try:
-        # Without gradients PyTorch's checkpoints warn that there are none.
-        with EAGER, without_checkpointing(training=False), without_generation_cache(step.model):
-            with torch.inference_mode(False), torch.no_grad():
-                with torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunctionSubclass():
-                    yield _Found(variable, counters, buffers)
-    finally:
-        for tensors, values in before:
-            tensors.update(values)
-        object.__setattr__(step, "__class__", wrapped)
 
 
 def first_micro_batch(leaves: Sequence[Any], micro_batches: int) -> List[Any]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import sys
 from types import FrameType
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, List, Optional
+from unittest import mock
 
 from ignite_ipu.running.journal import Journal, ScriptCode
 
 __all__ = ["Patches", "Substitutes"]
-
-_ABSENT = object()
 
 
 class Patches:
@@ -22,17 +21,9 @@ class Patches:
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace an attribute of a module or class, also one that it inherits."""
-        own: Dict[str, Any] = dict(vars(owner))
-        before = own.get(name, _ABSENT)
-        setattr(owner, name, value)
-
-        def put_back() -> None:
-            if before is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
-
-        self._restore.append(put_back)
+        patch = mock.patch.object(owner, name, value)
+        patch.__enter__()  # a script's mock.patch.stopall() leaves it alone, unlike one that was started
+        self._restore.append(lambda: patch.__exit__(None, None, None))
 
     def set_everywhere(self, package: str, original: Any, value: Any) -> None:
         """Replace an object under every name that loaded modules of a package know it by."""

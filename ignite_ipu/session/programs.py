@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import signal
 import threading
-from typing import Any, ContextManager, Iterator, List, Optional, Sequence, Tuple
+import weakref
+from typing import Any, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from torch import nn
 
@@ -19,7 +21,6 @@ from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.recompilation import ModelChanges, report_frozen
 from ignite_ipu.session.training import Trained
 from ignite_ipu.session.weights.model_states import ModelStates
-from ignite_ipu.session.weights.shared import SharedWeights
 from ignite_ipu.session.weights.tracker import Weights
 
 __all__ = ["Lost", "Programs", "refuse_losses"]
@@ -29,6 +30,56 @@ _logger = logging.getLogger("ignite_ipu")
 _NO_IPUS = "Failed to acquire"
 Lost = Tuple[str, Exception]
 """What could not be brought to the host, and why."""
+_ALL: weakref.WeakSet[SharedWeights] = weakref.WeakSet()
+_NUMBERS = itertools.count(1)
+_newest = 0
+
+
+class SharedWeights:
+    """Finds out what other models with some of the same weights have trained, as an encoder and the model around it.
+
+    Each has a session of its own, and one of them is trained. The others' programs are out of date after that, which
+    only the one that trained knows.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._known = 0
+        # By other model: its updates, a list of one number, and how many they were when it was asked last.
+        self._others: Dict[weakref.ref[SharedWeights], Tuple[Sequence[int], int]] = {}
+        _ALL.add(self)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Take in that there are more tensors, such as those of a loss."""
+        global _newest
+        self._tensors = {id(tensor) for tensor in self._weights.tensors}
+        _newest = next(_NUMBERS)
+
+    def take_over(self) -> None:
+        """Bring what others have trained to the host, from where it is uploaded before the next call."""
+        if self._known != _newest:
+            self._look()
+        if not self._others:
+            return
+        for reference, (updates, seen) in list(self._others.items()):
+            shared = reference()
+            if updates[0] != seen:
+                self._others[reference] = updates, updates[0]
+                # What this model trained, the other took over before it trained more.
+                self._weights.to_host()
+                if shared is not None:
+                    shared._weights.to_host()  # else it did that when its session ended
+                self._weights.host_changed()
+            if shared is None:
+                del self._others[reference]
+
+    def _look(self) -> None:
+        """Look for models that came since the last time."""
+        for shared in list(_ALL):
+            if shared is not self and not self._tensors.isdisjoint(shared._tensors):
+                self._others.setdefault(weakref.ref(shared), (shared._weights.updates, 0))
+        self._known = _newest
 
 
 class Programs:
@@ -105,11 +156,7 @@ class Programs:
         return True
 
     def check_another_shape(self, known: int, layout: BatchLayout) -> None:
-        """Say that a program will be compiled for batches of another shape.
-
-        Args:
-            known: For how many there are programs.
-        """
+        """Say that a program will be compiled for batches of another shape than the `known` ones, by number."""
         if known >= self.most_shapes:
             raise BatchError(
                 f"The batch has the shapes {layout.shapes()}, and there are programs for {known} others already "
@@ -168,8 +215,7 @@ class Programs:
     def end_pass(self, always: bool) -> None:
         """Trace modules a second time at the end of a pass over data, and before the next call.
 
-        Args:
-            always: Look however few calls there were since the last time.
+        Where that is worth it; `always` is however few calls there were since the last time.
         """
         for program in self:
             if program.compiled is not None and (always or program.compiled.retrace.is_worth_it):

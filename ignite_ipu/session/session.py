@@ -126,8 +126,6 @@ class IPUSession:
             raise SessionError("This model has no trainer: call create_ipu_trainer first.")
         return trained
 
-    # -- setting up -----------------------------------------------------------------------------------------------
-
     def prepare_training(
         self,
         step: BatchStep,
@@ -233,8 +231,6 @@ class IPUSession:
         """Fire this session's events on an engine, too."""
         engine.register_events(*IPUEvents)
         self.hooks.engines.add(engine)
-
-    # -- running --------------------------------------------------------------------------------------------------
 
     @property
     def most_shapes(self) -> int:
@@ -390,8 +386,6 @@ class IPUSession:
         """
         self._programs.end_pass(always)
 
-    # -- giving back ----------------------------------------------------------------------------------------------
-
     def release(self) -> None:
         """Bring the newest weights and optimizer state to the host and give the IPUs back, until the next step.
 
@@ -437,8 +431,6 @@ class IPUSession:
         if self.hooks.guard is not None:
             self.hooks.guard.forget()
         program.set_random_state(state)
-
-    # -- inside ---------------------------------------------------------------------------------------------------
 
     def _include(self, step: BatchStep) -> None:
         if self.weights.include(step):

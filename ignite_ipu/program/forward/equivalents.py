@@ -30,9 +30,6 @@ class Equivalents(FunctionContext):
         return func(*args, **kwargs) if equivalent is None else equivalent(func, *args, **kwargs)
 
 
-# -- losses -----------------------------------------------------------------------------------------------------------
-
-
 def _class_loss(
     func: Function,
     input: torch.Tensor,
@@ -111,9 +108,6 @@ def _reduction(size_average: Optional[bool], reduce: Optional[bool], reduction: 
     if reduce is False:
         return "none"
     return "sum" if size_average is False else "mean"
-
-
-# -- layers -----------------------------------------------------------------------------------------------------------
 
 
 def _layer_norm(
@@ -210,9 +204,6 @@ def _pad(func: Function, input: torch.Tensor, pad: Sequence[int], mode: str = "c
 def _channel_shuffle(func: Function, input: torch.Tensor, groups: int) -> torch.Tensor:
     batch, channels, *rest = input.shape
     return input.reshape(batch, groups, channels // groups, *rest).transpose(1, 2).reshape(input.shape)
-
-
-# -- tensors ----------------------------------------------------------------------------------------------------------
 
 
 def _triangle(func: Function, input: torch.Tensor, diagonal: int = 0) -> torch.Tensor:

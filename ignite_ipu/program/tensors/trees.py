@@ -11,21 +11,7 @@ import dataclasses
 from argparse import Namespace
 from collections import OrderedDict, defaultdict, deque
 from types import MemberDescriptorType, SimpleNamespace
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    FrozenSet,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -156,7 +142,7 @@ def _holds_tensors(value: Any, seen: Set[int]) -> bool:
     if isinstance(value, torch.Tensor):
         return True
     if isinstance(value, (list, tuple)):
-        parts: Iterable[Any] = value
+        parts: Any = value
     elif type(value) in (dict, OrderedDict, defaultdict):  # other mappings may compute what they hold
         parts = value.values()
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
