@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import itertools
 import json
 import os
 from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
@@ -39,7 +38,7 @@ from ignite_ipu import backend
 from ignite_ipu.checkpoints.random_states import read_device_states
 from ignite_ipu.deferred.model.capturing import capture_model, capture_optimizer, captured
 from ignite_ipu.deferred.model.held import release_optimizer
-from ignite_ipu.deferred.model.model import CapturedModel, owner_of
+from ignite_ipu.deferred.model.model import CapturedModel, first_owner
 from ignite_ipu.deferred.model.updates import Updates
 from ignite_ipu.deferred.settings import IGNORING, captured_options
 from ignite_ipu.deferred.tensor.device_gradient import refuse_weights_of_the_host
@@ -272,9 +271,14 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
                 "gradients so far, in every micro-batch again; a device clips once, before the update. Write "
                 "'if accelerator.sync_gradients:' before it, as accelerate documents."
             )
-        # `model.parameters()` can be gone through once.
-        one, all_of_them = ([parameters],) * 2 if isinstance(parameters, torch.Tensor) else itertools.tee(parameters)
-        return self._model_of(one).clip(all_of_them, float(max_norm), float(norm_type), parameters)
+        owner, every = first_owner(parameters)
+        models = self._captured()
+        model = models[0] if len(models) == 1 else owner
+        if model is None:
+            raise UnsupportedArgumentError(
+                "clip_grad_norm_ was called with parameters of no prepared model: prepare the model first."
+            )
+        return model.clip(every, float(max_norm), float(norm_type), parameters)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
         """Refuse: PopTorch's optimizers clip by norm only.
@@ -286,19 +290,6 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             f"clip_grad_value_(..., {clip_value}): gradients are on the device alone, and PopTorch's optimizers can "
             "clip them by their global norm only. Use clip_grad_norm_."
         )
-
-    def _model_of(self, parameters: Any) -> CapturedModel:
-        models = self._captured()
-        if len(models) == 1:
-            return models[0]
-        with torch._C.DisableTorchFunctionSubclass():
-            first = next(iter(parameters), None)
-            owner = None if first is None else owner_of(first)
-        if owner is None:
-            raise UnsupportedArgumentError(
-                "clip_grad_norm_ was called with parameters of no prepared model: prepare the model first."
-            )
-        return owner
 
     # -- values ---------------------------------------------------------------------------------------------------
 

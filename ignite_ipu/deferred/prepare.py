@@ -9,7 +9,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.deferred.model.capturing import capture_model, capture_optimizer, captured
-from ignite_ipu.deferred.model.model import owner_of
+from ignite_ipu.deferred.model.model import first_owner, owner_of
 from ignite_ipu.deferred.settings import refuse_for_capture
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.config import Configuration, IPUConfig
@@ -82,14 +82,12 @@ def ipu_clip_grad_norm_(
     Raises:
         CaptureError: It is no 2-norm, differs from the compiled one, or is not of all trained parameters.
     """
-    given = iter([parameters] if isinstance(parameters, torch.Tensor) else parameters)
-    first = next(given, None)
-    owner = None if first is None else owner_of(first)
-    if first is None or owner is None:
-        return nn.utils.clip_grad_norm_([first, *given] if first is not None else [], max_norm, norm_type, **kwargs)
+    owner, tensors = first_owner(parameters)
+    if owner is None:
+        return nn.utils.clip_grad_norm_(list(tensors), max_norm, norm_type, **kwargs)
     model = owner.whole
-    tensors = [first, *given]
     if not model.training.prepared:
+        tensors = list(tensors)
         others = {other.whole for other in map(owner_of, tensors) if other is not None} - {model}
         if others:
             names = " and ".join(sorted(other.name for other in {model, *others}))

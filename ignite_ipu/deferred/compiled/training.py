@@ -12,7 +12,7 @@ import torch
 from ignite_ipu import backend
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.step import CapturedStep
-from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, needed_values, place_of
+from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, needed_values
 from ignite_ipu.deferred.compiled.update_gradients import UpdateGradients
 from ignite_ipu.deferred.graph.operations import ModesThen, Operation
 from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, StepGraph, StepGraphs, describe_change
@@ -43,6 +43,7 @@ class CapturedTraining:
         max_grad_norm: The global norm that gradients are clipped to, None for no clipping.
         optimizer: The user's optimizer, once it is known.
         checked: What the parameters were told by that were found to be all when they were clipped last.
+        most_micro_batches: How many of the loop's the largest update so far was made from, None before the first.
         zeroed: Where the loop made gradients zero instead of None, if it did when it last cleared them.
         gradients: The gradients of updates, for who looks at them.
         clipped: Whether the coming update is clipped so far, or one that was made early.
@@ -63,7 +64,7 @@ class CapturedTraining:
         self._compiled: Optional[CompiledUpdate] = None
         # What made the last update, be it compiled for another optimizer.
         self._last: Optional[CompiledUpdate] = None
-        self._most_micro_batches: Optional[int] = None
+        self.most_micro_batches: Optional[int] = None
         # Programs that are not used at the moment, and what they were compiled for.
         self._kept: List[Tuple[CompiledUpdate, ModelProgram]] = []
         self.modes = modes
@@ -96,11 +97,6 @@ class CapturedTraining:
     def accumulates(self) -> bool:
         """True if an update may have several micro-batches, as the last one had."""
         return self._compiled is None or self._compiled.count > 1
-
-    @property
-    def most_micro_batches(self) -> Optional[int]:
-        """Number of the loop's micro-batches that the largest update so far was made from, None before the first."""
-        return self._most_micro_batches
 
     def clip(self, max_norm: float, norm_type: float) -> None:
         """Clip the gradients of the coming update."""
@@ -180,7 +176,7 @@ class CapturedTraining:
         self.session.note_updates(1)
         first = self._last is None
         self._last = compiled
-        self._most_micro_batches = max(self._most_micro_batches or 0, sum([batch.parts for batch in batches]))
+        self.most_micro_batches = max(self.most_micro_batches or 0, sum([batch.parts for batch in batches]))
         self._inputs_change |= first and any(item.changed for batch in batches for item in batch.inputs)
         compiled.settle(batches, needed, results if compiled.outputs else (results,), keeps)
         if WAITING:
@@ -269,18 +265,9 @@ class CapturedTraining:
 
     def trained_in(self, losses: Sequence[Loss]) -> Sequence[bool]:
         """Return whether each parameter has a gradient, from losses or else from the last update."""
-        modes = self.modes.now() if self._last is None else self._last.modes
-        for loss in losses:
-            for operation in loss.operations:
-                then = operation.signature.modes
-                if then is not None and then.of is self.modes:
-                    return self._of_own(then)
-        return self._of_own(modes)
-
-    def _of_own(self, modes: ModesThen) -> Sequence[bool]:
-        if self.own is None:
-            return modes.trained
-        return [known for known, each in zip(modes.trained, self.modes.parameters) if id(each) in self.own]
+        last = self.modes.now() if self._last is None else self._last.modes
+        called = [operation.signature.modes for loss in losses for operation in loss.operations]
+        return next((then for then in called if then is not None and then.of is self.modes), last).trained
 
     def _modes_of(self, batches: Sequence[MicroBatch]) -> ModesThen:
         """Return the modes of the calls of the model."""
@@ -323,18 +310,14 @@ class CapturedTraining:
                 "replicas share the micro-batches of an update. Use gradient accumulation over a multiple of "
                 f"{replicas} micro-batches, or fewer replicas."
             )
-        numbers = batches[0].numbers
-        variable = {
-            position
-            for position in range(len(numbers))
-            if any(batch.numbers[position] != numbers[position] for batch in batches)
-        }
+        columns = enumerate(zip(*[batch.numbers for batch in batches]))
+        variable = {position for position, column in columns if any(number != column[0] for number in column)}
         return CompiledUpdate(
             batches[0].graph,
             count,
             math.gcd(count, replicas),
-            tuple(sorted({*map(place_of, needed)} - {batches[0].graph.loss})),
-            numbers,
+            tuple(sorted({place for place, _, _ in needed} - {batches[0].graph.loss})),
+            batches[0].numbers,
             frozenset(variable),
             modes,
             self.gradients.wanted,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import operator
 from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import torch
@@ -13,13 +12,12 @@ from ignite_ipu.deferred.graph.operations import CLOCK, ModesThen, Operation, Va
 from ignite_ipu.deferred.graph.step_graph import MicroBatch, StepGraph
 from ignite_ipu.program.tensors.rows import join_tensors
 
-__all__ = ["CompiledUpdate", "Needed", "needed_values", "place_of"]
+__all__ = ["CompiledUpdate", "Needed", "needed_values"]
 
 Place = Tuple[int, int]
 # A value that somebody may ask for after the update: which result of which operation it is, the number of its
 # micro-batch, and the value.
 Needed = Tuple[Place, int, Value]
-place_of: Callable[[Needed], Place] = operator.itemgetter(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +50,7 @@ class CompiledUpdate:
         for batch in batches:
             if batch.numbers != self.numbers and not self._differ_where_they_may(batch):
                 return False
-        return self.returned.keys() >= set(map(place_of, needed))
+        return self.returned.keys() >= {place for place, _, _ in needed}
 
     def computes_like(self, other: CompiledUpdate) -> bool:
         """Tell whether another program differs in what comes back or in which numbers may change alone."""

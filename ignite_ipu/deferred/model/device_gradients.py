@@ -45,7 +45,9 @@ class DeviceGradients:
         own: Optional[Collection[int]] = None,
     ) -> None:
         self._source = weakref.WeakMethod(source)
-        self._named = [(name, each) for name, each in model.named_parameters() if own is None or id(each) in own]
+        self._named = {
+            number: pair for number, pair in enumerate(model.named_parameters()) if own is None or id(pair[1]) in own
+        }
         self._remedy = remedy
         self._made: List[weakref.ref[DeviceGradient]] = []
         # By the number of the parameter; None where `remove` has taken the gradient off.
@@ -67,7 +69,7 @@ class DeviceGradients:
             return
         # Touched in the ordinary way, a parameter of a model in training would download all weights first.
         with torch._C.DisableTorchFunctionSubclass():
-            for number, (_, parameter) in enumerate(self._named):
+            for number, (_, parameter) in self._named.items():
                 if requires_grad(parameter) and gradient_of(parameter) is None and id(parameter) not in unused:
                     gradient = self.of(parameter)
                     set_gradient(parameter, gradient)
@@ -112,7 +114,7 @@ class DeviceGradients:
             return
         # Nobody uses the gradients of what no optimizer holds; one that is not known yet may hold any.
         held = held_parameters()
-        if held.isdisjoint(id(parameter) for _, parameter in self._named) or not held.isdisjoint(found):
+        if held.isdisjoint(id(parameter) for _, parameter in self._named.values()) or not held.isdisjoint(found):
             raise CaptureError(
                 f"backward() at {current_line()} would add to gradients that the host has computed or set before "
                 f"({listed(list(found.values()))}), but an update on the device is of its own gradients alone. Call "
@@ -123,13 +125,15 @@ class DeviceGradients:
     def _of_the_host(self) -> List[Tuple[str, torch.Tensor]]:
         """Return the parameters that have gradients which are no device's."""
         with torch._C.DisableTorchFunctionSubclass():
-            return [pair for pair in self._named if type(gradient_of(pair[1])) not in (type(None), DeviceGradient)]
+            return [
+                pair for pair in self._named.values() if type(gradient_of(pair[1])) not in (type(None), DeviceGradient)
+            ]
 
     def check_all(self, parameters: Iterable[torch.Tensor]) -> None:
         """Refuse to clip the gradients of some parameters only."""
         given = set(map(id, parameters))
         with torch._C.DisableTorchFunctionSubclass():
-            missing = [name for name, each in self._named if requires_grad(each) and id(each) not in given]
+            missing = [name for name, each in self._named.values() if requires_grad(each) and id(each) not in given]
         if given and missing:
             raise CaptureError(
                 f"clip_grad_norm_ at {current_line()} leaves out {len(missing)} trained parameters ({missing[0]}, "
@@ -152,7 +156,7 @@ class DeviceGradients:
         if not self._gradients:
             return
         with torch._C.DisableTorchFunctionSubclass():
-            for number, (_, parameter) in enumerate(self._named):
+            for number, (_, parameter) in self._named.items():
                 if only is None or id(parameter) in only:
                     if type(gradient_of(parameter)) is DeviceGradient:
                         self._gradients[number] = None

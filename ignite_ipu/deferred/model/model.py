@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
-from itertools import chain
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, cast
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union, cast
 
 import torch
 from torch import nn
@@ -46,7 +46,7 @@ from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
 
-__all__ = ["CapturedModel", "LooseParameters", "owner_of"]
+__all__ = ["CapturedModel", "LooseParameters", "first_owner", "owner_of"]
 
 _logger = logging.getLogger("ignite_ipu")
 
@@ -359,7 +359,7 @@ class CapturedModel:
                 "and no captured model has. Prepare what they are of, or call requires_grad_(False) on them."
             )
         held = [held_tensors(optimizer) for optimizer in list(OPTIMIZERS) if not own.isdisjoint(held_by(optimizer))]
-        loose = {id(each): each for each in chain(weights, *held) if parameter_of(each) is None}
+        loose = {id(each): each for each in itertools.chain(weights, *held) if parameter_of(each) is None}
         return self.whole.like(LooseParameters(list(loose.values()))) if loose else self
 
     def computes_alone(self, call: Operation) -> bool:
@@ -480,6 +480,19 @@ def owner_of(tensor: torch.Tensor) -> Optional[CapturedModel]:
     """Return the captured model that has a tensor as its parameter or buffer, None for any other tensor."""
     found = parameter_of(tensor)
     return None if found is None else cast(CapturedModel, found[0])
+
+
+def first_owner(
+    parameters: Union[torch.Tensor, Iterable[torch.Tensor]],
+) -> Tuple[Optional[CapturedModel], Iterable[torch.Tensor]]:
+    """Return the captured model that has the first of parameters, if any, and all of them.
+
+    What `model.parameters()` returns can be gone through once, and is not before somebody needs all.
+    """
+    first, every = itertools.tee([parameters] if isinstance(parameters, torch.Tensor) else parameters)
+    with torch._C.DisableTorchFunctionSubclass():
+        found = next(first, None)
+        return None if found is None else owner_of(found), every
 
 
 def _refuse(reason: str) -> None:

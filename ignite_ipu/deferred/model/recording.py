@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Protocol, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
 from ignite_ipu.deferred.compiled.host_calls import HostCall, call_first, called_on_host
-from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen, Operation, Value
-from ignite_ipu.deferred.graph.owners import Captured, parameter_of
+from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures
 from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
-from ignite_ipu.deferred.model.writes import BufferWrites, WeightEdits
+from ignite_ipu.deferred.model.updates import Whole
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, as_leaf, deferred_results
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import Line, current_line
-from ignite_ipu.session.session import IPUSession
 
 __all__ = ["RecordedCalls"]
 
 _MOST_MODES = 16
-
-
-class _Whole(Captured, Protocol):
-    """The captured model; its attributes are those of `CapturedModel`."""
-
-    session: IPUSession
-    modes: Modes
-    edits: WeightEdits
-    buffer_writes: BufferWrites
-
-    @property
-    def is_frozen(self) -> bool: ...
-    @property
-    def whole(self) -> _Whole: ...
 
 
 class RecordedCalls:
@@ -44,7 +28,7 @@ class RecordedCalls:
     enabled are what distinguishes calls beside their arguments.
     """
 
-    def __init__(self, capture: _Whole) -> None:
+    def __init__(self, capture: Whole) -> None:
         self._capture = capture
         self._is_set_up = False
         # Beginning with the one that was asked for last.

@@ -37,13 +37,13 @@ from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
 
-__all__ = ["Updates"]
+__all__ = ["Updates", "Whole"]
 
 _logger = logging.getLogger("ignite_ipu")
 
 
-class _Whole(Captured, Protocol):
-    """The captured model whose updates these are; its attributes are those of `CapturedModel`."""
+class Whole(Captured, Protocol):
+    """The captured model whose calls are recorded and updated; its attributes are those of `CapturedModel`."""
 
     session: IPUSession
     config: IPUConfig
@@ -54,9 +54,11 @@ class _Whole(Captured, Protocol):
     clip_remedy: Optional[str]
 
     @property
+    def is_frozen(self) -> bool: ...
+    @property
     def turns(self) -> Sequence[Updates]: ...
     @property
-    def whole(self) -> _Whole: ...
+    def whole(self) -> Whole: ...
     def find_optimizer(self) -> None: ...
 
 
@@ -72,7 +74,7 @@ class Updates:
         stepped: When the last update ran, by `CLOCK`.
     """
 
-    def __init__(self, model: _Whole) -> None:
+    def __init__(self, model: Whole) -> None:
         self._model = model
         self.training = CapturedTraining(model.session, model.config, model.modes)
         self.gradients = DeviceGradients(model.model, model.clip_remedy, self.gradient_of)
