@@ -53,11 +53,6 @@ def setLogLevel(level: Union[str, int]) -> None:
         each.setLevel(_PYTHON_LEVELS[name])
 
 
-def limit_repeats(max_repeats: int) -> None:
-    """Let the back end's logger show one message `max_repeats` times at most, counted from now on."""
-    _repeats.restart(max_repeats)
-
-
 def log_uncaught(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
     """Log an exception nobody caught at critical level; made to be `sys.excepthook`."""
     if issubclass(kind, KeyboardInterrupt):
@@ -96,11 +91,7 @@ class _StandardStream(logging.Handler):
 
 
 class _RepeatLimit(logging.Filter):
-    """Drops a message already shown `limit` times, and says so once."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self.restart(limit)
+    """Drops a message already shown `limit` times since the last restart, and says so once."""
 
     def restart(self, limit: int) -> None:
         self._limit = limit
@@ -115,7 +106,9 @@ class _RepeatLimit(logging.Filter):
         return self._shown[text] <= self._limit
 
 
-_repeats = _RepeatLimit(4)
+_repeats = _RepeatLimit()
+_repeats.restart(4)
+limit_repeats = _repeats.restart
 _destination = os.environ.get("POPTORCH_LOG_DEST", "stderr")
 _handler: logging.Handler = _StandardStream(_destination)
 if _destination not in ("stdout", "stderr"):

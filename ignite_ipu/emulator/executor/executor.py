@@ -14,14 +14,14 @@ from ignite_ipu.emulator.errors import Error, python_error
 from ignite_ipu.emulator.executor import saving
 from ignite_ipu.emulator.executor.device_state import DeviceState
 from ignite_ipu.emulator.executor.observation import Observation
-from ignite_ipu.emulator.files import cache
+from ignite_ipu.emulator.files.cache import compile_turn
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.options.compile_checks import check_at_compile
 from ignite_ipu.emulator.options.root import resolved
 from ignite_ipu.emulator.runtime.device_calls import DeviceCalls, Latency
 from ignite_ipu.emulator.runtime.optimizer_tracker import OptimizerTracker
-from ignite_ipu.emulator.runtime.program import DeviceProgram, options_name
+from ignite_ipu.emulator.runtime.program import DeviceProgram
 from ignite_ipu.emulator.trace.annotations import module_repr
 from ignite_ipu.emulator.trace.isolation import unaffected
 from ignite_ipu.emulator.values.arguments import (
@@ -427,11 +427,9 @@ class PoplarExecutor:
             check_for_compile(arguments)
         check_at_compile(self._options, self._training)
         self._device_state.fetch()
-        compiled_in = None if self._optimizer is None else self._optimizer.description.compiled_in
-        name = options_name(self._options, self._training)
         with self._observation.progress() as progress:
             with self._observation.compilation():
-                with cache.compile_turn(self._options, self._model):
+                with compile_turn(self._options, self._model):
                     program = DeviceProgram(
                         model=self._model,
                         arguments=arguments,
@@ -440,7 +438,6 @@ class PoplarExecutor:
                         optimizer=self._optimizer,
                         per_replica=self.per_replica_params,
                         meter=self._meter,
-                        cache=cache.lookup(self._options, self._training, compiled_in, name, self._meter),
                     )
                 if adopt is not None:
                     adopt(program)

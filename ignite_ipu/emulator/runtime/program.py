@@ -18,7 +18,7 @@ from ignite_ipu.emulator.compiler.placement import Placement
 from ignite_ipu.emulator.compiler.tracing import tensors_by_name, trace
 from ignite_ipu.emulator.device.device import Device, Meter, acquire
 from ignite_ipu.emulator.errors import backend_error, python_error
-from ignite_ipu.emulator.files.cache import Lookup
+from ignite_ipu.emulator.files import cache
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.runtime import loss_scaling
@@ -51,13 +51,14 @@ class DeviceProgram:
         optimizer: Optional[OptimizerTracker],
         per_replica: Mapping[str, Setting],
         meter: Meter,
-        cache: Optional[Lookup] = None,
     ) -> None:
         self.arguments = arguments.frozen()
         self.batching = batching.from_options(options)
         self._options = options
         self._training = training
-        self._name = options_name(options, training)
+        # What reports call the program.
+        kind = "training" if training else "inference"
+        self._name = str(options("model_name")) if options.exists("model_name") else kind
         self._optimizer = optimizer
         self._meter = meter
         self.host = HostTensors(model)
@@ -66,7 +67,9 @@ class DeviceProgram:
         self._anchors = {short: long_name for short, (long_name, *_) in dict(options("anchored_tensors")).items()}
         self.placement = Placement(options._execution_strategy)
         anchors = [name for name in self._anchors.values() if not self._comes_from_update(name)]
-        fold = None if cache is None else cache.fold
+        compiled_in = None if optimizer is None else optimizer.description.compiled_in
+        entry = cache.lookup(options, training, compiled_in, self._name, meter)
+        fold = None if entry is None else entry.fold
         try:
             self.graph, self.capture = trace(
                 model, arguments, self.batching, self.placement, options, training, per_replica, anchors, fold
@@ -74,8 +77,8 @@ class DeviceProgram:
         finally:
             self.placement.close()
         self._check()
-        if cache is not None:
-            cache.store(self.graph)
+        if entry is not None:
+            entry.store(self.graph)
         dump(self.graph)
         self.ipus = self.placement.ipus(options)
         self._groups = self._replica_groups(per_replica)
@@ -350,13 +353,6 @@ def _size(tensors: Iterable[torch.Tensor]) -> int:
 def _synthetic(value: torch.Tensor) -> torch.Tensor:
     """Return what the device makes up in the place of an input: normal numbers, or zeros where they are indices."""
     return torch.randn_like(value) if value.is_floating_point() else torch.zeros_like(value)
-
-
-def options_name(options: Options, training: bool) -> str:
-    """Return what reports call the program: the name set in the options, or its kind."""
-    if options.exists("model_name"):
-        return str(options("model_name"))
-    return "training" if training else "inference"
 
 
 def _refuse_backward(*args: Any, **kwargs: Any) -> None:
