@@ -19,14 +19,8 @@ _NARROW = {torch.int64: torch.int32, torch.float64: torch.float32}
 class Batching:
     """The factors by which one call's batch is larger than a micro-batch.
 
-    Attributes:
-        device_iterations: D, weight updates (or inference passes) in one call.
-        gradient_accumulation: A, micro-batches whose gradients make up one update.
-        replication_factor: R, replicas working side by side.
-        group_size: G, replicas that read the same input.
-        group_type: Which replicas form a group.
-        output_mode: Which micro-batches' outputs are returned.
-        return_period: N of `OutputMode.EveryN`.
+    D device iterations, A steps of accumulation and R replicas, of which groups of G read the same input;
+    `return_period` is the N of `OutputMode.EveryN`.
     """
 
     device_iterations: int
@@ -93,14 +87,9 @@ class Batching:
         return iteration == self.device_iterations - 1 and step == self.gradient_accumulation - 1
 
     def stack(self, collected: List[List[torch.Tensor]]) -> torch.Tensor:
-        """Put one output's micro-batches together.
+        """Put one output's micro-batches, `collected[step][replica]`, together in contiguous memory of its own.
 
-        Args:
-            collected: Values by kept step and replica, `collected[step][replica]`.
-
-        Returns:
-            Traced shape (s0, ...) becomes (m * s0, ...), a scalar (m,), for m values; one value keeps its shape.
-            Contiguous memory of its own, as the host's buffers for outputs are, whatever forward's strides.
+        Traced shape (s0, ...) becomes (m * s0, ...), a scalar (m,), for m values; one value keeps its shape.
         """
         if self.output_mode is OutputMode.Sum and len(collected) > 1:
             collected = [[torch.stack(steps).sum(0, dtype=steps[0].dtype) for steps in zip(*collected)]]

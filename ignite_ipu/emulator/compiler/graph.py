@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import logging
 import os
@@ -30,7 +29,7 @@ EXPORT_VARIABLE = "POPTORCH_EXPORT_PROTO_FILE"
 BINARY_VARIABLE = "POPTORCH_EXPORT_PROTO_AS_BINARY"
 LENGTH_VARIABLE = "POPTORCH_MAX_GRAPH_LEN"
 _BUILT_IN = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
-_ON_THE_HOST = tuple(f"ignite_ipu.emulator.ops.{name}" for name in ("control_flow", "custom", "host", "printing"))
+_ON_THE_HOST = tuple(f"ignite_ipu.emulator.ops.{name}" for name in ("control_flow", "custom", "printing"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,19 +38,13 @@ class Graph:
 
     Attributes:
         nodes: The recorded graph; each node's `meta` tells its operator, site, name scope and source line.
-        run: Function of the inputs, weights, buffers and constants, in this order. It returns a tuple of tensors.
-        source: The text of `run`.
-        inputs, weights, buffers: Names of what `run` takes first.
-        constants: The frozen tensors that `run` takes last.
-        folded: Those of them, and of the outputs, that were computed at compile time, by node name.
+        run: Function of the inputs, weights, buffers and constants, in this order; `source` is its text.
+        folded: What was computed at compile time of `constants` and of the outputs, by node name.
         structure: What forward returned, with a traced tensor for each tensor.
         positions: For each tensor of `structure`, its place in what `run` returns; None for a frozen one.
         frozen: Tensors of `structure` that depend on no value on the device, by place in `structure`.
-        loss: Place of the loss in what `run` returns; None in inference.
-        extras: Place of each further value asked for in what `run` returns, by the name asked for.
+        loss, extras: Places in what `run` returns: of the loss, in training, and of further values, by name.
         written: Places of what `run` takes and forward modifies in place, among all that it takes.
-        written_inputs: Places of the inputs that forward modifies in place.
-        written_buffers: Names of the buffers that forward modifies in place.
         watches_gradients: Whether a gradient is shown while it is computed.
     """
 
@@ -99,16 +92,13 @@ def build(
     used: Dict[str, torch.Tensor] = {}
     positions: List[Optional[int]] = []
     for index, leaf in enumerate(flatten_tensors(structure)):
-        value = folded.get(leaf.node) if isinstance(leaf, IpuTensor) else leaf
-        if isinstance(leaf, IpuTensor) and value is not None:
-            used[leaf.node.name] = value
-        if isinstance(leaf, IpuTensor) and value is None:
-            positions.append(place(leaf.node))
-        else:
-            assert value is not None
-            positions.append(None)
+        node = leaf.node if isinstance(leaf, IpuTensor) else None
+        if node is None:
+            frozen[index] = leaf
+        elif node in folded:
             # What was computed while compiling was on the device all the same; a host tensor never was.
-            frozen[index] = narrowed(value) if isinstance(leaf, IpuTensor) else value
+            frozen[index], used[node.name] = narrowed(folded[node]), folded[node]
+        positions.append(None if node is None or node in folded else place(node))
     # Arithmetic after a loss has no gradient, and arithmetic in place (`loss += penalty`) is no exception.
     loss_place = None if loss is None else place(_unchanged(capture, loss))
     extra_places = {name: place(_unchanged(capture, node)) for name, node in (extras or {}).items()}
@@ -116,13 +106,14 @@ def build(
     taken = _taken(capture)
     written = tuple(index for index, node in enumerate(taken) if capture.is_written(node))
     # What is returned has the value of the end, whoever wrote to it after it was made, and through which view.
-    needed = _needed(capture.graph, returned, stop=folded, memory=_kept_memory(capture, returned))
+    needed = _needed(capture, returned, stop=folded)
     constants = {node: value for node, value in folded.items() if node in needed}
     used.update((node.name, value) for node, value in constants.items())
     copied = {node: value for node, value in capture.constant_values.items() if node in needed and node not in folded}
     arguments = [*taken, *constants, *copied]
-    kernel_of = functools.partial(_kernel_of, capture)
-    source, names = _generate(capture.graph, arguments, returned, needed, folded, copied, kernel_of)
+    computed = needed - folded.keys()
+    body = [node for node in capture.graph.nodes if node.op == "call_function" and node in computed]
+    source, names = _generate(capture, arguments, copied, body, returned)
     exec(compile(source, "<captured graph>", "exec"), names)  # the text is ours, made from the recorded nodes
     return Graph(
         nodes=capture.graph,
@@ -148,17 +139,12 @@ def build(
 def live(capture: Capture, structure: Any, losses: Iterable[fx.Node] = ()) -> Set[fx.Node]:
     """Return the nodes that what forward returns, a loss or a written input or buffer needs."""
     leaves_of = [leaf.node for leaf in flatten_tensors(structure) if isinstance(leaf, IpuTensor)]
-    return _needed(capture.graph, [*leaves_of, *losses], (), _kept_memory(capture, (*leaves_of, *losses)))
+    return _needed(capture, [*leaves_of, *losses])
 
 
 def _taken(capture: Capture) -> List[fx.Node]:
     """Return the nodes of inputs, weights and buffers, in the order in which the graph takes them."""
     return [traced.origin for own in (capture.inputs, capture.weights, capture.buffers) for traced in own.values()]
-
-
-def _kept_memory(capture: Capture, returned: Iterable[fx.Node]) -> Set[Optional[int]]:
-    """Return the memory in which values outlive forward."""
-    return {node.meta.get("memory") for node in (*_taken(capture), *returned)}
 
 
 def on_the_host(nodes: fx.Graph) -> List[fx.Node]:
@@ -205,10 +191,10 @@ def fold_constants(
     return {node: value for node, value in known.items() if isinstance(value, torch.Tensor)}
 
 
-def ancestors(node: fx.Node, stop: Collection[fx.Node] = ()) -> Set[fx.Node]:
-    """Return what `node` depends on, through arguments or memory written before it; not beyond the nodes in `stop`."""
+def ancestors(nodes: Iterable[fx.Node], stop: Collection[fx.Node] = ()) -> Set[fx.Node]:
+    """Return what nodes depend on, through arguments or memory written before them; not beyond the nodes in `stop`."""
     found: Set[fx.Node] = set()
-    pending = [node]
+    pending = [node for node in nodes if node not in stop]
     while pending:
         current = pending.pop()
         for source in (*current.all_input_nodes, *current.meta.get("after", ())):
@@ -237,17 +223,13 @@ def _unchanged(capture: Capture, node: fx.Node) -> fx.Node:
     return copy
 
 
-def _needed(
-    graph: fx.Graph, returned: Iterable[fx.Node], stop: Iterable[fx.Node], memory: Set[Optional[int]]
-) -> Set[fx.Node]:
-    """Return the nodes that the results need, or that write to `memory`."""
-    stop = set(stop)
-    roots = [*returned, *(node for node in graph.nodes if node.meta.get("writes", set()) & memory)]
-    needed = set(roots)
-    for root in roots:
-        if root not in stop:
-            needed |= ancestors(root, stop)
-    return needed | {node for node in graph.nodes if node.op == "call_function" and "operator" not in node.meta}
+def _needed(capture: Capture, returned: Collection[fx.Node], stop: Collection[fx.Node] = ()) -> Set[fx.Node]:
+    """Return the nodes that the results need, or that write to memory in which values outlive forward."""
+    nodes = capture.graph.nodes
+    kept = {node.meta.get("memory") for node in (*_taken(capture), *returned)}
+    roots = [*returned, *(node for node in nodes if node.meta.get("writes", set()) & kept)]
+    switches = (node for node in nodes if node.op == "call_function" and "operator" not in node.meta)
+    return {*roots, *ancestors(roots, stop), *switches}
 
 
 def _kernel_of(capture: Capture, node: fx.Node) -> Any:
@@ -263,15 +245,13 @@ def _kernel_of(capture: Capture, node: fx.Node) -> Any:
 
 
 def _generate(
-    graph: fx.Graph,
+    capture: Capture,
     arguments: Sequence[fx.Node],
-    returned: Collection[fx.Node],
-    needed: Set[fx.Node],
-    stop: Iterable[fx.Node],
     copied: Iterable[fx.Node],
-    kernel_of: Callable[[fx.Node], Any],
+    body: Sequence[fx.Node],
+    returned: Collection[fx.Node],
 ) -> Tuple[str, Dict[str, Any]]:
-    """Write the Python function that calls each needed node in turn, and collect the objects that it names."""
+    """Write the Python function that calls the nodes of `body` in turn, and collect the objects that it names."""
     names: Dict[str, Any] = {}
     numbers = itertools.count()
 
@@ -294,8 +274,6 @@ def _generate(
             return "{" + "".join(f"{key!r}: {text(item)}, " for key, item in value.items()) + "}"
         return bound(_plain(value))
 
-    skip = set(stop)
-    body = [node for node in graph.nodes if node.op == "call_function" and node in needed and node not in skip]
     last_use: Dict[fx.Node, fx.Node] = {}
     for node in body:
         last_use.update(dict.fromkeys(node.all_input_nodes, node))
@@ -304,7 +282,7 @@ def _generate(
     for node in body:
         positional = [text(argument) for argument in node.args]
         keywords = [f"{key}={text(argument)}" for key, argument in node.kwargs.items()]
-        call = f"{bound(kernel_of(node))}({', '.join([*positional, *keywords])})"
+        call = f"{bound(_kernel_of(capture, node))}({', '.join([*positional, *keywords])})"
         dead = [used.name for used in node.all_input_nodes if last_use[used] is node and used not in returned]
         release = "".join(f"; {name} = None" for name in dead)
         lines.append(f"    {node.name} = {call}{release}")

@@ -85,14 +85,9 @@ def _need_compiler(what: str) -> None:
 
 
 class Compiled:
-    """A function that is compiled in a thread of its own when it is first asked for.
+    """A function that is compiled in a thread of its own when it is first asked for; the log calls it `name`.
 
-    Args:
-        name: What the log calls it.
-
-    Attributes:
-        run: The compiled function; None as long as it is being compiled, or if it cannot be.
-        is_begun: Whether it has been asked for.
+    `run` is None as long as it is being compiled, or if it cannot be.
     """
 
     def __init__(self, name: str) -> None:
@@ -103,9 +98,7 @@ class Compiled:
     def begin(self, graph: Graph, functions: Sequence[Callable[..., Sequence[torch.Tensor]]], given: Tensors) -> None:
         """Trace the first of some functions that can be traced, and have it compiled.
 
-        Args:
-            graph: What they run, which must be computations alone, as a trace shows them in full.
-            functions: Functions of tensors shaped like `given`, which they may write to.
+        What they run, `graph`, must be computations alone, as a trace shows them in full; they may write to `given`.
         """
         self.is_begun = True
         found = on_the_host(graph.nodes)
@@ -144,11 +137,7 @@ class Compiled:
 
 
 def compiled(graph: Graph, name: str) -> Graph:
-    """Return the graph of an inference program with a function that is compiled while it runs.
-
-    Args:
-        name: What the log calls the program.
-    """
+    """Return the graph of the inference program `name` with a function that is compiled while it runs."""
     whole = Compiled(name)
 
     def run(*arguments: torch.Tensor) -> Tuple[torch.Tensor, ...]:

@@ -43,14 +43,7 @@ BEFORE_ANY_BLOCK = Site(0, 0, 0, None)
 
 
 class Placement:
-    """Reading of an execution strategy in one trace.
-
-    Args:
-        strategy: The strategy of the options the model is wrapped with.
-
-    Attributes:
-        blocks: The site of each block, in the order in which the trace entered them.
-    """
+    """Reading of an execution strategy in one trace: `blocks` are the sites of the blocks in the order of the trace."""
 
     def __init__(self, strategy: _IExecutionStrategy) -> None:
         strategy.onStartTracing()
@@ -61,15 +54,7 @@ class Placement:
         self.blocks: List[Site] = []
 
     def enter_block(self, user_id: Optional[str], ipu_id: Any) -> str:
-        """Put the operators that follow into a block.
-
-        Args:
-            user_id: Its id; None or empty takes the next automatic one.
-            ipu_id: The IPU it asks for.
-
-        Returns:
-            The id it has.
-        """
+        """Put the operators that follow into a block, and return its id: the next automatic one unless it has one."""
         if ipu_id is not None and not (isinstance(ipu_id, int) and ipu_id >= 0):
             raise backend_error(f"Block {user_id!r} asks for IPU {ipu_id!r}: ipu_id must be an int of 0 or more.")
         if not user_id:
@@ -152,8 +137,7 @@ class Placement:
     def check_graph(self, graph: fx.Graph) -> None:
         """Refuse a graph in which a value would have to go back to an earlier stage or phase; call it after the trace.
 
-        Args:
-            graph: Its operators carry their `Site` as `meta["site"]`; inputs and weights, which have none, go anywhere.
+        Operators carry their `Site` as `meta["site"]`; inputs and weights, which have none, go anywhere.
         """
         for node in graph.nodes:
             for source in node.all_input_nodes:

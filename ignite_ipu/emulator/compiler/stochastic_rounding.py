@@ -60,12 +60,7 @@ def store_stochastically(to: Sequence[torch.Tensor], values: Sequence[torch.Tens
 
 
 def rounded(node: fx.Node, is_written: Callable[[fx.Node], bool]) -> Callable[..., Any]:
-    """Return the kernel of a recorded operator, with float16 results and gradients rounded stochastically.
-
-    Args:
-        node: The operator, with the facts that the capture noted in `meta`.
-        is_written: Tells whether something writes into the memory of a value.
-    """
+    """Return the kernel of a recorded operator, with float16 results and gradients rounded stochastically."""
     kernel: Callable[..., Any] = node.target  # type: ignore[assignment]
     expected = node.meta["dtypes"]
     halves = [expected, *(source.meta.get("dtype") for source in node.all_input_nodes)]

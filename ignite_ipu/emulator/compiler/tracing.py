@@ -84,8 +84,6 @@ def trace(
     """Run `forward` once on the first micro-batch's shapes and return the graph.
 
     Args:
-        model: The module to trace. Its parameters and buffers are on the IPU while forward runs.
-        placement: Where the execution strategy puts operators.
         training: Whether a loss is looked for and gradients are recorded.
         per_replica: Parameters whose leading dimension is the group of replicas.
         anchors: Names of further tensors to return.
@@ -270,7 +268,7 @@ def _final_loss(losses: Sequence[fx.Node]) -> fx.Node:
         )
     candidates = set(losses)
     for loss in losses:
-        candidates -= ancestors(loss)
+        candidates -= ancestors([loss])
     if len(candidates) > 1:
         names = ", ".join(sorted(node.name for node in candidates))
         raise backend_error(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ignite_ipu.emulator.ops.control_flow import cond, for_loop
 from ignite_ipu.emulator.ops.ctc import ctc_beam_search_decoder
-from ignite_ipu.emulator.ops.custom import attributes_lists, custom_op, register_custom_op, unregister_custom_op
-from ignite_ipu.emulator.ops.host import CPU
+from ignite_ipu.emulator.ops.custom import CPU, attributes_lists, custom_op, register_custom_op, unregister_custom_op
 from ignite_ipu.emulator.ops.identity import (
     identity_loss,
     nop,

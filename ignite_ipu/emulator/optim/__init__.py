@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ignite_ipu.emulator.optim.algorithms import LAMB, SGD, Adam, AdamW, RMSprop
-from ignite_ipu.emulator.optim.optimizer import Optimizer, VariableAttributes
+from ignite_ipu.emulator.optim.optimizer import LAMB, SGD, Adam, AdamW, Optimizer, RMSprop, VariableAttributes
 
 __all__ = ["LAMB", "SGD", "Adam", "AdamW", "Optimizer", "RMSprop", "VariableAttributes"]

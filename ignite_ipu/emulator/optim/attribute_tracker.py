@@ -9,9 +9,8 @@ from typing import Dict, Iterable, Set
 import torch
 
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.optim.algorithms import LAMB, SGD, Adam, AdamW, RMSprop
 from ignite_ipu.emulator.optim.description import OptimizerDescription, UpdateRule
-from ignite_ipu.emulator.optim.optimizer import EXTRAS
+from ignite_ipu.emulator.optim.optimizer import EXTRAS, LAMB, SGD, Adam, AdamW, RMSprop
 from ignite_ipu.emulator.options import Options
 
 _TORCHS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)

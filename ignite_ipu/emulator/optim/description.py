@@ -12,8 +12,7 @@ import torch
 
 from ignite_ipu.emulator.enums import MeanReductionStrategy
 from ignite_ipu.emulator.errors import Error, backend_error
-from ignite_ipu.emulator.optim.algorithms import LAMB
-from ignite_ipu.emulator.optim.optimizer import ACCUMULATION_TYPES, MOMENTS
+from ignite_ipu.emulator.optim.optimizer import ACCUMULATION_TYPES, LAMB, MOMENTS
 from ignite_ipu.emulator.optim.optimizer import Optimizer as PoptorchOptimizer
 
 _NOT_NEGATIVE = ("lr", "weight_decay", "momentum", "dampening", "eps")

@@ -79,13 +79,7 @@ class Policy:
         }
 
     def type_for(self, name: str, modules: Sequence[nn.Module], types: FrozenSet[torch.dtype]) -> Optional[torch.dtype]:
-        """Return the type to cast an operator's arguments to; None leaves them alone.
-
-        Args:
-            name: The operator.
-            modules: The modules being called, outermost first.
-            types: Types of its floating-point arguments.
-        """
+        """Return the type to cast arguments of these types to in modules, outermost first; None leaves them alone."""
         for names in (*(type(module).__mro__ for module in reversed(modules)), [name.rstrip("_") or name]):
             for kind, operations in self._operations.items():
                 if not operations.isdisjoint(names):
@@ -145,10 +139,7 @@ class autocast(contextlib.ContextDecorator):
 
 
 class Autocast:
-    """Autocasting of one trace.
-
-    Args:
-        policy: Types by operation; None when the options switch autocasting off everywhere.
+    """Autocasting of one trace; no policy means that the options switch it off everywhere.
 
     Attributes:
         settings: What the open blocks and modules say, innermost last.

@@ -52,9 +52,7 @@ class Use:
     """An operator that does not compile, where a model uses it.
 
     Attributes:
-        kind: What has no implementation.
-        name: The function that the model calls.
-        place: Where.
+        kind: What has no implementation of `name`, the function that the model calls.
         node: What it computes; None in the body of a loop or branch.
     """
 
@@ -140,11 +138,7 @@ class _Call:
 
 
 def _found(call: _Call, loss: bool = False) -> Iterator[Tuple[table.Restriction, str]]:
-    """Yield the restrictions that a call meets, each with the sentence about it.
-
-    Args:
-        loss: Whether the call is the loss that is differentiated; other restrictions are left out then.
-    """
+    """Yield the restrictions that a call meets, each with its sentence; only those about losses if it is the `loss`."""
     for restriction in table.restricted(call.name):
         if restriction.loss is not loss:
             continue
