@@ -34,37 +34,25 @@ _ON_THE_HOST = tuple(f"ignite_ipu.emulator.ops.{name}" for name in ("control_flo
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """The graph of one forward.
+    """The graph of one forward."""
 
-    Attributes:
-        nodes: The recorded graph; each node's `meta` tells its operator, site, name scope and source line.
-        run: Function of the inputs, weights, buffers and constants, in this order; `source` is its text.
-        folded: What was computed at compile time of `constants` and of the outputs, by node name.
-        structure: What forward returned, with a traced tensor for each tensor.
-        positions: For each tensor of `structure`, its place in what `run` returns; None for a frozen one.
-        frozen: Tensors of `structure` that depend on no value on the device, by place in `structure`.
-        loss, extras: Places in what `run` returns: of the loss, in training, and of further values, by name.
-        written: Places of what `run` takes and forward modifies in place, among all that it takes.
-        watches_gradients: Whether a gradient is shown while it is computed.
-    """
-
-    nodes: fx.Graph
-    run: Run
-    source: str
+    nodes: fx.Graph  # as recorded; each node's `meta` tells its operator, site, name scope and source line
+    run: Run  # of the inputs, weights, buffers and constants, in this order
+    source: str  # the text of `run`
     inputs: Tuple[str, ...]
     weights: Tuple[str, ...]
     buffers: Tuple[str, ...]
     constants: Tuple[torch.Tensor, ...]
-    folded: Dict[str, torch.Tensor]
-    structure: Any
-    positions: Tuple[Optional[int], ...]
-    frozen: Dict[int, torch.Tensor]
-    loss: Optional[int]
-    extras: Dict[str, int]
-    written: Tuple[int, ...]
+    folded: Dict[str, torch.Tensor]  # constants and outputs that were computed at compile time, by node name
+    structure: Any  # what forward returned, with a traced tensor for each tensor
+    positions: Tuple[Optional[int], ...]  # of the tensors of `structure` in what `run` returns; None for a frozen one
+    frozen: Dict[int, torch.Tensor]  # tensors of `structure` that depend on no value on the device, by place in it
+    loss: Optional[int]  # its place in what `run` returns; None in inference
+    extras: Dict[str, int]  # places of further values asked for in what `run` returns
+    written: Tuple[int, ...]  # places of what forward modifies in place, among all that `run` takes
     written_inputs: Tuple[int, ...]
     written_buffers: Tuple[str, ...]
-    watches_gradients: bool
+    watches_gradients: bool  # whether one is shown while it is computed
 
 
 def build(
@@ -74,11 +62,9 @@ def build(
     extras: Optional[Mapping[str, fx.Node]] = None,
     fold: Optional[Fold] = None,
 ) -> Graph:
-    """Turn a finished capture into a graph that runs.
+    """Turn a finished capture, of a forward that returned `structure`, into a graph that runs.
 
     Args:
-        structure: What forward returned.
-        loss: The node that gradients are taken of; None in inference.
         extras: Nodes, by name, whose values are wanted besides what forward returned, as they are when computed.
         fold: Returns the nodes whose values are known already; None computes them.
     """
@@ -164,11 +150,7 @@ def on_the_host(nodes: fx.Graph) -> List[fx.Node]:
 def fold_constants(
     capture: Capture, also: Optional[Mapping[fx.Node, torch.Tensor]] = None
 ) -> Dict[fx.Node, torch.Tensor]:
-    """Compute once what depends on constants alone, draws no random number and is never written.
-
-    Args:
-        also: Values of further nodes that count as constants.
-    """
+    """Compute once what depends on constants, and on `also`, alone, draws no random number and is never written."""
     constants = {**capture.constant_values, **(also or {})}
     known: Dict[fx.Node, Any] = {node: value for node, value in constants.items() if not capture.is_written(node)}
     own_default = number_formats.by_default(capture.default_dtype)

@@ -24,19 +24,12 @@ MOST_IPUS = 64
 
 
 class Site(NamedTuple):
-    """The place of one operator.
+    """The place of one operator."""
 
-    Attributes:
-        stage: Number of its stage; -1 in phased executions, whose stages have none.
-        phase: Number of its phase; 0 unless phased.
-        ipu: Its IPU, counted within a replica.
-        block: Id of its block; None before the first block.
-    """
-
-    stage: int
-    phase: int
-    ipu: int
-    block: Optional[str]
+    stage: int  # -1 in phased executions, whose stages have none
+    phase: int  # 0 unless phased
+    ipu: int  # counted within a replica
+    block: Optional[str]  # None before the first block
 
 
 BEFORE_ANY_BLOCK = Site(0, 0, 0, None)

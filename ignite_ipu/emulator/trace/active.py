@@ -75,17 +75,11 @@ def module_calls_followed(enter: Callable[[nn.Module], None], leave: Callable[[n
 
 
 class IpuTensor(torch.Tensor):
-    """A value of the graph being traced.
+    """A value of the graph being traced."""
 
-    Attributes:
-        meta: Tensor on torch's meta device that answers every question about shape, dtype and gradients.
-        node: The operator that produced the value, the latest one when operators work in place.
-        origin: The operator that first produced it.
-    """
-
-    meta: torch.Tensor
-    node: fx.Node
-    origin: fx.Node
+    meta: torch.Tensor  # on torch's meta device; it answers every question about shape, dtype and gradients
+    node: fx.Node  # what produced the value, the latest one when operators work in place
+    origin: fx.Node  # what first produced it
     capture: Trace
 
     @staticmethod
@@ -147,48 +141,37 @@ def getIpuTensorId(x: torch.Tensor) -> int:
 
 
 class Trace(TorchFunctionMode, abc.ABC):
-    """Record of what one forward has computed so far; `Capture` makes it.
-
-    Attributes:
-        placement: Where the operators go: what the execution strategy says of the block being traced.
-        graph: The nodes so far. Placeholders stand for inputs, weights, buffers and constants.
-        inputs, weights, buffers, constants: Placeholder by name, in the order in which the graph takes them.
-        trained: Node and shape of each weight that forward has frozen, as they were before that, by name.
-        warned: The operator of each warning about operators that was given.
-        folds: Whether what depends on constants alone is computed while compiling.
-        default_dtype: PyTorch's default type when the trace began, narrowed: the program's own.
-        checks: What further must hold once forward has returned: called with its result, the options and the placement.
-        outer: The trace that this one is a loop body or branch of.
-        host_tensors: Context manager in which the model holds its own tensors again, for code that runs on the host.
-        watches_gradients: Whether some operator shows gradients, so that none may be scaled ahead of its time.
-        location_excludes: Parts of the names of files that are not the user's code.
-        scope: The names that `NameScope` has open, innermost last.
-    """
+    """Record of what one forward has computed so far; `Capture` makes it."""
 
     def __init__(self, placement: Any, autocast: Any) -> None:
         super().__init__()
-        self.placement = placement
+        self.placement = placement  # what the execution strategy says of the block being traced
         self.autocast = autocast
-        self.default_dtype = number_formats.default_of_trace()
+        self.default_dtype = number_formats.default_of_trace()  # the program's own
+        # Called with what forward has returned, the options and the placement.
         self.checks: List[Callable[[Any, Any, Any], None]] = []
-        self.outer: Optional[Trace] = None
+        self.outer: Optional[Trace] = None  # the trace that this one is a loop body or branch of
+        # The model holds its own tensors again in it, for code that runs on the host.
         self.host_tensors: Callable[[], ContextManager[None]] = contextlib.nullcontext
-        self.watches_gradients = False
+        self.watches_gradients = False  # whether some operator shows them, so that none may be scaled ahead of its time
         self.multi_conv: Any = None
         self.graph = fx.Graph()
+        # Placeholders by name, in the order in which the graph takes them.
         self.inputs: Dict[str, IpuTensor] = {}
         self.weights: Dict[str, IpuTensor] = {}
         self.buffers: Dict[str, IpuTensor] = {}
         self.constants: Dict[str, IpuTensor] = {}
         self.constant_values: Dict[fx.Node, torch.Tensor] = {}
-        self.trained: Dict[str, Tuple[fx.Node, torch.Tensor]] = {}
+        self.trained: Dict[
+            str, Tuple[fx.Node, torch.Tensor]
+        ] = {}  # weights that forward has frozen, as they were before
         self.training = True
         self.losses: List[fx.Node] = []
         self.unsupported: List[Any] = []
-        self.warned: Dict[str, str] = {}
-        self.folds = True
-        self.scope: List[str] = []
-        self.location_excludes: Tuple[str, ...] = ()
+        self.warned: Dict[str, str] = {}  # the operator of each warning
+        self.folds = True  # whether what depends on constants alone is computed while compiling
+        self.scope: List[str] = []  # the names that `NameScope` has open, innermost last
+        self.location_excludes: Tuple[str, ...] = ()  # parts of the names of files that are not the user's code
         self._stand_ins: Dict[int, IpuTensor] = {}
         self._by_meta: Dict[int, IpuTensor] = {}
         self._kept: List[Any] = []  # ids above are of living objects only while these keep them alive
@@ -204,12 +187,8 @@ class Trace(TorchFunctionMode, abc.ABC):
     ) -> _Result:
         """Add one node that calls `kernel(*args, **kwargs)` on CPU tensors each time the graph runs.
 
-        Args:
-            kernel: A function of tensors; differentiable by autograd where gradients matter.
-            result: Makes meta tensors like the kernel's result; None runs the kernel on meta tensors for them.
-
-        Returns:
-            The result with a traced tensor for every tensor.
+        Gradients are those of autograd through the kernel. What `result` makes, or else the kernel of meta tensors, are
+        meta tensors like the kernel's result, which is returned with a traced tensor for each.
         """
 
     @abc.abstractmethod

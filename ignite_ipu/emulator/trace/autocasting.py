@@ -139,17 +139,12 @@ class autocast(contextlib.ContextDecorator):
 
 
 class Autocast:
-    """Autocasting of one trace; no policy means that the options switch it off everywhere.
-
-    Attributes:
-        settings: What the open blocks and modules say, innermost last.
-        modules: The modules being called, outermost first; kept up only inside `module_calls`.
-    """
+    """Autocasting of one trace; no policy means that the options switch it off everywhere."""
 
     def __init__(self, policy: Optional[Policy]) -> None:
         self._policy = policy
-        self.settings: List[bool] = []
-        self.modules: List[nn.Module] = []
+        self.settings: List[bool] = []  # what the open blocks and modules say, innermost last
+        self.modules: List[nn.Module] = []  # those being called, outermost first; kept up only inside `module_calls`
         self._marks: List[Optional[int]] = []
 
     @property

@@ -41,9 +41,7 @@ _KEEP_IN_TENSORS = "Keep the computation in tensors (torch.where makes a choice)
 def called(model: nn.Module, excludes: Tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call a model and return what it returns; frames from here on inwards are the model's.
 
-    Args:
-        model: The model; `_module` finds it among this frame's variables, and names its modules.
-        excludes: Parts of the names of files that are not the user's code; `_line` finds them there too.
+    `_module` and `_line` find its arguments in its frame: the model, and parts of the names of files not the user's.
     """
     return model(*args, **kwargs)
 
@@ -134,11 +132,7 @@ def identifier(name: str) -> str:
 
 
 def source(excludes: Sequence[str], frames: Optional[Sequence[FrameType]] = None) -> Optional[Tuple[str, int]]:
-    """Return file and line of the innermost frame, of all by default, that is the user's own code; None without any.
-
-    Args:
-        excludes: Parts of the names of further files that are not.
-    """
+    """Return file and line of the innermost frame, of all by default, that is the user's own code; None without any."""
     for frame in _outward(sys._getframe(1)) if frames is None else frames:
         file = frame.f_code.co_filename
         if is_users(file) and not any(part in file for part in excludes):

@@ -43,18 +43,12 @@ class Precision:
     """Number formats and checks that the options of one program ask for.
 
     The types of partial sums stay in the options: on a CPU they have no meaning.
-
-    Attributes:
-        policy: What autocasting casts where a model switches it on; None forbids autocasting.
-        floating_point_exceptions: Whether an invalid operation, a division by zero or an overflow stops the run.
-        stochastic_rounding: Whether float16 values are rounded at random where they are computed.
-        strided_groups: Whether group normalisation takes every G-th channel for one of its G groups.
     """
 
-    policy: Optional[Policy] = dataclasses.field(default_factory=Policy)
+    policy: Optional[Policy] = dataclasses.field(default_factory=Policy)  # None forbids autocasting
     floating_point_exceptions: bool = False
     stochastic_rounding: bool = False
-    strided_groups: bool = False
+    strided_groups: bool = False  # whether group normalisation takes every G-th channel for one of its G groups
 
 
 class Capture(Trace):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from typing import Any, Callable, ContextManager, Iterable, Iterator, List, Optional
+from typing import Any, Callable, Iterable, Iterator, List, Optional
 
 import torch
 import torch.nn.functional as F
@@ -79,12 +79,18 @@ def default_of_trace() -> torch.dtype:
     return narrow(torch.get_default_dtype())
 
 
-def by_default(dtype: torch.dtype) -> ContextManager[None]:
-    """Return a context manager in which `dtype` is PyTorch's default type.
-
-    The default is the whole process's, so that it is left alone where it is `dtype` already.
-    """
-    return contextlib.nullcontext() if torch.get_default_dtype() is dtype else _changed(dtype)
+@contextlib.contextmanager
+def by_default(dtype: torch.dtype) -> Iterator[None]:
+    """Let `dtype` be PyTorch's default type, the whole process's, in the `with` block; it is left alone if it is."""
+    before = torch.get_default_dtype()
+    if before is dtype:
+        yield
+        return
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def with_default(kernel: Kernel, dtype: torch.dtype) -> Kernel:
@@ -100,16 +106,6 @@ def with_default(kernel: Kernel, dtype: torch.dtype) -> Kernel:
 def _around(kernel: Kernel, function: Kernel) -> Kernel:
     function.__name__ = name_of(kernel)
     return function
-
-
-@contextlib.contextmanager
-def _changed(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def watched(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,18 +28,12 @@ Shapes = List[Tuple[torch.Size, torch.dtype]]
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """One call's arguments, bound to forward's parameters.
-
-    Attributes:
-        positional: Values passed by position, those of `*args` included.
-        keyword: Values passed by keyword: keyword-only ones and those of `**kwargs`.
-        names: What error messages call each positional value.
-        types: Types of values whose parser made something else of them when they were frozen, by name.
-    """
+    """One call's arguments, bound to forward's parameters: those of `*args` and `**kwargs`, too."""
 
     positional: Tuple[Any, ...]
     keyword: Dict[str, Any]
-    names: Tuple[str, ...]
+    names: Tuple[str, ...]  # what error messages call each positional value
+    # Types of values whose parser made something else of them when they were frozen, by name.
     types: Mapping[str, type] = dataclasses.field(default_factory=dict)
 
     @property

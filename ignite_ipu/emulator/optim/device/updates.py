@@ -24,23 +24,15 @@ ACCL1, ACCL2, ACCL3 = "Accl1", "Accl2", "Accl3"
 
 @dataclasses.dataclass
 class Slot:
-    """One weight and the state that the optimizer keeps for it.
-
-    Attributes:
-        group: Its parameter group; None takes the defaults.
-        grouped: Dimension 0 of the weight counts groups of replicas with their own values.
-        states: Its state by kind.
-        steps: Updates so far.
-        in_force: The values that combined SGD has already folded into its state.
-    """
+    """One weight and the state that the optimizer keeps for it."""
 
     name: str
     weight: torch.Tensor
-    group: Optional[int]
-    grouped: bool
-    states: Dict[str, torch.Tensor]
-    steps: float = 0.0
-    in_force: Optional[HyperParameters] = None
+    group: Optional[int]  # None takes the defaults
+    grouped: bool  # whether dimension 0 counts groups of replicas with their own values
+    states: Dict[str, torch.Tensor]  # by kind
+    steps: float = 0.0  # updates so far
+    in_force: Optional[HyperParameters] = None  # what combined SGD has already folded into its state
 
 
 class Bucket:

@@ -49,17 +49,12 @@ _strict: Optional[bool] = None
 
 @dataclasses.dataclass(frozen=True)
 class Use:
-    """An operator that does not compile, where a model uses it.
+    """An operator that does not compile, where a model uses it."""
 
-    Attributes:
-        kind: What has no implementation of `name`, the function that the model calls.
-        node: What it computes; None in the body of a loop or branch.
-    """
-
-    kind: str
-    name: str
+    kind: str  # what has no implementation
+    name: str  # the function that the model calls
     place: str
-    node: Optional[fx.Node]
+    node: Optional[fx.Node]  # None in the body of a loop or branch
 
 
 def listed() -> Dict[str, Tuple[str, ...]]:

@@ -40,29 +40,20 @@ _MODULES = {"nn.": "torch.nn.", "F.": "torch.nn.functional."}
 class Restriction:
     """A use of an operator that PopTorch refuses, or computes otherwise than PyTorch.
 
-    Attributes:
-        of: The functions and layers it is about.
-        says: What is wrong.
-        instead: The way out; empty where there is none, and nothing to do.
-        argument: The names of the argument that decides; empty where all do.
-        when: For which of its values: a word ("given", "missing", "true", "false", "always"), or a mapping with the
-            numbers that it may not exceed ("above") or the values that are ("in"), or are not ("not in"), concerned.
-        rule: The name of a rule about tensors that must hold, too.
-        likely: Whether it is read from PopTorch's sources alone, and not shown by its tests.
-        replaced, becomes: Whether and by what the argument is replaced before the operator computes.
-        loss: Whether it only matters for the loss that is differentiated.
+    `when` says for which values of the argument: a word ("given", "missing", "true", "false", "always"), or a mapping
+    with the numbers that it may not exceed ("above") or the values that are ("in"), or are not ("not in"), concerned.
     """
 
-    of: Tuple[str, ...]
+    of: Tuple[str, ...]  # functions and layers
     says: str
-    instead: str = ""
-    argument: Tuple[str, ...] = ()
+    instead: str = ""  # the way out; empty where there is none, and nothing to do
+    argument: Tuple[str, ...] = ()  # the names of the argument that decides; empty where all do
     when: Any = None
-    rule: str = ""
-    likely: bool = False
-    replaced: bool = False
+    rule: str = ""  # the name of a rule about tensors that must hold, too
+    likely: bool = False  # whether it is read from PopTorch's sources alone, and not shown by its tests
+    replaced: bool = False  # whether `becomes` takes the argument's place before the operator computes
     becomes: Any = None
-    loss: bool = False
+    loss: bool = False  # whether it only matters for the loss that is differentiated
 
     @property
     def refused(self) -> bool:
