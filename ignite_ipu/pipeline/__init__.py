@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline.costs.machine import BOW as BOW
     from ignite_ipu.pipeline.costs.machine import MK2 as MK2
     from ignite_ipu.pipeline.costs.machine import Machine as Machine
-    from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState as OptimizerState
-    from ignite_ipu.pipeline.costs.optimizer_state import optimizer_state as optimizer_state
     from ignite_ipu.pipeline.costs.partition import Partition as Partition
     from ignite_ipu.pipeline.costs.partition import partition_chain as partition_chain
     from ignite_ipu.pipeline.costs.schedule import Schedule as Schedule
@@ -20,8 +18,10 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline.costs.schedule import StageTime as StageTime
     from ignite_ipu.pipeline.costs.schedule import in_flight as in_flight
     from ignite_ipu.pipeline.costs.schedule import simulate as simulate
+    from ignite_ipu.pipeline.costs.stages import OptimizerState as OptimizerState
     from ignite_ipu.pipeline.costs.stages import StageMemory as StageMemory
     from ignite_ipu.pipeline.costs.stages import Strategy as Strategy
+    from ignite_ipu.pipeline.costs.stages import optimizer_state as optimizer_state
     from ignite_ipu.pipeline.placing.applied import AppliedPlacement as AppliedPlacement
     from ignite_ipu.pipeline.placing.applied import Start as Start
     from ignite_ipu.pipeline.placing.placement import Placement as Placement
@@ -60,10 +60,9 @@ __all__, __getattr__, __dir__ = exports(
     {
         ".errors": "PlanError",
         "costs.machine": "BOW MK2 Machine",
-        "costs.optimizer_state": "OptimizerState optimizer_state",
         "costs.partition": "Partition partition_chain",
         "costs.schedule": "Schedule Slot StageTime in_flight simulate",
-        "costs.stages": "StageMemory Strategy",
+        "costs.stages": "OptimizerState StageMemory Strategy optimizer_state",
         "placing.applied": "AppliedPlacement Start",
         "placing.placement": "Placement configure layers_per_ipu",
         "placing.request": "Pipeline PipelineRequest",

@@ -61,9 +61,15 @@ def _written(path: Path, code: CodeType, of_class: bool, model: nn.Module, plan:
     if any(_is_annotation(node) for node in ast.walk(tree)):
         raise PlanError(f"{path} has annotations already. Take a copy of the file without.")
     function = _function(tree, code)
-    annotations = _annotations(model, code.co_varnames[0] if of_class else "built[0]", plan)
+    variable = code.co_varnames[0] if of_class else "built[0]"
+    annotations = [
+        f"poptorch.BeginBlock({_expression(model, variable, start.layer)}, {json.dumps(start.block)}, "
+        f"ipu_id={start.ipu})"
+        for start in plan.placement().starts
+    ]
     end = _end_of_imports(tree) or next((n for n, line in enumerate(lines) if not line.startswith("#")), 0)
-    edits = [] if _imports_poptorch(tree) else [(end, end, ["", *_IMPORT] if end else [*_IMPORT, ""])]
+    imported = [name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names]
+    edits = [] if "poptorch" in imported else [(end, end, ["", *_IMPORT] if end else [*_IMPORT, ""])]
     for node in _returns(function.body):
         if not of_class and (node.value is None or getattr(node.value, "value", node) is None):
             continue  # no model
@@ -93,17 +99,6 @@ def _is_annotation(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "poptorch":
         return node.attr in _ANNOTATIONS
     return isinstance(node, ast.FunctionDef) and node.name == "ipu_options"
-
-
-def _imports_poptorch(tree: ast.Module) -> bool:
-    return any(isinstance(node, ast.Import) and "poptorch" in [each.name for each in node.names] for node in tree.body)
-
-
-def _annotations(model: nn.Module, name: str, plan: Plan) -> List[str]:
-    return [
-        f"poptorch.BeginBlock({_expression(model, name, start.layer)}, {json.dumps(start.block)}, ipu_id={start.ipu})"
-        for start in plan.placement().starts
-    ]
 
 
 def _expression(model: nn.Module, expression: str, layer: str) -> str:

@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 from ignite_ipu.cli.terminal import following
 from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
-from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState, optimizer_state
-from ignite_ipu.pipeline.costs.stages import Strategy
+from ignite_ipu.pipeline.costs.stages import OptimizerState, Strategy, optimizer_state
 from ignite_ipu.pipeline.planning.drawing import new_figure
 from ignite_ipu.pipeline.planning.plan import Plan, Tabled
 from ignite_ipu.pipeline.planning.planner import plan

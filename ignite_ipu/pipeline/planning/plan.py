@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 from ignite_ipu.cli.terminal import columns
 from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.costs.machine import Machine
-from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState
 from ignite_ipu.pipeline.costs.schedule import Schedule, StageTime, simulate
-from ignite_ipu.pipeline.costs.stages import StageMemory, Strategy
+from ignite_ipu.pipeline.costs.stages import OptimizerState, StageMemory, Strategy
 from ignite_ipu.pipeline.placing.applied import Start
 from ignite_ipu.pipeline.placing.placement import Placement
 from ignite_ipu.pipeline.planning.drawing import memory_on, new_figure, schedule_on

@@ -19,8 +19,7 @@ from torch import nn
 from ignite_ipu.checkpoints.atomic_files import whole_file
 from ignite_ipu.errors import PlanError, listed
 from ignite_ipu.pipeline.costs.machine import Machine
-from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState
-from ignite_ipu.pipeline.costs.stages import Strategy
+from ignite_ipu.pipeline.costs.stages import OptimizerState, Strategy
 from ignite_ipu.pipeline.planning.plan import Plan
 from ignite_ipu.pipeline.planning.planner import plan as make_plan
 from ignite_ipu.pipeline.profiling.profile import Profile

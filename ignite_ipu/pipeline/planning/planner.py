@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate, count
 from math import ceil
 from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
@@ -20,10 +21,16 @@ from ignite_ipu.pipeline.costs.checks import (
     shared_weight_problems,
 )
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
-from ignite_ipu.pipeline.costs.optimizer_state import OptimizerState, optimizer_state
 from ignite_ipu.pipeline.costs.partition import Index, Matrix, partition
 from ignite_ipu.pipeline.costs.schedule import simulate
-from ignite_ipu.pipeline.costs.stages import MemoryModel, StageMemory, Strategy, TimeModel
+from ignite_ipu.pipeline.costs.stages import (
+    MemoryModel,
+    OptimizerState,
+    StageMemory,
+    Strategy,
+    TimeModel,
+    optimizer_state,
+)
 from ignite_ipu.pipeline.placing.placement import Placement
 from ignite_ipu.pipeline.planning.plan import Plan, StagePlan
 from ignite_ipu.pipeline.profiling.profile import Profile
@@ -84,22 +91,17 @@ def plan(
         spans = _best_spans(profile, ipus_per_replica, memory, time, machine)
     else:
         spans = _given_spans(profile, sizes, stage_ipus)
+    names = profile.names
     stages = tuple(
-        StagePlan(
-            ipu,
-            begin,
-            end,
-            profile.names[begin:end],
-            time.stage(begin, end),
-            memory.stage(begin, end, number, len(spans)),
-        )
-        for number, (begin, end, ipu) in enumerate(spans)
+        StagePlan(ipu, begin, end, names[begin:end], time.stage(begin, end), memory.stage(begin, end, n, len(spans)))
+        for n, (begin, end, ipu) in enumerate(spans)
     )
     update = _update_seconds(profile, stages, strategy, state, machine, replicas)
     times, places = [stage.time for stage in stages], [stage.ipu for stage in stages]
     depth = len(stages) if strategy.pipelined else 1
+    simulated = partial(simulate, times, training=profile.training, pipelined=strategy.pipelined, ipus=places)
     passes = 4 * len(stages)
-    probe = simulate(times, passes, training=profile.training, pipelined=strategy.pipelined, ipus=places)
+    probe = simulated(passes)
     fill = max(0.0, probe.makespan - passes * probe.period)
     reasons: List[Optional[str]] = []
     if not profile.training:
@@ -117,14 +119,6 @@ def plan(
             device_iterations, reason = _propose_training_iterations(step, machine)
             reasons.append(reason)
     reasons.append(process_note(ipus_per_replica * replicas, machine))
-    iteration = simulate(
-        times,
-        accumulation if profile.training else device_iterations,
-        training=profile.training,
-        pipelined=strategy.pipelined,
-        ipus=places,
-        update=update,
-    )
     problems = [
         replication_problem(ipus_per_replica, replicas, available or ipus_per_replica * replicas, machine),
         accumulation_problem(depth, accumulation)
@@ -143,7 +137,7 @@ def plan(
         accumulation=accumulation,
         device_iterations=device_iterations,
         update_seconds=update,
-        iteration=iteration,
+        iteration=simulated(accumulation if profile.training else device_iterations, update=update),
         problems=tuple(filter(None, problems)),
         reasons=tuple(filter(None, reasons)),
     )

@@ -74,15 +74,11 @@ def _blocks(model: nn.Module) -> List[str]:
     names = _expanded(model, "")
     while True:
         # A network wrapped alone, or beside a loss without weights, is opened too: one layer is no chain.
-        heavy = [name for name in names if _has_parameters(model, name)]
+        heavy = [name for name in names if any(True for _ in model.get_submodule(name).parameters())]
         if len(heavy) != 1 or not _children(model.get_submodule(heavy[0])):
             return names
         place = names.index(heavy[0])
         names[place : place + 1] = _expanded(model.get_submodule(heavy[0]), heavy[0])
-
-
-def _has_parameters(model: nn.Module, name: str) -> bool:
-    return any(True for _ in model.get_submodule(name).parameters())
 
 
 def _expanded(module: nn.Module, prefix: str) -> List[str]:

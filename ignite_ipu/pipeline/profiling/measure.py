@@ -49,7 +49,7 @@ def measure(
         PlanError: A model whose forward runs none of the chosen layers, or that needs values while `fake` is True.
     """
     names = select_layers(model, granularity)
-    run = call or _call
+    run = call or (lambda model, *args, **kwargs: model(*args, **kwargs))
     if fake:
         # The quickest way, which most models can go. Others cannot be copied, mix in tensors of their own, or do not
         # know the meta device, and may raise anything then. A mistake of theirs is raised again below.
@@ -79,7 +79,9 @@ def _recorded(
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(_plain_operators())
         model.train(training)
-        only_shapes = fake and _all_meta(model, (args, kwargs))
+        given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, Tensor)]
+        # Without any values the slower propagation of shapes is spared.
+        only_shapes = fake and all(tensor.is_meta for tensor in (*model.parameters(), *model.buffers(), *given))
         recorder = Recorder(model, training)
         if only_shapes:
             stack.enter_context(torch.device("meta"))
@@ -102,10 +104,6 @@ def _recorded(
                 "do not give. Pass fake=False to measure a real run. A compiled IPU program cannot branch on it either."
             ) from error
     return recorder.profile(output)
-
-
-def _call(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return model(*args, **kwargs)
 
 
 def _shape_alone(tensor: Tensor) -> Tensor:
@@ -138,12 +136,6 @@ def _arguments(inputs: Inputs) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return tuple(inputs), {}
-
-
-def _all_meta(model: nn.Module, inputs: Any) -> bool:
-    """Tell whether model and inputs have no values anyway, which spares the slower propagation of shapes."""
-    tensors = [*model.parameters(), *model.buffers(), *(x for x in tree_flatten(inputs)[0] if isinstance(x, Tensor))]
-    return all(tensor.is_meta for tensor in tensors)
 
 
 @contextmanager

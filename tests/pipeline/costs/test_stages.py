@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.pipeline import Strategy, measure
-from ignite_ipu.pipeline.costs.optimizer_state import optimizer_state
-from ignite_ipu.pipeline.costs.stages import MemoryModel
+from ignite_ipu.pipeline.costs.stages import MemoryModel, optimizer_state
 
 
 class Reused(nn.Module):

@@ -24,8 +24,7 @@ from ignite_ipu.pipeline import (
     plan,
     simulate,
 )
-from ignite_ipu.pipeline.costs.optimizer_state import optimizer_state
-from ignite_ipu.pipeline.costs.stages import MemoryModel, TimeModel
+from ignite_ipu.pipeline.costs.stages import MemoryModel, TimeModel, optimizer_state
 
 MB = 10**6
 
