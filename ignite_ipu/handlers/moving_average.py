@@ -25,7 +25,6 @@ class EMA:
         evaluator = create_ipu_evaluator(ema.model, metrics)
 
     Args:
-        model: The model that is trained.
         momentum: Share of the new weights in the average, per weight update; between 0 and 1.
         every: Iterations, which are device calls, between two looks.
 

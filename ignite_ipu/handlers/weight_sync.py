@@ -73,7 +73,6 @@ class WeightSync:
         here, at the start of an epoch.
 
         Args:
-            trainer: Engine that trains.
             evaluator: Engine that evaluates; call again for each further one.
         """
         if trainer is not None:

@@ -43,7 +43,6 @@ class Conversion:
     """A user's optimizer and the one on the device.
 
     Attributes:
-        source: The user's optimizer.
         optimizer: The `poptorch.optim` one; `source` itself if that is one already.
         kind: What both are.
         variable: Hyper-parameters that may change while the compiled program is in use.

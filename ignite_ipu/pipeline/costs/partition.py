@@ -115,7 +115,6 @@ def partition_chain(
 
     Args:
         times: One per layer.
-        stages: Number of stages.
         memory: One per layer, in the unit of `limit`.
         limit: What one stage may hold.
         cut_times: Transfer time over the cut after each layer but the last; both stages spend it.

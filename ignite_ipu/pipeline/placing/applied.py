@@ -90,9 +90,6 @@ class AppliedPlacement:
     """The hooks of one placement on one model; also a context manager.
 
     Args:
-        starts: Where stages begin, in the order of execution.
-        ipus: The IPU of each.
-        model: The model.
         begin_loss: Opens the loss's block, between the model's forward and the loss.
     """
 

@@ -103,7 +103,6 @@ class Placement:
         """Understand a short description.
 
         Args:
-            model: The model it speaks of.
             spec: A plan or a placement, taken as it is; or a list, in one of these forms. Layer names, or indices into
                 `select_layers(model, granularity)` of which the first is 0: a stage begins at each, on the next IPU; a
                 pair `(layer, ipu)` says the IPU. A name may be a range, `layers.0-3`: the stage has these of their
@@ -210,12 +209,7 @@ class Placement:
         """Return everything that would keep a run with these settings from compiling.
 
         Args:
-            training: Whether the settings are for training.
-            accumulation: Gradient accumulation.
-            device_iterations: Device iterations.
-            replicas: Data-parallel copies.
             available: IPUs there are; as many as one process may request by default.
-            machine: What the IPUs are like.
             profile: The measured model; with it, names, their order and shared weights are checked too.
         """
         count = machine.ipus_per_process if available is None else available

@@ -27,7 +27,6 @@ def annotated_source(plan: Plan, model: nn.Module, factory: Optional[Callable[[]
 
     Args:
         plan: A plan that fits.
-        model: The model that it is for.
         factory: The function that returned a tuple that begins with it.
 
     Raises:

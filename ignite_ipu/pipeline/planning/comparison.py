@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison(Tabled):
-    """Plans for the same model and IPUs, those that fit first, each group by estimated throughput.
-
-    Args:
-        plans: The plans.
-    """
+    """Plans for the same model and IPUs, those that fit first, each group by estimated throughput."""
 
     plans: Tuple[Plan, ...]
 
@@ -80,10 +76,8 @@ def compare(
     """Plan every strategy for every split of the IPUs into replicas.
 
     Args:
-        profile: The measured model.
         ipus: IPUs to use; the largest power of two among them is used, as PopTorch attaches to no other number.
         optimizer: The optimizer that trains, or its name; inference profiles ignore it.
-        machine: What the IPUs are like.
         only: Strategies to try; all that differ for this profile by default.
         ipus_per_replica, replicas, accumulation, device_iterations: Fix these numbers. Free by default.
         global_batch: Fix the samples per weight update; the accumulation follows from it. Free by default.
@@ -212,12 +206,10 @@ def scale(
     """Plan 1, 2, 4, ... replicas, and price their all-reduce, sharded state and shared host links.
 
     Args:
-        profile: The measured model.
         ipus_per_replica: IPUs for one copy of the model, a power of two.
         ipus: IPUs of the Pod.
         strategy: The strategy; `shard_optimizer` takes effect from two replicas on.
         optimizer: The optimizer that trains, or its name.
-        machine: What the IPUs are like.
         global_batch: Samples per weight update, the same for every number of replicas: accumulation shrinks as they
             grow.
         accumulation: Micro-batches per update of each replica, so that the global batch grows with them. Without either

@@ -67,9 +67,6 @@ class Plan(Tabled):
     """A complete description of a run; every time, size and rate in it is an estimate.
 
     Args:
-        profile: The measured model.
-        machine: What it is planned for.
-        optimizer: What the optimizer keeps.
         strategy: Execution strategy and memory options.
         stages: The stages in execution order.
         replicas: Data-parallel copies.
@@ -248,7 +245,6 @@ def draw_plan(plan: Plan, *, micro_batches: Optional[int] = None) -> Figure:
     """Draw the schedule of one device iteration above the memory of each IPU, and return the figure.
 
     Args:
-        plan: The plan.
         micro_batches: How many to show; by default as many as fill the pipeline three times, or all if there are fewer.
     """
     own = plan.accumulation if plan.training else plan.device_iterations

@@ -82,7 +82,6 @@ def load_plan(path: Union[str, os.PathLike[str]], model: Optional[nn.Module] = N
     """Read a plan that `save_plan` wrote. Nothing in the file is run, and its size and depth are bounded.
 
     Args:
-        path: The file.
         model: The model that it is to be used for; its layers and parameters are compared with the plan's.
 
     Raises:

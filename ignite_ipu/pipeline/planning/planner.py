@@ -67,13 +67,11 @@ def plan(
     """Plan one strategy on a given number of IPUs, whether it fits or not.
 
     Args:
-        profile: The measured model.
         ipus_per_replica: IPUs for one copy of the model.
         replicas: Data-parallel copies.
         available: IPUs there are; just enough by default.
         strategy: The strategy; pipelined, with everything on chip, by default.
         optimizer: The optimizer that trains, or its name.
-        machine: What the IPUs are like.
         global_batch: Samples per weight update, instead of `accumulation`.
         accumulation: Micro-batches per weight update; proposed by default.
         device_iterations: Repetitions per call; proposed by default.

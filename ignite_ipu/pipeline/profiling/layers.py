@@ -17,7 +17,6 @@ def select_layers(model: nn.Module, granularity: Granularity = "blocks") -> List
     """Return the qualified names of the modules that are the model's layers, in the order of registration.
 
     Args:
-        model: Any module.
         granularity: `"blocks"` opens containers, whatever holds a `ModuleList`, and single wrappers, and keeps their
             items whole, which gives transformer layers and residual blocks. `"leaves"` takes the modules without
             children. A number takes the modules at that depth, and leaves above it. A sequence of names is taken as it

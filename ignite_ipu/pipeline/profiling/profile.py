@@ -107,7 +107,6 @@ class Profile:
 
     Args:
         model: Class name of the model.
-        layers: The chain.
         crossings: Tensors that flow from one layer to a later one.
         shared: Parameters used by more than one layer.
         samples: Rows of the micro-batch that was measured.
