@@ -13,7 +13,8 @@ from ignite_ipu.poptorch_types import Executor
 
 __all__ = ["OptimizerSync"]
 
-_Values = Tuple[Tuple[str, Any], ...]
+# By group, and then the loss scaling: what stands under each name, and a copy of its value to compare with.
+_Values = List[Dict[str, Tuple[Any, Any]]]
 
 
 class OptimizerSync:
@@ -34,11 +35,8 @@ class OptimizerSync:
     def __init__(
         self, executor: Executor, optimizer: torch.optim.Optimizer, on_change: Callable[[], None] = lambda: None
     ) -> None:
-        self._executor = executor
-        self._optimizer = optimizer
-        self._on_change = on_change
+        self._executor, self._optimizer, self._on_change = executor, optimizer, on_change
         self._sent = self._values()
-        self._sent_objects = self._objects()
 
     def attach(self, engine: Engine) -> None:
         """Look for changes before each step of this engine.
@@ -56,10 +54,10 @@ class OptimizerSync:
             OptimizerError: The loss scaling has changed, and the device holds a momentum that is multiplied by it.
         """
         values = self._values()
-        if values == self._sent:
+        if _copies(values) == _copies(self._sent):
             return False
         try:
-            self._check_loss_scaling(values[-1])
+            self._check_loss_scaling(values[-1]["loss_scaling"][1])
             self._executor.setOptimizer(self._optimizer)
         except BaseException:
             # PopTorch has noted what it refused, and cannot read the state until it accepts something else.
@@ -67,12 +65,12 @@ class OptimizerSync:
             with contextlib.suppress(Exception):
                 self._executor.setOptimizer(self._optimizer)
             raise
-        self._sent, self._sent_objects = values, self._objects()
+        self._sent = values
         self._on_change()
         return True
 
-    def _check_loss_scaling(self, now: _Values) -> None:
-        ((_, sent),), ((_, scaling),) = self._sent[-1], now
+    def _check_loss_scaling(self, scaling: Any) -> None:
+        sent = self._sent[-1]["loss_scaling"][1]
         velocities = isinstance(self._optimizer, torch.optim.SGD) and any(
             group["momentum"] for group in self._optimizer.param_groups
         )
@@ -84,23 +82,21 @@ class OptimizerSync:
                 "the model is compiled, or train with create_ipu_trainer, which rescales the momentum."
             )
 
-    def _values(self) -> List[_Values]:
-        """Return what is compared, by group, and the loss scaling."""
-        groups = [
-            tuple((name, _copied(value)) for name, value in group.items() if name != "params")
-            for group in self._optimizer.param_groups
-        ]
-        return [*groups, (("loss_scaling", getattr(self._optimizer, "loss_scaling", None)),)]
-
-    def _objects(self) -> List[Dict[str, Any]]:
-        return [dict(group) for group in self._optimizer.param_groups]
+    def _values(self) -> _Values:
+        whole = {"loss_scaling": getattr(self._optimizer, "loss_scaling", None)}
+        groups = (*self._optimizer.param_groups, whole)
+        return [{name: (value, _copied(value)) for name, value in each.items() if name != "params"} for each in groups]
 
     def _restore(self) -> None:
-        *groups, ((_, loss_scaling),) = self._sent
-        for group, values, objects in zip(self._optimizer.param_groups, groups, self._sent_objects):
-            group.update((name, _put_back(objects[name], value)) for name, value in values)
-        if loss_scaling is not None:
-            self._optimizer.loss_scaling = loss_scaling  # type: ignore[attr-defined]
+        *groups, whole = self._sent
+        for group, values in zip(self._optimizer.param_groups, groups):
+            group.update((name, _put_back(value, copy)) for name, (value, copy) in values.items())
+        if whole["loss_scaling"][1] is not None:
+            self._optimizer.loss_scaling = whole["loss_scaling"][1]  # type: ignore[attr-defined]
+
+
+def _copies(values: _Values) -> List[Dict[str, Any]]:
+    return [{name: copy for name, (_, copy) in each.items()} for each in values]
 
 
 def _copied(value: Any) -> Any:

@@ -48,7 +48,7 @@ def state_to_torch(
             name = names[number]
             found = {slot: device_state.get(_entry(prefix, name)) for slot, prefix in slots.items()}
             present: Dict[str, Any] = {
-                slot: _copied(tensor, loss_scaling if slot in kind.scaled else 1.0)
+                slot: tensor.detach().to(torch.float32, copy=True).div_(loss_scaling if slot in kind.scaled else 1.0)
                 for slot, tensor in found.items()
                 if tensor is not None
             }
@@ -148,11 +148,6 @@ def _rmsprop_counts_in_python() -> bool:
     return not isinstance(entries["step"], torch.Tensor)
 
 
-def _copied(tensor: torch.Tensor, scaling: float) -> torch.Tensor:
-    copied = tensor.detach().to(torch.float32, copy=True)
-    return copied if scaling == 1.0 else copied.div_(scaling)
-
-
 def _entry(prefix: str, name: str) -> str:
     return f"{prefix}___{name}"
 
@@ -196,13 +191,19 @@ def convert_optimizer_state(
         raise OptimizerError(f"The state has groups of {sizes} parameters, but the optimizer has {expected}.")
     record = state_dict if "ipu_state" in state_dict else optimizer.get_state_dict() if on_device else {}  # type: ignore[attr-defined]
     _refuse_other_names(record.get("ipu_state") or {}, names_of.values(), type(module).__qualname__)
+    numbered = numbered_groups(groups, sizes)
     if "ipu_state" in state_dict:
-        return _to_torch(state_dict, kind, names, numbered_groups(groups, sizes), steps)
+        found: Dict[int, Dict[str, Any]] = {}
+        if state_dict["ipu_state"] is not None:  # as it is where the device was never used
+            told = (state_dict.get("ipu_param") or {}).get(_LOSS_SCALING, state_dict.get("loss_scaling", 1.0))
+            own = {"steps": steps, "loss_scaling": float(told)}
+            found = state_to_torch(state_dict["ipu_state"], names, numbered, kind, **own)
+        return {"state": found, "param_groups": numbered}
     shapes = [tuple(parameter.shape) for parameter in parameters]
     loss_scaling = float(getattr(optimizer, "loss_scaling", 1.0))
     numbers = {old: new for new, old in enumerate(number for group in groups for number in group["params"])}
     state = {numbers[old]: entries for old, entries in state_dict["state"].items()}
-    converted = state_from_torch(state, names, shapes, numbered_groups(groups, sizes), kind, loss_scaling=loss_scaling)
+    converted = state_from_torch(state, names, shapes, numbered, kind, loss_scaling=loss_scaling)
     return {"ipu_state": converted, "ipu_param": {}, "state": {}, "param_groups": groups}
 
 
@@ -215,17 +216,6 @@ def _refuse_other_names(device_state: Mapping[str, Any], names: Collection[str],
             f"{', '.join(list(names)[:2])}, ..., so its state would be ignored. Pass the module that was handed to "
             "poptorch.trainingModel, with the loss in it."
         )
-
-
-def _to_torch(
-    state_dict: Mapping[str, Any], kind: OptimizerKind, names: List[str], numbered: List[Dict[str, Any]], steps: int
-) -> Dict[str, Any]:
-    device_state = state_dict["ipu_state"]
-    if device_state is None:
-        return {"state": {}, "param_groups": numbered}  # the device was never used
-    scaling = (state_dict.get("ipu_param") or {}).get(_LOSS_SCALING, state_dict.get("loss_scaling", 1.0))
-    state = state_to_torch(device_state, names, numbered, kind, steps=steps, loss_scaling=float(scaling))
-    return {"state": state, "param_groups": numbered}
 
 
 def numbered_groups(groups: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> List[Dict[str, Any]]:
