@@ -141,7 +141,11 @@ class Placing:
         ipus = check_ipus(options, placement.ipus_per_replica)
         product = f"{placement.ipus_per_replica} IPUs per replica x replicationFactor {options.replication_factor}"
         self._check_limit(ipus, product)
-        _check_hardware(ipus, product, options)
+        if backend.is_emulator() or is_simulated(options) or backend.poptorch().ipuHardwareIsAvailable(ipus):
+            return
+        raise OptionsError(
+            f"{product} takes {ipus} IPUs, and this machine has no device with so many. Use fewer stages or replicas."
+        )
 
     def _check_limit(self, ipus: int, product: str) -> None:
         limit = self.request.ipus
@@ -253,12 +257,3 @@ def _optimizer_location(options: Options) -> Dict[str, int]:
     """Return what the options say about the optimizer's state, empty if nothing."""
     locations = options.TensorLocations
     return dict(locations.location_optimizer) if locations.exists("location_optimizer") else {}
-
-
-def _check_hardware(ipus: int, product: str, options: Options) -> None:
-    if backend.is_emulator() or is_simulated(options):
-        return
-    if not backend.poptorch().ipuHardwareIsAvailable(ipus):
-        raise OptionsError(
-            f"{product} takes {ipus} IPUs, and this machine has no device with so many. Use fewer stages or replicas."
-        )

@@ -59,27 +59,23 @@ class SharedWeights:
     def take_over(self) -> None:
         """Bring what others have trained to the host, from where it is uploaded before the next call."""
         if self._known != _newest:
-            self._look()
+            self._known = _newest
+            for shared in list(_ALL):
+                if shared is not self and not self._tensors.isdisjoint(shared._tensors):
+                    self._others.setdefault(weakref.ref(shared), (shared._weights.updates, 0))
         if not self._others:
             return
         for reference, (updates, seen) in list(self._others.items()):
-            shared = reference()
+            other = reference()
             if updates[0] != seen:
                 self._others[reference] = updates, updates[0]
                 # What this model trained, the other took over before it trained more.
                 self._weights.to_host()
-                if shared is not None:
-                    shared._weights.to_host()  # else it did that when its session ended
+                if other is not None:
+                    other._weights.to_host()  # else it did that when its session ended
                 self._weights.host_changed()
-            if shared is None:
+            if other is None:
                 del self._others[reference]
-
-    def _look(self) -> None:
-        """Look for models that came since the last time."""
-        for shared in list(_ALL):
-            if shared is not self and not self._tensors.isdisjoint(shared._tensors):
-                self._others.setdefault(weakref.ref(shared), (shared._weights.updates, 0))
-        self._known = _newest
 
 
 class Programs:

@@ -147,7 +147,11 @@ class DeterministicRuns(DeterministicEngine):
         """Return Ignite's state dictionary, numpy's numbers in it as a list."""
         state: OrderedDict[str, Any] = super().state_dict()
         python, pytorch, numpy = state["rng_states"]
-        state["rng_states"] = [python, pytorch, tuple(_as_list(each) for each in numpy)]
+        state["rng_states"] = [
+            python,
+            pytorch,
+            tuple(each.tolist() if isinstance(each, np.ndarray) else each for each in numpy),
+        ]
         return state
 
     def _setup_engine(self) -> None:
@@ -180,7 +184,3 @@ class DeterministicRuns(DeterministicEngine):
         # Now, while the host is seeded: afterwards a resume sets the random state of where it was interrupted.
         sampler.draw()
         return batches
-
-
-def _as_list(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else value

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from unittest import mock
 
 import torch
 from torch import nn
@@ -103,11 +104,8 @@ def own_backwards_refused() -> Iterator[None]:
             raise LossError(OWN_BACKWARD.format(name=cls.__name__))
         return original.__get__(None, cls)(*args, **kwargs)
 
-    torch.autograd.Function.apply = classmethod(called)  # type: ignore[assignment]
-    try:
+    with mock.patch.object(torch.autograd.Function, "apply", classmethod(called)):
         yield
-    finally:
-        torch.autograd.Function.apply = original  # type: ignore[method-assign]
 
 
 def has_own_backward(kind: Any) -> bool:

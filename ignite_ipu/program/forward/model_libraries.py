@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, Iterator
 from unittest import mock
 
 import torch
@@ -64,15 +64,11 @@ def without_generation_cache(model: nn.Module) -> Iterator[None]:
     Their cache of past keys and values begins with zero-sized tensors, which PopTorch refuses, and only generation
     reads it. `past_key_values` is then missing in the output.
     """
-    configs: List[Any] = [getattr(module, "config", None) for module in model.modules()]
-    cached = [config for config in configs if getattr(config, "use_cache", None) is True]
-    for config in cached:
-        config.use_cache = False
-    try:
+    with ExitStack() as stack:
+        for config in (getattr(module, "config", None) for module in model.modules()):
+            if getattr(config, "use_cache", None) is True:
+                stack.enter_context(mock.patch.object(config, "use_cache", False))
         yield
-    finally:
-        for config in cached:
-            config.use_cache = True
 
 
 @contextmanager
@@ -85,15 +81,11 @@ def without_checkpointing(training: bool) -> Iterator[None]:
     """
     module: Any = torch.utils.checkpoint
     replaced = {"_checkpoint_without_reentrant_generator": _nothing_around, "_checkpoint_without_reentrant": _called}
-    before = {name: getattr(module, name) for name in replaced if hasattr(module, name)}
     with mock.patch.object(module.CheckpointFunction, "apply", _called_reentrantly if training else _called):
-        for name in before:
-            setattr(module, name, replaced[name])
-        try:
+        with ExitStack() as stack:
+            for name in filter(functools.partial(hasattr, module), replaced):
+                stack.enter_context(mock.patch.object(module, name, replaced[name]))
             yield
-        finally:
-            for name, original in before.items():
-                setattr(module, name, original)
 
 
 def _called(function: Callable[..., Any], preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> Any:

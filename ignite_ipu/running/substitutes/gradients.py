@@ -28,6 +28,11 @@ def _package(file: str) -> str:
 
 _TORCH = _package(torch.__file__)
 _RUNNING = _package(os.path.dirname(__file__))
+_UNREAD = (
+    "the trainer's steps bring no gradients back, since no handler that reads them was found when it started. Attach "
+    "what reads them before trainer.run(), or attach ignite_ipu.handlers.Gradients to a trainer made by "
+    "ignite_ipu.create_ipu_trainer."
+)
 
 
 def substitute_gradients(substitutes: Substitutes, trained: EngineWeights) -> None:
@@ -111,7 +116,9 @@ class _Gradients:
                 owner = owner_of(tensor)
                 known = owner is not None or self._trained.trains(tensor, hidden=True)
                 if known and not self._reader(sys._getframe(1)).startswith((_TORCH, _RUNNING)):
-                    return self._refuse_reading() if owner is None else owner.turn_with([tensor]).gradient(tensor)
+                    if owner is None:
+                        raise self._journal.refusal("parameter.grad", _UNREAD)
+                    return owner.turn_with([tensor]).gradient(tensor)
             return value
 
         def write(tensor: Any, value: Any) -> None:
@@ -125,14 +132,6 @@ class _Gradients:
             original.__set__(tensor, value)
 
         return property(read, write, original.__delete__)
-
-    def _refuse_reading(self) -> Any:
-        raise self._journal.refusal(
-            "parameter.grad",
-            "the trainer's steps bring no gradients back, since no handler that reads them was found when it started. "
-            "Attach what reads them before trainer.run(), or attach ignite_ipu.handlers.Gradients to a trainer made by "
-            "ignite_ipu.create_ipu_trainer.",
-        )
 
     def _reader(self, frame: Optional[FrameType]) -> str:
         """Return the file of whoever looks at an attribute, which PopTorch's classes of parameters pass on."""
