@@ -55,7 +55,8 @@ def ipu_prepare(
     refuse_for_capture(settings)
     given = [unwrapped(each) if isinstance(each, PARALLEL) else each for each in given]
     # Captured before, where this stands in a function that is called again.
-    models = [each for each in given if isinstance(each, nn.Module) and captured(each) is None and _has_weights(each)]
+    models = [each for each in given if isinstance(each, nn.Module) and captured(each) is None]
+    models = [each for each in models if next(each.parameters(), None) is not None]
     for model in sorted(models, key=lambda model: -sum(1 for _ in model.modules())):  # those with others in them first
         capture_model(model, settings, clip_remedy=_CLIP_REMEDY)
     for each in given:
@@ -109,10 +110,6 @@ def host_step_reason(args: Any, kwargs: Any) -> str:
         "no captured step computed its gradients, so the update would run on the host. Call the model that holds its "
         "parameters, and backward() on the loss."
     )
-
-
-def _has_weights(model: nn.Module) -> bool:
-    return next(model.parameters(), None) is not None
 
 
 def _refuse_host_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -132,7 +132,8 @@ class CalledStep(_ReadyStep):
         return self._output[0]
 
     def forward(self, *leaves: Any) -> Any:
-        args, kwargs = self._arguments(leaves)
+        found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
+        args, kwargs = unflatten(self._structure, found)
         with EAGER, self.guarded(), ForwardGuard(), self.in_half():
             held, buffers = HeldBuffers(self.model), dict(self.model.named_buffers())
             output = self.model(*args, **kwargs)
@@ -144,10 +145,6 @@ class CalledStep(_ReadyStep):
                 f"The model returned a {type(output).__qualname__} without tensors; nothing can come back."
             )
         return tuple(tensors)
-
-    def _arguments(self, leaves: Sequence[Any]) -> Any:
-        found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
-        return unflatten(self._structure, found)
 
 
 def _called(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], line: Line) -> Any:

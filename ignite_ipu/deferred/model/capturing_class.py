@@ -114,19 +114,12 @@ def _makes_ordinary(base: Any) -> Any:
 # Behind torch.func.functional_call and its older names.
 _REPLACES: Any = getattr(stateless, "_functional_call").__code__  # noqa: B009
 _transform: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
-
-
-def _question(asks: Callable[..., bool]) -> Callable[[], bool]:
-    """Return what tells whether autocast is on for the CPU, which versions of PyTorch ask in different ways."""
-    try:
-        asks("cpu")
-    except TypeError:
-        older: Callable[[], bool] = getattr(torch, "is_autocast_cpu_enabled")  # noqa: B009
-        return older
-    return functools.partial(asks, "cpu")
-
-
-_autocasts = _question(torch.is_autocast_enabled)
+# Whether autocast is on for the CPU, for which versions of PyTorch ask in different ways.
+_autocasts: Callable[[], bool] = functools.partial(torch.is_autocast_enabled, "cpu")
+try:
+    _autocasts()
+except TypeError:
+    _autocasts = getattr(torch, "is_autocast_cpu_enabled")  # noqa: B009
 
 
 def _refuse_transforms(model: Captured) -> None:

@@ -192,11 +192,9 @@ class CapturedModel:
     def _look_after(self, session: IPUSession) -> None:
         """Let a session, which may be that of an engine over a part, go by what is captured."""
         hooks = session.hooks
-        hooks.loading, hooks.check_evaluation = self._without_gradients, self._check_evaluation
+        hooks.loading = self._without_gradients
+        hooks.check_evaluation = functools.partial(self.buffer_writes.check_evaluation, self)
         hooks.refuse_frozen = _refuse
-
-    def _check_evaluation(self) -> None:
-        self.buffer_writes.check_evaluation(self)
 
     @contextlib.contextmanager
     def _without_gradients(self) -> Iterator[None]:

@@ -53,22 +53,19 @@ class DeviceGradient(torch.Tensor):
     held: Optional[torch.Tensor]
 
     @staticmethod
-    def __new__(cls, like: torch.Tensor, *args: Any) -> DeviceGradient:
-        gradient: DeviceGradient = torch.Tensor._make_wrapper_subclass(
-            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device, requires_grad=False
-        )
-        return gradient
-
-    def __init__(
-        self,
+    def __new__(
+        cls,
         like: torch.Tensor,
         source: GradientSource,
         parameter: Callable[[], Optional[torch.Tensor]],
         remedy: str,
         held: Optional[torch.Tensor] = None,
-    ) -> None:
-        super().__init__()
-        self.source, self.parameter, self.remedy, self.held = source, parameter, remedy, held
+    ) -> DeviceGradient:
+        gradient: DeviceGradient = torch.Tensor._make_wrapper_subclass(
+            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device, requires_grad=False
+        )
+        gradient.source, gradient.parameter, gradient.remedy, gradient.held = source, parameter, remedy, held
+        return gradient
 
     def read(self) -> torch.Tensor:
         if self.held is not None:

@@ -16,26 +16,16 @@ from ignite_ipu.program.user_code import current_line
 __all__ = ["diagonal_masked", "out_of_place", "recorded_as"]
 
 
-def setitem(tensor: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
-    """Return a copy of the tensor in which `index` has another value."""
-    copy = tensor.clone()
-    copy[index] = value
-    return copy
+def _on_copy(name: str) -> Callable[..., torch.Tensor]:
+    """Return what gives a copy of its first argument into which an in-place operator has written."""
 
+    def written(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        copy = tensor.clone()
+        getattr(copy, name)(*args, **kwargs)
+        return copy
 
-def fill(tensor: torch.Tensor, value: Any) -> torch.Tensor:
-    """Return a copy of the tensor in which every element has one value."""
-    return tensor.clone().fill_(value)
-
-
-def zero(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the tensor in which every element is zero."""
-    return tensor.clone().zero_()
-
-
-def copied(tensor: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """Return a tensor like the first with the values of another one."""
-    return tensor.clone().copy_(src)
+    written.__name__ = name.strip("_")
+    return written
 
 
 def diagonal_masked(tensor: torch.Tensor, fill_value: Any, wrap: bool = False) -> Tuple[Any, ...]:
@@ -45,11 +35,8 @@ def diagonal_masked(tensor: torch.Tensor, fill_value: Any, wrap: bool = False) -
 
 # Those whose writing PyTorch's schemas do not tell from what they compute, or that it computes by other functions.
 _OWN: Dict[str, Callable[..., Any]] = {
-    "__setitem__": setitem,
+    **{name: _on_copy(name) for name in ("__setitem__", "fill_", "zero_", "copy_")},
     "fill_diagonal_": torch.Tensor.masked_fill,
-    "fill_": fill,
-    "zero_": zero,
-    "copy_": copied,
     "add_": torch.Tensor.add,
     "__iadd__": torch.Tensor.add,
     "__isub__": torch.Tensor.sub,
