@@ -9,21 +9,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import weakref
-from typing import (
-    Any,
-    Callable,
-    Container,
-    Dict,
-    Hashable,
-    Iterable,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    TypeVar,
-)
+from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, TypeVar
 
 import torch
 
@@ -139,7 +125,7 @@ class Value:
         return [operation for operation in [consumer() for consumer in self.consumers] if operation is not None]
 
 
-def keep_weights(models: Container[Captured]) -> None:
+def keep_weights(models: Sequence[Captured]) -> None:
     """Keep the weights of models, some about to change, that functions were called with whose results nobody knows."""
     for operation in list(USES):
         for leaf in operation.leaves:

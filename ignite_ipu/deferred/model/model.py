@@ -25,14 +25,7 @@ from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import Structure, unflatten
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.early_reads import early_read_error, not_frozen
-from ignite_ipu.deferred.model.held import (
-    OPTIMIZERS,
-    held_by,
-    held_parameters,
-    held_tensors,
-    is_held,
-    release_optimizer,
-)
+from ignite_ipu.deferred.model.held import OPTIMIZERS, held_parameters, held_tensors, is_held, release_optimizer
 from ignite_ipu.deferred.model.recording import RecordedCalls
 from ignite_ipu.deferred.model.turns import is_statistic
 from ignite_ipu.deferred.model.updates import Updates
@@ -356,7 +349,7 @@ class CapturedModel:
                 f"The loss that goes backward at {current_line()} is computed from parameters that no optimizer holds "
                 "and no captured model has. Prepare what they are of, or call requires_grad_(False) on them."
             )
-        held = [held_tensors(optimizer) for optimizer in list(OPTIMIZERS) if not own.isdisjoint(held_by(optimizer))]
+        held = [each for each in map(held_tensors, list(OPTIMIZERS)) if not own.isdisjoint(map(id, each))]
         loose = {id(each): each for each in itertools.chain(weights, *held) if parameter_of(each) is None}
         return self.whole.like(LooseParameters(list(loose.values()))) if loose else self
 

@@ -8,21 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import (
-    Any,
-    Callable,
-    Container,
-    Dict,
-    FrozenSet,
-    Iterable,
-    List,
-    Mapping,
-    Optional,
-    Protocol,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -38,7 +24,7 @@ from ignite_ipu.session.weights.tracker import Weights
 
 __all__ = [
     *("Older", "Reach", "begin_again", "forget", "gradient_path", "is_statistic", "keep_buffers"),
-    "values_of_then",
+    "older_values",
 ]
 
 _logger = logging.getLogger("ignite_ipu")
@@ -132,7 +118,7 @@ class Older:
         return cls(CLOCK.now, [(each, plain(each).clone()) for each in session.weights.tensors if id(each) in own])
 
 
-def values_of_then(operations: Sequence[Operation], older: Mapping[Any, Older], others: Iterable[_Turn]) -> Values:
+def older_values(operations: Sequence[Operation], older: Mapping[Any, Older], others: Iterable[_Turn]) -> Values:
     """Return the weights of other optimizers with which operations were recorded, where these have stepped since."""
     values: Values = []
     for other in others:
@@ -155,7 +141,7 @@ def values_of_then(operations: Sequence[Operation], older: Mapping[Any, Older], 
 
 def keep_buffers(
     operations: Iterable[Operation],
-    awaited: Container[Operation],
+    awaited: Set[Operation],
     keeps: Callable[[Operation], bool],
     weights: Weights,
 ) -> None:

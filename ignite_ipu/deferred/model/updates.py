@@ -19,15 +19,7 @@ from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.device_gradients import DeviceGradients, refuse_uncleared
 from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, incomplete, may_run_early
 from ignite_ipu.deferred.model.held import held_by
-from ignite_ipu.deferred.model.turns import (
-    Older,
-    Reach,
-    begin_again,
-    forget,
-    gradient_path,
-    keep_buffers,
-    values_of_then,
-)
+from ignite_ipu.deferred.model.turns import Older, Reach, begin_again, forget, gradient_path, keep_buffers, older_values
 from ignite_ipu.deferred.model.writes import BufferWrites, WeightEdits
 from ignite_ipu.deferred.tensor.device_gradient import DeviceGradient
 from ignite_ipu.deferred.tensor.tensor import deferred_results
@@ -423,7 +415,7 @@ class Updates:
             return trains and (operation not in path or operation in awaited)
 
         operations = [operation for loss in chosen for operation in loss.operations]
-        values = values_of_then(operations, self._older, others)
+        values = older_values(operations, self._older, others)
         values += begin_again(operations)
         keep_buffers(operations, awaited, keeps, weights)
         self._older.clear()

@@ -16,14 +16,7 @@ from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, i
 from ignite_ipu.deferred.graph.structure import flatten, leaves_in, mapped, unflatten, words
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.frames import is_argument_check, refuse_function, refuse_script
-from ignite_ipu.deferred.tensor.functions import (
-    METADATA,
-    READS,
-    REFUSED,
-    TENSOR_PROPERTIES,
-    attribute_of,
-    written,
-)
+from ignite_ipu.deferred.tensor.functions import METADATA, READS, REFUSED, TENSOR_PROPERTIES, attribute_of, written
 from ignite_ipu.deferred.tensor.in_place import diagonal_masked, recorded_as
 from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
 from ignite_ipu.deferred.tensor.inputs import NORMALISATIONS, input_of, is_weight, refuse_statistics
