@@ -16,17 +16,7 @@ from ignite_ipu.program.guards.values import Same
 from ignite_ipu.program.objects import contents
 from ignite_ipu.program.tensors.trees import PLAIN, opened, opened_object
 
-__all__ = [
-    "Bounded",
-    "Structure",
-    "flatten",
-    "is_tensor",
-    "leaves_in",
-    "mapped",
-    "refuse_sparse",
-    "unflatten",
-    "words",
-]
+__all__ = ["Bounded", "Structure", "flatten", "is_tensor", "leaves_in", "mapped", "refuse_sparse", "unflatten", "words"]
 
 _LEAF = ("leaf",)
 _MOST = 4096

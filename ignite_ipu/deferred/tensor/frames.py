@@ -16,20 +16,12 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.gradients import OWN_BACKWARD
 from ignite_ipu.program.user_code import OURS, current_line
 
-__all__ = [
-    "DISTRIBUTIONS",
-    "TRANSFORMS",
-    "called_by",
-    "frame_of",
-    "is_argument_check",
-    "refuse_function",
-    "refuse_script",
-]
+__all__ = ["DISTRIBUTIONS", "called_by", "frame_of", "is_argument_check", "refuse_function", "refuse_script"]
 
 _logger = logging.getLogger("ignite_ipu")
 DISTRIBUTIONS = os.path.dirname(torch.distributions.__file__) + os.sep
-TRANSFORMS = os.path.join(os.path.dirname(torch.__file__), "_functorch") + os.sep
-"""Where PyTorch's distributions and the transforms of torch.func are."""
+"""Where PyTorch's distributions are."""
+_TRANSFORMS = os.path.join(os.path.dirname(torch.__file__), "_functorch") + os.sep  # those of torch.func
 
 # All of these ask whether all values are valid, if anything.
 _ARGUMENT_CHECKS = (
@@ -84,7 +76,7 @@ def refuse_function(values_in: Callable[[Any], Sequence[Value]], arguments: Any)
 
 def refuse_script() -> None:
     """Refuse a call from C++ that is no transform's: a scripted function's, with which PyTorch 2.0 crashes."""
-    if _SCRIPTS_CRASH and not called_by(TRANSFORMS):
+    if _SCRIPTS_CRASH and not called_by(_TRANSFORMS):
         error = CaptureError(
             f"A function of TorchScript is called at {current_line()} with a value of the training step, and PyTorch "
             f"{torch.__version__} would end the process at its next call. Leave torch.jit.script out, or call the "
