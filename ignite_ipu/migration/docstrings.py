@@ -1,8 +1,9 @@
 """Texts of rules and rewrites, which are their modules' docstrings: reports and the documentation show them.
 
 The summary is the first line and the rationale the next paragraph; "Remedy:" and an example follow. An example is the
-difference of two programs, with `- ` in front of what the first alone has and `+ ` of what the second alone has. Of one
-"In forward:", with or without "In __init__:", only these parts of a small model are written out.
+difference of two programs, with `- ` in front of what the first alone has and `+ ` of what the second alone has. It is
+written out under "Example:", or as a part of a small model ("In forward:", with or without "In __init__:"), of a
+training loop ("In the loop:", "Before the loop:", "After the loop:"), or of a program "With PopTorch:".
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import NamedTuple
 
 from ignite_ipu.errors import UserError
 
-_SECTION = re.compile(r"^(Remedy|Example|In __init__|In forward):", re.MULTILINE)
-_MODEL = """\
+_FRAMES = {
+    "Example": "{Example}",
+    "In forward": """\
   import torch
   from torch import nn
 
@@ -23,14 +25,39 @@ _MODEL = """\
       def __init__(self):
           super().__init__()
           self.layer = nn.Linear(4, 4)
-{}
+{In __init__}
       def forward(self, x):
-{}"""
+{In forward}""",
+    "In the loop": """\
+  import torch
+  from torch import nn
+
+  model = nn.Linear(4, 2)
+  criterion = nn.CrossEntropyLoss()
+  optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{Before the loop}\
+  model.train()
+  for x, y in loader:
+      optimizer.zero_grad()
+      loss = criterion(model(x), y)
+      loss.backward()
+{In the loop}{After the loop}""",
+    "With PopTorch": """\
+  import poptorch
+  import torch
+
+  model = torch.nn.Linear(4, 2)
+  options = poptorch.Options()
+{With PopTorch}""",
+}
 _FACTORY = """
 
   def make():
       return Net(), torch.ones(8, 4)
 """
+_INDENTS = {"In __init__": 8, "In forward": 8, "In the loop": 4}
+_PARTS = ("Remedy", "In __init__", "Before the loop", "After the loop", *_FRAMES)
+_SECTION = re.compile(rf"^({'|'.join(_PARTS)}):", re.MULTILINE)
 
 
 class Texts(NamedTuple):
@@ -51,13 +78,13 @@ def texts_of(module: ModuleType) -> Texts:
     if module.__doc__ is None:
         raise UserError("rules and rewrites are described by their docstrings, which python -OO leaves out")
     head, *rest = _SECTION.split(module.__doc__)
-    parts = dict(zip(rest[::2], rest[1::2]))
+    parts = {**dict.fromkeys(_PARTS, ""), **dict(zip(rest[::2], rest[1::2]))}
     summary, _, rationale = head.partition("\n\n")
-    example = _lines(parts.get("Example", ""), 0)
-    if "In forward" in parts:
-        example = _MODEL.format(_lines(parts.get("In __init__", ""), 8), _lines(parts["In forward"], 8))
-        example += "" if hasattr(module, "check") else _FACTORY
-    return Texts(summary, " ".join(rationale.split()), " ".join(parts.get("Remedy", "").split()), example)
+    frame = next(name for name in _FRAMES if parts[name])
+    example = _FRAMES[frame].format(**{name: _lines(parts[name], _INDENTS.get(name, 0)) for name in _PARTS})
+    if frame == "In forward" and not hasattr(module, "check"):
+        example += _FACTORY
+    return Texts(summary, " ".join(rationale.split()), " ".join(parts["Remedy"].split()), example)
 
 
 def _lines(section: str, indent: int) -> str:

@@ -7,8 +7,19 @@ from functools import reduce
 from typing import Dict, FrozenSet, Iterable, Mapping, Optional, Sequence, Set, Tuple, Union
 
 from ignite_ipu.migration.analysis import tensor_methods
-from ignite_ipu.migration.analysis.conditions import attribute_named, device_test, reads, settled_by
-from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, declared_kind, join, parameters_of, used_as_tensor
+from ignite_ipu.migration.analysis.kinds import (
+    Fact,
+    Function,
+    Kind,
+    attribute_named,
+    declared_kind,
+    device_test,
+    join,
+    parameters_of,
+    reads,
+    settled_by,
+    used_as_tensor,
+)
 from ignite_ipu.migration.analysis.models import Holding, Model
 from ignite_ipu.migration.analysis.names import Names, constant, dotted, index_of, walk
 
@@ -169,7 +180,10 @@ class _Walker:
         elif isinstance(target, ast.Starred):
             self.assign(target.value, Kind.TENSORS if kind.is_tensor else kind, None)
         elif isinstance(target, ast.Attribute):
-            self.set_attribute(target, kind, value)
+            if self.is_registered(target):
+                self.fact("buffer", target, target.attr)
+            elif self.is_own(target):
+                self.mutation(target, dotted(target) or "", kind, value)
         elif isinstance(target, ast.Subscript):
             self.expression(target.value)
             self.expression(index_of(target))
@@ -184,14 +198,10 @@ class _Walker:
         for one in targets:
             self.assign(one, Kind.TENSOR if kind.has_tensors else kind, None)
 
-    def set_attribute(self, target: ast.Attribute, kind: Kind, value: Optional[ast.expr]) -> None:
-        if not self.is_own(target):
-            return
-        held = self.model.holds.get(target.attr) if self.model else None
-        if held in (Holding.BUFFER, Holding.PARAMETER):
-            self.fact("buffer", target, target.attr)
-        else:
-            self.mutation(target, dotted(target) or "", kind, value)
+    def is_registered(self, node: ast.Attribute) -> bool:
+        """Tell whether an attribute of the model itself is a buffer or a parameter."""
+        held = self.model.holds.get(node.attr) if self.model and self.is_own(node) else None
+        return held in (Holding.BUFFER, Holding.PARAMETER)
 
     def mutation(self, node: ast.expr, name: str, kind: Kind, value: Optional[ast.expr]) -> None:
         """Note that Python state is changed; what is made when it is missing or unfit, or known, is the same again.
@@ -212,15 +222,9 @@ class _Walker:
         kind, target = self.expression(node.value), node.target
         if isinstance(target, ast.Name):
             current = self.environment.get(target.id, Kind.UNKNOWN)
-            self.environment[target.id] = Kind.TENSOR if current.is_tensor else join(current, kind)
-            if target.id in self.globals:
-                self.fact("mutation", target, target.id)
-        elif isinstance(target, ast.Attribute):
-            held = self.model.holds.get(target.attr) if self.model and self.is_own(target) else None
+            self.assign(target, Kind.TENSOR if current.is_tensor else join(current, kind), None)
+        elif isinstance(target, ast.Subscript) or not self.is_registered(target):
             # `self.buffer += x` changes the buffer in place, which an IPU keeps.
-            if held not in (Holding.BUFFER, Holding.PARAMETER):
-                self.set_attribute(target, Kind.UNKNOWN, None)
-        elif isinstance(target, ast.Subscript):
             self.assign(target, Kind.UNKNOWN, None)
 
     # Expressions
@@ -272,10 +276,8 @@ class _Walker:
                 return self.expression(node.body if on_device else node.orelse)
             self.truth(node.test)
             return join(self.expression(node.body), self.expression(node.orelse))
-        if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-            return _container(map(self.expression, node.elts))
-        if isinstance(node, ast.Dict):
-            return _container(map(self.expression, node.values))
+        if isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict)):
+            return _container(map(self.expression, node.values if isinstance(node, ast.Dict) else node.elts))
         if isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
             return self.comprehension(node)
         if isinstance(node, ast.Starred):

@@ -59,32 +59,18 @@ def dotted(node: Optional[ast.AST]) -> Optional[str]:
     return ".".join(reversed(parts))
 
 
-_FIELDS: Dict[type, Tuple[str, ...]] = {
-    kind: () for kind in (ast.Name, ast.Constant, ast.alias, ast.Global, ast.Nonlocal)
-}
+_LEAVES = (ast.Name, ast.Constant, ast.alias, ast.Global, ast.Nonlocal)
 
 
 def children(node: ast.AST) -> Sequence[ast.AST]:
     """Return the nodes directly below a node, but for the contexts of names, which all names share."""
-    kind = node.__class__
-    fields = _FIELDS.get(kind)
-    if not fields:
-        if fields is None:
-            _FIELDS[kind] = tuple(name for name in kind._fields if name not in ("ctx", "attr", "kwd_attrs"))
-            return children(node)
+    if isinstance(node, _LEAVES):
         return ()
-    found: List[ast.AST] = []
-    for name in fields:
-        value = getattr(node, name, None)
-        if value.__class__ is list:
-            found += [each for each in value if isinstance(each, ast.AST)] if None in value else value
-        elif isinstance(value, ast.AST):
-            found.append(value)
-    return found
+    return [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr_context)]
 
 
 def walk(node: ast.AST) -> List[ast.AST]:
-    """Return a node and all below it, outer ones first: `ast.walk` in a third of its time."""
+    """Return a node and all below it, outer ones first; as `ast.walk`, but for the contexts of names."""
     found = [node]
     for each in found:
         found += children(each)
@@ -92,11 +78,7 @@ def walk(node: ast.AST) -> List[ast.AST]:
 
 
 class Names:
-    """The imports among a module's nodes, and what they make of its names.
-
-    Args:
-        nodes: The module's nodes of the classes in `OF`.
-    """
+    """The imports among a module's nodes, of the classes in `OF`, and what they make of its names."""
 
     OF = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Name, ast.arg)
 
@@ -235,9 +217,7 @@ def constant(node: Optional[ast.AST]) -> object:
 def method_calls(nodes: Iterable[ast.AST], *methods: str) -> Iterator[Tuple[ast.Call, str]]:
     """Yield the calls of methods of these names, each with the source of the object, "" when it is no chain of names.
 
-    Args:
-        nodes: Where to look: `walk(loop)`; a file has a method of this name.
-        methods: Names of methods.
+    A file has a method of this name, which knows all of its calls.
     """
     for node in nodes:
         owner = owner_of(node, *methods)

@@ -47,12 +47,9 @@ _LAYERS = {
 
 @dataclass(frozen=True)
 class Problem:
-    """Why an operator or layer does not compile.
+    """Reason for which an operator or layer, named in front of it, does not compile, and its own way out, if any.
 
-    Attributes:
-        message: What is wrong, after the operator's name.
-        remedy: The way out; None where the rule's own is all there is.
-        is_handled: Whether `run` computes it by others.
+    What `run` computes by others is handled.
     """
 
     message: str
@@ -100,12 +97,7 @@ def is_made_here(names: Names, call: ast.Call) -> bool:
 
 
 def refused_arguments(file: ParsedFile, name: str, call: ast.Call) -> Iterator[Tuple[ast.AST, Restriction]]:
-    """Yield the restrictions that a call meets, as far as its file shows them, and where.
-
-    Args:
-        file: The file.
-        name: The function's, method's (`Tensor.x`) or layer's full name.
-    """
+    """Yield the restrictions that a call of a function, method (`Tensor.x`) or layer meets as far as its file shows."""
     method = name.startswith("Tensor.") and not operator_table.restrictions_of(name)
     listed = f"torch.{name.split('.', 1)[1]}" if method else name
     order = operator_table.positions(_order_of(listed, call))

@@ -26,13 +26,7 @@ _MEANINGS: Dict[str, _Meaning] = {
 def refused_precision(file: ParsedFile, call: ast.Call, factory: str) -> Iterator[Tuple[ast.expr, str]]:
     """Find the arguments of a factory's call that ask for what an IPU has not; others are decided when it is called.
 
-    Args:
-        file: The file.
-        call: The call.
-        factory: The dotted name of what it calls.
-
-    Yields:
-        Each argument's value, and what is wrong with it.
+    Yielded are each argument's value, and what is wrong with it.
     """
     name = factory.rsplit(".", 1)[1]
     for keyword, meaning in _MEANINGS.items():

@@ -17,13 +17,7 @@ from ignite_ipu.migration.rewriting.editor import Editor
 def replace_engine_calls(editor: Editor, theirs: str, ours: str, device_position: int) -> None:
     """Replace calls of one of Ignite's factories, except those with arguments that an IPU cannot honour.
 
-    Trainers go on training on incomplete batches.
-
-    Args:
-        editor: Where to.
-        theirs: The factory's dotted name.
-        ours: The name of ours.
-        device_position: The position of the argument `device`, in both.
+    Trainers go on training on incomplete batches. The argument `device` has the same position in both.
     """
     training = editor.program.training
     for call, _ in editor.program.calls(theirs):

@@ -4,13 +4,10 @@ There are no gradients to accumulate in inference; PopTorch raises when the wrap
 
 Remedy: Make separate options for inference, and use deviceIterations there.
 
-Example:
-      import poptorch
-
-      options = poptorch.Options()
+With PopTorch:
     - options.Training.gradientAccumulation(4)
     + options.deviceIterations(4)
-      model = poptorch.inferenceModel(net, options)
+      inference_model = poptorch.inferenceModel(model, options)
 """
 
 from __future__ import annotations

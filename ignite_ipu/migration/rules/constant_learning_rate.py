@@ -5,12 +5,7 @@ another value is refused.
 
 Remedy: Pass lr explicitly, or call optimizer.variable_attrs.markAsVariable("lr").
 
-Example:
-      import poptorch
-      import torch
-
-      model = torch.nn.Linear(4, 2)
-      options = poptorch.Options()
+With PopTorch:
     - optimizer = poptorch.optim.Adam(model.parameters())
     + optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
       scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)

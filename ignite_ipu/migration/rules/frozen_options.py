@@ -4,12 +4,7 @@ Options freeze when they are used; a later change raises.
 
 Remedy: Set everything first, or change options.clone().
 
-Example:
-      import poptorch
-      import torch
-
-      model = torch.nn.Linear(4, 2)
-      options = poptorch.Options()
+With PopTorch:
       optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
     + options.deviceIterations(4)
       training_model = poptorch.trainingModel(model, options, optimizer)

@@ -6,22 +6,9 @@ PopTorch's own .grad stays None, hooks never run, and nothing written into gradi
 Remedy: For clipping use max_grad_norm; to watch gradients anchor them (options.anchorTensor). Penalties on gradients
 cannot run on an IPU.
 
-Example:
-      import torch
-    + from ignite_ipu import create_ipu_trainer
-      from torch import nn
-
-      model = nn.Linear(4, 2)
-    - criterion = nn.CrossEntropyLoss()
-      optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    - model.train()
-    - for x, y in loader:
-    -     optimizer.zero_grad()
-    -     loss = criterion(model(x), y)
-    -     loss.backward()
-    -     norm = model.weight.grad.norm()
-    -     optimizer.step()
-    + trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+In the loop:
+    - norm = model.weight.grad.norm()
+      optimizer.step()
 """
 
 from __future__ import annotations

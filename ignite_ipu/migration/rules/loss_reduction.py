@@ -21,13 +21,16 @@ Example:
 from __future__ import annotations
 
 import ast
+from typing import Iterator, List, Set, Tuple
 
-from ignite_ipu.migration.analysis.names import argument, constant
-from ignite_ipu.migration.analysis.summed_losses import summed_losses
+from ignite_ipu.migration.analysis.names import argument, constant, dotted, names_bound, names_loaded, walk
+from ignite_ipu.migration.analysis.training import Training
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
 
 SEVERITY, RUN = Severity.WARNING, Outcome.UNCHANGED
+
+_WEIGHTS = {"weight", "bias", "parameters", "named_parameters"}
 
 
 def check(program: Program) -> Hits:
@@ -41,7 +44,7 @@ def check(program: Program) -> Hits:
             continue
         if is_loss and reduction in ("sum", "none") and not program.without_gradients(call):
             yield Hit(call, f"the loss is reduced by {reduction!r}; accumulation and replicas average it")
-    for call in summed_losses(training):
+    for call in _summed_losses(training):
         if not program.without_gradients(call):
             yield Hit(call, "the loss is a sum over the batch; accumulation and replicas average it")
 
@@ -49,3 +52,82 @@ def check(program: Program) -> Hits:
 def _is_reduced(program: Program, call: ast.Call) -> bool:
     """Tell whether something is computed from an unreduced loss, such as its mean."""
     return isinstance(program.parents.get(call), (ast.Attribute, ast.BinOp))
+
+
+def _summed_losses(training: Training) -> List[ast.Call]:
+    """Return the calls of `sum()` that a loss function returns: `((output - y) ** 2).sum()`.
+
+    A sum that is divided by something is taken for a mean, and one of weights for a penalty.
+    """
+    reader = _Reader(training)
+    for name in sorted(training.loss_functions):
+        reader.read_called(name)
+    return reader.found
+
+
+class _Reader:
+    """Follows a loss through sums, names and the file's own functions."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._file = training.file
+        self._seen: Set[Tuple[int, str]] = set()
+        self.found: List[ast.Call] = []
+
+    def read(self, value: ast.expr, scope: ast.AST) -> None:
+        """Look at a term of a loss that stands in a function, or in the module."""
+        if isinstance(value, ast.BinOp) and isinstance(value.op, (ast.Add, ast.Sub, ast.Mult)):
+            self.read(value.left, scope)
+            self.read(value.right, scope)
+        elif isinstance(value, ast.UnaryOp):
+            self.read(value.operand, scope)
+        elif isinstance(value, ast.Name):
+            self._read_name(value.id, scope)
+        elif isinstance(value, ast.Call):
+            self._read_call(value, scope)
+
+    def read_called(self, name: str) -> None:
+        """Look at what a function of the file returns, or the forward of a loss module's class."""
+        function = self._file.functions.get(name)
+        if function is None:
+            made = self._training.own_losses.get(name)
+            kind = None if made is None else dotted(made.func)
+            function = next((model.method("forward") for model in self._file.models if model.name == kind), None)
+        if function is None or (id(function), "") in self._seen:
+            return
+        self._seen.add((id(function), ""))
+        for node in walk(function):
+            if isinstance(node, ast.Return) and node.value is not None:
+                self.read(node.value, function)
+
+    def _read_name(self, name: str, scope: ast.AST) -> None:
+        if (id(scope), name) in self._seen:
+            return
+        self._seen.add((id(scope), name))
+        for node in walk(scope):
+            if isinstance(node, (ast.Assign, ast.AugAssign)) and name in names_bound(node):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                divides = isinstance(node, ast.AugAssign) and not isinstance(node.op, (ast.Add, ast.Sub, ast.Mult))
+                if not divides and all(isinstance(target, ast.Name) for target in targets):
+                    self.read(node.value, scope)
+
+    def _read_call(self, call: ast.Call, scope: ast.AST) -> None:
+        name = self._file.names.called(call)
+        if name == "torch.sum" and len(call.args) == 1 and not call.keywords:
+            self._note(call, call.args[0], scope)
+        elif isinstance(call.func, ast.Attribute) and call.func.attr == "sum" and name is None:
+            if not call.args and not call.keywords:
+                self._note(call, call.func.value, scope)
+        else:
+            self.read_called(dotted(call.func) or "")
+
+    def _note(self, call: ast.Call, value: ast.expr, scope: ast.AST) -> None:
+        attributes = {part.attr for part in walk(value) if isinstance(part, ast.Attribute)}
+        if not attributes & _WEIGHTS and not names_loaded(value) & set(_names_of_weights(scope)):
+            self.found.append(call)
+
+
+def _names_of_weights(scope: ast.AST) -> Iterator[str]:
+    for node in walk(scope):
+        if isinstance(node, ast.For) and any(getattr(part, "attr", "") in _WEIGHTS for part in walk(node.iter)):
+            yield from names_bound(node.target)

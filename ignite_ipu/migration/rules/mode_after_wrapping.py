@@ -5,13 +5,7 @@ layers but not the copy, and one set later nothing at all.
 
 Remedy: Set the mode before wrapping. `ignite-ipu migrate` does it where the two stand together.
 
-Example:
-      import poptorch
-      import torch
-
-      model = torch.nn.Linear(4, 2)
-      options = poptorch.Options()
-      optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
+With PopTorch:
     + model.eval()
       inference_model = poptorch.inferenceModel(model, options)
     - model.eval()

@@ -5,12 +5,7 @@ resumed run starts from zero.
 
 Remedy: Use poptorch.optim, whose state_dict() reads the device.
 
-Example:
-      import poptorch
-      import torch
-
-      model = torch.nn.Linear(4, 2)
-      options = poptorch.Options()
+With PopTorch:
     - optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     + optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
       training_model = poptorch.trainingModel(model, options, optimizer)

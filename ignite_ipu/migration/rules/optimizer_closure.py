@@ -5,21 +5,9 @@ The update is part of the compiled program; PopTorch never calls a closure.
 Remedy: Compute loss and backward in the step and call step() without arguments; an algorithm that needs several
 evaluations per step, such as LBFGS, cannot run on an IPU.
 
-Example:
-      import torch
-    + from ignite_ipu import create_ipu_trainer
-      from torch import nn
-
-      model = nn.Linear(4, 2)
-    - criterion = nn.CrossEntropyLoss()
-      optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    - model.train()
-    - for x, y in loader:
-    -     optimizer.zero_grad()
-    -     loss = criterion(model(x), y)
-    -     loss.backward()
-    -     optimizer.step(lambda: loss)
-    + trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+In the loop:
+    - optimizer.step(lambda: loss)
+    + optimizer.step()
 """
 
 from __future__ import annotations

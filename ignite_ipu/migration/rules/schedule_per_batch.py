@@ -5,21 +5,14 @@ see one.
 
 Remedy: Step once per epoch, or keep deviceIterations at 1.
 
-Example:
-      import torch
-      from torch import nn
-
-      model = nn.Linear(4, 2)
-      criterion = nn.CrossEntropyLoss()
-      optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+Before the loop:
       scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
-      model.train()
-      for x, y in loader:
-          optimizer.zero_grad()
-          loss = criterion(model(x), y)
-          loss.backward()
-          optimizer.step()
-    -     scheduler.step()
+
+In the loop:
+      optimizer.step()
+    - scheduler.step()
+
+After the loop:
     + scheduler.step()
 """
 

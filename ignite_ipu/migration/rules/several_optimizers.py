@@ -5,21 +5,12 @@ Those of different parameters step in turns, as in GANs, and are not reported.
 
 Remedy: Give each optimizer parameters of its own, or one optimizer several parameter groups.
 
-Example:
-      import torch
-      from torch import nn
-
-      model = nn.Linear(4, 2)
-      criterion = nn.CrossEntropyLoss()
-      optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+Before the loop:
     - head_optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-      model.train()
-      for x, y in loader:
-          optimizer.zero_grad()
-          loss = criterion(model(x), y)
-          loss.backward()
-          optimizer.step()
-    -     head_optimizer.step()
+
+In the loop:
+      optimizer.step()
+    - head_optimizer.step()
 """
 
 from __future__ import annotations

@@ -5,12 +5,7 @@ of its first call.
 
 Remedy: Make the training executor first, or call inference_model.copyWeightsToDevice() before evaluating.
 
-Example:
-      import poptorch
-      import torch
-
-      model = torch.nn.Linear(4, 2)
-      options = poptorch.Options()
+With PopTorch:
       optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)
     + training_model = poptorch.trainingModel(model, options, optimizer)
       inference_model = poptorch.inferenceModel(model)

@@ -5,20 +5,9 @@ between, and shows the mean of the whole call.
 
 Remedy: Read it every N iterations, or collect it with a metric.
 
-Example:
-      import torch
-      from torch import nn
-
-      model = nn.Linear(4, 2)
-      criterion = nn.CrossEntropyLoss()
-      optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-      model.train()
-      for x, y in loader:
-          optimizer.zero_grad()
-          loss = criterion(model(x), y)
-          loss.backward()
-          optimizer.step()
-    -     total = total + loss.item()
+In the loop:
+      optimizer.step()
+    - total = total + loss.item()
 """
 
 from __future__ import annotations

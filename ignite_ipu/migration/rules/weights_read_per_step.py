@@ -4,21 +4,14 @@ The newest weights are on the device; touching them on the host brings all of th
 
 Remedy: Average at the end of an epoch, or every N iterations.
 
-Example:
-      import torch
-      from torch import nn
-
-      model = nn.Linear(4, 2)
-      criterion = nn.CrossEntropyLoss()
-      optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+Before the loop:
       average = torch.optim.swa_utils.AveragedModel(model)
-      model.train()
-      for x, y in loader:
-          optimizer.zero_grad()
-          loss = criterion(model(x), y)
-          loss.backward()
-          optimizer.step()
-    -     average.update_parameters(model)
+
+In the loop:
+      optimizer.step()
+    - average.update_parameters(model)
+
+After the loop:
     + average.update_parameters(model)
 """
 
