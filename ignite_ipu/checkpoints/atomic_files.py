@@ -6,7 +6,6 @@ import contextlib
 import os
 import platform
 import re
-import secrets
 from pathlib import Path
 from typing import IO, Iterator, Optional
 
@@ -19,7 +18,7 @@ def whole_file(path: Path, mode: Optional[int] = None) -> Iterator[IO[bytes]]:
 
     An exception, such as the `OSError` of a full disk, leaves what was there before. The directory of `path` exists.
     """
-    temporary = path.parent / f".{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    temporary = path.parent / f".{platform.node()}-{os.getpid()}-{os.urandom(4).hex()}.tmp"
     try:
         with open(temporary, "xb") as file:
             if mode is not None:

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Tuple
 import torch
 from ignite.engine import Engine, Events
 
-from ignite_ipu.optimizers import OptimizerError
+from ignite_ipu.errors import OptimizerError
 from ignite_ipu.poptorch_types import Executor
 
 __all__ = ["OptimizerSync"]

@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Check the promises; return 1 if one is broken, 0 otherwise."""
-    # Here, so that shells complete the command's options without loading torch.
+    # Here, so that shells complete the command's options without loading Ignite.
     from ignite_ipu.selftest import runner
 
     chosen = _chosen(every_promise(), args.only)

@@ -12,7 +12,7 @@ from torch import nn
 
 from ignite_ipu import IPUAccelerator, backend, create_ipu_evaluator, ipu_step
 from ignite_ipu.deferred import CaptureError, captured
-from ignite_ipu.optimizers import OptimizerError
+from ignite_ipu.errors import OptimizerError
 
 BATCHES = [torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
 Result = Tuple[List[float], Dict[str, Any], Dict[str, Any]]

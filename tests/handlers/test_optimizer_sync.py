@@ -8,8 +8,8 @@ from ignite.engine import Engine, Events
 from torch import nn
 
 from ignite_ipu import backend, emulator
+from ignite_ipu.errors import OptimizerError
 from ignite_ipu.handlers import OptimizerSync
-from ignite_ipu.optimizers import OptimizerError
 from tests.supervised import assert_same_weights, network
 
 

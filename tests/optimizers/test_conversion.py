@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.optimizers import OptimizerError, convert_optimizer
+from ignite_ipu.errors import OptimizerError
+from ignite_ipu.optimizers import convert_optimizer
 
 poptorch = backend.poptorch()
 

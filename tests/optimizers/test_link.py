@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.optimizers import Change, ConstantAttributeError, OptimizerError, OptimizerLink, convert_optimizer
+from ignite_ipu.errors import ConstantAttributeError, OptimizerError
+from ignite_ipu.optimizers import OptimizerLink, convert_optimizer
+from ignite_ipu.optimizers.changes import Change
 
 poptorch = backend.poptorch()
 

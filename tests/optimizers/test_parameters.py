@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu.optimizers import OptimizerError, check_parameters
+from ignite_ipu.errors import OptimizerError
+from ignite_ipu.optimizers import check_parameters
 
 
 def model() -> nn.Sequential:

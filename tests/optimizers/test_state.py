@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu.optimizers import OptimizerError, state_from_torch, state_to_torch
+from ignite_ipu.errors import OptimizerError
 from ignite_ipu.optimizers.kinds import ADAM, KINDS, RMSPROP, SGD
+from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
 
 NAMES = ["model.weight", "model.bias"]
 SHAPES = [(2, 3), (2,)]

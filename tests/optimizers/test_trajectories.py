@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.optimizers import ConstantAttributeError, OptimizerLink, convert_optimizer
+from ignite_ipu.errors import ConstantAttributeError
+from ignite_ipu.optimizers import OptimizerLink, convert_optimizer
 from ignite_ipu.program.training_step import TrainingStep
 
 poptorch = backend.poptorch()

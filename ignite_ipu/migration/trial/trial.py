@@ -18,7 +18,7 @@ from torch import fx, nn
 from ignite_ipu import backend
 from ignite_ipu.cli.targets import blamed_on, load_factory
 from ignite_ipu.emulator.inspection import Error, IpuTensor, Refusal, Trace, identifier, leaves
-from ignite_ipu.errors import BatchError, LossError, OutputError
+from ignite_ipu.errors import BatchError, LossError, OptimizerError, OutputError
 from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.parity.setup import Subject
@@ -26,7 +26,7 @@ from ignite_ipu.migration.trial.answers import Answers
 from ignite_ipu.migration.trial.notes import Note, Notes, Place, definition_of, library_line, raised_at
 from ignite_ipu.migration.trial.python_state import watched_lines
 from ignite_ipu.migration.trial.survey import Printed, Stopped, Survey, unsupported_operators
-from ignite_ipu.optimizers import OptimizerError, convert_optimizer
+from ignite_ipu.optimizers import convert_optimizer
 from ignite_ipu.program.step import BatchStep, EvaluationStep
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.training_step import TrainingStep

@@ -131,10 +131,9 @@ class Placement:
             names = layer_names(model, granularity)
             counts = layers_per_ipu([e for e in entries if isinstance(e, int)], len(names))
             starts = [Start(names[sum(counts[:ipu])], ipu) for ipu in range(len(counts))]
-            order = select_layers(model, granularity)
         else:
             starts = _starts(model, entries, granularity)
-            order = _execution_order(model, starts, granularity)
+        order = _execution_order(model, starts, granularity)
         return cls(_with_shared(model, starts, order), execution, loss_ipu)
 
     @property
