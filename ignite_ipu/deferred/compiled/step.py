@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, FrozenSet, List, Mapping, Sequence, Tuple
+from typing import Any, List, Mapping, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.deferred.compiled.guards import ForwardGuard, HeldBuffers
+from ignite_ipu.deferred.compiled.update import CompiledUpdate
 from ignite_ipu.deferred.graph.operations import name_of
-from ignite_ipu.deferred.graph.step_graph import StepGraph, result_of
+from ignite_ipu.deferred.graph.step_graph import result_of
 from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, unflatten
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import EAGER
@@ -46,53 +47,41 @@ class CapturedStep(_ReadyStep):
     """The module compiled for a captured step: it returns the loss, and the values that are wanted on the host.
 
     Args:
-        outputs: `(operation, result)` of each value to return.
-        numbers: The floats that are constants.
-        inputs_for_numbers: Which floats are inputs instead, because they change.
+        update: What to compute, to return, and which of its floats are inputs, because they change.
         half: Whether matrix products and convolutions run in half precision.
     """
 
     is_tried = True
 
-    def __init__(
-        self,
-        model: nn.Module,
-        graph: StepGraph,
-        outputs: Sequence[Tuple[int, int]],
-        numbers: Sequence[float],
-        inputs_for_numbers: FrozenSet[int],
-        half: bool = False,
-    ) -> None:
+    def __init__(self, model: nn.Module, update: CompiledUpdate, half: bool = False) -> None:
         super().__init__(model, half)
-        self.graph = graph
-        self.outputs = tuple(outputs)
-        self.numbers = tuple(numbers)
-        self.inputs_for_numbers = inputs_for_numbers
+        self.update = update
 
     def forward(self, *leaves: Any) -> Any:
         """Return `(loss, *outputs)` for the inputs of a micro-batch; where there are no outputs, the loss itself."""
-        shapes = [*self.graph.inputs, *[((), torch.float32)] * len(self.inputs_for_numbers)]
+        update, graph = self.update, self.update.graph
+        shapes = [*graph.inputs, *[((), torch.float32)] * len(update.variable)]
         inputs = [leaf if shape else leaf.reshape(()) for leaf, (shape, _) in zip(leaves, shapes)]
-        numbers: List[Any] = list(self.numbers)
-        for position, number in zip(sorted(self.inputs_for_numbers), inputs[len(self.graph.inputs) :]):
+        numbers: List[Any] = list(update.numbers)
+        for position, number in zip(sorted(update.variable), inputs[len(graph.inputs) :]):
             numbers[position] = number
         with EAGER, self.guarded(training=True), self.in_half():
             results = self._compute(inputs, numbers)
             total: Any = None
-            for operation, result in self.graph.losses:
+            for operation, result in graph.losses:
                 loss = results[operation][result]
                 loss = loss.reshape(()) if loss.dim() else loss
                 total = loss if total is None else total + loss
         loss = backend.poptorch().identity_loss(total, reduction="none")
-        if not self.outputs:
+        if not update.outputs:
             return loss
-        return (loss, *[results[operation][result] for operation, result in self.outputs])
+        return (loss, *[results[operation][result] for operation, result in update.outputs])
 
     def _compute(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> List[List[Any]]:
         parameters = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         remaining = iter(numbers)
         results: List[List[Any]] = []
-        for step in self.graph.steps:
+        for step in self.update.graph.steps:
             found: List[Any] = []
             for source in step.leaves:
                 if source is None:

@@ -359,14 +359,7 @@ class CapturedTraining:
             self._report(before, wanted)
         if not wanted.graph.inputs and not wanted.variable:
             raise CaptureError("The training step reads no tensor, so there is nothing to hand to the device.")
-        step = CapturedStep(
-            self.session.model,
-            wanted.graph,
-            wanted.outputs,
-            wanted.numbers,
-            wanted.variable,
-            self.config.half_products,
-        )
+        step = CapturedStep(self.session.model, wanted, self.config.half_products)
         options = self._base.clone()
         options.replicationFactor(wanted.replicas)
         options.Training.gradientAccumulation(wanted.count // wanted.replicas)

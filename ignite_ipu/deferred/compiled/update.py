@@ -22,7 +22,14 @@ Needed = Tuple[Place, int, Value]
 
 @dataclasses.dataclass(frozen=True)
 class CompiledUpdate:
-    """Update that a program was compiled for."""
+    """Update that a program was compiled for: of `count` micro-batches of a graph, which `replicas` share.
+
+    Attributes:
+        outputs: `(operation, result)` of each value to return, beside the loss.
+        numbers: The floats of the graph's arithmetic.
+        variable: Which of them are inputs, because they change, and not constants.
+        gradients: Whether they come back.
+    """
 
     graph: StepGraph
     count: int

@@ -18,6 +18,7 @@ class Captured(Protocol):
 
     model: nn.Module
     path: str
+    postponed: Callable[[], Optional[str]]
 
     @property
     def pending(self) -> Sequence[Any]: ...

@@ -6,11 +6,11 @@ Until that step comes, PyTorch would have the weights of before; the device has 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, List, Optional
 
 import torch
 
-from ignite_ipu.deferred.graph.operations import Operation, Value, reached
+from ignite_ipu.deferred.graph.operations import Value, reached
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import CALL, Loss, ancestors
 from ignite_ipu.deferred.graph.structure import words
@@ -20,7 +20,7 @@ from ignite_ipu.deferred.tensor.routing import has_gone_backward
 from ignite_ipu.errors import CaptureError, EarlyReadError, listed
 from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["EarlyUpdate", "early_read_error", "expected_loss", "incomplete", "may_run_early", "not_frozen"]
+__all__ = ["EarlyUpdate", "early_read_error", "expected_loss", "incomplete", "not_frozen"]
 
 
 _SAMPLING = words("multinomial bernoulli normal poisson binomial")
@@ -90,24 +90,12 @@ def expected_loss(value: Value, line: Line) -> Optional[Loss]:
     return Loss(last[0], ancestors(last[0]), line) if len(last) == 1 else None
 
 
-def may_run_early(model: Captured, postponed: Callable[[], Optional[str]], operations: Sequence[Operation]) -> bool:
-    """Tell whether an update is complete but for `optimizer.step()`, and a value comes with it.
-
-    Args:
-        postponed: Returns why it cannot run yet, None if it can.
-        operations: What the value is computed from.
-    """
-    return has_gone_backward(operations, model) and incomplete(model.pending, postponed) is None
-
-
-def early_read_error(
-    model: Captured, postponed: Callable[[], Optional[str]], value: Value, what: str
-) -> EarlyReadError:
+def early_read_error(model: Captured, value: Value, what: str) -> EarlyReadError:
     """Return the error for a value of an update that is not complete; `what` says in words how it is read."""
     line = current_line()
     operations = ancestors(value)
     if has_gone_backward(operations, model):
-        reason = incomplete(model.pending, postponed)
+        reason = incomplete(model)
         return EarlyReadError(
             f"{what} at {line} asks for a value that comes with the weight update, and {reason}. Keep "
             "loss.detach() and read it after the update."
@@ -145,12 +133,12 @@ def not_frozen(model: Any) -> EarlyReadError:
     )
 
 
-def incomplete(losses: Sequence[Loss], postponed: Callable[[], Optional[str]]) -> Optional[str]:
-    """Return why an update from losses cannot be made yet, None if it can.
+def incomplete(model: Captured) -> Optional[str]:
+    """Return why an update of what went backward cannot be made yet, None if it can.
 
-    Where an engine's step function has left the last one, more will follow; `postponed` returns why the loop waits.
+    Where an engine's step function has left the last loss, more will follow.
     """
-    reason = postponed()
+    reason, losses = model.postponed(), model.pending
     if reason is not None or not losses or losses[-1].call in (None, CALL.get()):
         return reason
     return (

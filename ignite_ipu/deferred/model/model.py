@@ -321,7 +321,7 @@ class CapturedModel:
                 "step(), and the host cannot compute it beside that: random numbers are drawn for it, or calls of the "
                 "model read what earlier ones write. Read it after that step()."
             )
-        raise early_read_error(self, self.postponed, value, what)
+        raise early_read_error(self, value, what)
 
     def computes_on_host(self, line: Line) -> bool:
         """Copy the newest weights to the host, to compute a value there that is read at a line; False if it cannot."""

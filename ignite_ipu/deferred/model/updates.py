@@ -17,11 +17,12 @@ from ignite_ipu.deferred.graph.operations import CLOCK, NORM, USES, Operation, V
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.device_gradients import DeviceGradients, refuse_uncleared
-from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, incomplete, may_run_early
+from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, incomplete
 from ignite_ipu.deferred.model.held import held_by
 from ignite_ipu.deferred.model.turns import Older, Reach, begin_again, forget, gradient_path, keep_buffers, older_values
 from ignite_ipu.deferred.model.writes import BufferWrites, WeightEdits
 from ignite_ipu.deferred.tensor.device_gradient import DeviceGradient
+from ignite_ipu.deferred.tensor.routing import has_gone_backward
 from ignite_ipu.deferred.tensor.tensor import deferred_results
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.config import IPUConfig
@@ -42,7 +43,6 @@ class Whole(Captured, Protocol):
     modes: Modes
     edits: WeightEdits
     buffer_writes: BufferWrites
-    postponed: Callable[[], Optional[str]]
     clip_remedy: Optional[str]
 
     @property
@@ -210,7 +210,7 @@ class Updates:
         if self.early is not None:
             self.early.check_confirmed()
             return None
-        if self.reach is None and may_run_early(self._model, self._model.postponed, operations):
+        if self.reach is None and has_gone_backward(operations, self._model) and incomplete(self._model) is None:
             return ()
         ahead: List[Loss] = []
         if not self.pending and self._model.postponed() is None:
@@ -294,7 +294,7 @@ class Updates:
 
         False if the update can run for them: it is complete, by what is known of the loop.
         """
-        complete = incomplete(self.pending, self._model.postponed) is None and self._model.accumulates is False
+        complete = incomplete(self._model) is None and self._model.accumulates is False
         if complete or self.reach is not None or not self.computes_on_host(line):
             return False
         if self._shown != len(self.pending):
