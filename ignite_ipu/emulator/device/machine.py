@@ -101,8 +101,7 @@ class EmulatedMachine:
     def _table(self) -> Iterator[Dict[int, Holder]]:
         """Give the holder of each IPU that is taken; what is changed of it in the `with` block lasts."""
         # After a fork the child has a machine of its own, on which nothing is taken yet.
-        for ipu in [ipu for ipu, user in self._users.items() if user.pid != os.getpid()]:
-            del self._users[ipu]
+        self._users = {ipu: user for ipu, user in self._users.items() if user.pid == os.getpid()}
         yield self._users
 
     def _let_go(self, users: Dict[int, Holder]) -> None:

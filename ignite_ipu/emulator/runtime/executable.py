@@ -122,15 +122,12 @@ class Executable:
                 results = run(*inputs, *arguments[0])
                 return [narrowed(result.clone(memory_format=torch.contiguous_format)) for result in results]
         with torch.no_grad(), self.random.drawn():
-            return self.loop(inputs, lambda batch, replica: run(*batch, *arguments[replica]), lambda iteration: None)
+            return self.loop(inputs, lambda batch, replica: run(*batch, *arguments[replica]), lambda: None)
 
     def loop(
-        self, inputs: Tensors, run: Callable[[Results, int], Results], update: Callable[[int], None]
+        self, inputs: Tensors, run: Callable[[Results, int], Results], update: Callable[[], None]
     ) -> List[torch.Tensor]:
-        """Run one call: for each device iteration, all its micro-batches and then one update.
-
-        `run` is called with a micro-batch and the replica that it is for, `update` with the number of the iteration.
-        """
+        """Run one call: for each device iteration all its micro-batches, each for one replica, and then one update."""
         batching, written_inputs = self.batching, self.graph.written_inputs
         micro_batches = batching.cut(inputs)
         steps = range(batching.gradient_accumulation)
@@ -152,7 +149,7 @@ class Executable:
                 position += batching.slots
                 if batching.keeps(iteration, accumulation):
                     kept.append(collected)
-            update(iteration)
+            update()
         outputs = len(kept[0][0])
         return [batching.stack([[results[index] for results in step] for step in kept]) for index in range(outputs)]
 

@@ -101,11 +101,10 @@ class OptimizerTracker:
     def check_parameters(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Refuse to compile an optimizer over parameters that are not the model's."""
         own = set(map(id, parameters.values()))
-        strange = [
-            id(each) for group in self._optimizer.param_groups for each in group["params"] if id(each) not in own
-        ]
-        if strange:
-            raise KeyError(strange[0])
+        for group in self._optimizer.param_groups:
+            for each in group["params"]:
+                if id(each) not in own:
+                    raise KeyError(id(each))
         self.description.check_backend()
         self._compiled = self.description
 

@@ -140,7 +140,7 @@ class TrainingStep:
         elif gradients:
             torch._foreach_add_(self._sums, gradients)
 
-    def update(self, iteration: int) -> None:
+    def update(self) -> None:
         """Reduce the accumulated gradients, take one optimizer step, and start accumulating afresh."""
         sums, added = self._sums, self._added
         self._sums, self._added = [], 0
