@@ -25,7 +25,7 @@ from ignite_ipu.emulator.trace.active import getIpuTensorId
 from ignite_ipu.emulator.trace.annotations import module_repr, print
 from ignite_ipu.emulator.trace.autocasting import autocast
 from ignite_ipu.emulator.trace.operators import support as operators
-from ignite_ipu.emulator.values.custom_types import ICustomArgParser, registerCustomArgParser
+from ignite_ipu.emulator.values.structures import ICustomArgParser, registerCustomArgParser
 from ignite_ipu.emulator.version import __version__
 
 NOT_IN_POPTORCH = frozenset(

@@ -8,7 +8,7 @@ from ignite_ipu.emulator.trace.call_sites import identifier, name_of
 from ignite_ipu.emulator.trace.operators.support import DOUBT, SWITCH, set_strict
 from ignite_ipu.emulator.trace.operators.table import canonical
 from ignite_ipu.emulator.trace.refusals import DynamicOutputShape
-from ignite_ipu.emulator.values.nested import leaves, map_leaves
+from ignite_ipu.emulator.values.structures import leaves, map_leaves
 
 __all__ = [
     "DOUBT",

@@ -19,8 +19,7 @@ from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.trace import number_formats
 from ignite_ipu.emulator.trace.active import IpuTensor
 from ignite_ipu.emulator.trace.capture import Capture
-from ignite_ipu.emulator.values.custom_types import flatten_tensors
-from ignite_ipu.emulator.values.nested import leaves
+from ignite_ipu.emulator.values.structures import flatten_tensors, leaves
 
 Run = Callable[..., Tuple[torch.Tensor, ...]]
 Fold = Callable[[Capture], Dict[fx.Node, torch.Tensor]]

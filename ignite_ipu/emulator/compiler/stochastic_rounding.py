@@ -11,13 +11,13 @@ Not at random: where a float16 value has several users, autograd adds up its (ro
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Sequence, Tuple
 
 import torch
 from torch import fx
 
 from ignite_ipu.emulator.trace.operators.table import words
-from ignite_ipu.emulator.values.nested import leaves, map_leaves
+from ignite_ipu.emulator.values.structures import leaves, map_leaves
 
 # The numbers in their arguments become float16 on the host; everything else in them is moved or drawn.
 _EXACT = frozenset(
@@ -32,7 +32,7 @@ _EXACT = frozenset(
 _EXPANSIONS = frozenset(("expand", "expand_as", "broadcast_to"))
 
 
-def round_stochastically(values: torch.Tensor, generator: Optional[torch.Generator] = None) -> torch.Tensor:
+def round_stochastically(values: torch.Tensor) -> torch.Tensor:
     """Return float16 values, each one of the two neighbours of a float32 value, the nearer one more often.
 
     The chance of a neighbour is linear in the distance to the other, so that the expected result is the value itself.
@@ -48,7 +48,7 @@ def round_stochastically(values: torch.Tensor, generator: Optional[torch.Generat
     other = stepped.view(torch.float16)
     gap = (other.to(torch.float32) - rounded).abs()
     chance = torch.where(gap > 0, (values - rounded).abs() / gap, torch.zeros_like(gap))
-    draw = torch.rand(values.shape, generator=generator)
+    draw = torch.rand(values.shape)
     exact = (rounded == values) | ~torch.isfinite(rounded)
     return torch.where(exact | (draw >= chance), nearest, other)
 

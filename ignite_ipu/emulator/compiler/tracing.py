@@ -23,7 +23,7 @@ from ignite_ipu.emulator.trace.capture import Capture
 from ignite_ipu.emulator.trace.operators import support
 from ignite_ipu.emulator.trace.refusals import explained, refuse_compiled_modules
 from ignite_ipu.emulator.values.arguments import Arguments
-from ignite_ipu.emulator.values.custom_types import flatten_tensors, map_tensors
+from ignite_ipu.emulator.values.structures import flatten_tensors, map_tensors
 from ignite_ipu.emulator.values.wrapping import plain
 
 Hook = Callable[[], None]
@@ -160,12 +160,10 @@ def _module_scopes(capture: Capture, model: nn.Module) -> Iterator[None]:
     names = {id(module): name.rpartition(".")[2] for name, module in model.named_modules() if name}
 
     def enter(module: nn.Module) -> None:
-        if id(module) in names:
-            capture.scope.append(names[id(module)])
+        capture.scope.append(names.get(id(module), ""))
 
     def leave(module: nn.Module) -> None:
-        if id(module) in names:
-            capture.scope.pop()
+        capture.scope.pop()
 
     with module_calls_followed(enter, leave):
         yield

@@ -16,7 +16,7 @@ from ignite_ipu.emulator.enums import DataLoaderMode
 from ignite_ipu.emulator.errors import python_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
-from ignite_ipu.emulator.values.custom_types import flatten_tensors, replace_tensors
+from ignite_ipu.emulator.values.structures import flatten_tensors, replace_tensors
 
 _AnySampler = Union["Sampler[Sequence[Any]]", Iterable[Sequence[Any]]]
 

@@ -15,7 +15,7 @@ from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.trace.active import IpuTensor, Trace, active, running
 from ignite_ipu.emulator.trace.capture import Capture
-from ignite_ipu.emulator.values.nested import listed
+from ignite_ipu.emulator.values.structures import listed
 
 _BodyFunction = Callable[..., Any]
 

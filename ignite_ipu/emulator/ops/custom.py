@@ -13,7 +13,7 @@ from torch import nn
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.trace.active import active, running
-from ignite_ipu.emulator.values.nested import listed
+from ignite_ipu.emulator.values.structures import listed
 
 AttributeValue = Union[float, int, str, list, tuple]  # type: ignore[type-arg]
 StandIn = Callable[..., Any]

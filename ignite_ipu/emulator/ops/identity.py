@@ -14,7 +14,7 @@ from torch import fx
 from ignite_ipu.emulator.enums import MatMulSerializationMode, OutputMode, OverlapMode
 from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.trace.active import IpuTensor, Trace, active
-from ignite_ipu.emulator.values.custom_types import flatten_tensors, map_tensors
+from ignite_ipu.emulator.values.structures import flatten_tensors, map_tensors
 
 _REDUCTIONS = ("sum", "mean", "none")
 

@@ -30,8 +30,8 @@ from ignite_ipu.emulator.runtime.training_step import CompiledStep, CompiledTrai
 from ignite_ipu.emulator.trace import number_formats
 from ignite_ipu.emulator.trace.refusals import without_half_kernel
 from ignite_ipu.emulator.values.arguments import Arguments
-from ignite_ipu.emulator.values.custom_types import replace_tensors
 from ignite_ipu.emulator.values.replica_groups import ReplicaGroups, Setting
+from ignite_ipu.emulator.values.structures import replace_tensors
 from ignite_ipu.emulator.values.wrapping import plain, version
 
 _GRADIENT, _UPDATED = _OF_UPDATES = ("Gradient___", "UpdatedVar___")

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.trace import isolation, number_formats
-from ignite_ipu.emulator.values.nested import leaves
+from ignite_ipu.emulator.values.structures import leaves
 
 _Result = TypeVar("_Result")
 

@@ -24,7 +24,7 @@ from ignite_ipu.emulator.trace.active import TO, IpuTensor, Trace
 from ignite_ipu.emulator.trace.operators import support, table
 from ignite_ipu.emulator.trace.operators.table import words
 from ignite_ipu.emulator.trace.refusals import illegal_move
-from ignite_ipu.emulator.values.nested import holds_tensors, leaves, map_leaves
+from ignite_ipu.emulator.values.structures import holds_tensors, leaves, map_leaves
 
 Args = Tuple[Any, ...]
 Kwargs = Dict[str, Any]

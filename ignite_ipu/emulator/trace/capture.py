@@ -27,7 +27,7 @@ from ignite_ipu.emulator.trace.isolation import Turn, replaced
 from ignite_ipu.emulator.trace.number_formats import NORMALISATIONS, in_float, in_strided_groups
 from ignite_ipu.emulator.trace.operators import support, table
 from ignite_ipu.emulator.trace.refusals import checkpoint_refused, foreign, refuse, refuse_differentiation
-from ignite_ipu.emulator.values.nested import frozen, holds_tensors, leaves, like, map_leaves
+from ignite_ipu.emulator.values.structures import frozen, holds_tensors, leaves, like, map_leaves
 
 # A trace replaces attributes of PyTorch for the whole process: threads trace one after the other.
 _TURN = Turn()
@@ -204,7 +204,7 @@ class Capture(Trace):
         node = self.graph.create_node("call_function", kernel, args, kwargs, name=identifier(name))
         node.meta["operator"] = name
         node.meta["site"] = self.placement.site
-        node.meta["scope"] = "/".join(self.scope)
+        node.meta["scope"] = "/".join(filter(None, self.scope))
         node.meta["source"] = source(self.location_excludes)
         return node
 

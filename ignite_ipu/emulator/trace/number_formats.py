@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from ignite_ipu.emulator.errors import Error, backend_error
 from ignite_ipu.emulator.trace.call_sites import name_of
 from ignite_ipu.emulator.trace.operators.table import words
-from ignite_ipu.emulator.values.nested import leaves, map_leaves
+from ignite_ipu.emulator.values.structures import leaves, map_leaves
 
 Kernel = Callable[..., Any]
 

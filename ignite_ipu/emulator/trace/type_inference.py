@@ -18,7 +18,7 @@ from ignite_ipu.emulator.trace.active import memory_of
 from ignite_ipu.emulator.trace.call_sites import name_of
 from ignite_ipu.emulator.trace.operators import support, table
 from ignite_ipu.emulator.trace.refusals import needs_value
-from ignite_ipu.emulator.values.nested import map_leaves
+from ignite_ipu.emulator.values.structures import map_leaves
 
 _Kernel = Callable[..., Any]
 
@@ -123,7 +123,7 @@ def infer(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
         Exception: What is wrong with the arguments, as on the host.
     """
     try:
-        with support.observed(name_of(kernel), kernel, kinds):
+        with support.observed(kernel, kinds):
             return kernel(*args, **kwargs)
     except Error:
         raise

@@ -13,7 +13,7 @@ from torch import nn
 
 from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.values.custom_types import find_parser, flatten_tensors, map_tensors
+from ignite_ipu.emulator.values.structures import find_parser, flatten_tensors, map_tensors
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _FLOATS = (torch.float32, torch.float16, torch.float64)

@@ -18,7 +18,7 @@ from ignite_ipu.emulator.data.worker.memory import poison_value
 from ignite_ipu.emulator.enums import DataLoaderMode, SharingStrategy
 from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.options import Options
-from ignite_ipu.emulator.values.custom_types import ICustomArgParser, registerCustomArgParser
+from ignite_ipu.emulator.values.structures import ICustomArgParser, registerCustomArgParser
 
 FORK = {"sharing_strategy": SharingStrategy.Fork}
 Async, AsyncRebatched = DataLoaderMode.Async, DataLoaderMode.AsyncRebatched

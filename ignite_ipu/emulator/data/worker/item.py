@@ -8,7 +8,7 @@ from typing import Any, List, Tuple
 
 import torch
 
-from ignite_ipu.emulator.values.custom_types import find_parser, flatten_tensors, map_tensors, replace_tensors
+from ignite_ipu.emulator.values.structures import find_parser, flatten_tensors, map_tensors, replace_tensors
 
 _TENSOR, _LIST, _DICT, _CUSTOM = "a tensor", "a list or tuple", "a dictionary", "a registered type"
 

@@ -22,7 +22,7 @@ from ignite_ipu.emulator.data.worker.memory import SharedFile
 from ignite_ipu.emulator.data.worker.server import ServerContext
 from ignite_ipu.emulator.data.worker.worker import Message, MessageKind, is_ready
 from ignite_ipu.emulator.enums import SharingStrategy
-from ignite_ipu.emulator.values.custom_types import registered_parsers
+from ignite_ipu.emulator.values.structures import registered_parsers
 
 POLITE_SECONDS = 10.0
 INTERRUPT_SECONDS = 10.0

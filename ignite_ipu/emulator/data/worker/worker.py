@@ -27,7 +27,7 @@ from ignite_ipu.emulator.data.worker.orphans import end_with_parent
 from ignite_ipu.emulator.data.worker.rows import take_rows_at_once
 from ignite_ipu.emulator.data.worker.seeding import RandomState, adopt_state
 from ignite_ipu.emulator.data.worker.server import mended_workers
-from ignite_ipu.emulator.values.custom_types import registerCustomArgParser
+from ignite_ipu.emulator.values.structures import registerCustomArgParser
 
 _LONGEST_REPORT = 64 * 1024
 _NOT_ASKED = -2

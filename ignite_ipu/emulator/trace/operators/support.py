@@ -34,7 +34,7 @@ from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.trace import call_sites
 from ignite_ipu.emulator.trace.active import IpuTensor, Trace
 from ignite_ipu.emulator.trace.operators import table
-from ignite_ipu.emulator.values.nested import leaves
+from ignite_ipu.emulator.values.structures import leaves
 
 STRICT_VARIABLE = "IGNITE_IPU_STRICT_OPERATORS"
 SWITCH = "ignite_ipu.emulator.trace.operators.support.set_strict(False)"
@@ -87,11 +87,12 @@ def set_strict(enabled: Optional[bool]) -> Optional[bool]:
     return before
 
 
-def observed(name: str, kernel: Callable[..., Any], kinds: Set[str]) -> ContextManager[Any]:
+def observed(kernel: Callable[..., Any], kinds: Set[str]) -> ContextManager[Any]:
     """Return a context manager that adds to `kinds` what does not compile of an operator.
 
     What is in the table is known; of anything else the kernels are, which PyTorch calls inside the context.
     """
+    name = call_sites.name_of(kernel)
     if (getattr(kernel, "__module__", None) or "").startswith("ignite_ipu.") or table.compiles(name):
         return contextlib.nullcontext()
     kind = table.refused(name)

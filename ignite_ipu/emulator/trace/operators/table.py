@@ -18,7 +18,7 @@ import dataclasses
 import json
 import os
 from functools import lru_cache
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 _PYTHON_OPERATORS = {
     "and": "bitwise_and",
@@ -138,22 +138,22 @@ RESTRICTIONS = tuple(map(_restriction, _DATA["arguments"]))
 _COMPILED = frozenset(canonical(name) for names in GROUPS.values() for name in names)
 _RANDOM = frozenset(words(_DATA["random"]))
 _REFUSED = {**{name: kind for kind, names in KINDS.items() for name in names}, **{kind: kind for kind in KINDS}}
-_BY_PLAIN_NAME: Dict[str, List[Restriction]] = {}
-_BY_FULL_NAME: Dict[str, List[Restriction]] = {}
+_BY_NAME: Dict[str, List[Restriction]] = {}
 _POSITIONS: Dict[str, Dict[str, int]] = {}
 
+
+def _keys(name: str) -> Set[str]:
+    """Return what one of the table's names is looked up by: the full name and, unless it is a layer's, a kernel's."""
+    return {full_name(name)} if name.startswith("nn.") else {full_name(name), canonical(undecorated(name))}
+
+
 for _each in RESTRICTIONS:
-    for _name in _each.of:
-        _BY_FULL_NAME.setdefault(full_name(_name), []).append(_each)
-        if not _name.startswith("nn."):
-            _BY_PLAIN_NAME.setdefault(canonical(undecorated(_name)), []).append(_each)
+    for _key in [key for name in _each.of for key in _keys(name)]:
+        _BY_NAME.setdefault(_key, []).append(_each)
 
 for _names, _arguments in _DATA["signatures"].items():
-    for _name in _names.split():
-        _order = {argument: position for position, argument in enumerate(_arguments.split())}
-        _POSITIONS[full_name(_name)] = _order
-        if not _name.startswith("nn."):
-            _POSITIONS[canonical(undecorated(_name))] = _order
+    _order = {argument: position for position, argument in enumerate(_arguments.split())}
+    _POSITIONS.update((key, _order) for name in _names.split() for key in _keys(name))
 
 
 def is_random(name: str) -> bool:
@@ -178,12 +178,12 @@ def refused(name: str) -> Optional[str]:
 
 def restricted(name: str) -> Sequence[Restriction]:
     """Return the restrictions of an operator, whose name may be a kernel's."""
-    return _BY_PLAIN_NAME.get(canonical(name), ())
+    return _BY_NAME.get(canonical(name), ())
 
 
 def restrictions_of(name: str) -> Sequence[Restriction]:
     """Return the restrictions of a function or layer by its full name, such as `torch.nn.LSTM`."""
-    return _BY_FULL_NAME.get(name, ())
+    return _BY_NAME.get(name, ()) if "." in name else ()
 
 
 def positions(name: str) -> Dict[str, int]:

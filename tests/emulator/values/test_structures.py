@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ignite_ipu.emulator.errors import Error
-from ignite_ipu.emulator.values.custom_types import (
+from ignite_ipu.emulator.values.structures import (
     ICustomArgParser,
     find_parser,
     flatten_tensors,
