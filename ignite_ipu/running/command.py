@@ -64,18 +64,16 @@ def main(args: argparse.Namespace) -> int:
         logger.setLevel(logging.INFO)
         logger.propagate = False
     cached = {} if args.cache_dir is None else {CACHE_VARIABLE: args.cache_dir}
-    environment = mock.patch.dict(os.environ, cached)
-    environment.start()
+    run = run_module if args.module else run_script
     try:
-        run = run_module if args.module else run_script
-        run(args.script, args.arguments, config=_config(args, logger))
+        with mock.patch.dict(os.environ, cached):
+            run(args.script, args.arguments, config=_config(args, logger))
     except UserError:
         raise
     except Exception as error:
         traceback.print_exception(type(error), error, _from_the_script(error.__traceback__))
         return 1
     finally:
-        environment.stop()
         logger.removeHandler(handler)
         logger.setLevel(level)
         logger.propagate = propagate

@@ -58,9 +58,7 @@ def run_module(
 
     Args:
         name: Its dotted name, to be found from the current directory or on `sys.path`.
-        argv: Its arguments.
-        config: Settings that trainers, accelerators and loops take: an `IPUConfig`, a mapping or the path of a file.
-        substitutions: Gets what was substituted.
+        argv, config, substitutions: As for `run_script`.
 
     Raises:
         OptionsError: The config cannot be read.

@@ -188,12 +188,12 @@ class Inference:
         guard = self.programs.hooks.guard
         layout, leaves = program.step.flattened(parts, program.micro_batches)
         program = self._for_shapes(program, layout)
-        call = functools.partial(self._infer, program, layout, leaves, parts[0] if len(parts) == 1 else parts)
-        return call() if guard is None else guard.evaluate(program, call)
 
-    def _infer(self, program: ModelProgram, layout: BatchLayout, leaves: Sequence[Any], x: Any) -> Any:
-        self._follow(program, layout)
-        return self.call(program, leaves, x)
+        def call() -> Any:
+            self._follow(program, layout)
+            return self.call(program, leaves, parts[0] if len(parts) == 1 else parts)
+
+        return call() if guard is None else guard.evaluate(program, call)
 
     def _follow(self, program: ModelProgram, layout: BatchLayout) -> None:
         programs = self.programs

@@ -23,6 +23,7 @@ from ignite_ipu.poptorch_types import Options
 
 __all__ = ["PARALLEL", "check_same_weights", "describe_processes", "on_one_device", "unwrapped"]
 
+_logger = logging.getLogger("ignite_ipu")
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
@@ -84,9 +85,6 @@ def check_same_weights(model: nn.Module) -> None:
             f"The processes do not start from the same weights: in rank {rank}, {where}. Seed all processes alike "
             "before the model is made (ignite.utils.manual_seed), or load one checkpoint in each."
         )
-
-
-_logger = logging.getLogger("ignite_ipu")
 
 
 def unwrapped(model: Any) -> Any:

@@ -55,6 +55,7 @@ class ModelProgram:
 
     Attributes:
         executor: The PopTorch executor, None before first use.
+        traced: The program in it, until it is destroyed; `compiled` asks PopTorch whether it is there.
         geometry: The arithmetic of one call, None before first use.
         mode: Name of the output mode, as PopTorch resolves it.
         calls: The arithmetic of a call with micro-batches of one sample.
@@ -92,7 +93,7 @@ class ModelProgram:
         self.varying: List[str] = []
         self.trained_names: Sequence[str] = ()
         self.executor: Optional[Executor] = None  # without a program in it after a compilation that failed
-        self._compiled: Optional[CompiledProgram] = None
+        self.traced: Optional[CompiledProgram] = None
         self._file: Optional[Executable] = None
         self._random_state: Optional[List[int]] = None
         self._classes: List[type] = []
@@ -112,7 +113,7 @@ class ModelProgram:
     @property
     def compiled(self) -> Optional[CompiledProgram]:
         """The compiled program, None where there is none."""
-        compiled = self._compiled
+        compiled = self.traced
         return compiled if compiled is not None and compiled.executor.isCompiled() else None
 
     @property
@@ -159,19 +160,15 @@ class ModelProgram:
 
     def set_modes(self) -> None:
         """Put the user's model in training or evaluation mode, as native steps do in every iteration."""
-        if self._compiled is None:
+        if self.traced is None:
             self.step.train(self.training)
         else:
-            self._compiled.set_modes()
-
-    def changed_values(self) -> List[str]:
-        """Return the names of Python values that were others when the program was traced; modules and hooks, too."""
-        return [] if self._compiled is None else self._compiled.changed_values()
+            self.traced.set_modes()
 
     @property
     def trace_is_due(self) -> bool:
         """True if the module is to be traced a second time before the next call."""
-        return self._compiled is not None and self._compiled.retrace.is_due
+        return self.traced is not None and self.traced.retrace.is_due
 
     def known_leaves(self, *parts: Any) -> Optional[List[Any]]:
         """Return what `arguments` returns for tensors like those that it was compiled for; None for all others."""
@@ -179,12 +176,8 @@ class ModelProgram:
 
     def note_call(self) -> None:
         """Count a call."""
-        if self._compiled is not None:
-            self._compiled.retrace.note_call()
-
-    def changed_buffers(self) -> List[str]:
-        """Return the names of buffers that are constants of the program and have other values now."""
-        return [] if self._compiled is None else self._compiled.constants.changed()
+        if self.traced is not None:
+            self.traced.retrace.note_call()
 
     def read_random_state(self) -> Optional[List[int]]:
         """Return the random state; None before the program was compiled, or if it has no seed and never ran."""
@@ -314,7 +307,7 @@ class ModelProgram:
 
     def _forget(self, executor: Executor) -> None:
         self._weights.remove(executor)
-        self.executor = self._compiled = None
+        self.executor = self.traced = None
         self.step.forget_layout()
 
     def destroy(self) -> None:
@@ -335,7 +328,7 @@ class ModelProgram:
         self.destroy()
         if self.executor is not None:
             self._weights.remove(self.executor)
-            self.executor = self._compiled = None
+            self.executor = self.traced = None
             unwrap_tensors(self.step)
 
     def like(self, step: BatchStep, options: Options) -> ModelProgram:
@@ -436,7 +429,7 @@ class ModelProgram:
         if self._own_statistics:
             self._check_own_statistics()
         python = python if python.complete else self.step.python_state()
-        self._compiled = CompiledProgram(executor, self.step, self.training, self._weights, python, changed, retrace)
+        self.traced = CompiledProgram(executor, self.step, self.training, self._weights, python, changed, retrace)
         if self._file is not None:
             try:
                 self._file.check(retrace.fingerprint())

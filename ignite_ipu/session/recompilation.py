@@ -72,7 +72,10 @@ class ModelChanges:
         """Have a program compiled again if what it has as constants has changed."""
         if self._registrations != REGISTRATIONS.count:
             self.refuse_replaced()
-        changed = program.changed_values()
+        traced = program.traced
+        if traced is None:
+            return
+        changed = traced.changed_values()
         if changed:
             self._replace(program, changed, _PYTHON_CHANGED)
         self.follow_buffers(program)
@@ -81,7 +84,7 @@ class ModelChanges:
 
     def follow_buffers(self, program: ModelProgram) -> None:
         """Have a program compiled again if whole numbers or booleans in buffers have changed."""
-        changed = program.changed_buffers()
+        changed = [] if program.traced is None else program.traced.constants.changed()
         if changed:
             self._replace(program, changed, _BUFFERS_CHANGED)
 

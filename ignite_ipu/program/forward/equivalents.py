@@ -230,12 +230,6 @@ def _index_add(
     return input.scatter_add(dim, _along(dim, index, source), source * alpha if alpha != 1 else source)
 
 
-def _index_copy(
-    func: Function, input: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor
-) -> torch.Tensor:
-    return input.scatter(dim, _along(dim, index, source), source)
-
-
 def _along(dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     shape = [1] * source.dim()
     shape[dim] = -1
@@ -329,7 +323,7 @@ _OF_TENSORS: Dict[str, Function] = {
     ),
     "trace": lambda func, input: _diagonal(torch.diagonal, input).sum(),
     "index_add": _index_add,
-    "index_copy": _index_copy,
+    "index_copy": lambda func, input, dim, index, source: input.scatter(dim, _along(dim, index, source), source),
     "repeat_interleave": _repeat_interleave,
     "lerp": lambda func, input, end, weight: input + weight * (end - input),
     "logaddexp": functools.partial(_logaddexp, math.e),
