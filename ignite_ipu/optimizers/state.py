@@ -82,44 +82,32 @@ def state_from_torch(
         known: What the device holds now, if that is known: only its entries are made, in their types.
     """
     result: Dict[str, torch.Tensor] = {}
-    for group in param_groups:
-        slots = kind.slots_on_device(param_groups, variable)
-        for number in group["params"]:
-            entries = state.get(number, {})
-            _check_entries(entries, names[number], kind)
-            for slot, prefix in slots.items():
-                value = entries.get(slot)
-                if value is not None and slot in kind.scaled:
-                    value = value * loss_scaling
-                _put(result, _entry(prefix, names[number]), value, shapes[number], known, slot)
-            if kind.device_counts_steps:
-                _put(result, _entry(STEP, names[number]), entries.get("step"), (), known, "step")
+    slots = [*kind.slots_on_device(param_groups, variable).items()]
+    for number in (number for group in param_groups for number in group["params"]):
+        name, entries = names[number], state.get(number, {})
+        _check_entries(entries, name, kind)
+        for slot, prefix in [*slots, ("step", STEP)] if kind.device_counts_steps else slots:
+            entry, value = _entry(prefix, name), entries.get(slot)
+            if known is None:
+                like = torch.empty(() if prefix == STEP else tuple(shapes[number]), dtype=torch.float32)
+            elif entry in known:
+                like = known[entry]
+            else:
+                continue
+            if value is not None and slot in kind.scaled:
+                value = value * loss_scaling
+            result[entry] = torch.zeros_like(like) if value is None else _shaped(value, like, entry, slot)
     return result
 
 
-def _put(
-    result: Dict[str, torch.Tensor],
-    entry: str,
-    value: Any,
-    shape: Sequence[int],
-    known: Optional[Mapping[str, torch.Tensor]],
-    slot: str,
-) -> None:
-    model = known.get(entry) if known is not None else None
-    if known is not None and model is None:
-        return
-    dtype = model.dtype if model is not None else torch.float32
-    wanted = model.shape if model is not None else torch.Size(shape)
-    if value is None:
-        result[entry] = torch.zeros(wanted, dtype=dtype)
-        return
-    tensor = torch.as_tensor(value).detach().to(device="cpu", dtype=dtype)
-    if tensor.numel() != wanted.numel() or (tensor.dim() and tensor.shape != wanted):
+def _shaped(value: Any, like: torch.Tensor, entry: str, slot: str) -> torch.Tensor:
+    tensor = torch.as_tensor(value).detach().to(device="cpu", dtype=like.dtype)
+    if tensor.numel() != like.numel() or (tensor.dim() and tensor.shape != like.shape):
         raise OptimizerError(
-            f"The state {slot!r} for {entry} has shape {tuple(tensor.shape)}, but the parameter has {tuple(wanted)}. "
-            "The state was saved for another model."
+            f"The state {slot!r} for {entry} has shape {tuple(tensor.shape)}, but the parameter has "
+            f"{tuple(like.shape)}. The state was saved for another model."
         )
-    result[entry] = tensor.reshape(wanted).clone()
+    return tensor.reshape(like.shape).clone()
 
 
 def _check_entries(entries: Mapping[str, Any], name: str, kind: OptimizerKind) -> None:

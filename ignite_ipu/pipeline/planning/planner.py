@@ -86,7 +86,7 @@ def plan(
     memory = MemoryModel(profile, state, strategy, replicas)
     time = TimeModel(profile, machine, strategy.recompute, ipus_per_replica, replicas)
     if sizes is None:
-        spans = _best_spans(profile, ipus_per_replica, memory, time, machine)
+        spans = _best_spans(ipus_per_replica, memory, time, machine)
     else:
         spans = _given_spans(profile, sizes, stage_ipus)
     names = profile.names
@@ -94,7 +94,7 @@ def plan(
         StagePlan(ipu, begin, end, names[begin:end], time.stage(begin, end), memory.stage(begin, end, n, len(spans)))
         for n, (begin, end, ipu) in enumerate(spans)
     )
-    update = _update_seconds(profile, stages, strategy, state, machine, replicas)
+    update = _update_seconds(stages, memory, machine)
     times, places = [stage.time for stage in stages], [stage.ipu for stage in stages]
     depth = len(stages) if strategy.pipelined else 1
     simulated = partial(simulate, times, training=profile.training, pipelined=strategy.pipelined, ipus=places)
@@ -157,7 +157,7 @@ def plan_placement(profile: Profile, placement: Placement, **settings: Any) -> P
     return plan(profile, placement.ipus_per_replica, sizes=sizes, stage_ipus=ipus, **settings)
 
 
-def _best_spans(profile: Profile, ipus: int, memory: MemoryModel, time: TimeModel, machine: Machine) -> List[_Span]:
+def _best_spans(ipus: int, memory: MemoryModel, time: TimeModel, machine: Machine) -> List[_Span]:
     """Lay the layers out over `ipus` IPUs.
 
     Pipelined, the slowest IPU is as fast as can be among the layouts that fit; sharded, where only the sum of times
@@ -165,6 +165,7 @@ def _best_spans(profile: Profile, ipus: int, memory: MemoryModel, time: TimeMode
     one IPU: either no stage begins between them, or the last of them run as an extra stage on IPU 0, beside the first
     of them.
     """
+    profile = memory.profile
     layers = len(profile.layers)
     if ipus > layers:
         raise PlanError(
@@ -176,7 +177,7 @@ def _best_spans(profile: Profile, ipus: int, memory: MemoryModel, time: TimeMode
     found: List[Tuple[bool, float, List[_Span]]] = []
     for tail in [layers, last_shared] if 1 < ipus <= last_shared else [layers]:
         for limit in (float(machine.usable_memory), np.inf):
-            solved = _solve(profile, tail, ipus, memory, time, limit)
+            solved = _solve(tail, ipus, memory, time, limit)
             if solved is not None:
                 found.append((limit == np.inf, *solved))
                 break
@@ -212,9 +213,10 @@ def _closed(profile: Profile, tail: int) -> npt.NDArray[np.bool_]:
 
 
 def _solve(
-    profile: Profile, tail: int, ipus: int, memory: MemoryModel, time: TimeModel, limit: float
+    tail: int, ipus: int, memory: MemoryModel, time: TimeModel, limit: float
 ) -> Optional[Tuple[float, List[_Span]]]:
-    layers, seconds = len(profile.layers), time.totals
+    profile, seconds = memory.profile, time.totals
+    layers = len(profile.layers)
     folded = tail < layers
     stages = ipus + folded
     closed = np.broadcast_to(_closed(profile, tail)[:, None], (tail + 1, tail + 1))
@@ -285,19 +287,13 @@ def _propose_inference_iterations(depth: int, fill: float, period: float, machin
     )
 
 
-def _update_seconds(
-    profile: Profile,
-    stages: Sequence[StagePlan],
-    strategy: Strategy,
-    optimizer: OptimizerState,
-    machine: Machine,
-    replicas: int,
-) -> float:
+def _update_seconds(stages: Sequence[StagePlan], memory: MemoryModel, machine: Machine) -> float:
     """Estimate the weight update: all-reduce of gradients, state from and to off-chip memory, and the arithmetic.
 
     The arithmetic is priced as the bytes it touches; off-chip state crosses the host link twice, its replicated shards
     once per replica together.
     """
+    profile, strategy, optimizer, replicas = memory.profile, memory.strategy, memory.optimizer, memory.replicas
     if not profile.training:
         return 0.0
     ipus = 1 + max(stage.ipu for stage in stages)
