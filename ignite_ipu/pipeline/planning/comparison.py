@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from torch.optim import Optimizer
 
@@ -89,6 +89,8 @@ def compare(
         raise PlanError(f"Planning for {ipus} IPUs; it takes at least 1.")
     total = 1 << (ipus.bit_length() - 1)
     state = optimizer_state(optimizer)
+    setting: Dict[str, Any] = {"optimizer": state, "machine": machine, "available": ipus, "global_batch": global_batch}
+    setting.update(accumulation=accumulation, device_iterations=device_iterations)
     plans: List[Plan] = []
     refusals = set()
     most = min(total // (replicas or 1), machine.ipus_per_process)
@@ -98,20 +100,7 @@ def compare(
         tried += [(count, copies, each) for each in only or strategies(profile, state, count, copies)]
     for count, copies, strategy in following(tried, "Planning", lambda each: f"{each[1]} x {each[0]} IPUs"):
         try:
-            plans.append(
-                plan(
-                    profile,
-                    count,
-                    replicas=copies,
-                    available=ipus,
-                    strategy=strategy,
-                    optimizer=state,
-                    machine=machine,
-                    global_batch=global_batch,
-                    accumulation=accumulation,
-                    device_iterations=device_iterations,
-                )
-            )
+            plans.append(plan(profile, count, replicas=copies, strategy=strategy, **setting))
         except PlanError as error:
             refusals.add(str(error))
     if not plans:
@@ -223,31 +212,20 @@ def scale(
         raise PlanError(f"{ipus_per_replica} IPUs per replica cannot be replicated; use a power of two.")
     if ipus < ipus_per_replica:
         raise PlanError(f"One replica takes {ipus_per_replica} IPUs, but the Pod has {ipus}.")
-    state = optimizer_state(optimizer)
+    setting: Dict[str, Any] = {"optimizer": optimizer_state(optimizer), "machine": machine, "available": ipus}
+    setting.update(strategy=strategy, global_batch=global_batch, accumulation=accumulation)
     plans: List[Plan] = []
     reason = f"The Pod has {ipus} IPUs."
     for replicas in (1 << n for n in range((ipus // ipus_per_replica).bit_length())):
         try:
-            plans.append(
-                plan(
-                    profile,
-                    ipus_per_replica,
-                    replicas=replicas,
-                    available=ipus,
-                    strategy=strategy,
-                    optimizer=state,
-                    machine=machine,
-                    global_batch=global_batch,
-                    accumulation=accumulation,
-                )
-            )
+            plans.append(plan(profile, ipus_per_replica, replicas=replicas, **setting))
         except PlanError as error:
             if not plans:
                 raise
             reason = str(error)
             break
         if profile.training and global_batch is None:
-            accumulation = plans[-1].accumulation
+            setting["accumulation"] = plans[-1].accumulation
         # Before the first that fits, more replicas may still help: they shard the optimizer's state further.
         if global_batch is not None and any(p.fits for p in plans) and not plans[-1].fits:
             reason = plans[-1].problems[0]
