@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 from torch import nn
 
@@ -94,14 +94,9 @@ def _plan(args: argparse.Namespace) -> int:
     profile = measure(model, inputs, granularity=args.granularity, training=not args.inference, fake=not args.real)
     given = {"memory": args.memory, "usable_fraction": args.usable}
     machine = replace(_MACHINES[args.machine], **{name: value for name, value in given.items() if value is not None})
-    comparison = compare(
-        profile,
-        args.ipus,
-        optimizer=args.optimizer or optimizer or "adamw",
-        machine=machine,
-        ipus_per_replica=args.ipus_per_replica,
-        global_batch=args.global_batch,
-    )
+    setting: Dict[str, Any] = {"machine": machine, "global_batch": args.global_batch}
+    state = args.optimizer or optimizer or "adamw"
+    comparison = compare(profile, args.ipus, optimizer=state, ipus_per_replica=args.ipus_per_replica, **setting)
     print(f"{text_table(comparison.table(args.rows))}\n")
     try:
         best = comparison.best
@@ -120,15 +115,8 @@ def _plan(args: argparse.Namespace) -> int:
             file.write(text.encode())
         print(f"\n{out} is {source} with the plan in it: train with options=ipu_options().")
     if args.pod:
-        scaling = scale(
-            profile,
-            best.ipus_per_replica,
-            ipus=args.pod,
-            strategy=best.strategy,
-            optimizer=best.optimizer,
-            machine=machine,
-            global_batch=args.global_batch,
-        )
+        setting.update(strategy=best.strategy, optimizer=best.optimizer)
+        scaling = scale(profile, best.ipus_per_replica, ipus=args.pod, **setting)
         print(f"\n{scaling}")
         if args.pod_picture:
             draw_scaling(scaling).savefig(args.pod_picture)
