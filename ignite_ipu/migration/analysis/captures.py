@@ -38,12 +38,10 @@ _TWO_STEPS = (
 
 
 class Capture(NamedTuple):
-    """A place to prepare something at.
+    """A place to prepare something at, and the names of what else `ipu_prepare` is given.
 
-    Attributes:
-        node: The construction of an optimizer or a model, which becomes the first argument of `ipu_prepare`; or the
-            statement in front of which a call of it goes.
-        names: What else it is given.
+    The node is the construction of an optimizer or a model, which becomes the first argument of `ipu_prepare`, or the
+    statement in front of which a call of it goes.
     """
 
     node: Union[ast.Call, ast.stmt]

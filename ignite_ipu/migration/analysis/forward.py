@@ -23,19 +23,9 @@ from ignite_ipu.migration.analysis.kinds import (
 from ignite_ipu.migration.analysis.models import Holding, Model
 from ignite_ipu.migration.analysis.names import Names, constant, dotted, index_of, walk
 
-__all__ = ["ForwardAnalysis"]
-
 Environment = Dict[str, Kind]
 _OF_PYTHON = ("torch.jit.", "torch.cuda.", "torch.backends.", "torch.distributed.is_", "torch.distributed.get_")
 _WITH_STATES = ("torch.nn.LSTM", "torch.nn.GRU", "torch.nn.RNN", "torch.nn.MultiheadAttention")
-_HELD: Dict[Optional[Holding], Kind] = {
-    Holding.MODULE: Kind.MODULE,
-    Holding.MODULES: Kind.MODULES,
-    Holding.PARAMETER: Kind.TENSOR,
-    Holding.BUFFER: Kind.TENSOR,
-    Holding.PLAIN_TENSOR: Kind.TENSOR,
-    Holding.PYTHON: Kind.PYTHON,
-}
 
 
 class ForwardAnalysis:
@@ -321,7 +311,9 @@ class _Walker:
             held = self.model.holds.get(node.attr) if self.model else None
             if held is Holding.PLAIN_TENSOR:
                 self.fact("plain", node, node.attr)
-            return _HELD.get(held, Kind.PYTHON if node.attr == "training" else Kind.UNKNOWN)
+            if held is not None:
+                return held.kind
+            return Kind.PYTHON if node.attr == "training" else Kind.UNKNOWN
         base = self.expression(node.value)
         if base.is_tensor:
             if node.attr in tensor_methods.PYTHON_ATTRIBUTES:

@@ -7,7 +7,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Dict, Iterable, Iterator, List, Optional
 
-from ignite_ipu.migration.analysis.kinds import Function, parameters_of
+from ignite_ipu.migration.analysis.kinds import Function, Kind, parameters_of
 from ignite_ipu.migration.analysis.names import Names, argument, assignments, constant, dotted, owner_of, walk
 from ignite_ipu.migration.analysis.tensor_methods import words
 
@@ -34,6 +34,12 @@ class Holding(enum.Enum):
     PLAIN_TENSOR = "unregistered tensor"
     PYTHON = "Python value"
 
+    @property
+    def kind(self) -> Kind:
+        """Kind of its values in traced code."""
+        tensors = (Holding.PARAMETER, Holding.BUFFER, Holding.PLAIN_TENSOR)
+        return Kind.TENSOR if self in tensors else Kind(self.value)
+
 
 _REGISTERED = {
     "register_buffer": Holding.BUFFER,
@@ -48,7 +54,6 @@ class Model:
     """A class that PyTorch would run as a module.
 
     Attributes:
-        node: Its definition.
         bases: The file's own models it inherits from, nearest first.
         holds: What its attributes are, inherited ones included.
         values: The expression each attribute is given in `__init__`.

@@ -26,11 +26,6 @@ _DEEPEST = 200
 class ParsedFile:
     """A parsed file.
 
-    Attributes:
-        tree: The module.
-        parents: The node around each node.
-        names: The imports, and what they make of names.
-
     Raises:
         SourceError: The text is not Python of the running interpreter's version.
     """

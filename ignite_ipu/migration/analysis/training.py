@@ -257,8 +257,3 @@ class Training:
     @cached_property
     def _cleared(self) -> Set[str]:
         return {owner for _, owner in self.file.method_calls("zero_grad")} - self.models
-
-    def optimizer_class(self, name: str) -> Optional[str]:
-        """Return the dotted class of an optimizer variable, where the file shows it."""
-        known = self.optimizers.get(name)
-        return known[1] if known else None

@@ -13,10 +13,8 @@ from typing import Any
 from ignite_ipu.cli.command import EXIT_DONE, EXIT_FINDINGS
 from ignite_ipu.cli.targets import blamed_on, load_factory
 from ignite_ipu.errors import ParityError, UserError
-from ignite_ipu.migration.parity.comparison import ParityReport, compare_training
+from ignite_ipu.migration.parity.comparison import compare_training
 from ignite_ipu.migration.trial.notes import raised_at
-
-__all__ = ["add_arguments", "main"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +70,9 @@ def main(args: argparse.Namespace) -> int:
         raise UserError(
             f"{place.path}:{place.line}: {place.where} fails on the device: {type(error).__name__}: {error}"
         ) from error
-    print(json.dumps(_as_json(report), indent=2) if args.json else report)
+    document = {"agrees": report.agrees, **dataclasses.asdict(report)}
+    document["first"] = report.first and dataclasses.asdict(report.first)
+    print(json.dumps(document, indent=2) if args.json else report)
     return EXIT_DONE if report.agrees else EXIT_FINDINGS
 
 
@@ -91,11 +91,6 @@ def _refused(target: str, error: Exception) -> str:
         return reason  # a factory that gives something once
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     return "\n".join([reason, *[f"  {each.path}:{each.line}: {each.message}. {each.remedy}" for each in errors]])
-
-
-def _as_json(report: ParityReport) -> Any:
-    first = report.first and dataclasses.asdict(report.first)
-    return {"agrees": report.agrees, **dataclasses.asdict(report), "first": first}
 
 
 def _positive(text: str) -> int:

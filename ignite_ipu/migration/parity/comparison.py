@@ -23,12 +23,10 @@ from ignite_ipu.engines.factories import create_ipu_trainer
 from ignite_ipu.engines.loaders import ReadyBatches
 from ignite_ipu.errors import ParityError
 from ignite_ipu.handlers.gradients import Gradients
-from ignite_ipu.migration.parity.layer_outputs import LayerOutputs
 from ignite_ipu.migration.parity.setup import ModelCall, Setup
 from ignite_ipu.program.tensors.rows import join_rows, join_tensors
+from ignite_ipu.program.tensors.trees import opened
 from ignite_ipu.program.training_step import find_loss
-
-__all__ = ["Difference", "ParityReport", "compare_training"]
 
 # How far two results may be apart: this part of the largest value, plus a floor for values that are noise around zero.
 TOLERANCES: Dict[torch.dtype, Tuple[float, float]] = {
@@ -43,15 +41,12 @@ _KEPT: Dict[torch.dtype, Tuple[torch.dtype, ...]] = {torch.float64: (torch.float
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Distance between the two values of one result of one update.
+    """Distance between the two values of one result of one update, which are numbered from 1.
 
     Attributes:
-        step: Number of the update, from 1.
         kind: "output", "loss", "gradient" or "weight".
-        name: The layer or parameter.
         dtype: The device's type.
-        largest: Largest absolute difference.
-        allowed: What it may be.
+        largest: Largest absolute difference, which may be as large as `allowed`.
         scale: Largest absolute value natively.
         remark: What is different about it other than values: its shape, its type, values that are not finite.
     """
@@ -82,13 +77,9 @@ class Difference:
 
 @dataclasses.dataclass(frozen=True)
 class ParityReport:
-    """Result of a comparison.
+    """Differences of every result, in the order in which they are computed, after some updates of so many batches.
 
-    Attributes:
-        differences: Of every result, in the order in which they are computed.
-        steps: Updates made.
-        micro_batches: Micro-batches per update.
-        remarks: What was changed to make results comparable.
+    Remarks say what was changed to make results comparable.
     """
 
     differences: Tuple[Difference, ...]
@@ -157,7 +148,7 @@ def compare_training(
         steps: Weight updates.
         gradient_accumulation_steps: Micro-batches per update and replica.
         replication_factor: Replicas on the device.
-        half: Multiply in half precision on the device, as `amp_mode="amp"` does; natively all stays as it is.
+        half: Multiply in half precision on the device; natively all stays as it is.
         tolerance: Part of the largest value that results may differ by; by default one for each type.
 
     Raises:
@@ -416,3 +407,61 @@ def _users(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ParityError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+class LayerOutputs:
+    """Collects the outputs of a model's layers inside a `with` block, in the order in which they finish.
+
+    A container whose output is its last layer's own is left out. The second call of a layer is named `layer#2`, the
+    parts of an output that is no single tensor `layer[0]`.
+
+    Attributes:
+        outputs: Copies of the outputs by name, as they were before anybody changed them in place.
+        names: What every output is called that was seen, to the name under which `outputs` has it: for a container that
+            was left out that of its last layer.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._handles: List[Any] = []
+        self._calls: Dict[str, int] = {}
+        self._seen: Dict[int, str] = {}
+        # The tensors seen stay alive, so that no later one gets their identity.
+        self._kept: List[torch.Tensor] = []
+        self.outputs: Dict[str, torch.Tensor] = {}
+        self.names: Dict[str, str] = {}
+
+    def __enter__(self) -> LayerOutputs:
+        for name, module in self._model.named_modules():
+            self._handles.append(module.register_forward_hook(self._hook(name or type(self._model).__name__)))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+        self._kept.clear()
+
+    def _hook(self, name: str) -> Any:
+        def collect(module: nn.Module, arguments: Any, output: Any) -> None:
+            call = self._calls[name] = self._calls.get(name, 0) + 1
+            label = name if call == 1 else f"{name}#{call}"
+            own = {id(child) for child in module.children()}
+            for place, tensor in _tensors(output):
+                if own and id(tensor) in self._seen:
+                    self.names[label + place] = self._seen[id(tensor)]
+                    continue
+                self._seen[id(tensor)] = self.names[label + place] = label + place
+                self._kept.append(tensor)
+                self.outputs[label + place] = tensor.detach().clone()
+
+        return collect
+
+
+def _tensors(value: Any, place: str = "") -> Iterator[Tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield place, value
+        return
+    container = opened(value)
+    if container is not None:
+        for key, part in zip(container.keys or itertools.count(), container.parts):
+            yield from _tensors(part, f"{place}[{key!r}]")

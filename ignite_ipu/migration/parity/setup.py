@@ -13,8 +13,6 @@ from torch import nn
 
 from ignite_ipu.errors import ParityError, UserError
 
-__all__ = ["ModelCall", "Setup", "Subject"]
-
 _MOST_BATCHES = 64
 _ACCEPTED = (
     "(model, optimizer, loss_fn, batches), as `ignite-ipu parity` takes, or (model, inputs) or (model, inputs, "

@@ -49,7 +49,8 @@ def _replacement(editor: Editor, node: ast.expr) -> Optional[str]:
     gpu = chosen_gpu(program, node)
     if gpu is not None:
         text = _host_device(editor, node, gpu)
-        return text if _wants_device(program, node) or _makes_device(program, node) else f"str({text})"
+        between_devices = isinstance(node, ast.IfExp) and program.names.called(node.body) == "torch.device"
+        return text if between_devices or _wants_device(program, node) else f"str({text})"
     if called == "torch.cuda.is_available":
         text = f'{editor.need("host_device", node)}().type == "cuda"'
         return f"({text})" if isinstance(program.parents[node], (ast.Compare, ast.BinOp, ast.Attribute)) else text
@@ -73,11 +74,6 @@ _OURS = "ignite_ipu.host_device"
 def _host_device(editor: Editor, node: ast.AST, gpu: str) -> str:
     name = editor.need("host_device", node)
     return f"{name}()" if gpu.strip("'\"") in ("cuda", "cuda:0", "0", "None") else f"{name}({gpu})"
-
-
-def _makes_device(program: Program, node: ast.AST) -> bool:
-    """Tell whether a choice is between torch.device objects rather than strings."""
-    return isinstance(node, ast.IfExp) and program.names.called(node.body) == "torch.device"
 
 
 def _wants_device(program: Program, node: ast.expr) -> bool:

@@ -12,8 +12,8 @@ Example:
 
 from __future__ import annotations
 
+from ignite_ipu.migration.rewrites.ignite_factories import replace_engine_calls
 from ignite_ipu.migration.rewriting.editor import Editor
-from ignite_ipu.migration.rewriting.engine_calls import replace_engine_calls
 
 
 def apply(editor: Editor) -> None:

@@ -127,16 +127,14 @@ class Editor:
     def _find(self, node: ast.AST) -> cst.CSTNode:
         statement = (cst.SimpleStatementLine, cst.BaseCompoundStatement)
         wanted = cst.BaseExpression if isinstance(node, ast.expr) else statement
-        for candidate in self._nodes.get(self._range_of(node), []):
-            if isinstance(candidate, wanted):
-                return candidate
-        raise RewriteRefused(getattr(node, "lineno", 1), "its place in the text cannot be found")
-
-    def _range_of(self, node: ast.AST) -> Range:
         # Lines from 1, columns in characters.
         first, last = getattr(node, "lineno", 0), getattr(node, "end_lineno", 0)
         start = self.program.column(first, getattr(node, "col_offset", 0))
-        return first, start, last, self.program.column(last, getattr(node, "end_col_offset", 0))
+        end = self.program.column(last, getattr(node, "end_col_offset", 0))
+        for candidate in self._nodes.get((first, start, last, end), []):
+            if isinstance(candidate, wanted):
+                return candidate
+        raise RewriteRefused(getattr(node, "lineno", 1), "its place in the text cannot be found")
 
 
 class _Applier(cst.CSTTransformer):

@@ -24,15 +24,7 @@ SEVERITY, RUN = Severity.WARNING, Outcome.HANDLED
 REWRITTEN = True
 
 # Harmless without a GPU, or other rules' business.
-_LEFT_OUT = {
-    "torch.cuda.is_available",
-    "torch.cuda.manual_seed",
-    "torch.cuda.manual_seed_all",
-    "torch.cuda.set_device",
-    "torch.cuda.current_device",
-}
-
-
+_LEFT_OUT = words("is_available manual_seed manual_seed_all set_device current_device")
 # What `run` answers, or leaves out.
 _ANSWERED = words(
     "init is_initialized device_count get_device_name is_bf16_supported is_tf32_supported synchronize empty_cache "
@@ -44,9 +36,10 @@ _ANSWERED = words(
 
 def check(program: Program) -> Hits:
     for call, name in program.calls("torch.cuda.*"):
-        if name in _LEFT_OUT or name.startswith("torch.cuda.amp."):
+        function = name[len("torch.cuda.") :]
+        if function in _LEFT_OUT or function.startswith("amp."):
             continue
-        answered = name[len("torch.cuda.") :] in _ANSWERED or name.rsplit(".", 1)[1].endswith("Tensor")
+        answered = function in _ANSWERED or name.rsplit(".", 1)[1].endswith("Tensor")
         outcome = Outcome.HANDLED if answered else Outcome.REFUSED
         if not is_guarded(program, call):
             yield Hit(call, f"{name} speaks to a GPU", run=outcome)

@@ -14,22 +14,16 @@ from __future__ import annotations
 
 import ast
 
+from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
-_OPERATORS = {
-    "nonzero",
-    "argwhere",
-    "masked_select",
-    "unique",
-    "unique_consecutive",
-    "nonzero_tuple",
-    "pad_sequence",
-    "pack_padded_sequence",
-    "pad_packed_sequence",
-}
+_OPERATORS = words(
+    "nonzero argwhere masked_select unique unique_consecutive nonzero_tuple pad_sequence pack_padded_sequence "
+    "pad_packed_sequence"
+)
 
 
 def check(program: Program) -> Hits:
@@ -42,7 +36,7 @@ def check(program: Program) -> Hits:
         operator = fact.name.rsplit(".", 1)[-1]
         call = fact.node
         assert isinstance(call, ast.Call)
-        if operator == "where" and fact.name == "torch.where" and len(call.args) + len(call.keywords) == 1:
+        if fact.name == "torch.where" and len(call.args) + len(call.keywords) == 1:
             yield Hit(call, f"{fact.where} calls torch.where with a condition only, which is nonzero")
         if operator in _OPERATORS:
             yield Hit(call, f"{fact.where} calls {operator}, whose output size depends on values")

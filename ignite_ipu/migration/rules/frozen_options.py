@@ -46,9 +46,6 @@ def check(program: Program) -> Hits:
         if options_name is None:
             continue
         use = used[options_name]
-        if program.follows(call, use) and not _made_again(program, options_name, use, call):
+        made_again = program.values[options_name]
+        if program.follows(call, use) and not any(use.lineno < each.lineno <= call.lineno for each in made_again):
             yield Hit(call, f"{options_name} was frozen in line {program.source.locate(use.lineno)[1]}")
-
-
-def _made_again(program: Program, name: str, used: ast.Call, call: ast.Call) -> bool:
-    return any(target == name and used.lineno < value.lineno <= call.lineno for target, value in program.assigned)

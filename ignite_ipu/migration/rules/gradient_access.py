@@ -15,18 +15,16 @@ from __future__ import annotations
 
 import ast
 
+from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
 
 SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
 
-_HOOKS = {
-    "register_hook",
-    "register_full_backward_hook",
-    "register_backward_hook",
-    "register_post_accumulate_grad_hook",
-    "register_full_backward_pre_hook",
-}
+_HOOKS = words(
+    "register_hook register_full_backward_hook register_backward_hook register_post_accumulate_grad_hook "
+    "register_full_backward_pre_hook"
+)
 
 
 def check(program: Program) -> Hits:

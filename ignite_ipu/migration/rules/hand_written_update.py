@@ -40,7 +40,7 @@ def check(program: Program) -> Hits:
             continue
         names = names_bound(loop.target)
         for part in walk(loop):
-            if isinstance(part, ast.AugAssign) and _root(part.target) in names:
+            if isinstance(part, ast.AugAssign) and (dotted(part.target) or "").split(".")[0] in names:
                 yield Hit(part, "a parameter is updated on the host, which the device does not see")
             owner = owner_of(part, *_IN_PLACE)
             if owner is not None and owner.split(".")[0] in names and _has_gradient(part):
@@ -56,10 +56,6 @@ def _over_parameters(node: ast.expr) -> bool:
     return any(
         isinstance(part, ast.Attribute) and part.attr in ("parameters", "named_parameters") for part in walk(node)
     )
-
-
-def _root(node: ast.expr) -> str:
-    return (dotted(node) or "").split(".")[0]
 
 
 def _has_gradient(node: ast.AST) -> bool:

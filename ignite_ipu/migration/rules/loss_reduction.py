@@ -40,18 +40,13 @@ def check(program: Program) -> Hits:
     for call, name in program.calls("torch.nn.*"):
         is_loss = name.lower().replace("_", "").endswith(("loss", "entropy", "entropywithlogits", "div", "withlogits"))
         reduction = constant(argument(call, "reduction"))
-        if reduction == "none" and _is_reduced(program, call):
-            continue
+        if reduction == "none" and isinstance(program.parents.get(call), (ast.Attribute, ast.BinOp)):
+            continue  # of which something is computed, such as its mean
         if is_loss and reduction in ("sum", "none") and not program.without_gradients(call):
             yield Hit(call, f"the loss is reduced by {reduction!r}; accumulation and replicas average it")
     for call in _summed_losses(training):
         if not program.without_gradients(call):
             yield Hit(call, "the loss is a sum over the batch; accumulation and replicas average it")
-
-
-def _is_reduced(program: Program, call: ast.Call) -> bool:
-    """Tell whether something is computed from an unreduced loss, such as its mean."""
-    return isinstance(program.parents.get(call), (ast.Attribute, ast.BinOp))
 
 
 def _summed_losses(training: Training) -> List[ast.Call]:

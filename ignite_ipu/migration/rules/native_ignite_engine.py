@@ -22,14 +22,8 @@ SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
 REWRITTEN = True
 
 _FACTORIES = ("ignite.engine.create_supervised_trainer", "ignite.engine.create_supervised_evaluator")
-_STEPS = (
-    "ignite.engine.supervised_training_step",
-    "ignite.engine.supervised_training_step_amp",
-    "ignite.engine.supervised_training_step_apex",
-    "ignite.engine.supervised_training_step_tpu",
-    "ignite.engine.supervised_evaluation_step",
-    "ignite.engine.supervised_evaluation_step_amp",
-)
+_KINDS = ("training_step", "evaluation_step")
+_STEPS = [f"ignite.engine.supervised_{kind}{variant}" for kind in _KINDS for variant in ("", "_amp", "_apex", "_tpu")]
 
 
 def check(program: Program) -> Hits:

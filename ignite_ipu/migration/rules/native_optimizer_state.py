@@ -25,7 +25,7 @@ def check(program: Program) -> Hits:
     training = program.training
     wrappers = [call for call, wrapper in training.executors.values() if wrapper == "poptorch.trainingModel"]
     given = {dotted(argument(call, "optimizer", 2)) for call in wrappers}
-    native = {name for name in given if name and (training.optimizer_class(name) or "").startswith("torch.optim.")}
+    native = {name for name, (_, kind) in training.optimizers.items() if name in given and kind.startswith("torch.")}
     for call, owner in program.method_calls("state_dict", "load_state_dict"):
         if owner in native:
             yield Hit(call, f"the state of {owner} is on the device and never comes back")

@@ -12,8 +12,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.cli.command import main
 from ignite_ipu.errors import ParityError
-from ignite_ipu.migration.parity.comparison import compare_training
-from ignite_ipu.migration.parity.layer_outputs import LayerOutputs
+from ignite_ipu.migration.parity.comparison import LayerOutputs, compare_training
 from ignite_ipu.migration.parity.setup import Setup
 from ignite_ipu.migration.rules import all_rules
 from tests.half_precision import needs_half_precision
