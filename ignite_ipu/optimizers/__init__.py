@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ignite_ipu.optimizers.changes import Settings
-from ignite_ipu.optimizers.checks import check_parameters
 from ignite_ipu.optimizers.conversion import Conversion, convert_optimizer
-from ignite_ipu.optimizers.link import OptimizerLink, SavedState
+from ignite_ipu.optimizers.link import OptimizerLink, SavedState, check_parameters
 from ignite_ipu.optimizers.state import convert_optimizer_state
 
 __all__ = [

@@ -10,14 +10,13 @@ import dataclasses
 import logging
 import math
 import warnings
-from typing import Any, Dict, FrozenSet, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Collection, Dict, FrozenSet, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 
 from ignite_ipu import backend
 from ignite_ipu.cli.terminal import columns
 from ignite_ipu.errors import OptimizerError, did_you_mean
-from ignite_ipu.optimizers.checks import clipping_problem
 from ignite_ipu.optimizers.kinds import OptimizerKind, kind_of_device, kind_of_torch, substituted
 from ignite_ipu.poptorch_types import DeviceOptimizer
 
@@ -165,6 +164,27 @@ def hyper_parameter(name: str, value: Any) -> Any:
     if not math.isfinite(number):
         raise OptimizerError(f"{name} of the optimizer is {number}, which no update survives.")
     return number
+
+
+def clipping_problem(optimizer: torch.optim.Optimizer, variable: Collection[str] = ()) -> Optional[str]:
+    """Return why an IPU would not clip the gradients of an optimizer's parameters; None when it would.
+
+    SGD clips what its weight update consumes: with momentum the velocity, which also has the weight decay in it, and
+    without momentum the gradient, to which the decay comes afterwards.
+    """
+    if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+        return None
+    kind = type(optimizer).__name__
+    if not isinstance(optimizer, torch.optim.SGD):
+        return f"{kind} cannot clip gradients on an IPU. Use Adam, AdamW, or SGD without momentum."
+    momenta = [group["momentum"] for group in optimizer.param_groups]
+    if not any(momenta) and "momentum" not in variable:
+        return None
+    return (
+        f"with momentum={max(momenta)!r} an IPU's {kind} clips the velocity, not the gradients as "
+        f"clip_grad_norm_ does. Use Adam, AdamW, or {kind} whose momentum is 0 and constant; or, if that is what you "
+        f"want, poptorch.optim.{kind}(..., max_grad_norm=...)."
+    )
 
 
 def refuse_what_the_device_lacks(conversion: Conversion) -> None:

@@ -17,9 +17,10 @@ import weakref
 from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ignite_ipu.errors import OptimizerError
+from ignite_ipu.errors import OptimizerError, listed
 from ignite_ipu.optimizers.changes import Change, HyperParameters, Settings
 from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
@@ -29,6 +30,7 @@ from ignite_ipu.program.derived_class import derived_once
 # Schedulers warn unless they saw optimizer.step(): torch >= 2.4 looks at the first, older ones at the count.
 _STEPPED, _STEP_COUNT = "_opt_called", "_step_count"
 _LINK = "_ignite_ipu_link"
+_MOST_NAMES = 8
 _State = Dict[str, Any]
 _OF_THE_DEVICE = ("ipu_state", "ipu_param")
 _REPLACED: List[Any] = ["another mapping"]
@@ -366,6 +368,38 @@ class OptimizerLink:
             variable=self.conversion.variable,
             known=known,
             loss_scaling=self._scaling,
+        )
+
+
+def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
+    """Refuse an optimizer that does not hold exactly the trainable parameters of a module.
+
+    Frozen parameters may be in it or not. A trainable one must: the device would update it all the same, with the
+    optimizer's default values.
+    """
+    named = dict(module.named_parameters())
+    known = {id(parameter) for parameter in named.values()}
+    held = set()
+    foreign: List[str] = []
+    for index, group in enumerate(optimizer.param_groups):
+        names = group.get("param_names", [None] * len(group["params"]))
+        for position, (parameter, name) in enumerate(zip(group["params"], names)):
+            held.add(id(parameter))
+            if id(parameter) not in known:
+                place = f"group {index}, parameter {position}"
+                foreign.append(f"{name or place} of shape {tuple(parameter.shape)}")
+    if foreign:
+        raise OptimizerError(
+            f"The optimizer holds parameters that are not the model's: {listed(foreign, _MOST_NAMES)}. Make the "
+            "optimizer from model.parameters() of the model that is trained, after anything that copies or replaces "
+            "its parameters."
+        )
+    missing = [name for name, parameter in named.items() if parameter.requires_grad and id(parameter) not in held]
+    if missing:
+        raise OptimizerError(
+            f"Trainable parameters are in no group of the optimizer: {listed(missing, _MOST_NAMES)}. The device would "
+            "train them with the optimizer's default values. Add them to the optimizer, or freeze them with "
+            "parameter.requires_grad_(False)."
         )
 
 
