@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from typing import Any, Dict, Hashable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Hashable, List, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -50,10 +50,9 @@ class CapturedEvaluation:
         self._known_modes: List[ModesThen] = []
         self._has_given_up = self._told_of_host_runs = False
 
-    def run(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], model: Optional[nn.Module] = None) -> Any:
-        """Return the output of a part of the model, or of all of it, with tensors on the host."""
+    def run(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], model: nn.Module) -> Any:
+        """Return the output of the model or of a part of it, with tensors on the host."""
         args, kwargs = resolved((args, kwargs))
-        model = self._session.model if model is None else model
         if model.training and _draws_or_counts(model):
             return self.run_on_host(model, args, kwargs, current_line())
         tensors: List[torch.Tensor] = []

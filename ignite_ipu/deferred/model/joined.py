@@ -99,7 +99,7 @@ def captured_by(optimizer: torch.optim.Optimizer) -> Optional[Updates]:
         return None
     others = _overlapping(optimizer, model)
     if others and _holds_all(optimizer, model) and not model.several:
-        updates = model.updates
+        updates = model.turns[0]
     elif others:
         raise CaptureError(
             f"The model {model.name} has two optimizers for the same weights, a {type(others[0]).__name__} and a "

@@ -85,6 +85,7 @@ class CapturedModel:
         self.postponed = postponed
         self._calls = RecordedCalls(self)
         self._tensors: Dict[str, torch.Tensor] = {}
+        self._told_of_host_reads = False
         if part_of is not None:
             self._follow(part_of)
             part_of.parts.append(self)
@@ -116,7 +117,7 @@ class CapturedModel:
         if not self.is_untrained:
             return False
         state, zeroed = self.training.random_state(), self.training.zeroed
-        self.updates.gradients.remove()
+        self.turns[0].gradients.remove()
         self.session.close()
         self._begin()
         self.training.zeroed = zeroed
@@ -133,7 +134,7 @@ class CapturedModel:
     def is_untrained(self) -> bool:
         """True if nothing was trained, by this model or together with others."""
         alone = self.whole is self and not self.parts
-        return alone and not (self.pending or self.updates.early or self.training.prepared)
+        return alone and not (self.pending or self.turns[0].early or self.training.prepared)
 
     def like(self, model: nn.Module) -> CapturedModel:
         """Return what captures another model in the same way, for `join`."""
@@ -204,10 +205,6 @@ class CapturedModel:
     # -- updates --------------------------------------------------------------------------------------------------
 
     @property
-    def updates(self) -> Updates:
-        return self.turns[0]
-
-    @property
     def training(self) -> CapturedTraining:
         return self.turns[0].training
 
@@ -259,7 +256,7 @@ class CapturedModel:
     ) -> torch.Tensor:
         """Clip the gradients of parameters in the coming update, and return their norm, as `Updates.clip` does."""
         if not self.whole.several:
-            return self.whole.updates.clip(parameters, max_norm, norm_type, given)
+            return self.whole.turns[0].clip(parameters, max_norm, norm_type, given)
         tensors = list(parameters)
         return self.whole.turn_with(tensors).clip(tensors, max_norm, norm_type)
 
@@ -300,7 +297,7 @@ class CapturedModel:
 
     def know_norms(self, line: Line) -> bool:
         """Have the host compute awaited norms of gradients, which are read at a line; tells whether it could."""
-        if self.several or not self.updates.show_host_gradients(line):
+        if self.several or not self.turns[0].show_host_gradients(line):
             return False
         self.training.gradients.settle_norms()
         return True
@@ -324,9 +321,24 @@ class CapturedModel:
         raise early_read_error(self, value, what)
 
     def computes_on_host(self, line: Line) -> bool:
-        """Copy the newest weights to the host, to compute a value there that is read at a line; False if it cannot."""
-        turns = self.whole.turns
-        return all(turn.early is None for turn in turns) and turns[0].computes_on_host(line)
+        """Copy the newest weights to the host, if it has not got them, to compute a value there that is read at a line.
+
+        False if the host is not to have them: the device has made an update ahead of its `optimizer.step()`.
+        """
+        whole, weights = self.whole, self.session.weights
+        if any(turn.early is not None for turn in whole.turns):
+            return False
+        if not weights.host_is_newest:
+            weights.to_host()
+            if not whole._told_of_host_reads:
+                whole._told_of_host_reads = True
+                _logger.warning(
+                    "The value read at %s belongs to a weight update that is not complete, so the host computes it, "
+                    "here and in the steps to come: each time a forward pass on the CPU, with a copy of the weights "
+                    "after each update. Keep loss.detach() and read it after optimizer.step() to save both.",
+                    line,
+                )
+        return True
 
     def check_weights(self) -> None:
         """Notice what was written into weights; refuse to compute with them where the device is ahead of the loop."""

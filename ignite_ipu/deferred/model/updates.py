@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Protocol, Sequence
 
@@ -31,8 +30,6 @@ from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
 
 __all__ = ["Updates", "Whole"]
-
-_logger = logging.getLogger("ignite_ipu")
 
 
 class Whole(Captured, Protocol):
@@ -75,7 +72,6 @@ class Updates:
         self.uncleared: Optional[Line] = None
         # How many losses the gradients that the host has computed are of.
         self._shown = 0
-        self._told_of_host_reads = False
         self.reach: Optional[Reach] = None
         self.stepped = 0
         # Weights of other optimizers before their steps, with which what is pending has been computed.
@@ -241,26 +237,6 @@ class Updates:
             loss.value.went_backward = updates.early.confirm
         whole.session.hooks.withheld = updates.early
 
-    def computes_on_host(self, line: Line) -> bool:
-        """Copy the newest weights to the host, to compute a value there that is read at a line.
-
-        False if the host is not to have them: the device has made the update ahead of its `optimizer.step()`.
-        """
-        if self.early is not None:
-            return False
-        weights = self._model.session.weights
-        if not weights.host_is_newest:
-            weights.to_host()
-            if not self._told_of_host_reads:
-                self._told_of_host_reads = True
-                _logger.warning(
-                    "The value read at %s belongs to a weight update that is not complete, so the host computes it, "
-                    "here and in the steps to come: each time a forward pass on the CPU, with a copy of the weights "
-                    "after each update. Keep loss.detach() and read it after optimizer.step() to save both.",
-                    line,
-                )
-        return True
-
     # -- gradients ------------------------------------------------------------------------------------------------
 
     def gradient_of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
@@ -295,7 +271,7 @@ class Updates:
         False if the update can run for them: it is complete, by what is known of the loop.
         """
         complete = incomplete(self._model) is None and self._model.accumulates is False
-        if complete or self.reach is not None or not self.computes_on_host(line):
+        if complete or self.reach is not None or not self._model.computes_on_host(line):
             return False
         if self._shown != len(self.pending):
             self.training.gradients.compute(self.pending)
