@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import json
 import logging
+import operator
 import os
 import re
 from typing import Any, Iterable, Iterator, List, Mapping, Optional, Tuple
@@ -245,10 +246,7 @@ def _set_factors(options: Options, config: IPUConfig) -> None:
             raise OptionsError(
                 f"{setter} is {current} in the options but the arguments say {wanted}. Say it in one place only."
             )
-        method: Any = options
-        for part in setter.split("."):
-            method = getattr(method, part)
-        method(wanted)
+        operator.attrgetter(setter)(options)(wanted)
 
 
 def _set_output_mode(options: Options, config: IPUConfig) -> None:
