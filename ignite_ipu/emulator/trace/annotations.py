@@ -6,7 +6,6 @@ All of them speak to the trace that is running and do nothing when there is none
 from __future__ import annotations
 
 import builtins
-import contextlib
 import dataclasses
 import functools
 from typing import Any, Callable, List, Optional, Tuple, TypeVar
@@ -159,14 +158,19 @@ class NameScope:
         self._entered.pop().pop()
 
 
-class Attribute(contextlib.nullcontext):  # type: ignore[type-arg]
+class Attribute:
     """Attaches back-end attributes, a dict each, to the operators of a `with` statement; they change no result here."""
 
     def __init__(self, **kwargs: Any) -> None:
         for name, content in kwargs.items():
             if not isinstance(content, dict):
                 raise AssertionError(f"Attribute takes a dict for each name, got {name}={content!r}.")
-        super().__init__()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, type: Any, value: Any, traceback: Any) -> None:
+        pass
 
 
 def module_repr(m: torch.nn.Module) -> str:

@@ -43,7 +43,7 @@ class Wrapping:
                     f"All buffers must be an instance of torch.Tensor; {name} is a {type(buffer).__qualname__}. "
                     "Register parameters with register_parameter."
                 )
-        self._tensors: List[Tuple[torch.Tensor, type]] = []
+        self._tensors: List[torch.Tensor] = []
         self.parameter_class = self._tensor_class(torch.nn.Parameter)
         self.buffer_class = self._tensor_class(torch.Tensor)
         self.wrap_tensors(model)
@@ -53,10 +53,9 @@ class Wrapping:
         """Change the class of every parameter and buffer of `model`, also where it is that of an earlier executor."""
         for tensor in (*model.parameters(), *model.buffers()):
             fetch(tensor)
-            original = original_class(type(tensor))
-            wrapped = self._tensor_class(original)
+            wrapped = self._tensor_class(original_class(type(tensor)))
             if type(tensor) is not wrapped:
-                self._tensors.append((tensor, original))
+                self._tensors.append(tensor)
                 tensor.__class__ = wrapped
 
     def undo(self) -> None:
@@ -65,9 +64,9 @@ class Wrapping:
         if model is None:
             return
         # Unless another executor has taken them over.
-        for tensor, original in self._tensors:
+        for tensor in self._tensors:
             if type(tensor) in self._tensor_classes.values():
-                object.__setattr__(tensor, "__class__", original)
+                object.__setattr__(tensor, "__class__", original_class(type(tensor)))
         self._tensors.clear()
         if _TAKEN_OFF.pop(model, None) is not None:
             return

@@ -124,15 +124,11 @@ with open(os.path.join(os.path.dirname(__file__), "operators.json"), encoding="u
     _DATA: Dict[str, Any] = json.load(file)
 
 GROUPS = {group: words(*lines) for group, lines in _DATA["compiles"].items()}
-"""Names of what compiles, by group."""
 KINDS = {kind: words(names) for kind, names in _DATA["refused"].items()}
-"""Kinds without an implementation, each with the functions that are made of it."""
-UNTRACEABLE = frozenset(words(*_DATA["untraceable"]))
-"""Kinds that PyTorch 2.0 cannot tell the result of, so that they fail at the call."""
+UNTRACEABLE = frozenset(words(*_DATA["untraceable"]))  # PyTorch 2.0 cannot tell their result
+# Layers that do not compile, each with the kind that it fails for; it may be empty.
 LAYERS: Dict[str, str] = {f"torch.nn.{name}": kind for name, kind in _DATA["layers"].items()}
-"""Layers that do not compile, each with the kind that it fails for; it may be empty."""
 VALUES: Dict[Tuple[str, ...], str] = {words(names): text for names, text in _DATA["values"].items()}
-"""What operators compute otherwise than PyTorch for some values."""
 RESTRICTIONS = tuple(map(_restriction, _DATA["arguments"]))
 
 _COMPILED = frozenset(canonical(name) for names in GROUPS.values() for name in names)
