@@ -470,13 +470,8 @@ class CapturedModel:
             raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
 
 
-class LooseParameters(nn.Module):
+class LooseParameters(nn.ParameterList):
     """The module of parameters that are no module's, as the temperatures and uncertainties that a loss weighs with."""
-
-    def __init__(self, weights: Sequence[torch.Tensor]) -> None:
-        super().__init__()
-        for number, weight in enumerate(weights):
-            self.register_parameter(str(number), weight)  # type: ignore[arg-type]
 
 
 def owner_of(tensor: torch.Tensor) -> Optional[CapturedModel]:
