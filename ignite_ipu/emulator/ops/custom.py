@@ -237,7 +237,8 @@ class CPU:
                 f"The CPU operator {self.ID!r} is only supported in inference: wrap with poptorch.inferenceModel."
             )
         for node in trace.graph.nodes:
-            if isinstance(node.target, _HostCall) and node.target.operator is not self and node.target.ID == self.ID:
+            other = getattr(node.target, "cpu_operator", self)
+            if other is not self and other.ID == self.ID:
                 raise backend_error(f"Two CPU operators of the model have the ID {self.ID!r}: give each its own.")
         self.in_shapes = [tuple(trace.traced(tensor).meta.shape) for tensor in input]
         # As on the host: outside the trace, and with the model's own tensors in place.
@@ -248,28 +249,18 @@ class CPU:
             logger.warning("CPU operator %r: its results are handed over as float32.", self.ID)
         with trace.outside():
             self.registerPersistentData()
-        shapes = self.out_shapes
-        outputs = trace.record(
-            _HostCall(self), *input, result=lambda: [torch.empty(shape, device="meta") for shape in shapes]
-        )
+        in_shapes, out_shapes = self.in_shapes, self.out_shapes
+
+        def kernel(*values: torch.Tensor) -> List[torch.Tensor]:
+            # Another call of this operator may have other shapes.
+            self.in_shapes, self.out_shapes = in_shapes, out_shapes
+            self.registerPersistentData()
+            for buffer, value in zip(self.inputs, values):
+                buffer.copy_(value)
+            self.execute()
+            return [buffer.clone() for buffer in self.outputs]
+
+        kernel.__name__ = "CPU"
+        kernel.__dict__.update(runs_every_time=True, cpu_operator=self)
+        outputs = trace.record(kernel, *input, result=lambda: [torch.empty(each, device="meta") for each in out_shapes])
         return outputs[0] if isinstance(example, torch.Tensor) else outputs
-
-
-class _HostCall:
-    """The kernel of one call of a CPU operator, with the shapes of that call."""
-
-    runs_every_time = True
-    __name__ = "CPU"
-
-    def __init__(self, operator: CPU) -> None:
-        self.operator, self.ID = operator, operator.ID
-        self._in_shapes, self._out_shapes = operator.in_shapes, operator.out_shapes
-
-    def __call__(self, *values: torch.Tensor) -> List[torch.Tensor]:
-        operator = self.operator
-        operator.in_shapes, operator.out_shapes = self._in_shapes, self._out_shapes
-        operator.registerPersistentData()
-        for buffer, value in zip(operator.inputs, values):
-            buffer.copy_(value)
-        operator.execute()
-        return [buffer.clone() for buffer in operator.outputs]

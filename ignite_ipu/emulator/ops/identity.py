@@ -182,22 +182,12 @@ _identity_loss.__name__ = "identity_loss"
 
 
 def _alias(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    trace = active()
-    if trace is None:
-        return tensor
-    return trace.record(_KERNELS[name], tensor)
-
-
-def _kernel(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
     def kernel(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.view_as(tensor)
 
     kernel.__name__ = name
-    return kernel
-
-
-_NAMES = "nop recomputationCheckpoint set_available_memory set_overlap_for_input set_overlap_for_output"
-_KERNELS = {name: _kernel(name) for name in _NAMES.split()}
+    trace = active()
+    return tensor if trace is None else trace.record(kernel, tensor)
 
 
 _Check = Callable[[fx.Node, fx.Node, List[fx.Node]], None]
@@ -218,7 +208,7 @@ def _mark(trace: Trace, name: str, mode: OverlapMode, check: _Check, tensor: tor
             f"set_overlap_for_input was applied to {node.name}, which is not a tensor input to the model: apply it to "
             "what forward was given, before anything else."
         )
-    marked = trace.record(_KERNELS[name], tensor)
+    marked = _alias(name, tensor)
     mark = trace.traced(marked).node
     mark.meta["overlap"] = mode
     marks = next((known for known in trace.checks if isinstance(known, _Marks)), None)

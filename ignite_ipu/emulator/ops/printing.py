@@ -140,26 +140,18 @@ def ipu_print_tensor(
 
 
 def _print(tensor: torch.Tensor, title: str, print_gradient: bool, style: TensorFormat) -> torch.Tensor:
-    if tensor.is_meta:
-        return tensor.clone()
-    print(f"{title}: {style.text(tensor.detach())}", file=sys.stderr, flush=True)
-    if print_gradient and tensor.requires_grad and torch.is_grad_enabled():
-        shown: torch.Tensor = _PrintGradient.apply(tensor, title, style)  # type: ignore[no-untyped-call]
-        return shown
-    return tensor.clone()
+    printed = tensor.clone()
+    if not tensor.is_meta:
+        _show(title, tensor.detach(), style)
+        if print_gradient and printed.requires_grad:
+            show_gradient = functools.partial(_show, f"{title}_gradient", style=style)
+            printed.register_hook(show_gradient)  # type: ignore[no-untyped-call]
+    return printed
+
+
+def _show(title: str, tensor: torch.Tensor, style: TensorFormat) -> None:
+    print(f"{title}: {style.text(tensor)}", file=sys.stderr, flush=True)
 
 
 _print.__name__ = "ipu_print_tensor"
 _print.runs_every_time = True  # type: ignore[attr-defined]
-
-
-class _PrintGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, title: str, style: TensorFormat) -> torch.Tensor:
-        ctx.title, ctx.style = title, style
-        return tensor.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        print(f"{ctx.title}_gradient: {ctx.style.text(gradient)}", file=sys.stderr, flush=True)
-        return gradient, None, None

@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import logging
 import math
-from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, Mapping, Optional, Set, Tuple
 
 import torch
 
 from ignite_ipu.emulator.enums import MeanReductionStrategy
 from ignite_ipu.emulator.errors import Error, backend_error
-from ignite_ipu.emulator.optim.optimizer import ACCUMULATION_TYPES, LAMB, MOMENTS
+from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.optim.optimizer import ACCUMULATION_TYPES, EXTRAS, LAMB, MOMENTS, SGD, Adam, AdamW, RMSprop
 from ignite_ipu.emulator.optim.optimizer import Optimizer as PoptorchOptimizer
+from ignite_ipu.emulator.options import Options
 
 _NOT_NEGATIVE = ("lr", "weight_decay", "momentum", "dampening", "eps")
 _TORCH_CONSTANTS: Mapping[str, float] = {
@@ -27,6 +30,9 @@ _TORCH_CONSTANTS: Mapping[str, float] = {
 """A plain torch optimizer's value is a constant exactly when it equals the one here."""
 _ALWAYS_CONSTANT = ("betas", "alpha", "nesterov")
 _ADAMW_WEIGHT_DECAY = 0.01
+_TORCHS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop)
+_CLASSES = {*_TORCHS, SGD, Adam, AdamW, RMSprop, LAMB}
+_READ_FROM_THE_OBJECT = {*EXTRAS, "state_dict"}
 
 
 class UpdateRule(enum.Enum):
@@ -55,6 +61,7 @@ GROUP_VALUES: Dict[UpdateRule, Tuple[str, ...]] = {
     **dict.fromkeys((UpdateRule.LAMB, UpdateRule.LAMB_NO_BIAS), (*_ADAM, "max_weight_norm")),
 }
 """What each parameter group of an optimizer says."""
+_UNCLIPPED = (UpdateRule.RMSPROP, UpdateRule.RMSPROP_CENTERED, UpdateRule.LAMB, UpdateRule.LAMB_NO_BIAS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,3 +312,55 @@ def _not_a_replacement(why: str) -> Error:
         "it explicitly to a poptorch.optim optimizer, or with its variable_attrs.markAsVariable(), before compiling; "
         "or destroy() the model and compile again."
     )
+
+
+class AttributeTracker:
+    """Remembers the names that an executor's optimizer started with, and reports each later one once.
+
+    Reports about names go to debug level where `relaxOptimizerAttributesChecks` says so.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._names: Dict[str, Set[str]] = {}
+        self._said: Set[str] = set()
+
+    def check(self, optimizer: torch.optim.Optimizer, description: OptimizerDescription) -> None:
+        """Look at the optimizer given to `setOptimizer`; the first call says which names are expected."""
+        kind = type(optimizer)
+        if kind not in _CLASSES:
+            self._say_once(
+                logging.WARNING,
+                f"{kind.__module__}.{kind.__qualname__} is subclassed from classes in torch.optim or poptorch.optim: "
+                "the device runs the update of the base class, and methods overridden in the subclass are not called.",
+            )
+        if any(group.get("maximize", False) for group in optimizer.param_groups):
+            self._say_once(
+                logging.WARNING,
+                "maximize=True has no effect on the IPU: the loss is minimised. Negate the loss instead.",
+            )
+        if description.kind in _UNCLIPPED and getattr(optimizer, "max_grad_norm", math.inf) not in (math.inf, None):
+            self._say_once(
+                logging.WARNING,
+                f"max_grad_norm has no effect on a {description.kind.value} optimizer: gradients are not clipped.",
+            )
+        found: Dict[str, Iterable[str]] = {"optimizer attribute": vars(optimizer)}
+        for index, group in enumerate(optimizer.param_groups):
+            found[f"group {index} attribute"] = group
+        found["default group variable"] = optimizer.defaults
+        if not self._names:
+            self._names = {where: set(names) for where, names in found.items()}
+            return
+        level = logging.DEBUG if self._options._relax_optimizer_checks else logging.WARNING
+        # A group added after wrapping is compared with those that were there.
+        any_group = {name for key, known in self._names.items() if key.startswith("group ") for name in known}
+        for where, names in found.items():
+            unexpected = sorted(set(names) - self._names.get(where, any_group) - _READ_FROM_THE_OBJECT)
+            if unexpected:
+                text = f"Ignoring unexpected {where} in {description.kind.value} optimizer: {unexpected}"
+                self._say_once(level, text)
+
+    def _say_once(self, level: int, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            logger.log(level, text)

@@ -9,8 +9,7 @@ from torch import nn
 
 from ignite_ipu.emulator.device.device import Meter
 from ignite_ipu.emulator.enums import MeanReductionStrategy
-from ignite_ipu.emulator.optim.attribute_tracker import AttributeTracker
-from ignite_ipu.emulator.optim.description import OptimizerDescription, describe
+from ignite_ipu.emulator.optim.description import AttributeTracker, OptimizerDescription, describe
 from ignite_ipu.emulator.optim.device import foreach
 from ignite_ipu.emulator.optim.device.optimizer import DeviceOptimizer
 from ignite_ipu.emulator.optim.optimizer import IpuState

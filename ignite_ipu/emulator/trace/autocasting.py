@@ -129,13 +129,13 @@ class autocast(contextlib.ContextDecorator):
     def __enter__(self) -> autocast:
         trace = active()
         if trace is not None:
-            trace.autocast.settings.append(self._enabled)
+            trace.autocast.open.append((None, None, self._enabled))
         return self
 
     def __exit__(self, *exception: object) -> None:
         trace = active()
         if trace is not None:
-            trace.autocast.settings.pop()
+            trace.autocast.open.pop()
 
 
 class Autocast:
@@ -143,14 +143,14 @@ class Autocast:
 
     def __init__(self, policy: Optional[Policy]) -> None:
         self._policy = policy
-        self.settings: List[bool] = []  # what the open blocks and modules say, innermost last
-        self.modules: List[nn.Module] = []  # those being called, outermost first; kept up only inside `module_calls`
-        self._marks: List[Optional[int]] = []
+        # Of each block that is open and module that is being called: the module, its mark, and whether operators are
+        # cast; innermost last. Modules are there only inside `module_calls`.
+        self.open: List[Tuple[Optional[nn.Module], Optional[int], bool]] = []
 
     @property
     def enabled(self) -> bool:
         """True while operators are being cast."""
-        return self._policy is not None and bool(self.settings) and self.settings[-1]
+        return self._policy is not None and bool(self.open) and self.open[-1][2]
 
     @contextlib.contextmanager
     def module_calls(self) -> Iterator[None]:
@@ -159,19 +159,15 @@ class Autocast:
             yield
             return
 
-        stacks: Tuple[List[Any], ...] = (self.modules, self._marks, self.settings)
-
         def enter(module: nn.Module) -> None:
             enabled, mark = module.__dict__.get(_FLAG, (self.enabled, None))
             # What marked the module around this one counts no second time: a decorator in between may differ.
-            if mark in self._marks:
+            if any(mark == outer for _, outer, _ in self.open):
                 enabled = self.enabled
-            for stack, value in zip(stacks, (module, mark, enabled)):
-                stack.append(value)
+            self.open.append((module, mark, enabled))
 
         def leave(module: nn.Module) -> None:
-            for stack in stacks:
-                stack.pop()
+            self.open.pop()
 
         with module_calls_followed(enter, leave):
             yield
@@ -179,7 +175,8 @@ class Autocast:
     def cast(self, capture: Trace, name: str, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         """Return the arguments of an operator with the casts of the policy recorded in `capture`."""
         types = frozenset(dtype for dtype in capture.dtypes_of((args, kwargs)) if dtype in _CASTABLE)
-        wanted = self._policy.type_for(name, self.modules, types) if self._policy is not None and types else None
+        modules = [module for module, _, _ in self.open if module is not None]
+        wanted = self._policy.type_for(name, modules, types) if self._policy is not None and types else None
         if wanted is None or types == {wanted}:
             return args, kwargs
 

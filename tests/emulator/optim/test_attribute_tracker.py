@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from ignite_ipu.emulator import optim
-from ignite_ipu.emulator.optim.attribute_tracker import AttributeTracker
-from ignite_ipu.emulator.optim.description import describe
+from ignite_ipu.emulator.optim.description import AttributeTracker, describe
 from ignite_ipu.emulator.options import Options
 
 
