@@ -74,7 +74,7 @@ def join(first: Kind, second: Kind) -> Kind:
     return Kind.UNKNOWN
 
 
-def parameters_of(function: Function) -> List[ast.arg]:
+def parameters_of(function: Union[Function, ast.Lambda]) -> List[ast.arg]:
     """Return a function's parameters in order, keyword-only ones last, without variadic ones."""
     return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
 
@@ -96,7 +96,7 @@ def declared_kind(function: Function, arg: ast.arg) -> Kind:
     return Kind.UNKNOWN
 
 
-def default_of(function: Function, name: str) -> Optional[ast.expr]:
+def default_of(function: Union[Function, ast.Lambda], name: str) -> Optional[ast.expr]:
     """Return the default of a parameter; None where there is none."""
     positional = [*function.args.posonlyargs, *function.args.args]
     named = [parameter.arg for parameter in positional[len(positional) - len(function.args.defaults) :]]

@@ -89,11 +89,8 @@ class Names:
         for node in nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
-                    if alias.asname:
-                        self.imports[alias.asname] = alias.name
-                    else:
-                        top = alias.name.split(".")[0]
-                        self.imports[top] = top
+                    top = alias.name.split(".")[0]
+                    self.imports[alias.asname or top] = alias.name if alias.asname else top
             elif isinstance(node, ast.ImportFrom):
                 module = "." * node.level + (node.module or "")
                 if node.level == 0 and any(alias.name == "*" for alias in node.names):

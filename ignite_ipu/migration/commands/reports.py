@@ -80,34 +80,20 @@ def json_report(report: Report) -> str:
 def sarif_report(report: Report, rules: Mapping[str, Rule]) -> str:
     """Return the findings as a SARIF 2.1.0 log with the rules that were applied."""
     order = {name: index for index, name in enumerate(rules)}
-    document = {
-        "$schema": _SARIF_SCHEMA,
-        "version": "2.1.0",
-        "runs": [
-            {
-                "tool": {
-                    "driver": {
-                        "name": "ignite-ipu check",
-                        "version": ignite_ipu.__version__,
-                        "rules": [_sarif_rule(rule) for rule in rules.values()],
-                    }
-                },
-                "columnKind": "unicodeCodePoints",
-                "results": [_sarif_result(finding, order) for finding in report.findings],
-                "invocations": [
-                    {
-                        "executionSuccessful": True,
-                        "properties": {"run": _run(report)},
-                        "toolExecutionNotifications": [
-                            {"level": "note", "message": {"text": f"skipped {path}: {reason}"}}
-                            for path, reason in report.skipped
-                        ],
-                    }
-                ],
-            }
-        ],
+    applied = [_sarif_rule(rule) for rule in rules.values()]
+    skipped = [f"skipped {path}: {reason}" for path, reason in report.skipped]
+    invocation = {
+        "executionSuccessful": True,
+        "properties": {"run": _run(report)},
+        "toolExecutionNotifications": [{"level": "note", "message": {"text": text}} for text in skipped],
     }
-    return json.dumps(document, indent=2)
+    run = {
+        "tool": {"driver": {"name": "ignite-ipu check", "version": ignite_ipu.__version__, "rules": applied}},
+        "columnKind": "unicodeCodePoints",
+        "results": [_sarif_result(finding, order) for finding in report.findings],
+        "invocations": [invocation],
+    }
+    return json.dumps({"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
 
 
 def _run(report: Report) -> Any:
@@ -125,17 +111,14 @@ def _sarif_rule(rule: Rule) -> Dict[str, Any]:
 
 
 def _sarif_result(finding: Finding, order: Mapping[str, int]) -> Dict[str, Any]:
-    location: Dict[str, Any] = {
-        "physicalLocation": {
-            "artifactLocation": {"uri": quote(finding.path.replace(os.sep, "/"), safe="/:")},
-            "region": {
-                "startLine": finding.line,
-                "startColumn": finding.column,
-                "endLine": finding.end_line,
-                "endColumn": finding.end_column,
-            },
-        }
+    file = {"uri": quote(finding.path.replace(os.sep, "/"), safe="/:")}
+    region = {
+        "startLine": finding.line,
+        "startColumn": finding.column,
+        "endLine": finding.end_line,
+        "endColumn": finding.end_column,
     }
+    location: Dict[str, Any] = {"physicalLocation": {"artifactLocation": file, "region": region}}
     if finding.cell is not None:
         location["logicalLocations"] = [{"name": f"cell {finding.cell}", "kind": "member"}]
     return {

@@ -15,6 +15,7 @@ import ast
 from typing import Iterable, Optional, Set
 
 from ignite_ipu.migration.analysis.devices import chosen_gpu, gpu_name, is_guarded
+from ignite_ipu.migration.analysis.kinds import default_of, parameters_of
 from ignite_ipu.migration.analysis.names import owner_of
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rewriting.editor import Editor
@@ -89,21 +90,12 @@ def _wants_device(program: Program, node: ast.expr) -> bool:
         return _uses_want_device(program, program.nodes(ast.Name), parent.targets[0].id)
     if isinstance(parent, ast.arguments):
         function = program.parents[parent]
-        name = _argument_of(parent, node)
-        return name is not None and _uses_want_device(program, ast.walk(function), name)
+        assert isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        names = [each.arg for each in parameters_of(function) if default_of(function, each.arg) is node]
+        return _uses_want_device(program, ast.walk(function), names[0])
     return False
 
 
 def _uses_want_device(program: Program, nodes: Iterable[ast.AST], name: str) -> bool:
     uses = [part for part in nodes if isinstance(part, ast.Name) and part.id == name and isinstance(part.ctx, ast.Load)]
     return all(not isinstance(program.parents.get(use), ast.Assign) and _wants_device(program, use) for use in uses)
-
-
-def _argument_of(arguments: ast.arguments, default: ast.expr) -> Optional[str]:
-    """Return the name of the parameter that has this default."""
-    positional = [*arguments.posonlyargs, *arguments.args]
-    pairs = [
-        *zip(reversed(positional), reversed(arguments.defaults)),
-        *zip(arguments.kwonlyargs, arguments.kw_defaults),
-    ]
-    return next((arg.arg for arg, value in pairs if value is default), None)

@@ -18,24 +18,19 @@ from __future__ import annotations
 
 import ast
 
+from ignite_ipu.migration.analysis import precision_arguments as precision
 from ignite_ipu.migration.analysis.names import constant
-from ignite_ipu.migration.analysis.precision_arguments import (
-    enabled_argument,
-    native_only,
-    scalers_of_trainers,
-    switchable,
-)
 from ignite_ipu.migration.analysis.training import TRAINER_FACTORIES
 from ignite_ipu.migration.rewriting.editor import Editor
 
 
 def apply(editor: Editor) -> None:
-    scalers = scalers_of_trainers(editor.program, *TRAINER_FACTORIES)  # which have their meaning on IPUs, too
-    for call in switchable(editor.program):
-        if id(call) in scalers or native_only(editor.program, call):
+    scalers = precision.scalers_of_trainers(editor.program, *TRAINER_FACTORIES)  # which have their meaning on IPUs, too
+    for call in precision.switchable(editor.program):
+        if id(call) in scalers or precision.native_only(editor.program, call):
             continue
         native = f"{editor.need('is_native', call)}()"
-        enabled = enabled_argument(editor.program, call)
+        enabled = precision.enabled_argument(editor.program, call)
         if enabled is None:
             editor.add_argument(call, "enabled", native)
         elif constant(enabled) is True:

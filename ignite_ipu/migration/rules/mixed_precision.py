@@ -16,12 +16,7 @@ Example:
 
 from __future__ import annotations
 
-from ignite_ipu.migration.analysis.precision_arguments import (
-    native_only,
-    refused_precision,
-    scalers_of_trainers,
-    switchable,
-)
+from ignite_ipu.migration.analysis import precision_arguments as precision
 from ignite_ipu.migration.analysis.training import EVALUATOR_FACTORIES, TRAINER_FACTORIES
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
 from ignite_ipu.migration.program import Program
@@ -31,13 +26,13 @@ REWRITTEN = True
 
 
 def check(program: Program) -> Hits:
-    switched = {id(call) for call in switchable(program) if native_only(program, call)}
-    switched |= scalers_of_trainers(program, *TRAINER_FACTORIES)
+    switched = {id(call) for call in precision.switchable(program) if precision.native_only(program, call)}
+    switched |= precision.scalers_of_trainers(program, *TRAINER_FACTORIES)
     for call, name in program.calls("torch.amp.GradScaler", "torch.amp.autocast"):
         if id(call) not in switched:
             yield Hit(call, f"{name.rsplit('.', 1)[1]} has no counterpart on an IPU")
     for decorator, _ in program.decorators("torch.amp.autocast"):
         yield Hit(decorator, "autocast has no counterpart on an IPU")
     for call, name in program.calls(*TRAINER_FACTORIES, *EVALUATOR_FACTORIES):
-        for value, text in refused_precision(program, call, name):
+        for value, text in precision.refused_precision(program, call, name):
             yield Hit(value, text, run=Outcome.REFUSED)

@@ -13,22 +13,8 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ignite_ipu.emulator.inspection import (
-    DOUBT,
-    IPU,
-    SWITCH,
-    DynamicOutputShape,
-    Error,
-    IpuTensor,
-    Refusal,
-    Trace,
-    active,
-    canonical,
-    leaves,
-    map_leaves,
-    name_of,
-    set_strict,
-)
+from ignite_ipu.emulator import inspection
+from ignite_ipu.emulator.inspection import IpuTensor, Refusal, Trace, leaves, map_leaves, name_of
 from ignite_ipu.errors import LossError
 from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.migration.findings import Severity
@@ -86,7 +72,7 @@ class Survey(TorchFunctionMode):
         self.nodes: Dict[str, Optional[Place]] = {}
 
     def __enter__(self) -> Any:
-        self.capture = active()
+        self.capture = inspection.active()
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __torch_function__(
@@ -97,7 +83,7 @@ class Survey(TorchFunctionMode):
         known = set() if self.capture is None else set(self.capture.constants)
         try:
             result = func(*args, **kwargs)
-        except (Error, LossError, DynamicOutputShape) as error:
+        except (inspection.Error, LossError, inspection.DynamicOutputShape) as error:
             result = self._refused(func, args, kwargs, error)
         self._watch(name_of(func), args, kwargs, result, known)
         return result
@@ -113,24 +99,25 @@ class Survey(TorchFunctionMode):
         if kind is Refusal.HOST_READ:
             rule, message = _DECIDED if name in _DECISIONS else _HOST if name in _READS else _BY_VALUES
         # The error's own message ends with how the emulator is told to go on.
-        reason = message.replace("{name}", _SHOWN.get(name, name)) or text.split(f" ({SWITCH}")[0].rstrip(".")
+        text = text.split(f" ({inspection.SWITCH}")[0].rstrip(".")
+        reason = message.replace("{name}", _SHOWN.get(name, name)) or text
         self.notes.add(rule, place, reason, None if message else Severity.ERROR)
         if kind in (Refusal.MOVE_TO_HOST, Refusal.MOVE_TO_GPU) and name in ("to", "cpu", "cuda", "xpu"):
             return args[0]
         if kind is Refusal.HOST_TENSOR:
             return self._again(func, *map_leaves((args, kwargs), _onto_ipu))
         if kind in (Refusal.UNSUPPORTED_OPERATOR, Refusal.RESTRICTED_ARGUMENT):
-            before = set_strict(False)
+            before = inspection.set_strict(False)
             try:
                 return self._again(func, args, kwargs)
             finally:
-                set_strict(before)
+                inspection.set_strict(before)
         return self._answer(name, error)
 
     def _again(self, func: _Function, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         try:
             return func(*args, **kwargs)
-        except (Error, DynamicOutputShape) as error:
+        except (inspection.Error, inspection.DynamicOutputShape) as error:
             return self._answer(name_of(func), error)
 
     def _answer(self, name: str, error: Exception) -> Any:
@@ -165,17 +152,17 @@ def unsupported_operators(survey: Survey, notes: Notes) -> None:
     if capture is None:
         return
     for use in capture.unsupported:
-        part = "" if canonical(use.name) == use.kind else f" (part of {use.name})"
+        part = "" if inspection.canonical(use.name) == use.kind else f" (part of {use.name})"
         text = f"{{where}} uses aten::{use.kind}{part}, which PopTorch does not compile"
         notes.add("unsupported-operator", survey.operators.get(use.name), text, Severity.ERROR)
     for text, name in capture.warned.items():
-        about = text.replace(DOUBT, "PopTorch's sources read so.").rstrip(".")
+        about = text.replace(inspection.DOUBT, "PopTorch's sources read so.").rstrip(".")
         notes.add("restricted-operator", survey.operators.get(name), about, Severity.NOTE)
 
 
 def _onto_ipu(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and not isinstance(value, IpuTensor):
-        return value.to(IPU)
+        return value.to(inspection.IPU)
     return value
 
 
@@ -187,7 +174,7 @@ class Printed(io.TextIOBase):
 
     def write(self, text: str) -> int:
         place = current_place()
-        if place is not None and active() is not None:
+        if place is not None and inspection.active() is not None:
             message = f"{place.where} calls print(), which runs once, while tracing, and has no values to show"
             self._notes.add("print-in-forward", place, message)
         return self._stream.write(text)
