@@ -111,7 +111,7 @@ def refused_arguments(file: ParsedFile, name: str, call: ast.Call) -> Iterator[T
             if restriction.when == "always":
                 yield call, restriction
             continue
-        known = [None] if value is None else list(_literals(file, value))
+        known = [None] if value is None else list(literals_of(file, value))
         if any((each is not ... or restriction.when == "given") and restriction.concerns(each) for each in known):
             yield value if value is not None else call, restriction
 
@@ -129,18 +129,20 @@ def _order_of(name: str, call: ast.Call) -> str:
     return name
 
 
-def _literals(file: ParsedFile, node: Optional[ast.AST], depth: int = 0) -> Iterator[object]:
+def literals_of(file: ParsedFile, node: Optional[ast.AST], depth: int = 0) -> Iterator[object]:
     """Yield the literals that an expression may be, as far as the file shows, and Ellipsis for whatever else it may."""
     if isinstance(node, (ast.Tuple, ast.List)):
         values = [constant(element) for element in node.elts]
         yield ... if ... in values else values
+    elif isinstance(node, ast.Compare) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)):
+        yield from (False, True)
     elif isinstance(node, ast.IfExp):
-        yield from _literals(file, node.body, depth)
-        yield from _literals(file, node.orelse, depth)
+        yield from literals_of(file, node.body, depth)
+        yield from literals_of(file, node.orelse, depth)
     elif isinstance(node, (ast.Name, ast.Attribute)) and depth < _DEEPEST:
         behind = list(_behind(file, node))
         for value in behind or [None]:
-            yield from _literals(file, value, depth + 1)
+            yield from literals_of(file, value, depth + 1)
     else:
         yield constant(node)
 

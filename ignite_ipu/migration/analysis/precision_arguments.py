@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-from typing import Dict, FrozenSet, Iterator, NamedTuple, Optional, Set, Tuple
+from typing import Dict, Iterator, NamedTuple, Optional, Set, Tuple
 
 from ignite_ipu.migration.analysis.names import argument, constant, dotted, has_hidden_arguments
+from ignite_ipu.migration.analysis.operators import literals_of
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
 
@@ -13,13 +14,13 @@ class _Meaning(NamedTuple):
     """An argument's place in both factories, the values that an IPU has, and how they are written down."""
 
     positions: Dict[str, int]
-    values: FrozenSet[object]
+    values: Tuple[object, ...]
     written: str
 
 
 _MEANINGS: Dict[str, _Meaning] = {
-    "amp_mode": _Meaning({"trainer": 9, "evaluator": 8}, frozenset({None, "amp"}), 'None and "amp"'),
-    "scaler": _Meaning({"trainer": 10}, frozenset({None, False, True}), "False and True, which scales automatically,"),
+    "amp_mode": _Meaning({"trainer": 9, "evaluator": 8}, (None, "amp"), 'None and "amp"'),
+    "scaler": _Meaning({"trainer": 10}, (None, False, True), "False and True, which scales automatically,"),
 }
 
 
@@ -34,19 +35,11 @@ def refused_precision(file: ParsedFile, call: ast.Call, factory: str) -> Iterato
         value = None if position is None else argument(call, keyword, position)
         if value is None:
             continue
-        for refused in _values(value) - meaning.values - {...}:
+        refused = [each for each in literals_of(file, value) if each is not ... and each not in meaning.values]
+        if refused:
             verb = "is" if isinstance(value, ast.Constant) else "may be"
-            yield value, f"{keyword} of {name} {verb} {refused!r}; only {meaning.written} have a counterpart on an IPU"
-            break
-
-
-def _values(node: ast.expr) -> FrozenSet[object]:
-    """Return the literals that an expression may give, with Ellipsis for all else."""
-    if isinstance(node, ast.IfExp):
-        return _values(node.body) | _values(node.orelse)
-    if isinstance(node, ast.Compare) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)):
-        return frozenset({False, True})
-    return frozenset({constant(node)})
+            text = f"{keyword} of {name} {verb} {refused[0]!r}; only {meaning.written} have a counterpart on an IPU"
+            yield value, text
 
 
 def scalers_of_trainers(file: ParsedFile, *factories: str) -> Set[int]:
