@@ -30,6 +30,10 @@ def measures() -> Iterator[Measure]:
         yield training(f"emulator / plain PyTorch, training, {name}", name, 1.0)
     for name in MODELS:
         yield inference(f"emulator / plain PyTorch, inference, {name}", name)
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # one operator for a whole layer, which no trace for PopTorch has
+    yield inference("emulator / plain PyTorch without its fused layers, inference, transformer", "transformer")
+    torch.backends.mha.set_fastpath_enabled(fused)
     for name in MODELS:
         with mock.patch.dict(os.environ, COMPILED):
             yield training(f"emulator with whole-step compilation / plain PyTorch, training, {name}", name, 0.7)

@@ -9,6 +9,8 @@ from typing import Callable, List, Sequence, Tuple, Union
 
 import torch
 
+# For a CPU PyTorch has fused updates since 2.4.
+_FUSES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4)
 Tensors = Union[List[torch.Tensor], Tuple[torch.Tensor, ...]]
 Store = Callable[[Tensors, Tensors], None]
 """Stores float32 values (second) in tensors of a narrower type (first)."""
@@ -34,6 +36,13 @@ def widened(tensors: Tensors) -> List[torch.Tensor]:
     wide = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in tensors]
     torch._foreach_add_(wide, tensors)
     return wide
+
+
+def fusible(*lists: Tensors) -> bool:
+    """Return whether PyTorch's fused updates take these lists: they go through memory of float32 element by element."""
+    return _FUSES and all(
+        [each.dtype is torch.float32 and each.is_contiguous() for tensors in lists for each in tensors]
+    )
 
 
 def decay(state: Tensors, keep: float, new: Tensors, gain: float, store: Store) -> Tensors:

@@ -47,6 +47,7 @@ class Bucket:
         self.group, self.grouped, self.steps, self.in_force = first.group, first.grouped, first.steps, first.in_force
         self.weights = [slot.weight for slot in slots]
         self.states = {kind: [slot.states[kind] for slot in slots] for kind in first.states}
+        self.fusible = foreach.fusible(self.weights, *self.states.values())
 
 
 class Rule(abc.ABC):
@@ -72,6 +73,8 @@ class Sgd(Rule):
     update and the first velocity too. An update has two parts because a bound on the norm acts between them.
     """
 
+    _fuses = True
+
     def __init__(self, store: foreach.Store, loss_scaling: float) -> None:
         super().__init__(store)
         self.loss_scaling = loss_scaling
@@ -80,7 +83,22 @@ class Sgd(Rule):
         return {} if values.absent("momentum") else {ACCL1: (0, 0.0)}
 
     def update(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> None:
-        self.apply(bucket, self.direction(bucket, grads, values), values, None)
+        velocity = bucket.states.get(ACCL1)
+        if velocity and self._fuses and self.loss_scaling == 1 and bucket.fusible and foreach.fusible(grads):
+            torch._fused_sgd_(
+                bucket.weights,
+                grads,
+                velocity,
+                lr=values["lr"],
+                momentum=values["momentum"],
+                dampening=values["dampening"],
+                weight_decay=values["weight_decay"],
+                nesterov=bool(values["nesterov"]),
+                maximize=False,
+                is_first_step=False,
+            )
+        else:
+            self.apply(bucket, self.direction(bucket, grads, values), values, None)
 
     def direction(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tensors:
         """Advance the state by one gradient and return what the weight update consumes."""
@@ -120,6 +138,8 @@ class CombinedSgd(Sgd):
     At the end of an update the tensor already holds the next one's m * v + (1 - d) * l * w, times the velocity scaling.
     So all values but lr that are set between two updates act on the second one after them.
     """
+
+    _fuses = False
 
     def states(self, values: HyperParameters) -> Dict[str, Tuple[int, float]]:
         # The types of separate accumulators say nothing about a shared one.
@@ -169,6 +189,24 @@ class Adam(Rule):
         return {ACCL1: (0, 0.0), ACCL2: (1, 0.0)}
 
     def update(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> None:
+        if bucket.fusible and foreach.fusible(grads):
+            fused = torch._fused_adamw_ if self._decoupled else torch._fused_adam_
+            fused(
+                bucket.weights,
+                grads,
+                bucket.states[ACCL1],
+                bucket.states[ACCL2],
+                [],
+                [torch.tensor(bucket.steps + 1)] * len(bucket.weights),
+                lr=values["lr"],
+                beta1=values["beta1"],
+                beta2=values["beta2"],
+                weight_decay=values["weight_decay"],
+                eps=values["eps"],
+                amsgrad=False,
+                maximize=False,
+            )
+            return
         if not self._decoupled:
             grads = _decayed(grads, bucket.weights, values["weight_decay"])
         first, root = self._moments(bucket, grads, values)
