@@ -101,7 +101,7 @@ class Placement:
 
     def ipus(self, options: Options) -> int:
         """Return how many IPUs all replicas of this process take, rounded up to a power of two where asked to."""
-        needed = self._needed(options)
+        needed: int = self.ipus_per_replica * options.replication_factor
         reserved = needed
         if not (options._uses_ipu_model() or options._is_offline()):
             reserved = 1 << (needed - 1).bit_length()
@@ -121,7 +121,7 @@ class Placement:
     def check(self, options: Options, training: bool) -> None:
         """Refuse what the back end would refuse to compile; call it after the trace."""
         self._check_phases()
-        needed, reserved = self._needed(options), self.ipus(options)
+        needed, reserved = self.ipus_per_replica * options.replication_factor, self.ipus(options)
         if reserved != needed:
             logger.warning("The model uses %d IPUs; %d are reserved, a power of two.", needed, reserved)
         if self.pipelined:
@@ -147,10 +147,6 @@ class Placement:
                 f"so the operators cannot be scheduled: {unit} numbers must not decrease along the data flow. Reorder "
                 f"the {unit}s, or use AutoStage.AutoIncrement to give the later block a later stage."
             )
-
-    def _needed(self, options: Options) -> int:
-        needed: int = self.ipus_per_replica * options.replication_factor
-        return needed
 
     def _check_phases(self) -> None:
         strategy = self._strategy

@@ -188,24 +188,24 @@ def _stand_ins(
     """Return what stands for the tensor of each slot, one for the slots that hold the same one."""
     made: Dict[int, IpuTensor] = {}
     for slot in slots:
-        if id(slot.value) not in made:
-            _check_on_host(slot.full_name, slot.value)
-            made[id(slot.value)] = _stand_in(capture, slot, training, slot.full_name in per_replica)
-            made[id(slot.value)].origin.meta["name"] = slot.full_name
+        name, tensor = slot.full_name, slot.value
+        if id(tensor) in made:
+            continue
+        _check_on_host(name, tensor)
+        host = plain(tensor)
+        if not host.is_floating_point():
+            kind = host.dtype
+            logger.warning("%s is of type %s: it was downgraded to constant, its value is compiled in.", name, kind)
+            stand_in = capture.add_constant(tensor, name)
+        elif slot.is_buffer:
+            stand_in = capture.add_buffer(name, tensor)
+        else:
+            with torch._C.DisableTorchFunctionSubclass():
+                trained = training and bool(torch.Tensor.requires_grad.__get__(tensor))  # type: ignore[attr-defined]
+            stand_in = capture.add_weight(name, tensor, trained, host[0] if name in per_replica else host)
+        stand_in.origin.meta["name"] = name
+        made[id(tensor)] = stand_in
     return [made[id(slot.value)] for slot in slots]
-
-
-def _stand_in(capture: Capture, slot: _Slot, training: bool, per_replica: bool) -> IpuTensor:
-    name, tensor = slot.full_name, slot.value
-    host = plain(tensor)
-    if not host.is_floating_point():
-        logger.warning("%s is of type %s: it was downgraded to constant, its value is compiled in.", name, host.dtype)
-        return capture.add_constant(tensor, name)
-    if slot.is_buffer:
-        return capture.add_buffer(name, tensor)
-    with torch._C.DisableTorchFunctionSubclass():
-        requires_grad = training and bool(torch.Tensor.requires_grad.__get__(tensor))  # type: ignore[attr-defined]
-    return capture.add_weight(name, tensor, requires_grad, host[0] if per_replica else host)
 
 
 def _check_on_host(name: str, tensor: torch.Tensor) -> None:

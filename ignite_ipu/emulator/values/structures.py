@@ -98,21 +98,11 @@ def map_tensors(structure: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
         return _reconstruct(parser, structure, [fn(tensor) for tensor in _custom_tensors(parser, structure)])
     if isinstance(structure, torch.Tensor):
         return fn(structure)
-    if isinstance(structure, dict):
-        items = {key: map_tensors(value, fn) for key, value in structure.items()}
-        if type(structure) is dict:
-            return items
+    if isinstance(structure, (dict, list)):
         # A shallow copy keeps what a subclass carries besides its items: a default factory, attributes, an order.
         rebuilt: Any = copy.copy(structure)
-        for key, value in items.items():
-            rebuilt[key] = value
-        return rebuilt
-    if isinstance(structure, list):
-        values = [map_tensors(value, fn) for value in structure]
-        if type(structure) is list:
-            return values
-        rebuilt = copy.copy(structure)
-        rebuilt[:] = values
+        for key, value in structure.items() if isinstance(structure, dict) else enumerate(structure):
+            rebuilt[key] = map_tensors(value, fn)
         return rebuilt
     if isinstance(structure, tuple):
         return like(structure, [map_tensors(value, fn) for value in structure])
@@ -181,10 +171,7 @@ def map_leaves(value: Any, fn: Callable[[Any], Any]) -> Any:
 
 def like(original: Any, items: List[Any]) -> Any:
     """Return a sequence of the type of `original`, a named tuple or one of PyTorch's return types included."""
-    if type(original) in (list, tuple, torch.Size):
-        return type(original)(items)
-    make = getattr(type(original), "_make", None)
-    return make(items) if make is not None else type(original)(items)
+    return getattr(type(original), "_make", type(original))(items)
 
 
 def listed(result: Any) -> List[torch.Tensor]:

@@ -63,7 +63,8 @@ class DeviceOptimizer:
         ]
         self.restart()
         # What the host is told of the hyper-parameters; the update goes by the description.
-        self._told = self._device_values()
+        self._group_of = group_of
+        self._told = device_values(description, group_of)
 
     @property
     def loss_scaling(self) -> float:
@@ -118,7 +119,7 @@ class DeviceOptimizer:
         self._description = new
         if isinstance(self._rule, Sgd):
             self._rule.loss_scaling = new.loss_scaling.value
-        self._told = self._device_values()
+        self._told = device_values(new, self._group_of)
 
     def restart(self) -> None:
         """Set the state to what it was before the first update."""
@@ -203,9 +204,6 @@ class DeviceOptimizer:
                 "it was saved from another model."
             )
         return value.reshape(shape)
-
-    def _device_values(self) -> Dict[str, torch.Tensor]:
-        return device_values(self._description, {slot.name: slot.group for slot in self._slots})
 
     def _regroup(self, missing: Tuple[bool, ...]) -> None:
         """Prepare lists of weights to update together, for gradients that are missing in the same places as now."""

@@ -115,11 +115,6 @@ def words(*lines: str) -> Tuple[str, ...]:
     return tuple(" ".join(lines).split())
 
 
-def _restriction(row: Dict[str, Any]) -> Restriction:
-    named = {name: words(row.get(name, "")) for name in ("of", "argument")}
-    return Restriction(**{**row, **named, "replaced": "becomes" in row})
-
-
 with open(os.path.join(os.path.dirname(__file__), "operators.json"), encoding="utf-8") as file:
     _DATA: Dict[str, Any] = json.load(file)
 
@@ -129,7 +124,10 @@ UNTRACEABLE = frozenset(words(*_DATA["untraceable"]))  # PyTorch 2.0 cannot tell
 # Layers that do not compile, each with the kind that it fails for; it may be empty.
 LAYERS: Dict[str, str] = {f"torch.nn.{name}": kind for name, kind in _DATA["layers"].items()}
 VALUES: Dict[Tuple[str, ...], str] = {words(names): text for names, text in _DATA["values"].items()}
-RESTRICTIONS = tuple(map(_restriction, _DATA["arguments"]))
+RESTRICTIONS = tuple(
+    Restriction(**{**row, **{key: words(row.get(key, "")) for key in ("of", "argument")}, "replaced": "becomes" in row})
+    for row in _DATA["arguments"]
+)
 
 _COMPILED = frozenset(canonical(name) for names in GROUPS.values() for name in names)
 _RANDOM = frozenset(words(_DATA["random"]))
