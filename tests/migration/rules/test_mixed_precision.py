@@ -31,3 +31,14 @@ def test_what_ipu_trainers_have(lines):
         create_supervised_trainer(m, o, l, amp_mode="amp", scaler=scaler)
     """
     assert lines(RULE, code) == []
+
+
+def test_precisions_that_a_variable_names(lines):
+    """Those that a variable is assigned are known; what is computed is decided when the factory is called."""
+    code = """
+        from ignite.engine import create_supervised_trainer
+        mode = "apex"
+        create_supervised_trainer(m, o, l, amp_mode=mode)
+        create_supervised_trainer(m, o, l, amp_mode=args.mode)
+    """
+    assert lines(RULE, code) == [3]
