@@ -253,9 +253,9 @@ def _hooks_are_removed() -> Iterator[None]:
         ("Options.Precision.autocastPolicy", lambda: poptorch.Options().Precision.autocastPolicy(Policy())),
     ],
 )
-def test_a_name_that_the_present_generation_lacks_is_warned_of_once(name, use, monkeypatch, caplog):
+def test_a_name_that_the_present_generation_lacks_is_warned_of_once(name, use, caplog):
     """The same program would not run with PopTorch 3.3."""
-    monkeypatch.setattr(autocasting, "_WARNED", set())
+    autocasting.warn_of_age.cache_clear()
     use()
     use()
     assert caplog.text.count(f"{name} is no part of PopTorch 3.3, where using it is an AttributeError") == 1

@@ -8,8 +8,9 @@ with `Module.autocast`. Importing this module gives `torch.nn.Module` that metho
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch import nn
@@ -45,7 +46,6 @@ _DEFAULTS: Dict[str, FrozenSet[Union[str, type]]] = {
 }
 _CASTABLE = (torch.float16, torch.float32)
 _MARKS = itertools.count()
-_WARNED: Set[str] = set()
 
 
 class Policy:
@@ -102,15 +102,14 @@ class Policy:
         return f"Policy({', '.join(lists)})"
 
 
+@functools.lru_cache(maxsize=None)
 def warn_of_age(name: str) -> None:
     """Say, once a process, that PopTorch 3.3 has no autocasting."""
-    if name not in _WARNED:
-        _WARNED.add(name)
-        logger.warning(
-            "%s is no part of PopTorch 3.3, where using it is an AttributeError; the emulator has it for programs "
-            "written for PopTorch 3.0 and before.",
-            name,
-        )
+    logger.warning(
+        "%s is no part of PopTorch 3.3, where using it is an AttributeError; the emulator has it for programs written "
+        "for PopTorch 3.0 and before.",
+        name,
+    )
 
 
 class autocast(contextlib.ContextDecorator):

@@ -148,16 +148,26 @@ def rewritten(trace: Trace, name: str, args: Args, kwargs: Kwargs) -> Tuple[Args
     program = trace
     while program.outer is not None:
         program = program.outer
-    return (args, kwargs) if program.training else _without_statistics(name, args, kwargs)
+    # An inference program normalises with a batch's own statistics just as well, and writes no running ones.
+    updated = () if program.training else [id(each) for each in hidden_writes(name, args, kwargs)]
+    if updated:
+        args, kwargs = map_leaves((args, kwargs), lambda leaf: None if id(leaf) in updated else leaf)
+    return args, kwargs
 
 
-def hidden_writes(name: str, args: Args, kwargs: Kwargs) -> List[IpuTensor]:
-    """Return the traced arguments that operator `name` writes into without PyTorch's version counters noticing.
+def hidden_writes(name: str, args: Args, kwargs: Kwargs) -> List[Any]:
+    """Return the arguments that operator `name` writes into without PyTorch's version counters noticing.
 
     They are the running statistics of normalisations.
     """
-    named = _updated(name, args, kwargs)
-    return [named[each] for each in _STATISTICS if isinstance(named.get(each), IpuTensor)]
+    if name not in _FLAGS:
+        return []
+    flag = _FLAGS[name]
+    names = _NAMES_OF_NINE if len(args) + len(kwargs) == 9 else _NAMES
+    named = {**dict(zip((*names, flag), args)), **kwargs}
+    if not named.get(flag, flag == "use_input_stats"):
+        return []
+    return [named[each] for each in _STATISTICS if isinstance(named.get(each), torch.Tensor)]
 
 
 def _with_host_bounds(trace: Trace, part: Any) -> Any:
@@ -186,31 +196,6 @@ def _following_activation(trace: Trace, args: Args, kwargs: Kwargs) -> Tuple[Arg
     return tuple(map(follow, args)), {key: follow(value) for key, value in kwargs.items()}
 
 
-def _without_statistics(name: str, args: Args, kwargs: Kwargs) -> Tuple[Args, Kwargs]:
-    """Return arguments with which an operator computes the same and writes no running statistics.
-
-    That is how an inference program normalises with a batch's own statistics.
-    """
-    if not _updated(name, args, kwargs):
-        return args, kwargs
-    names = _names(args, kwargs)
-    args = tuple(None if each in _STATISTICS else value for each, value in zip(names, args)) + args[len(names) :]
-    return args, {each: value for each, value in kwargs.items() if each not in _STATISTICS}
-
-
-def _updated(name: str, args: Args, kwargs: Kwargs) -> Dict[str, Any]:
-    """Return the arguments by name if the operator updates statistics, else none."""
-    flag = _FLAGS.get(name)
-    if flag is None:
-        return {}
-    named = {**dict(zip((*_names(args, kwargs), flag), args)), **kwargs}
-    return named if named.get(flag, flag == "use_input_stats") else {}
-
-
-def _names(args: Args, kwargs: Kwargs) -> Tuple[str, ...]:
-    return _NAMES_OF_NINE if len(args) + len(kwargs) == 9 else _NAMES
-
-
 def names_ipu(value: Any) -> bool:
     """Tell whether `value` is the IPU as a device."""
     if isinstance(value, torch.device):
@@ -228,8 +213,7 @@ def put_on_ipu(capture: Trace, func: Callable[..., Any], name: str, args: Args, 
         if not holds_tensors(args):
             return _made(capture, func, name, args, kwargs)
         with capture.outside():
-            args = tuple(_CPU if names_ipu(arg) else arg for arg in args)
-            kwargs = {key: _CPU if names_ipu(value) else value for key, value in kwargs.items()}
+            args, kwargs = map_leaves((args, kwargs), lambda leaf: _CPU if names_ipu(leaf) else leaf)
             return capture.add_constant(func(*args, **kwargs))
     return None
 
