@@ -238,13 +238,12 @@ def _bincount(kernel: _Kernel, input: torch.Tensor, weights: Any = None, minleng
     return counts
 
 
-def _one_hot(kernel: _Kernel, tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+def _one_hot(kernel: _Kernel, tensor: torch.Tensor, num_classes: int = -1) -> Any:
     if num_classes < 0:
         raise _needs_length("one_hot", "num_classes")
     if tensor.is_meta and tensor.dtype is torch.int64:  # PyTorch 2.0 has no meta kernel
         return tensor.new_empty((*tensor.shape, num_classes))
-    encoded: torch.Tensor = kernel(tensor, num_classes)
-    return encoded
+    return kernel(tensor, num_classes)
 
 
 def _needs_length(name: str, argument: str) -> Error:
@@ -255,21 +254,19 @@ def _needs_length(name: str, argument: str) -> Error:
     )
 
 
-def _repeat_interleave(kernel: _Kernel, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _repeat_interleave(kernel: _Kernel, input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     given = {**dict(zip(("repeats", "dim"), args)), **kwargs}
     repeats, dim = given.get("repeats"), given.get("dim")
     if input.is_meta and isinstance(repeats, int) and kwargs.get("output_size") is None:
         # PyTorch 2.0 asks for the length even where the repeats are a number.
         kwargs["output_size"] = repeats * (input.numel() if dim is None else input.size(dim))
-    repeated: torch.Tensor = kernel(input, *args, **kwargs)
-    return repeated
+    return kernel(input, *args, **kwargs)
 
 
-def _cov(kernel: _Kernel, input: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+def _cov(kernel: _Kernel, input: torch.Tensor, **kwargs: Any) -> Any:
     if input.is_meta and not any(isinstance(value, torch.Tensor) for value in kwargs.values()):
         return input.new_empty((len(input), len(input)) if input.dim() > 1 else ())
-    covariance: torch.Tensor = kernel(input, **kwargs)
-    return covariance
+    return kernel(input, **kwargs)
 
 
 _FIXED: Dict[str, _Kernel] = {

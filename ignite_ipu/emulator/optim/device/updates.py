@@ -50,11 +50,11 @@ class Bucket:
         self.fusible = foreach.fusible(self.weights, *self.states.values())
 
 
+@dataclasses.dataclass
 class Rule(abc.ABC):
     """One optimizer's maths."""
 
-    def __init__(self, store: foreach.Store) -> None:
-        self.store = store
+    store: foreach.Store
 
     @abc.abstractmethod
     def states(self, values: HyperParameters) -> Dict[str, Tuple[int, float]]:
@@ -65,6 +65,7 @@ class Rule(abc.ABC):
         """Advance the state by one gradient and move the weights."""
 
 
+@dataclasses.dataclass
 class Sgd(Rule):
     """SGD with its velocity in a tensor of its own, multiplied by the loss scaling that is in force.
 
@@ -75,9 +76,7 @@ class Sgd(Rule):
 
     _fuses = True
 
-    def __init__(self, store: foreach.Store, loss_scaling: float) -> None:
-        super().__init__(store)
-        self.loss_scaling = loss_scaling
+    loss_scaling: float
 
     def states(self, values: HyperParameters) -> Dict[str, Tuple[int, float]]:
         return {} if values.absent("momentum") else {ACCL1: (0, 0.0)}
@@ -173,6 +172,7 @@ class CombinedSgd(Sgd):
         return accumulator
 
 
+@dataclasses.dataclass
 class Adam(Rule):
     """Adam, with weight decay added to the gradient (L2) or to the step (`decoupled`).
 
@@ -180,17 +180,15 @@ class Adam(Rule):
     x = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps), plus l * w if decoupled.
     """
 
-    def __init__(self, store: foreach.Store, decoupled: bool, corrected: bool = True) -> None:
-        super().__init__(store)
-        self._decoupled = decoupled
-        self._corrected = corrected
+    decoupled: bool
+    corrected: bool = True
 
     def states(self, values: HyperParameters) -> Dict[str, Tuple[int, float]]:
         return {ACCL1: (0, 0.0), ACCL2: (1, 0.0)}
 
     def update(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> None:
         if bucket.fusible and foreach.fusible(grads):
-            fused = torch._fused_adamw_ if self._decoupled else torch._fused_adam_
+            fused = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
             fused(
                 bucket.weights,
                 grads,
@@ -207,11 +205,11 @@ class Adam(Rule):
                 maximize=False,
             )
             return
-        if not self._decoupled:
+        if not self.decoupled:
             grads = _decayed(grads, bucket.weights, values["weight_decay"])
         first, root = self._moments(bucket, grads, values)
         lr = values["lr"]
-        keep = 1 - lr * values["weight_decay"] if self._decoupled else 1.0
+        keep = 1 - lr * values["weight_decay"] if self.decoupled else 1.0
         amount = _quotient(lr, self._correction(values["beta1"], bucket))
         foreach.move_by_ratio(bucket.weights, first, root, -amount, keep, self.store)
 
@@ -225,7 +223,7 @@ class Adam(Rule):
         return first, root
 
     def _correction(self, beta: float, bucket: Bucket) -> float:
-        return 1 - _power(beta, bucket.steps + 1) if self._corrected else 1.0
+        return 1 - _power(beta, bucket.steps + 1) if self.corrected else 1.0
 
 
 class Lamb(Adam):
@@ -247,6 +245,7 @@ class Lamb(Adam):
         foreach.move(bucket.weights, step, -values["lr"], 1.0, self.store)
 
 
+@dataclasses.dataclass
 class RmsProp(Rule):
     """RMSprop: `Accl1` is the mean square v, `Accl2` the mean a of `centered`, `Accl3` the momentum b.
 
@@ -255,14 +254,12 @@ class RmsProp(Rule):
     w -= b.
     """
 
-    def __init__(self, store: foreach.Store, centered: bool, tf_variant: bool) -> None:
-        super().__init__(store)
-        self._centered = centered
-        self._tf_variant = tf_variant
+    centered: bool
+    tf_variant: bool
 
     def states(self, values: HyperParameters) -> Dict[str, Tuple[int, float]]:
-        states = {ACCL1: (0, 1.0 if self._tf_variant else 0.0)}
-        if self._centered:
+        states = {ACCL1: (0, 1.0 if self.tf_variant else 0.0)}
+        if self.centered:
             states[ACCL2] = (1, 0.0)
         if not values.absent("momentum"):
             states[ACCL3] = (2, 0.0)
@@ -276,25 +273,25 @@ class RmsProp(Rule):
             return
         momentum = bucket.states[ACCL3]
         torch._foreach_mul_(momentum, values["momentum"])
-        torch._foreach_addcdiv_(momentum, grads, root, lr if self._tf_variant else 1.0)
-        foreach.move(bucket.weights, momentum, -1.0 if self._tf_variant else -lr, 1.0, self.store)
+        torch._foreach_addcdiv_(momentum, grads, root, lr if self.tf_variant else 1.0)
+        foreach.move(bucket.weights, momentum, -1.0 if self.tf_variant else -lr, 1.0, self.store)
 
     def _root(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tensors:
         alpha, eps = values["alpha"], values["eps"]
         square = foreach.average_square(bucket.states[ACCL1], alpha, grads, self.store)
         # The state itself must survive: the root is taken in place only of what was made from it.
-        if self._centered:
+        if self.centered:
             mean = foreach.average(bucket.states[ACCL2], alpha, grads, self.store)
             root = torch._foreach_addcmul(square, mean, mean, -1)
-            if self._tf_variant:
+            if self.tf_variant:
                 torch._foreach_add_(root, eps)
             torch._foreach_sqrt_(root)
-        elif self._tf_variant:
+        elif self.tf_variant:
             root = torch._foreach_add(square, eps)
             torch._foreach_sqrt_(root)
         else:
             root = torch._foreach_sqrt(square)
-        if not self._tf_variant:
+        if not self.tf_variant:
             torch._foreach_add_(root, eps)
         return root
 
