@@ -84,16 +84,16 @@ def _need_compiler(what: str) -> None:
         )
 
 
+@dataclasses.dataclass
 class Compiled:
     """A function that is compiled in a thread of its own when it is first asked for; the log calls it `name`.
 
     `run` is None as long as it is being compiled, or if it cannot be.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.run: Optional[Run] = None
-        self.is_begun = False
+    name: str
+    run: Optional[Run] = None
+    is_begun: bool = False
 
     def begin(self, graph: Graph, functions: Sequence[Callable[..., Sequence[torch.Tensor]]], given: Tensors) -> None:
         """Trace the first of some functions that can be traced, and have it compiled.
@@ -119,7 +119,7 @@ class Compiled:
         with self._left_alone(), _one_at_a_time, torch.no_grad():
             self.run = lowered(module, examples)
             seconds = time.perf_counter() - started
-            logger.info("torch.compile compiled %s in %.1f s; it runs compiled from here on.", self._name, seconds)
+            logger.info("torch.compile compiled %s in %.1f s; it runs compiled from here on.", self.name, seconds)
 
     @contextlib.contextmanager
     def _left_alone(self) -> Iterator[None]:
@@ -133,7 +133,7 @@ class Compiled:
             return
         first_line, *_ = str(reason).strip().splitlines() or ["no reason given"]
         kind = f"{type(reason).__name__}: " if isinstance(reason, Exception) else ""
-        logger.info("%s cannot be compiled: %s%s. It runs by PyTorch's own operators.", self._name, kind, first_line)
+        logger.info("%s cannot be compiled: %s%s. It runs by PyTorch's own operators.", self.name, kind, first_line)
 
 
 def compiled(graph: Graph, name: str) -> Graph:

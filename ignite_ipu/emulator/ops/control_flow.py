@@ -178,7 +178,8 @@ class _BodyCapture(Capture):
 
     def __init__(self, outer: Capture) -> None:
         super().__init__(outer.placement, outer.precision)
-        self.outer, self.default_dtype = outer, outer.default_dtype
+        self.outer = self._outside = outer
+        self.default_dtype = outer.default_dtype
         self._grad_mode = self.training = False
         # A host tensor means the same inside and outside, and what the model uses is counted as one.
         self._stand_ins = outer._stand_ins
@@ -188,16 +189,14 @@ class _BodyCapture(Capture):
         self.captured: Dict[int, Tuple[IpuTensor, IpuTensor]] = {}
 
     def add_constant(self, tensor: torch.Tensor, name: str = "constant") -> IpuTensor:
-        assert self.outer is not None
-        return self._inner(self.outer.add_constant(tensor, name))
+        return self._inner(self._outside.add_constant(tensor, name))
 
     def traced(self, value: Any) -> Any:
         value = super().traced(value)
         return self._inner(value) if isinstance(value, IpuTensor) and value.capture is not self else value
 
     def _inner(self, tensor: IpuTensor) -> IpuTensor:
-        assert self.outer is not None
-        tensor = self.outer.traced(tensor)
+        tensor = self._outside.traced(tensor)
         if id(tensor) not in self.captured:
             inner = self._placeholder(f"captured_{len(self.captured)}", tensor.meta, requires_grad=False)
             self.captured[id(tensor)] = (tensor, inner)

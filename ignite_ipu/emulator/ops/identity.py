@@ -5,6 +5,7 @@ Marks on inputs and outputs let their transfer overlap with compute.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, Callable, List
 
@@ -241,12 +242,12 @@ def _check_output(node: fx.Node, marked: fx.Node, returned: List[fx.Node]) -> No
         )
 
 
+@dataclasses.dataclass
 class _Marks:
     """Checks for when forward has returned: each marked tensor, then the options, if any mode asks for overlap."""
 
-    def __init__(self) -> None:
-        self.checks: List[Callable[[List[fx.Node]], None]] = []
-        self.overlaps = False
+    checks: List[Callable[[List[fx.Node]], None]] = dataclasses.field(default_factory=list)
+    overlaps: bool = False
 
     def __call__(self, structure: Any, options: Any, placement: Any) -> None:
         returned = [leaf.node for leaf in flatten_tensors(structure) if isinstance(leaf, IpuTensor)]

@@ -37,10 +37,7 @@ class DynamicOutputShape(DynamicOutputShapeException):
 
     def __init__(self, message: str) -> None:
         super().__init__(torch.ops.aten.index.Tensor)
-        self.message = message
-
-    def __str__(self) -> str:
-        return self.message
+        self.args = (message,)
 
 
 def refuse(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
