@@ -27,7 +27,6 @@ def for_loop(count: int, body: _BodyFunction, inputs: List[torch.Tensor]) -> Lis
     Outside a traced model it runs once, as in PopTorch, with a warning when `count` is not 1.
 
     Args:
-        count: How often the body runs.
         body: Takes as many tensors as `inputs` has, and returns as many of the same shapes and types.
         inputs: What the first run gets copies of.
 

@@ -69,10 +69,6 @@ def custom_op(
     """Apply a custom operator; outside a traced model it only gives zeros.
 
     Args:
-        inputs: What the operator takes.
-        name: Its name.
-        domain: Its domain.
-        domain_version: The version of the domain.
         example_outputs: Tensors with the shapes and types that it returns.
         attributes: Strings, numbers, and lists of one of these, by name.
 

@@ -90,7 +90,6 @@ def BeginBlock(layer_to_call: Any, user_id: Optional[str] = None, ipu_id: Option
     """Start a block each time a module is called; the block stays open until the next one starts.
 
     Args:
-        layer_to_call: The module; or another callable.
         user_id: The block's id; None takes the next of "0", "1", ... at the first call and keeps it.
         ipu_id: The IPU it runs on, unless the execution strategy says otherwise.
 

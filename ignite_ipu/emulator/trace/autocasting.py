@@ -55,8 +55,6 @@ class Policy:
     modules of the class compute. A list that is not given keeps its default.
 
     Args:
-        fp16: Run in float16.
-        fp32: Run in float32.
         promote: Run in float32 when their arguments are of both types.
         demote: Run in float16 when their arguments are of both types.
     """
@@ -116,9 +114,6 @@ class autocast(contextlib.ContextDecorator):
     """Switch automatic casts on or off for a `with` block or, as a decorator, for a function's body.
 
     It speaks to the trace of a wrapped model and does nothing elsewhere.
-
-    Args:
-        enabled: Whether operators in the block are cast.
     """
 
     def __init__(self, enabled: bool = True) -> None:

@@ -29,7 +29,6 @@ class DeviceOptimizer:
     """Updates weights in place as the compiled program would; its state starts afresh.
 
     Args:
-        description: The optimizer compiled for.
         named_weights: The trainable weights, whose storage this object updates. Refill them in place.
         group_of: The parameter group of each weight; None for one in no group, which takes the defaults.
         per_replica: Groups of replicas with values of their own, by the weights whose dimension 0 counts them. LAMB's
