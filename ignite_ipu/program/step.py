@@ -61,6 +61,7 @@ class BatchStep(nn.Module):
     """
 
     is_tried = False
+    leaves_behind = False
 
     def __init__(
         self,

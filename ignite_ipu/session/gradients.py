@@ -12,7 +12,7 @@ import linecache
 import logging
 import sys
 from types import CellType, CodeType, FrameType, FunctionType
-from typing import Any, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 
 import torch
 from ignite.engine import Engine
@@ -21,10 +21,10 @@ from ignite_ipu.backend import poptorch
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.tensors.raw import dtype_of, shape_of
-from ignite_ipu.program.user_code import Line, Owner, owner_of, variables_of
+from ignite_ipu.program.user_code import Line, Owner, owner_of, read_by, variables_of
 from ignite_ipu.session.program import ModelProgram
 
-__all__ = ["anchor_gradients", "anchored_gradient", "gradient_reader", "log_cost"]
+__all__ = ["anchor_gradients", "anchored_gradient", "gradient_reader", "log_cost", "words_read"]
 
 _logger = logging.getLogger("ignite_ipu")
 _PREFIX = "ignite_ipu_gradient_"
@@ -79,10 +79,24 @@ def gradient_reader(engines: Iterable[Engine] = ()) -> Optional[str]:
     Looked through are the user's functions on the stack and what they name, the class of a library's loop on the stack,
     and the handlers of engines: of these, and of those on the stack.
     """
+    parts, codes = _running_code(sys._getframe(1), engines)
+    found = (_reading_line(code) for code in (*Named(parts).codes, *codes))
+    return next((str(line) for line in found if line is not None), None)
+
+
+def words_read() -> FrozenSet[str]:
+    """Return the names that the code reads which `gradient_reader` looks through."""
+    parts, codes = _running_code(sys._getframe(1))
+    return frozenset(Named(parts).names).union(*map(read_by, codes))
+
+
+def _running_code(
+    frame: Optional[FrameType], engines: Iterable[Engine] = ()
+) -> Tuple[List[Tuple[str, Any]], List[CodeType]]:
+    """Return what leads to the user's code that is running, and a library's code that is."""
     parts: List[Tuple[str, Any]] = []
     codes: List[CodeType] = []
     handlers = [handler for engine in engines for handler in _handlers_of(engine)]
-    frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None:
         owner = owner_of(frame.f_code.co_filename)
         variables = variables_of(frame)
@@ -102,8 +116,7 @@ def gradient_reader(engines: Iterable[Engine] = ()) -> Optional[str]:
         code = getattr(handler, "__code__", None)
         codes += [code] if code is not None else _methods(handler)
         parts.append(("", handler))
-    found = (_reading_line(code) for code in (*Named(parts).codes, *codes))
-    return next((str(line) for line in found if line is not None), None)
+    return parts, codes
 
 
 def _handlers_of(engine: Engine) -> List[Any]:

@@ -414,7 +414,7 @@ class ModelProgram:
         python, kept = self.step.python_state(), ModuleAttributes(self.step)
         self._counted = counted_by_norms(self.step)
         try:
-            self.varying = retrace.begin(python, once=self.step.is_tried)
+            self.varying = retrace.begin(python, self.step.is_tried, self.step.leaves_behind)
             self._counted, self._written = self.step.counted, self.step.written
             if self.training:
                 self._say_if_sums_are_averaged(leaves)

@@ -452,10 +452,6 @@ class Grows:
         return output * self.calls
 
 
-def collect_in_dictionary(net: Any, collected: Any = {}) -> None:  # noqa: B006
-    net.first.register_forward_hook(lambda module, inputs, output: collected.update(first=output))
-
-
 def collect_in_list(net: Any, collected: Any = []) -> None:  # noqa: B006
     net.first.register_forward_hook(lambda module, inputs, output: collected.append(output))
 
@@ -477,7 +473,6 @@ def count_by_generator(net: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        (collect_in_dictionary, "collected"),
         (collect_in_list, "collected"),
         (count_in_object, r"self\.calls"),
         (count_by_iterator, "counted"),

@@ -137,7 +137,7 @@ REFUSALS: Tuple[Refusal, ...] = (
     ),
     Refusal(
         "a layer that is pruned again, which replaces its mask",
-        "(Session|Capture)Error",
+        "(Session|Capture|Replaced)Error",
         "weight_mask of the model was replaced, added or removed",
         _edits("prune again"),
     ),
@@ -152,4 +152,8 @@ REFUSALS: Tuple[Refusal, ...] = (
 
 # Empty when nothing is known to be wrong.
 # A hook's tensor is that of before the trace, by which pruning again ranks: natively it is that of the last forward.
-LEFT_OUT: Tuple[LeftOut, ...] = (LeftOut("tensors that hooks have set", _edits("prune again")),)
+LEFT_OUT: Tuple[LeftOut, ...] = (
+    LeftOut(
+        "tensors that hooks have set", lambda program: program.front == "engine" and _edits("prune again")(program)
+    ),
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from typing import Any, Dict, Hashable, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -13,7 +13,7 @@ from ignite_ipu.deferred.compiled.host_calls import call_first
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.step import CalledStep
 from ignite_ipu.deferred.graph.operations import ModesThen
-from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, mapped, refuse_sparse, unflatten
+from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, mapped, refuse_sparse
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.tensor import resolved
 from ignite_ipu.errors import CaptureError, RowsError
@@ -22,6 +22,7 @@ from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.tensors.rows import split_rows, take_rows
 from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.session.gradients import words_read
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.recompilation import changes_in_every_call
 from ignite_ipu.session.session import IPUSession
@@ -50,11 +51,21 @@ class CapturedEvaluation:
         self._known_modes: List[ModesThen] = []
         self._has_given_up = self._told_of_host_runs = False
 
-    def run(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], model: nn.Module) -> Any:
-        """Return the output of the model or of a part of it, with tensors on the host."""
+    def run(
+        self,
+        args: Tuple[Any, ...],
+        kwargs: Dict[str, Any],
+        model: nn.Module,
+        show: Callable[[Any], Any] = lambda output: output,
+    ) -> Any:
+        """Return the output of the model or of a part of it, with tensors on the host.
+
+        Args:
+            show: What the user gets instead of what comes back, be it returned or left behind.
+        """
         args, kwargs = resolved((args, kwargs))
         if model.training and _draws_or_counts(model):
-            return self.run_on_host(model, args, kwargs, current_line())
+            return show(self.run_on_host(model, args, kwargs, current_line()))
         tensors: List[torch.Tensor] = []
         structure = flatten((args, kwargs), tensors)
         shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
@@ -65,7 +76,7 @@ class CapturedEvaluation:
             if larger is not None and self._fits(larger, tensors):
                 self._programs.move_to_end(next(key for key, known in self._programs.items() if known is larger))
                 try:
-                    return self._filled_up(larger, tensors)
+                    return self._filled_up(larger, tensors, show)
                 except RowsError:  # the forward mixes the rows of a batch
                     self._row_wise[larger] = False
             for tensor in tensors:
@@ -88,7 +99,7 @@ class CapturedEvaluation:
             outputs = self._call(program, tensors)
         step = program.step
         assert isinstance(step, CalledStep)
-        return unflatten(step.output, outputs)
+        return step.take(outputs, show)
 
     def run_on_host(self, model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], line: Line) -> Any:
         """Return what a call in training mode gives on the host: no inference program updates statistics, or draws."""
@@ -126,7 +137,7 @@ class CapturedEvaluation:
         if not tensors:
             raise CaptureError(f"The model was called without a tensor at {current_line()}.")
         shapes = [tuple(tensor.shape) for tensor in tensors]
-        step = CalledStep(model, structure, shapes, self._config.half_products)
+        step = CalledStep(model, structure, shapes, self._config.half_products, words_read())
         options = self._session.inference.options(_OPTIONS)
         if len(self._programs) == _MANY:
             _logger.warning(
@@ -153,7 +164,7 @@ class CapturedEvaluation:
         self._row_wise.pop(program, None)
         self._session.inference.drop(program)
 
-    def _filled_up(self, program: ModelProgram, tensors: List[torch.Tensor]) -> Any:
+    def _filled_up(self, program: ModelProgram, tensors: List[torch.Tensor], show: Callable[[Any], Any]) -> Any:
         step = program.step
         assert isinstance(step, CalledStep) and program.rows is not None
         rows = program.rows
@@ -161,7 +172,7 @@ class CapturedEvaluation:
         outputs = self._session.inference.filling.checked(
             program, piece, valid, lambda batch: take_rows(list(self._call(program, batch)), valid, rows)
         )
-        return unflatten(step.output, outputs)
+        return step.take(outputs, show)
 
     def _fits(self, program: ModelProgram, tensors: Sequence[torch.Tensor]) -> bool:
         """Tell whether a batch can be filled up for a program: everything in it has one row per sample."""

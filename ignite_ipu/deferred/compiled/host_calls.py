@@ -7,7 +7,7 @@ tells. Made in a trace, it would be the device's, and no code on the host could 
 from __future__ import annotations
 
 import random
-from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -19,10 +19,11 @@ from ignite_ipu.deferred.compiled.guards import ForwardGuard, HeldBuffers
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.graph.leaves import Shape
 from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen
-from ignite_ipu.deferred.graph.structure import Structure, flatten, mapped, unflatten
+from ignite_ipu.deferred.graph.structure import Structure, flatten, is_flat, mapped, unflatten
 from ignite_ipu.errors import CaptureError, SessionError
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.gradients import GradientHookGuard
+from ignite_ipu.program.forward.left_behind import LeftBehind, Place
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import GENERATORS
@@ -31,6 +32,7 @@ from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import Recorder, Retrace
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.gradients import words_read
 from ignite_ipu.session.recompilation import changes_in_every_call
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights.tracker import Weights
@@ -52,29 +54,39 @@ class HostCall(NamedTuple):
         writes: The names of the buffers that it wrote into.
         draws: Whether it drew random numbers of PyTorch's.
         shared: The memory of arguments and weights, some of which may be that of the output.
+        left: Where it leaves tensors for others; `results` is its output then, and what is in these places.
     """
 
-    output: Any
+    results: Any
     writes: List[str]
     draws: bool
     shared: FrozenSet[int]
+    left: Sequence[Place]
 
     def signature(self, structure: Structure, leaves: Sequence[Any], modes: ModesThen, frozen: bool) -> CallSignature:
         tensors: List[torch.Tensor] = []
-        result = flatten(self.output, tensors)
+        result = flatten(self.results, tensors)
         grad = torch.is_grad_enabled()
         trains = grad and (not frozen or any(leaf.shape.requires_grad for leaf in leaves))
         memory = [tensor.untyped_storage()._cdata for tensor in tensors]
         aliases = [part in self.shared or memory.count(part) > 1 for part in memory]
         pairs = zip(tensors, aliases)
         shapes = [Shape.of(tensor, trains and tensor.is_floating_point(), aliased) for tensor, aliased in pairs]
-        return CallSignature(None, structure, grad, result, shapes, modes, self.writes, self.draws)
+        return CallSignature(None, structure, grad, result, shapes, modes, self.writes, self.draws, left=self.left)
 
 
 def called_on_host(
-    model: nn.Module, structure: Structure, tensors: Sequence[torch.Tensor], weights: Weights, name: str
+    model: nn.Module,
+    structure: Structure,
+    tensors: Sequence[torch.Tensor],
+    weights: Weights,
+    name: str,
+    places: Optional[Sequence[Place]] = None,
 ) -> HostCall:
     """Call a model on the host, without a trace in its weights, its buffers, its arguments or randomness.
+
+    Args:
+        places: Where it leaves tensors for others, as far as these are known.
 
     Raises:
         CaptureError: Its code changes in every call what a compiled program would not: Python values, its arguments,
@@ -91,6 +103,8 @@ def called_on_host(
 
     drawn: List[bool] = []
     given: List[Any] = []
+    before_last: List[LeftBehind] = []
+    words = words_read() if places is None else ()
     what = f"The forward of {name}, called at {current_line()},"
 
     def call(recorder: Recorder) -> Any:
@@ -103,6 +117,7 @@ def called_on_host(
         except CaptureError:
             raise CaptureError(what + _CHANGES_ARGUMENT) from None
         random = torch.get_rng_state()
+        before_last[:] = [LeftBehind(model, state, words)]
         with GradientHookGuard(), ForwardGuard(), WeightWriteGuard(model), recorder:
             # Which leaves there what it finds in the place of each buffer afterwards.
             output = torch.func.functional_call(model, left_there, args, kwargs)
@@ -119,7 +134,10 @@ def called_on_host(
     with EAGER, without_generation_cache(model), torch.no_grad():
         called, kept = Retrace(call, lambda: PythonState(model), drawn_from), ModuleAttributes(model)
         state = PythonState(model)
-        changed = called.begin(state)
+        changed = called.begin(state, everywhere=True)
+    if places is None:
+        places = [place for place in before_last[0].places() if is_flat(place.read())]
+    results = (called.result, [place.read() for place in places]) if places else called.result
     # What forward leaves for others to look at; what it reads itself, as a table by length, stays as natively.
     kept.put_back(always=True, but=state.words)
     if changed:
@@ -143,7 +161,7 @@ def called_on_host(
     _refuse_counters(model, {path: before[path].dtype for path in writes}, what)
     with torch._C.DisableTorchFunctionSubclass():
         shared = [tensor.untyped_storage()._cdata for tensor in (*copies, *buffers.values(), *model.parameters())]
-    return HostCall(called.result, writes, bool(drawn), frozenset(shared))
+    return HostCall(results, writes, bool(drawn), frozenset(shared), places)
 
 
 def _refuse_counters(model: nn.Module, written: Mapping[str, torch.dtype], what: str) -> None:

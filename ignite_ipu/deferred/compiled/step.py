@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Mapping, Sequence, Tuple
+import functools
+from typing import Any, Callable, Container, List, Mapping, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -12,9 +13,11 @@ from ignite_ipu.deferred.compiled.guards import ForwardGuard, HeldBuffers
 from ignite_ipu.deferred.compiled.update import CompiledUpdate
 from ignite_ipu.deferred.graph.operations import name_of
 from ignite_ipu.deferred.graph.step_graph import result_of
-from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, unflatten
+from ignite_ipu.deferred.graph.structure import Structure, flatten, is_flat, leaves_in, unflatten
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import EAGER
+from ignite_ipu.program.forward.left_behind import LeftBehind, Place, called_beside, put
+from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.user_code import Line
 
@@ -95,7 +98,8 @@ class CapturedStep(_ReadyStep):
                     found.append(results[operation][result])
             args, kwargs = unflatten(step.structure, found)
             if step.function is None:
-                output = self.model.get_submodule(step.part)(*args, **kwargs)
+                call = functools.partial(self.model.get_submodule(step.part), *args, **kwargs)
+                output = called_beside(step.left, call)
             else:
                 output = _called(step.function, args, kwargs, step.line)
             tensors = leaves_in(output)
@@ -104,28 +108,48 @@ class CapturedStep(_ReadyStep):
 
 
 class CalledStep(_ReadyStep):
-    """The module compiled to evaluate: one call of the model, with tensors of these shapes among its arguments."""
+    """The module compiled to evaluate: one call of the model, with tensors of these shapes among its arguments.
+
+    `words` are the names of attributes that others read, in which it may leave tensors for them.
+    """
+
+    leaves_behind = True
 
     def __init__(
-        self, model: nn.Module, structure: Structure, shapes: Sequence[Tuple[int, ...]], half: bool = False
+        self,
+        model: nn.Module,
+        structure: Structure,
+        shapes: Sequence[Tuple[int, ...]],
+        half: bool = False,
+        words: Container[str] = (),
     ) -> None:
         super().__init__(model, half)
+        self._words = words
         self._structure = structure
         self._shapes = tuple(shapes)
         # A list, because PopTorch traces a shallow copy of this module.
         self._output: List[Structure] = []
+        self._left: List[Place] = []
 
     @property
     def output(self) -> Structure:
         """Structure around the tensors that come back, once the model has been traced."""
         return self._output[0]
 
+    def take(self, tensors: Sequence[torch.Tensor], show: Callable[[Any], Any]) -> Any:
+        """Return the output that tensors have come back for, as `show` gives it, and leave behind what a call does."""
+        output = show(unflatten(self.output, tensors))
+        if self._left:
+            output, left = output
+            put(self._left, left)
+        return output
+
     def forward(self, *leaves: Any) -> Any:
         found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
         args, kwargs = unflatten(self._structure, found)
         with EAGER, self.guarded(), ForwardGuard(), self.in_half():
             held, buffers = HeldBuffers(self.model), dict(self.model.named_buffers())
-            output = self.model(*args, **kwargs)
+            output = self._called(functools.partial(self.model, *args, **kwargs))
             held.check(buffers, dict(self.model.named_buffers()))
         tensors: List[Any] = []
         self._output[:] = [flatten(output, tensors)]
@@ -134,6 +158,18 @@ class CalledStep(_ReadyStep):
                 f"The model returned a {type(output).__qualname__} without tensors; nothing can come back."
             )
         return tuple(tensors)
+
+    def _called(self, call: Callable[[], Any]) -> Any:
+        """Return what a call returns and leaves behind, the first of which says where."""
+        if self._output:
+            return called_beside(self._left, call)
+        behind = LeftBehind(self.model, PythonState(self.model), self._words)
+        output = call()
+        self._left[:] = [place for place in behind.places() if is_flat(place.read())]
+        left = [place.read() for place in self._left]
+        behind.put_back()
+        put(self._left, [place.read() for place in self._left])
+        return (output, left) if left else output
 
 
 def _called(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], line: Line) -> Any:

@@ -16,6 +16,7 @@ from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.forward.eager import EAGER
+from ignite_ipu.program.forward.left_behind import called_beside
 from ignite_ipu.program.tensors.raw import named_tensors, plain, requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.gradients import anchor_gradients, anchored_gradient, gradient_reader, log_cost
@@ -191,14 +192,15 @@ def _recomputed(loss: Loss, trained: Mapping[int, torch.Tensor]) -> torch.Tensor
     return results[loss.value.operation][loss.value.index]
 
 
-def _called(trained: Mapping[int, torch.Tensor], call: Operation, leaves: List[Any]) -> Any:
+def _called(trained: Mapping[int, torch.Tensor], operation: Operation, leaves: List[Any]) -> Any:
     """Return what a model computes with copies of its parameters, and of its buffers, in which it may write."""
-    assert call.model is not None
-    model, (args, kwargs) = call.model.model, unflatten(call.signature.structure, leaves)
+    assert operation.model is not None
+    model, (args, kwargs) = operation.model.model, unflatten(operation.signature.structure, leaves)
     # Each tensor of each module by one name: PyTorch puts back a copy where a module has several.
     tensors = {
         name: trained[id(each)] if id(each) in trained else torch.Tensor.detach(each).clone()
         for name, each in named_tensors(model).items()
     }
     with EAGER:
-        return torch.func.functional_call(model, tensors, args, kwargs, tie_weights=False)
+        call = functools.partial(torch.func.functional_call, model, tensors, args, kwargs, tie_weights=False)
+        return called_beside(operation.signature.left, call)

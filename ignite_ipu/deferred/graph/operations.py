@@ -17,6 +17,7 @@ from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, unflatten
 from ignite_ipu.errors import EarlyReadError
+from ignite_ipu.program.forward.left_behind import Place
 from ignite_ipu.program.user_code import Line
 
 __all__ = [
@@ -177,6 +178,7 @@ class CallSignature:
         modes, writes, draws: Of the captured model that is called: its modes, the names of the buffers that the call
             writes into, and whether it draws random numbers.
         warned: Whether somebody was told that it draws them in two programs.
+        left: Where the call leaves tensors for others; `result` is then of the result and what is in these places.
         single: Whether the result is one tensor and nothing else.
         aliases: Whether some of the result may share memory with an argument.
     """
@@ -190,6 +192,7 @@ class CallSignature:
     writes: Sequence[str] = ()
     draws: bool = False
     warned: bool = False
+    left: Sequence[Place] = ()
 
     def __post_init__(self) -> None:
         self.single = self.result.is_leaf

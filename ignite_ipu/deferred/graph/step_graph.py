@@ -13,6 +13,7 @@ import torch
 from ignite_ipu.deferred.graph.leaves import Input, Number
 from ignite_ipu.deferred.graph.operations import Operation, Value, by_number
 from ignite_ipu.deferred.graph.structure import Bounded, Structure
+from ignite_ipu.program.forward.left_behind import Place
 from ignite_ipu.program.user_code import Line
 
 __all__ = ["CALL", "Loss", "MicroBatch", "StepGraph", "StepGraphs", "ancestors", "describe_change", "result_of"]
@@ -39,10 +40,11 @@ class GraphNode:
     grad: bool
     line: Line
     part: str = ""
+    left: Sequence[Place] = ()
 
     @functools.cached_property
     def key(self) -> Hashable:
-        return (self.function, self.structure.key, self.leaves, self.grad, self.part)
+        return (self.function, self.structure.key, self.leaves, self.grad, self.part, tuple(self.left))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +237,8 @@ def _step_graph(
         signature = next(rest)
         leaves = tuple(itertools.islice(rest, len(operation.leaves)))
         part = "" if operation.model is None else operation.model.path
-        steps.append(GraphNode(signature.function, signature.structure, leaves, signature.grad, operation.line, part))
+        own = (signature.structure, leaves, signature.grad, operation.line, part, signature.left)
+        steps.append(GraphNode(signature.function, *own))
     places = tuple(map(result_of, rest))
     shapes = tuple([(item.shape.size, item.shape.dtype) for item in inputs])
     return StepGraph(

@@ -16,7 +16,18 @@ from ignite_ipu.program.guards.values import Same
 from ignite_ipu.program.objects import contents
 from ignite_ipu.program.tensors.trees import PLAIN, opened, opened_object
 
-__all__ = ["Bounded", "Structure", "flatten", "is_tensor", "leaves_in", "mapped", "refuse_sparse", "unflatten", "words"]
+__all__ = [
+    "Bounded",
+    "Structure",
+    "flatten",
+    "is_flat",
+    "is_tensor",
+    "leaves_in",
+    "mapped",
+    "refuse_sparse",
+    "unflatten",
+    "words",
+]
 
 _LEAF = ("leaf",)
 _MOST = 4096
@@ -75,6 +86,15 @@ def flatten(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = is_t
     make = container.maker()
     key = (kind, container.keys, *[part.key for part in parts])
     return Structure(key, lambda remaining: make([part.build(remaining) for part in parts]))
+
+
+def is_flat(value: Any) -> bool:
+    """Tell whether `flatten` finds all tensors in a value."""
+    try:
+        flatten(value, [])
+    except CaptureError:
+        return False
+    return True
 
 
 def leaves_in(value: Any) -> List[Any]:

@@ -19,10 +19,10 @@ from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation, with_gra
 from ignite_ipu.deferred.compiled.host_calls import called_on_host
 from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
 from ignite_ipu.deferred.compiled.training import CapturedTraining
-from ignite_ipu.deferred.graph.operations import Operation, Value, replayed, shown_input
+from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value, replayed, shown_input
 from ignite_ipu.deferred.graph.owners import own, parameter_of
 from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.deferred.graph.structure import Structure, unflatten
+from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.early_reads import early_read_error, not_frozen
 from ignite_ipu.deferred.model.held import OPTIMIZERS, held_parameters, held_tensors, is_held, release_optimizer
@@ -35,6 +35,7 @@ from ignite_ipu.deferred.tensor.routing import awaits_backward
 from ignite_ipu.deferred.tensor.tensor import all_values, deferred_values, record_on_weights
 from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.forward.left_behind import called_beside
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
@@ -165,8 +166,11 @@ class CapturedModel:
                 self._observer.called(self, recorded=False)
                 whole = self.whole
                 whole.buffer_writes.check_evaluation(self)
-                output = whole.evaluation.run(args, kwargs, self.model)
-                return with_gradients(output, (args, kwargs), is_held(self.model, trained=True)) if grad else output
+                if not grad:
+                    return whole.evaluation.run(args, kwargs, self.model)
+                trained = is_held(self.model, trained=True)
+                show = functools.partial(with_gradients, arguments=(args, kwargs), trained=trained)
+                return whole.evaluation.run(args, kwargs, self.model, show)
             if not self.is_frozen:
                 raise not_frozen(self)
         self._observer.called(self, recorded=True)
@@ -389,16 +393,18 @@ class CapturedModel:
 
         def run(call: Operation, leaves: List[Any]) -> Any:
             args, kwargs = unflatten(call.signature.structure, leaves)
-            return whole.evaluation.run_on_host(self.model, args, kwargs, call.line)
+            run_on_host = functools.partial(whole.evaluation.run_on_host, self.model, args, kwargs, call.line)
+            return called_beside(call.signature.left, run_on_host)
 
         with whole.modes.in_training_as(then):
             call.settle(replayed([call], shown_input, run)[call])
         whole.edits.ignore()
         return True
 
-    def called_with(self, structure: Structure, tensors: Sequence[torch.Tensor]) -> Any:
+    def called_with(self, signature: CallSignature, tensors: Sequence[torch.Tensor]) -> Any:
         """Return what a call of the model gives on the host, without a trace there."""
-        return called_on_host(self.model, structure, tensors, self.whole.session.weights, self.name).output
+        weights, places = self.whole.session.weights, signature.left
+        return called_on_host(self.model, signature.structure, tensors, weights, self.name, places).results
 
     def joined(self, others: Sequence[CapturedModel], line: Line) -> List[CapturedModel]:
         """Return what trains this and other models that the loss at a line is computed by, joined where one does."""

@@ -14,6 +14,7 @@ from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
 from ignite_ipu.deferred.model.updates import Whole
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, as_leaf, deferred_results
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.forward.left_behind import put
 from ignite_ipu.program.user_code import Line, current_line
 
 __all__ = ["RecordedCalls"]
@@ -47,7 +48,12 @@ class RecordedCalls:
         operation = Operation(signature, self._capture, leaves, line)
         if signature.writes:
             whole.buffer_writes.waiting[operation.number] = operation
-        return deferred_results(operation)
+        results = deferred_results(operation)
+        if not signature.left:
+            return results
+        output, left = results
+        put(signature.left, left)
+        return output
 
     def _signatures(self, modes: ModesThen, grad: bool) -> Signatures:
         """Return the signatures of calls in some modes."""

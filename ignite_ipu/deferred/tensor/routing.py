@@ -152,7 +152,7 @@ def _computed_on_host(
 
     def called(call: Operation, leaves: List[Any]) -> Any:
         assert call.model is not None
-        return call.model.called_with(call.signature.structure, leaves)
+        return call.model.called_with(call.signature, leaves)
 
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()

@@ -15,7 +15,7 @@ from torch import nn
 
 from ignite_ipu.program.tensors.trees import leaves_of
 
-__all__ = ["ModuleAttributes"]
+__all__ = ["ModuleAttributes", "plain_attributes", "tensors_in"]
 
 _logger = logging.getLogger("ignite_ipu")
 _TENSORS_OF_MODULES = ("_parameters", "_buffers", "_modules")  # of which others take care
@@ -29,7 +29,7 @@ class ModuleAttributes:
         self._before: List[Tuple[str, _Own, _Own, _Own]] = []
         for path, each in module.named_modules():
             own = each.__dict__
-            plain = {name: value for name, value in own.items() if name not in _TENSORS_OF_MODULES}
+            plain = plain_attributes(own)
             # Collections may be written into; most are empty.
             full = {name: value.copy() for name, value in plain.items() if type(value) in (list, dict) and value}
             self._before.append((path, own, plain, full))
@@ -43,11 +43,11 @@ class ModuleAttributes:
         for path, own, before, full in self._before:
             if not full and _is_as_before(own, before):
                 continue
-            now = {name: value for name, value in own.items() if name not in _TENSORS_OF_MODULES}
+            now = plain_attributes(own)
             empty: _Own = {name: () for name, value in before.items() if type(value) in (list, dict)}
             held = {**before, **empty, **full}
-            known = {id(tensor) for contents in held.values() for tensor in _tensors_in(contents)}
-            new = [name for name, value in now.items() if any(id(tensor) not in known for tensor in _tensors_in(value))]
+            known = {id(tensor) for contents in held.values() for tensor in tensors_in(contents)}
+            new = [name for name, value in now.items() if any(id(tensor) not in known for tensor in tensors_in(value))]
             if not new and not always:
                 continue
             left += (f"{path}.{name}" for name in new if not self._showed_weights(held.get(name)))
@@ -72,13 +72,18 @@ class ModuleAttributes:
 
     def _showed_weights(self, before: Any) -> bool:
         """Tell whether an attribute held weights alone, as a recurrent layer's list: put back it shows the newest."""
-        shown = _tensors_in(before)
+        shown = tensors_in(before)
         owned = [own[kind].values() for _, own, _, _ in self._before for kind in _TENSORS_OF_MODULES]
         weights = {id(each) for values in owned for each in values}
         return bool(shown) and all(id(tensor) in weights for tensor in shown)
 
 
-def _tensors_in(value: Any) -> List[torch.Tensor]:
+def plain_attributes(own: _Own) -> _Own:
+    """Return those of a module's attributes that are no tables of weights, buffers or modules."""
+    return {name: value for name, value in own.items() if name not in _TENSORS_OF_MODULES}
+
+
+def tensors_in(value: Any) -> List[torch.Tensor]:
     """Return the tensors in an attribute: in containers, and among the attributes of an object, but no further."""
     found: List[torch.Tensor] = []
     for leaf in leaves_of(value, records=False):

@@ -10,15 +10,17 @@ from __future__ import annotations
 import operator
 from itertools import chain, cycle
 from types import FunctionType
-from typing import Any, Callable, Dict, Hashable, List, Sequence
+from typing import Any, Callable, Container, Dict, Hashable, List, NamedTuple, Sequence
 
+import torch
 from torch import nn
 from torch.nn.modules import module as _of_all_modules
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.program.guards.names import HOOKS, Named
-from ignite_ipu.program.guards.values import FIXED, FUNCTIONS, READ, Reader
+from ignite_ipu.program.guards.values import FIXED, FUNCTIONS, READ, Reader, leave_behind
 from ignite_ipu.program.module_state import REGISTRATIONS
+from ignite_ipu.program.tensors.raw import version_of
 from ignite_ipu.program.user_code import read_by
 
 __all__ = ["PythonState"]
@@ -32,6 +34,44 @@ _read = Reader().read
 _MODE = "training"
 # Of PyTorch's own modules so many are asked in one call for what tells nobody, and the next ones in the next.
 _AT_ONCE = 32
+
+
+class Apart(NamedTuple):
+    """A value without its tensors, and these, each with how often it has been written into.
+
+    It is what tells whether a call puts other tensors into the same attribute or container.
+    """
+
+    rest: Hashable
+    tensors: List[torch.Tensor]
+    versions: List[int]
+
+    @classmethod
+    def of(cls, value: Any) -> Apart:
+        reader = _WithoutTensors()
+        return cls(reader.read(value), reader.tensors, list(map(_version, reader.tensors)))
+
+    def replaces(self, before: Apart, made: Callable[[torch.Tensor], bool], used: Container[int]) -> bool:
+        """Tell whether a call has put tensors that it has made in the place of others, which it has not used."""
+        if self.rest != before.rest or len(self.tensors) != len(before.tensors):
+            return False
+        triples = list(zip(before.tensors, self.tensors, before.versions))
+        others = [(old, new) for old, new, version in triples if old is not new or _version(old) != version]
+        return bool(others) and all(made(new) and id(old) not in used for old, new in others)
+
+
+class _WithoutTensors(Reader):
+    def __init__(self) -> None:
+        self.tensors: List[torch.Tensor] = []
+
+    def of_tensor(self, tensor: torch.Tensor) -> Hashable:
+        self.tensors.append(tensor)
+        return torch.Tensor
+
+
+def _version(tensor: torch.Tensor) -> int:
+    with torch._C.DisableTorchFunctionSubclass():
+        return 0 if torch.Tensor.is_inference(tensor) else version_of(tensor)
 
 
 class _Tables:
@@ -75,6 +115,7 @@ class PythonState:
         named = Named([*called, *[("self", hook) for hooks in _GLOBAL_HOOKS for hook in hooks.values()]])
         self.words, self.iterators = named.names, named.iterators
         modules = [part for _, part in called if isinstance(part, nn.Module)]
+        self._attributes = [vars(part) for part in modules]
         # Of a part that is captured meanwhile the class is another one, which says that it is of the one before.
         reads = {kind: _MODE in self.words or _reads_mode(kind) for kind in {part.__class__ for part in modules}}
         self._moded = [vars(part) for part in modules if part is model or reads[part.__class__]]
@@ -146,10 +187,43 @@ class PythonState:
             self._contents, self._values = contents, list(map(_read, found))
         return self._values
 
-    def changed(self, before: List[Hashable]) -> List[str]:
-        """Return the names of the attributes that had other values before."""
-        pairs = zip(self.names, before, self.values())
-        return list(dict.fromkeys(name for name, old, new in pairs if old != new))
+    def apart(self) -> List[Apart]:
+        """Return each value of this moment without its tensors, and these."""
+        return [Apart.of(read()) for read in self._reads]
+
+    def left_behind(
+        self, before: Sequence[Apart], made: Callable[[torch.Tensor], bool], used: Container[int], everywhere: bool
+    ) -> List[int]:
+        """Return the numbers of values that differ in tensors alone which a call has made, and no call has used.
+
+        Args:
+            before: What `apart` returned before the call.
+            made: Tells whether the call has made a tensor.
+            used: Ids of the tensors that the call has used, and not made.
+            everywhere: Whether these may be other values than attributes of the model's modules.
+        """
+        now = self.apart()
+        numbers = [number for number, (old, new) in enumerate(zip(before, now)) if new.replaces(old, made, used)]
+        if not everywhere:
+            own = {id(value) for attributes in self._attributes for value in attributes.values()}
+            numbers = [number for number in numbers if id(self._reads[number]()) in own]
+        return numbers
+
+    def leave_behind(self, numbers: Sequence[int]) -> None:
+        """Let tensors in values of these numbers count for nothing, here and where others look at these values."""
+        for number in numbers:
+            for tensor in Apart.of(self._reads[number]()).tensors:
+                leave_behind(tensor)
+        self._found = []  # which is compared by what is there
+
+    def containers(self) -> List[Any]:
+        """Return the lists and dictionaries among the values of this moment."""
+        return [value for value in (read() for read in self._reads) if type(value) in (list, dict)]
+
+    def changed(self, before: List[Hashable], but: Container[int] = ()) -> List[str]:
+        """Return the names of the attributes that had other values before, `but` those of these numbers."""
+        pairs = enumerate(zip(self.names, before, self.values()))
+        return list(dict.fromkeys(name for number, (name, old, new) in pairs if old != new and number not in but))
 
 
 def _is_pytorchs(kind: type) -> bool:

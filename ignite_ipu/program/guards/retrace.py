@@ -49,6 +49,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: List[_Operation] = []
         self.line: Optional[Line] = None
+        # Tensors that operators read, and of which none in this block has computed them.
+        self.constants: List[torch.Tensor] = []
         self._watched = watched
         # Tensors tell by it where they come from in this trace; those of an earlier one are constants.
         self._token = object()
@@ -61,6 +63,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Let tensors be inputs or weights, of which the values do not count."""
         for number, tensor in enumerate(tensors):
             setattr(tensor, _PLACE, (self._token, (-1, number)))
+
+    def has_made(self, tensor: torch.Tensor) -> bool:
+        """Tell whether an operator in the block has computed a tensor, or the block was given it."""
+        return getattr(tensor, _PLACE, (None, None))[0] is self._token
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
@@ -79,7 +85,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return an argument, comparable."""
         if isinstance(value, torch.Tensor):
             token, place = getattr(value, _PLACE, (None, None))
-            return place if token is self._token else _constant(value)
+            if token is self._token:
+                return place
+            self.constants.append(value)
+            return _constant(value)
         if isinstance(value, (list, tuple)):
             return tuple(map(self._of, value))
         if isinstance(value, dict):
@@ -124,12 +133,15 @@ class Retrace:
         """True if there were enough calls for a look that others ask for, however often: looks become rarer."""
         return self.calls > min(self._looks, MOST_CALLS)
 
-    def begin(self, state: PythonState, once: bool = False) -> List[str]:
+    def begin(self, state: PythonState, once: bool = False, everywhere: bool = False) -> List[str]:
         """Note what is computed; returns the names of what every call changes or finds changed.
+
+        That are no tensors that it leaves behind anew, and does not read before: they are results, for others.
 
         Args:
             state: The values that its code names, found at this moment.
             once: True if it is known that there is nothing of that kind.
+            everywhere: Whether tensors may be left in other places than attributes of the model's modules.
         """
         before: List[_Operation] = []
         with draws_put_back():
@@ -137,16 +149,19 @@ class Retrace:
             for number in range(_MOST_TRACES):
                 state = state if state.complete else self._state_of()
                 drawn_from = [*GLOBAL, *state.iterators, *self._drawn_from]
-                values, places = state.values(), list(map(state_of, drawn_from))
+                values, places, apart = state.values(), list(map(state_of, drawn_from)), state.apart()
                 if number:
                     torch.manual_seed(SEED)
-                now = self._record().operations
-                changed = state.changed(values) or ([] if state.complete else ["new ones"])
+                recorder = self._record()
+                now, used = recorder.operations, {id(tensor) for tensor in recorder.constants}
+                anew = state.left_behind(apart, recorder.has_made, used, everywhere) if number else []
+                changed = state.changed(values, anew) or ([] if state.complete else ["new ones"])
                 changed += moved(drawn_from, places)
                 if number and torch.initial_seed() != SEED:
                     changed.append("the seed of torch: a device draws from a stream of its own")
                 if once or (number and not changed and now == before):
                     self._operations = now
+                    state.leave_behind(anew)
                     return []
                 if number and changed:
                     return changed

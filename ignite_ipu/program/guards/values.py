@@ -22,7 +22,19 @@ import torch
 
 from ignite_ipu.program.forward.randomness import state_of
 
-__all__ = ["BOOKKEEPERS", "CONTAINERS", "FIXED", "FUNCTIONS", "READ", "Reader", "Same", "elements_of", "is_followed"]
+__all__ = [
+    "BOOKKEEPERS",
+    "CONTAINERS",
+    "FIXED",
+    "FUNCTIONS",
+    "READ",
+    "Reader",
+    "Same",
+    "elements_of",
+    "is_followed",
+    "is_left_behind",
+    "leave_behind",
+]
 
 FIXED = (
     *(int, float, complex, str, bytes, enum.Enum, type(None), np.generic, range),
@@ -61,6 +73,20 @@ def elements_of(container: Any) -> Collection[Any]:
     if type(container) is MappingProxyType:
         return container.items()
     return dict.items(container) if isinstance(container, dict) else container
+
+
+_LEFT_BEHIND = "_ignite_ipu_left_behind"
+
+
+def leave_behind(tensor: torch.Tensor) -> None:
+    """Let a tensor be one that each call of a model computes anew, and leaves in the same place for others."""
+    object.__getattribute__(tensor, "__dict__")[_LEFT_BEHIND] = True
+
+
+def is_left_behind(tensor: torch.Tensor) -> bool:
+    """Tell whether `leave_behind` was called with a tensor."""
+    # In the ordinary way, a look at a wrapped weight would download all of them.
+    return _LEFT_BEHIND in object.__getattribute__(tensor, "__dict__")
 
 
 class Same:
@@ -102,7 +128,12 @@ class Reader:
         return self.of_object(value)
 
     def of_tensor(self, tensor: torch.Tensor) -> Hashable:
-        """Return which tensor it is, and of which version: one that is written into has another."""
+        """Return which tensor it is, and of which version: one that is written into has another.
+
+        Those that each call leaves behind anew are all alike: none computes from them.
+        """
+        if is_left_behind(tensor):
+            return _LEFT_BEHIND
         with torch._C.DisableTorchFunctionSubclass():
             return Same(tensor), 0 if torch.Tensor.is_inference(tensor) else tensor._version
 

@@ -1,0 +1,193 @@
+"""Tensors that a model leaves behind in each call, for the loop: their values and gradients are PyTorch's."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import prune
+
+from ignite_ipu import emulator, ipu_prepare
+from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
+
+X = torch.randn(5, 6, 4, generator=torch.Generator().manual_seed(1))
+Y = (X[:, :, 0] > 0).long()
+
+
+class Net(nn.Module):
+    """Keeps what its kind says."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind, self.inner, self.last = kind, nn.Linear(4, 4), nn.Linear(4, 3)
+        self.kept: Any = {"dictionary": {}, "cleared list": []}.get(kind)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = self.inner(x)
+        if self.kind == "tensor":
+            self.kept = h.square().mean()
+        elif self.kind == "its output":
+            self.kept = h = self.last(h)
+            return h
+        elif self.kind == "its input":
+            self.kept = x
+        elif self.kind == "new list":
+            self.kept = [h]
+            self.kept.append(h.relu())
+        elif self.kind == "cleared list":
+            self.kept.clear()
+            self.kept += [h, h.relu()]
+        elif self.kind == "tuple":
+            self.kept = h, 2
+        elif self.kind == "dictionary":
+            self.kept["h"] = h
+            self.kept["more"] = {"positive": h.relu()}
+        return self.last(h)
+
+
+LOSSES: Dict[str, Callable[[Any], torch.Tensor]] = {
+    "tensor": lambda kept: kept,
+    "its output": lambda kept: kept.square().mean(),
+    "its input": lambda kept: kept.square().mean(),
+    "new list": lambda kept: sum(each.square().mean() for each in kept),
+    "cleared list": lambda kept: sum(each.square().mean() for each in kept),
+    "tuple": lambda kept: kept[0].square().mean() * kept[1],
+    "dictionary": lambda kept: kept["h"].square().mean() + kept["more"]["positive"].mean(),
+}
+
+
+def trained(
+    net: Any, added: Callable[[Any], torch.Tensor], captures: bool, accumulates: bool = False, reads: bool = False
+) -> List[float]:
+    """Return the losses of a few updates, what a call in evaluation mode leaves, and the trained weights."""
+    optimizer: Any = torch.optim.Adam(net.parameters(), lr=0.02)
+    if captures:
+        optimizer = ipu_prepare(optimizer, net)
+    found = []
+    for number, (x, y) in enumerate(zip(X, Y)):
+        loss = F.cross_entropy(net(x), y) + 0.5 * added(net)
+        if reads:
+            found.append(loss.item())
+        loss.backward()
+        if not accumulates or number % 2:
+            if reads:
+                found.append(float(net.inner.weight.grad.norm()))
+            optimizer.step()
+            optimizer.zero_grad()
+        found += [loss.item(), added(net).item()] if not accumulates or number % 2 else []
+    optimizer.zero_grad()
+    net.eval()
+    with torch.no_grad():
+        net(X[0])
+    return [*found, added(net).item(), *(float(value.sum()) for value in net.state_dict().values())]
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+@pytest.mark.parametrize(("accumulates", "reads"), [(False, False), (True, False), (False, True)])
+def test_losses_of_what_a_call_has_left(kind: str, accumulates: bool, reads: bool) -> None:
+    """The gradient flows through it, in micro-batches and on the host, too, and evaluations leave the newest."""
+
+    def added(net: Any) -> torch.Tensor:
+        return LOSSES[kind](net.kept)
+
+    native, device = (trained(Net(kind), added, captures, accumulates, reads) for captures in (False, True))
+    assert device == pytest.approx(native, rel=1e-4, abs=1e-6)
+
+
+def features(net: Any) -> Dict[str, Any]:
+    found: Dict[str, Any] = {}
+
+    def keep(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        found["inner"] = output
+
+    net.inner.register_forward_hook(keep)
+    return found
+
+
+def test_what_hooks_put_into_a_dictionary() -> None:
+    """A student follows a teacher's features, both taken by hooks; each model is compiled once for each mode."""
+    found = []
+    for captures in (False, True):
+        net, teacher = Net(""), Net("").eval().requires_grad_(False)
+        teacher.inner.weight.data.mul_(0.5)
+        mine, theirs = features(net), features(teacher)
+        if captures:
+            capture_model(teacher)
+
+        def added(net: Any, mine: Any = mine, theirs: Any = theirs, teacher: Any = teacher) -> torch.Tensor:
+            with torch.no_grad():
+                teacher(X[1])
+            return F.mse_loss(mine["inner"], theirs["inner"])
+
+        before = emulator.counters()
+        found.append(trained(net, added, captures))
+    assert (emulator.counters() - before).compiles == 3
+    assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-6)
+
+
+class Experts(nn.Module):
+    """Reads what its layers have left in this call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.second = Net("tensor"), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.second(self.inner(x)), self.inner.kept * 2
+
+
+def test_what_a_layer_leaves_for_the_model_around_it() -> None:
+    """It is no state: the model reads it after the layer has computed it anew."""
+    found = []
+    for captures in (False, True):
+        net = Experts()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        if captures:
+            capture_model(net)
+            capture_optimizer(optimizer)
+        before = emulator.counters()
+        for x, y in zip(X, Y):
+            scores, balance = net(x)
+            loss = F.cross_entropy(scores, y) + balance
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append([loss.item(), net.inner.kept.item()])
+    assert (emulator.counters() - before).compiles == 1
+    for native, device in zip(found[:5], found[5:]):
+        assert device == pytest.approx(native, rel=1e-4)
+
+
+def test_weights_that_pruning_computes_are_those_of_the_call() -> None:
+    """A penalty on the weight of a pruned layer trains what it is computed from."""
+    found = []
+    for captures in (False, True):
+        net = Net("")
+        prune.l1_unstructured(net.inner, "weight", 0.5)
+        found.append(trained(net, lambda net: net.inner.weight.abs().sum(), captures))
+    assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-6)
+
+
+class Carries(nn.Module):
+    """Goes on from what the call before has left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.kept = nn.Linear(4, 4), torch.zeros(())
+
+    def forward(self, x: torch.Tensor) -> Any:
+        h = self.inner(x) + self.kept
+        self.kept = h.mean().detach()
+        return h
+
+
+def test_a_model_that_goes_on_from_what_it_has_left_is_refused() -> None:
+    """It would go on from that of the first call in every step."""
+    net = Carries()
+    capture_model(net)
+    with pytest.raises(CaptureError, match=r"changes Python values in every call \(kept\)"):
+        net(X[0])
