@@ -108,7 +108,7 @@ class OptimizerTracker:
         self._compiled = self.description
 
     def on_device(
-        self, executable: Executable, parameters: Mapping[str, nn.Parameter], store: foreach.Store
+        self, executable: Executable, parameters: Mapping[str, nn.Parameter], store: foreach.Store, fused: bool
     ) -> DeviceOptimizer:
         """Return the optimizer that updates the trainable weights on the device, with the state that the host has."""
         group_of = {
@@ -124,6 +124,7 @@ class OptimizerTracker:
             {name: group_of.get(id(parameters[name])) for name in names},
             per_replica={name: executable.grouped[name] for name in names if name in executable.grouped},
             store=store,
+            fused=fused,
             adapts_loss_scaling=loss_scaling.enabled(self._options),
         )
         self._meter.add(optimizer_uploads=1)

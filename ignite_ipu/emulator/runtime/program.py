@@ -290,7 +290,9 @@ class DeviceProgram:
 
     def _training_step(self, executable: Executable, source: OptimizerTracker) -> TrainingStep:
         kind = functools.partial(CompiledStep, self._compiled_step) if self._compiles_with_torch else TrainingStep
-        optimizer = source.on_device(executable, self.host.compiled, store_for(self._precision))
+        optimizer = source.on_device(
+            executable, self.host.compiled, store_for(self._precision), self._compiles_with_torch
+        )
         accum_type = source.description.accum_type
         step = kind(executable, optimizer, accum_type, self._options, self._precision, self._reduce)
         step.keep_gradients = any(name.startswith(_GRADIENT) for name in self._anchors.values())

@@ -34,6 +34,7 @@ class DeviceOptimizer:
         per_replica: Groups of replicas with values of their own, by the weights whose dimension 0 counts them. LAMB's
             norms are then taken for each of these; everything else works element by element.
         store: How float32 results become float16 weights and state, for instance with stochastic rounding.
+        fused: Whether PyTorch's fused updates may be used, which round otherwise than those of its optimizers' default.
         adapts_loss_scaling: Whether the device adapts the loss scaling, by a factor that is state of its own then.
     """
 
@@ -44,6 +45,7 @@ class DeviceOptimizer:
         group_of: Mapping[str, Optional[int]],
         per_replica: Optional[Mapping[str, ReplicaGroups]] = None,
         store: foreach.Store = foreach.store_nearest,
+        fused: bool = False,
         adapts_loss_scaling: bool = False,
     ) -> None:
         if per_replica and description.max_grad_norm != math.inf:
@@ -55,6 +57,7 @@ class DeviceOptimizer:
         self._adapts_loss_scaling = adapts_loss_scaling
         self._replica_groups = per_replica or {}
         self._rule = rule_for(description, store)
+        self._fused = fused
         self._counts_steps = description.kind in _COUNTED
         self._slots = [
             Slot(name, weight, group_of[name], name in self._replica_groups, {})
@@ -214,7 +217,7 @@ class DeviceOptimizer:
             key = (slot.group, slot.weight.dtype, slot.grouped, slot.steps, slot.in_force)
             members.setdefault(key, []).append(index)
         self._work = [
-            (Bucket([self._slots[index] for index in part]), _picker(part))
+            (Bucket([self._slots[index] for index in part], self._fused), _picker(part))
             for indices in members.values()
             for part in self._parts(indices)
         ]

@@ -41,13 +41,13 @@ class Bucket:
     The weights and, by kind, their states are in lists in the order of the slots; all else is as in each slot.
     """
 
-    def __init__(self, slots: List[Slot]) -> None:
+    def __init__(self, slots: List[Slot], fused: bool = False) -> None:
         first = slots[0]
         self.slots = slots
         self.group, self.grouped, self.steps, self.in_force = first.group, first.grouped, first.steps, first.in_force
         self.weights = [slot.weight for slot in slots]
         self.states = {kind: [slot.states[kind] for slot in slots] for kind in first.states}
-        self.fusible = foreach.fusible(self.weights, *self.states.values())
+        self.fused = fused and foreach.fusible(self.weights, *self.states.values())
 
 
 @dataclasses.dataclass
@@ -83,7 +83,8 @@ class Sgd(Rule):
 
     def update(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> None:
         velocity = bucket.states.get(ACCL1)
-        if velocity and self._fuses and self.loss_scaling == 1 and bucket.fusible and foreach.fusible(grads):
+        as_torchs = self._fuses and self.loss_scaling == 1 and values["momentum"] != 0
+        if velocity and bucket.fused and as_torchs and foreach.fusible(grads):
             torch._fused_sgd_(
                 bucket.weights,
                 grads,
@@ -187,7 +188,7 @@ class Adam(Rule):
         return {ACCL1: (0, 0.0), ACCL2: (1, 0.0)}
 
     def update(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> None:
-        if bucket.fusible and foreach.fusible(grads):
+        if bucket.fused and foreach.fusible(grads):
             fused = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
             fused(
                 bucket.weights,

@@ -39,9 +39,9 @@ def on_device(make: Make, steps: int = STEPS, dtype: torch.dtype = torch.float32
     return weights
 
 
-def device_for(optimizer: torch.optim.Optimizer, weights: Tensors) -> DeviceOptimizer:
+def device_for(optimizer: torch.optim.Optimizer, weights: Tensors, fused: bool = False) -> DeviceOptimizer:
     named = {f"w{index}": weight for index, weight in enumerate(weights)}
-    return DeviceOptimizer(describe(optimizer), named, {name: 0 for name in named})
+    return DeviceOptimizer(describe(optimizer), named, {name: 0 for name in named}, fused=fused)
 
 
 def by_torch(make: Make, steps: int = STEPS) -> Tensors:
@@ -337,37 +337,47 @@ def test_sgd_clips_what_the_weight_update_consumes(combined: bool, momentum: Any
 def test_a_bound_above_every_norm_changes_nothing() -> None:
     free = on_device(lambda p: optim.SGD(p, 0.1, momentum=0.9))
     bounded = on_device(lambda p: optim.SGD(p, 0.1, momentum=0.9, max_grad_norm=1e9))
-    check(bounded, free, tolerance=1e-6)  # PyTorch's fused update rounds otherwise than its parts
+    check(bounded, free, tolerance=0.0)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda p: optim.SGD(p, 0.1, momentum=0.9, dampening=0.2, weight_decay=0.1, nesterov=False),
+        lambda p: optim.SGD(p, 0.1, momentum=0.9, dampening=0.2, weight_decay=0.1),
         lambda p: optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.1, nesterov=True),
+        lambda p: optim.SGD(p, 0.1, momentum=0.9, loss_scaling=8.0),
         lambda p: optim.Adam(p, 0.1, weight_decay=0.1),
         lambda p: optim.AdamW(p, 0.1, weight_decay=0.1),
     ],
 )
-def test_how_weights_and_gradients_lie_in_memory_changes_nothing(make: Make) -> None:
-    """PyTorch's fused updates go through memory: a gradient in another order, or one value for all, is not theirs."""
+def test_fused_updates_compute_the_same(make: Make) -> None:
+    """They go through memory, so a weight or a gradient in another order, or one value for all, is not theirs."""
     torch.manual_seed(0)
     expected = torch.randn(3, 4)
-    transposed = expected.t().contiguous().t()
-    devices = [device_for(make([torch.nn.Parameter(each)]), [each]) for each in (expected, transposed)]
-    for number in range(6):
-        gradient = torch.randn(1, 1) if number % 2 else torch.randn(4, 3).t()
-        devices[0].update([gradient.expand(3, 4).contiguous()])
-        devices[1].update([gradient.expand(3, 4)])
-    check([transposed], [expected], tolerance=1e-6)
-    lying = transposed.contiguous()
-    device = device_for(make([torch.nn.Parameter(lying)]), [lying])
-    devices[1].restart()
-    for _ in range(6):
-        gradient = torch.randn(1, 1).expand(3, 4)
-        device.update([gradient])
-        devices[1].update([gradient])
-    check([lying], [transposed], tolerance=1e-6)
+    contiguous, transposed = expected.clone(), expected.t().contiguous().t()
+    devices = [device_for(make([torch.nn.Parameter(expected)]), [expected])]
+    devices += [device_for(make([torch.nn.Parameter(each)]), [each], fused=True) for each in (contiguous, transposed)]
+    for gradient in [torch.randn(3, 4), torch.randn(4, 3).t(), torch.randn(1, 1).expand(3, 4)] * 3:
+        for device in devices:
+            device.update([gradient])
+    check([contiguous, transposed], [expected] * 2, tolerance=1e-6)
+
+
+def test_a_fused_update_with_a_momentum_that_is_zero_for_now_keeps_the_velocity() -> None:
+    """PyTorch's leaves its buffer alone then."""
+    found = []
+    for fused in (False, True):
+        weight = torch.ones(3)
+        parameter = torch.nn.Parameter(weight)
+        optimizer = optim.SGD([parameter], 0.1, momentum=0.0)
+        optimizer.variable_attrs.markAsVariable("momentum")
+        device = device_for(optimizer, [weight], fused=fused)
+        device.update([torch.ones(3)])
+        optimizer.param_groups[0]["momentum"] = 0.9
+        device.set_description(describe(optimizer))
+        device.update([torch.ones(3)])
+        found.append(weight)
+    check([found[1]], [found[0]], tolerance=1e-6)
 
 
 HALF: Any = torch.float16
