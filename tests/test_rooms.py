@@ -10,7 +10,7 @@ import pytest
 from tests.architecture import PACKAGES, ROOT, circles, draw, imports, rooms
 
 FLOORS = (
-    ("emulator", "errors", "exports", "poptorch_types"),
+    ("emulator", "errors", "poptorch_types"),
     ("backend",),
     ("checkpoints", "cli"),
     ("program",),

@@ -1,0 +1,50 @@
+from .deferred import ipu_step as ipu_step
+from .deferred.accelerator import IPUAccelerator as IPUAccelerator
+from .deferred.prepare import ipu_clip_grad_norm_ as ipu_clip_grad_norm_
+from .deferred.prepare import ipu_prepare as ipu_prepare
+from .engines.averages import create_ipu_averages_evaluator as create_ipu_averages_evaluator
+from .engines.counting import CountEvents as CountEvents
+from .engines.counting import Counts as Counts
+from .engines.engine import IPUEngine as IPUEngine
+from .engines.engine import IPUTrainer as IPUTrainer
+from .engines.factories import create_ipu_evaluator as create_ipu_evaluator
+from .engines.factories import create_ipu_trainer as create_ipu_trainer
+from .engines.fit_batch import FittedBatch as FittedBatch
+from .engines.fit_batch import fit_batch as fit_batch
+from .engines.loaders import Loaders as Loaders
+from .engines.portable import auto_model as auto_model
+from .engines.portable import host_device as host_device
+from .engines.portable import ipu_evaluate_batch as ipu_evaluate_batch
+from .engines.portable import ipu_train_batch as ipu_train_batch
+from .engines.portable import is_native as is_native
+from .engines.portable import parallel_model as parallel_model
+from .engines.portable import process_backend as process_backend
+from .engines.steps import ipu_evaluation_step as ipu_evaluation_step
+from .engines.steps import ipu_training_step as ipu_training_step
+from .errors import BackendError as BackendError
+from .errors import BatchError as BatchError
+from .errors import ConstantAttributeError as ConstantAttributeError
+from .errors import IPUError as IPUError
+from .errors import LoaderError as LoaderError
+from .errors import LossError as LossError
+from .errors import LostEditError as LostEditError
+from .errors import OptimizerError as OptimizerError
+from .errors import OptionsError as OptionsError
+from .errors import OutputError as OutputError
+from .errors import RowsError as RowsError
+from .errors import SessionError as SessionError
+from .errors import UnsupportedArgumentError as UnsupportedArgumentError
+from .optimizers import convert_optimizer as convert_optimizer
+from .optimizers import convert_optimizer_state as convert_optimizer_state
+from .program.config import IPUConfig as IPUConfig
+from .program.geometry import BatchGeometry as BatchGeometry
+from .program.options import evaluation_options as evaluation_options
+from .program.options import training_options as training_options
+from .program.step import EvaluationStep as EvaluationStep
+from .program.training_step import TrainingStep as TrainingStep
+from .session.events import IPUEvents as IPUEvents
+from .session.session import IPUSession as IPUSession
+
+__version__: str
+
+def lazy_names(package: str, file: str) -> tuple[list[str], object, object]: ...

@@ -1,0 +1,15 @@
+from .compilation import CompilationProgress as CompilationProgress
+from .devices import DeviceRelease as DeviceRelease
+from .devices import DeviceSwap as DeviceSwap
+from .gradients import Gradients as Gradients
+from .moving_average import EMA as EMA
+from .optimizer_sync import OptimizerSync as OptimizerSync
+from .preemption import Preemption as Preemption
+from .profiler import PopVisionProfiler as PopVisionProfiler
+from .recompilation import Recompilation as Recompilation
+from .recompilation import RecompileWatch as RecompileWatch
+from .recovery import Decision as Decision
+from .recovery import Recovery as Recovery
+from .recovery import RecoveryStatus as RecoveryStatus
+from .stats import IPUStats as IPUStats
+from .weight_sync import WeightSync as WeightSync
