@@ -57,6 +57,8 @@ def state_to_torch(
             if kind.counts_steps:
                 counted = device_state.get(_entry(STEP, name)) if kind.device_counts_steps else None
                 step = float(counted.reshape(-1)[0]) if counted is not None else float(steps)
+                if counted is not None and not step:
+                    continue
                 present = {"step": _step_in_torch(step, kind), **present}
             state[number] = present
     return state

@@ -44,7 +44,6 @@ TOLERANCE = {
         0.02,
         "the finder puts the random states back too, so the next epoch shuffles otherwise",
     ),
-    "metrics_evaluation": (1e-3, "a device's GELU is the one with tanh"),
     "vae": (0.02, "its noise is drawn on the device"),
 }
 if "lerp_(" not in inspect.getsource(inspect.getmodule(torch.optim.Adam)):

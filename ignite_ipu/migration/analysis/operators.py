@@ -31,7 +31,16 @@ COMPUTED: Dict[str, Optional[FrozenSet[str]]] = {
     **dict.fromkeys(("huber_loss", "channel_shuffle", *_POOLS.values())),
     **dict.fromkeys(("tril", "triu", "diagonal", "diag", "trace", "index_add", "index_copy", "repeat_interleave")),
     **dict.fromkeys(("lerp", "logaddexp", "logaddexp2", "logit", "xlogy", "nan_to_num", "exp2", "logical_xor")),
-    **dict.fromkeys(("hypot", "addbmm")),
+    **dict.fromkeys(
+        ("hypot", "addbmm", "vdot", "quantile", "aminmax", "fmax", "fmin", "copysign", "signbit", "sgn", "sinc")
+    ),
+    **dict.fromkeys(("heaviside", "isposinf", "isneginf", "diag_embed", "diagflat", "gelu", "celu")),
+    **dict.fromkeys(("log_sigmoid", "binary_cross_entropy", "kl_div", "round", "rsub", "div", "divide", "true_divide")),
+    **dict.fromkeys(("index_put", "var", "std", "var_mean", "std_mean", "argmax", "argmin", "amax", "amin")),
+    "topk": frozenset(("sorted",)),
+    "argsort": frozenset(("stable",)),
+    **dict.fromkeys((f"avg_pool{n}d" for n in (2, 3)), frozenset(("stride", "divisor_override"))),
+    **dict.fromkeys((f"max_pool{n}d" for n in (1, 2, 3)), frozenset(("stride",))),
     "cross_entropy": frozenset(("weight", "label_smoothing")),
     "nll_loss": frozenset(("weight",)),
     "layer_norm": frozenset(("", "weight", "bias")),
@@ -41,6 +50,7 @@ COMPUTED: Dict[str, Optional[FrozenSet[str]]] = {
 _LAYERS = {
     **{"CrossEntropyLoss": "cross_entropy", "NLLLoss": "nll_loss", "HuberLoss": "huber_loss"},
     **{"LayerNorm": "layer_norm", "LSTM": "lstm", "ChannelShuffle": "channel_shuffle", **_POOLS},
+    **{"GELU": "gelu", "CELU": "celu", "KLDivLoss": "kl_div", "BCELoss": "binary_cross_entropy"},
     **{f"Conv{n}d": "pad" for n in (1, 2, 3)},
 }
 

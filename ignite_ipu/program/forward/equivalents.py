@@ -1,8 +1,8 @@
 """Functions of PyTorch that PopTorch has no operator for, computed by others that it has.
 
 They are called while a forward is traced, so that a model or loss that uses them compiles, and gives PyTorch's numbers
-but for rounding. What PopTorch compiles as it is stays as it is. Source: PyTorch's documented formulas, and its
-kernels where they say more (`aten/src/ATen/native`).
+but for rounding. What PopTorch compiles as it is stays as it is; `exact.py` has what it compiles into something else.
+Source: PyTorch's documented formulas, and its kernels where they say more (`aten/src/ATen/native`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 import torch.nn.functional as F
 
+from ignite_ipu.program.forward.exact import EXACT_LAYERS, EXACT_TENSORS, diagonal_matrix
 from ignite_ipu.program.function_mode import FunctionContext
 
 __all__ = ["EQUIVALENTS", "Equivalents"]
@@ -43,6 +44,10 @@ def _class_loss(
 ) -> torch.Tensor:
     """Compute cross entropy or NLL with class weights or smoothed labels; targets that are probabilities compile."""
     smooths = func is F.cross_entropy
+    if input.dim() == 1 and not target.dim():
+        input, target = input.unsqueeze(0), target.unsqueeze(0)
+        loss = _class_loss(func, input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+        return loss.squeeze(0) if loss.dim() else loss
     if target.is_floating_point() or (weight is None and not label_smoothing):
         rest = (weight, size_average, ignore_index, reduce, reduction, *([label_smoothing] if smooths else []))
         return func(input, target, *rest)  # type: ignore[no-any-return]
@@ -307,6 +312,7 @@ _OF_LAYERS: Dict[str, Function] = {
     **{f"adaptive_max_pool{count}d": _adaptive_max_pool for count in (1, 2, 3)},
     "pad": _pad,
     "channel_shuffle": _channel_shuffle,
+    **EXACT_LAYERS,
 }
 EQUIVALENTS: Dict[Function, Function] = {
     **{getattr(F, name): equivalent for name, equivalent in _OF_LAYERS.items()},
@@ -319,7 +325,7 @@ _OF_TENSORS: Dict[str, Function] = {
     "triu": _triangle,
     "diagonal": _diagonal,
     "diag": lambda func, input, diagonal=0: (
-        func(input, diagonal) if input.dim() == 1 else _diagonal(torch.diagonal, input, diagonal)
+        diagonal_matrix(input, diagonal) if input.dim() == 1 else _diagonal(torch.diagonal, input, diagonal)
     ),
     "trace": lambda func, input: _diagonal(torch.diagonal, input).sum(),
     "index_add": _index_add,
@@ -337,9 +343,11 @@ _OF_TENSORS: Dict[str, Function] = {
     "addbmm": lambda func, input, batch1, batch2, *, beta=1, alpha=1: (
         beta * input + alpha * torch.bmm(batch1, batch2).sum(0)
     ),
+    **EXACT_TENSORS,
 }
 for _name, _equivalent in _OF_TENSORS.items():
-    EQUIVALENTS[getattr(torch, _name)] = EQUIVALENTS[getattr(torch.Tensor, _name)] = _equivalent
     for _owner in (torch, torch.Tensor):
+        if hasattr(_owner, _name):
+            EQUIVALENTS[getattr(_owner, _name)] = _equivalent
         if hasattr(_owner, f"{_name}_"):
             EQUIVALENTS[getattr(_owner, f"{_name}_")] = functools.partial(_written, getattr(_owner, _name), _equivalent)

@@ -771,3 +771,34 @@ def test_a_copy_is_an_ordinary_model() -> None:
     twin = copy.deepcopy(model)
     assert type(twin) is nn.Sequential and captured(twin) is None
     assert type(twin(X)) is torch.Tensor
+
+
+class Heads(nn.Module):
+    """A trunk with a head for each task, of which some are never asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk, self.heads = nn.Linear(6, 4), nn.ModuleList(nn.Linear(4, 2) for _ in range(3))
+
+    def forward(self, x: torch.Tensor, task: int) -> Any:
+        return self.heads[task](self.trunk(x).tanh())
+
+
+def test_weights_that_no_update_moved_have_no_state() -> None:
+    """As in PyTorch, which makes it with a weight's first gradient; each head counts its own updates."""
+    states = []
+    for captures in (False, True):
+        net = Heads()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+        if captures:
+            capture_model(net)
+            capture_optimizer(optimizer)
+        for task in (0, 1, 0, 0, 1):
+            F.cross_entropy(net(torch.ones(3, 6), task), torch.tensor([0, 1, 1])).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        states.append(optimizer.state_dict()["state"])
+    assert states[1].keys() == states[0].keys() == {0, 1, 2, 3, 4, 5}
+    for number, entries in states[0].items():
+        torch.testing.assert_close(states[1][number], entries, rtol=1e-4, atol=1e-6)

@@ -45,7 +45,7 @@ class Net(nn.Module):
         x = x + np.random.rand()
         x = x + self.inner(x)
         x = x * torch.linalg.svd(x)[1]
-        x = x.topk(4, sorted=False).values
+        x = x * torch.norm(x, 0)
         y = x.detach().cpu().numpy()
         self.history.append(1)
         self.running = x.mean(0)
@@ -301,9 +301,9 @@ def test_operators_are_reported_by_the_table(traced):
             def forward(self, x):
                 x = self.layer(x) * torch.ones(4, 4).tril()
                 torch.lgamma(x)
-                x = torch.round(x, decimals=2)
+                x = x * torch.norm(x, 0)
                 x = torch.cummax(x, 1).values
-                return torch.fmax(x, x + 1)
+                return torch.erfinv(x)
 
         def make():
             return Net(), torch.ones(4, 4)

@@ -105,6 +105,15 @@ IN_PLACE: Dict[str, Callable[..., Tuple[Any, ...]]] = {
     "logical_xor_": lambda x: (x > 0.2,),
     "hypot_": lambda x: (x.exp(),),
     "addbmm_": lambda x: (torch.stack([x, x.exp()]), torch.stack([x[:3], x[1:]])),
+    "div_": lambda x: (x.exp(),),
+    "round_": lambda x: (),
+    "index_put_": lambda x: ((_INDEX.to(x.device),), x[:3].exp(), True),
+    "copysign_": lambda x: (x,),
+    "divide_": lambda x: (x.exp(),),
+    "true_divide_": lambda x: (x.exp(),),
+    "sinc_": lambda x: (),
+    "sgn_": lambda x: (),
+    "heaviside_": lambda x: (x,),
 }
 
 
@@ -136,7 +145,93 @@ for _name in IN_PLACE:
             _func = getattr(_owner, _name)
             CASES[f"{_owner.__name__}.{_name}"] = (_whole(_func, _name), (normal(4, 3),))
             CASES[f"{_owner.__name__}.{_name} of a part"] = (_part(_func, _name), (normal(4, 3),))
-NO_GRADIENT = {"logical_xor", "nan_to_num", *(name for name in CASES if "logical_xor_" in name)}
+# What PopTorch compiles into something else.
+CASES.update(
+    {
+        "gelu": (F.gelu, (3 * normal(40),)),
+        "gelu with tanh": (lambda x: F.gelu(x, approximate="tanh"), (normal(4),)),
+        "celu": (lambda x: F.celu(x, 0.4), (normal(4),)),
+        "celu in place": (lambda x: F.celu(x * 2, 0.4, True), (normal(4),)),
+        "logarithms of sigmoids": (lambda x: F.logsigmoid(60 * x), (normal(9),)),
+        **{
+            f"binary cross entropy, {reduction}": (
+                lambda x, reduction=reduction: F.binary_cross_entropy(
+                    torch.sigmoid(30 * x), (x > 0.3).to(x.dtype), torch.ones_like(x) / 2, reduction=reduction
+                ),
+                (normal(3, 9),),
+            )
+            for reduction in ("mean", "sum", "none")
+        },
+        "divergence": (
+            lambda x, y: F.kl_div(x.log_softmax(1), y.softmax(1), reduction="batchmean"),
+            (normal(4, 3), normal(4, 3)),
+        ),
+        "average pooling": (lambda x: F.avg_pool2d(x, 2), (normal(2, 3, 5, 4),)),
+        "average pooling with a divisor": (
+            lambda x: F.avg_pool2d(x, (2, 3), padding=1, count_include_pad=False, divisor_override=5),
+            (normal(2, 3, 5, 4),),
+        ),
+        "average pooling of volumes": (lambda x: F.avg_pool3d(x, 2, divisor_override=3), (normal(1, 2, 4, 4, 4),)),
+        **{
+            f"maximum pooling, {count}": (
+                lambda x, count=count: getattr(F, f"max_pool{count}d")(x, 2),
+                (normal(2, 3, *[4] * count),),
+            )
+            for count in (1, 2, 3)
+        },
+        "division of whole numbers": (lambda x: (x * 9).int() / 4 + torch.div((x * 9).int(), 3), (normal(9),)),
+        "floor of a quotient": (lambda x, y: torch.div(x, y, rounding_mode="floor"), (9 * normal(40), normal(40))),
+        "floor of a quotient near a whole number": (
+            lambda x: x.div(0.1, rounding_mode="floor"),
+            (torch.tensor([1.0, -1.0, 0.3, 0.7]),),
+        ),
+        "floor of whole numbers": (
+            lambda x: torch.div((9 * x).int(), torch.tensor([2, -2, 3]).to(x.device), rounding_mode="floor").float(),
+            (normal(7, 3),),
+        ),
+        "quotient without its rest": (lambda x, y: x.divide(y, rounding_mode="trunc"), (9 * normal(9), normal(9))),
+        "rounding": (lambda x: torch.round(x, decimals=2) + (1000 * x).round(decimals=-2) + x.round(), (normal(9),)),
+        "rsub": (lambda x, y: torch.rsub(x, y, alpha=3), (normal(4), normal(4))),
+        "index_put": (
+            lambda x, y: x.index_put(
+                (torch.tensor([0, 2, 0]).to(x.device), torch.tensor([1, -1, 1]).to(x.device)), y, accumulate=True
+            ),
+            (normal(3, 4, 2), normal(3, 2)),
+        ),
+        "variance": (lambda x: x.var(0, correction=2), (normal(5, 3),)),
+        "deviation": (lambda x: torch.std(x, (0, 1), correction=3, keepdim=True), (normal(5, 3),)),
+        "variance and mean": (lambda x: sum(torch.var_mean(x, 1, keepdim=True)), (normal(5, 3),)),
+        "deviation and mean": (lambda x: sum(torch.std_mean(x, correction=2)), (normal(5, 3),)),
+        "largest": (lambda x: x.argmax() + torch.amax(x) + x.amin() + x.argmin(), (normal(5, 3),)),
+        "matrices of diagonals": (lambda x: torch.diag_embed(x, 1) + x.diag_embed(-1), (normal(2, 3),)),
+        "matrices of other diagonals": (lambda x: torch.diag_embed(x, 0, 0, 1), (normal(2, 3),)),
+        "diag of a vector": (lambda x: torch.diag(x, -2) + torch.diagflat(x, 2), (normal(3),)),
+        "aminmax": (lambda x: torch.aminmax(x, dim=1).max - x.aminmax().min, (normal(5, 3),)),
+        "quantile": (lambda x: torch.quantile(x, 0.3, 1) + x.quantile(0.9), (normal(5, 7),)),
+        "quantile of columns": (lambda x: x.quantile(0.5, dim=0, keepdim=True), (normal(5, 7),)),
+        "signs": (
+            lambda x: torch.copysign(x, -x.exp()) + x.copysign(1.0) + torch.signbit(x) + torch.sgn(x),
+            (normal(5),),
+        ),
+        "either": (lambda x, y: torch.fmax(x, y) + torch.fmin(x * torch.nan, y), (normal(5), normal(5))),
+        "sinc": (lambda x: torch.sinc(x.relu()), (normal(9),)),
+        "steps": (lambda x: torch.heaviside(x.relu(), x / 2), (normal(9),)),
+        "infinities": (lambda x: torch.isposinf(x / 0).float() - (x / 0).isneginf().float(), (normal(9),)),
+        "topk": (lambda x: torch.topk(x, 3, sorted=False).values.sum(-1), (normal(4, 5),)),
+        "argsort": (lambda x: (torch.argsort(x, stable=True, descending=True) + x.argsort()).float(), (normal(4, 5),)),
+        "vdot": (torch.vdot, (normal(4), normal(4))),
+        "cross entropy of one sample": (
+            lambda x: F.cross_entropy(x, torch.tensor(1).to(x.device), _on(WEIGHT, x), label_smoothing=0.1),
+            (normal(3),),
+        ),
+        "cross entropy of one sample alone": (lambda x: F.cross_entropy(x, torch.tensor(1).to(x.device)), (normal(3),)),
+    }
+)
+NO_GRADIENT = {
+    *("logical_xor", "nan_to_num", "floor of whole numbers", "division of whole numbers", "argsort", "infinities"),
+    *("signs", "steps", "either"),
+    *(name for name in CASES if any(each in name for each in ("logical_xor_", "copysign_", "heaviside_"))),
+}
 
 
 def _on(weight: Any, x: torch.Tensor) -> Any:

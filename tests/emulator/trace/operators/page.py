@@ -75,14 +75,16 @@ _BY_OTHERS = """
 ## What is computed by others
 
 Trainers, evaluators and captured loops compute these by operators that PopTorch has, wherever a model or a loss
-calls them, with PyTorch's numbers but for rounding. A model that is handed to PopTorch itself is refused as said above.
+calls them, with PyTorch's numbers but for rounding. A model that is handed to PopTorch itself is refused, or computes
+something else, as said above.
 
 {names}; of tensors' methods, what writes in place
 (`x.index_add_(...)`), too.
 
 Of `F.cross_entropy` and `F.nll_loss` that means weights of classes and smoothed labels; of `F.layer_norm` a weight
 without bias; of `torch.lstm` several layers, both directions, dropout in between and no bias; of pooling, windows of
-unlike sizes; of `F.pad` the mode `circular`.
+unlike sizes, strides that are not given and divisors; of `F.pad` the mode `circular`. `F.gelu` is computed by the error
+function; `approximate="tanh"` is PopTorch's own, and faster.
 """
 
 

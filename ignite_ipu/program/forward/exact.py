@@ -1,0 +1,312 @@
+"""Functions of PyTorch that PopTorch compiles into something else, for some arguments or values, and what is exact.
+
+`docs/operators.md` has what PopTorch does of each, partly by its sources alone. Computed by other operators they are
+PyTorch's whether a doubt is justified or not. Source: as for `equivalents.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+
+__all__ = ["EXACT_LAYERS", "EXACT_TENSORS", "diagonal_matrix"]
+
+Function = Callable[..., Any]
+
+
+def _gelu(func: Function, input: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
+    """Compute GELU by the error function; PopTorch's has the form with tanh, be it asked for or not."""
+    if approximate != "none":
+        return func(input, approximate=approximate)  # type: ignore[no-any-return]
+    return input * 0.5 * (1 + torch.erf(input * math.sqrt(0.5)))
+
+
+def _celu(func: Function, input: torch.Tensor, alpha: float = 1.0, inplace: bool = False) -> torch.Tensor:
+    if alpha == 1:
+        return func(input, alpha, inplace)  # type: ignore[no-any-return]
+    result = alpha * F.elu(input / alpha)
+    return input.copy_(result) if inplace else result
+
+
+def _log_sigmoid(func: Function, input: torch.Tensor) -> torch.Tensor:
+    """Return the logarithm of the sigmoid, also where that is zero in float32."""
+    return -F.softplus(-input)
+
+
+def _binary_cross_entropy(
+    func: Function,
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: Optional[torch.Tensor] = None,
+    size_average: Optional[bool] = None,
+    reduce: Optional[bool] = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """Compute binary cross entropy with logarithms of at least -100, as saturated sigmoids give them."""
+    if size_average is not None or reduce is not None:
+        reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
+    loss = -(target * _log(input) + (1 - target) * _log(1 - input))
+    loss = loss if weight is None else loss * weight
+    return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
+
+
+def _log(value: torch.Tensor) -> torch.Tensor:
+    zero = value <= 0
+    # Where it is zero no infinity may get into a product, backwards, too.
+    return torch.where(
+        zero, torch.full_like(value, -100.0), torch.log(torch.where(zero, torch.ones_like(value), value))
+    )
+
+
+def _kl_div(
+    func: Function,
+    input: torch.Tensor,
+    target: torch.Tensor,
+    size_average: Optional[bool] = None,
+    reduce: Optional[bool] = None,
+    reduction: str = "mean",
+    log_target: bool = False,
+) -> torch.Tensor:
+    if size_average is not None or reduce is not None or reduction != "batchmean":
+        return func(input, target, size_average, reduce, reduction, log_target)  # type: ignore[no-any-return]
+    return F.kl_div(input, target, reduction="sum", log_target=log_target) / input.shape[0]
+
+
+def _avg_pool(
+    func: Function,
+    input: torch.Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Optional[int] = None,
+) -> torch.Tensor:
+    """Average with a stride that is named, and a divisor of the user's own."""
+    stride = kernel_size if stride is None else stride
+    if divisor_override is None or ceil_mode:
+        return func(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)  # type: ignore[no-any-return]
+    dimensions = 3 if func is F.avg_pool3d else 2
+    sizes = tuple(kernel_size) if isinstance(kernel_size, (tuple, list)) else (kernel_size,)
+    window = math.prod(sizes if len(sizes) == dimensions else sizes * dimensions)
+    averages: torch.Tensor = func(input, kernel_size, stride, padding, ceil_mode, True)
+    return averages * (window / divisor_override)  # type: ignore[no-any-return]
+
+
+def _max_pool(
+    func: Function, input: torch.Tensor, kernel_size: Any, stride: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    """Pool with a stride that is named."""
+    return func(input, kernel_size, kernel_size if stride is None else stride, *args, **kwargs)
+
+
+def _div(func: Function, input: Any, other: Any, *, rounding_mode: Optional[str] = None) -> torch.Tensor:
+    """Divide integers into floats, and round as asked for."""
+    numbers = [value.dtype if isinstance(value, torch.Tensor) else type(value) for value in (input, other)]
+    whole = all(kind in (int, bool) or getattr(kind, "is_floating_point", True) is False for kind in numbers)
+    if rounding_mode is None:
+        return func(input.to(torch.get_default_dtype()) if whole else input, other)  # type: ignore[no-any-return]
+    if rounding_mode == "trunc":
+        return func(input, other, rounding_mode="trunc") if whole else torch.trunc(input / other)
+    if whole:
+        quotient = func(input, other, rounding_mode="trunc")
+        return quotient - ((quotient * other != input) & ((input < 0) != (other < 0))).to(quotient.dtype)  # type: ignore[no-any-return]
+    # PyTorch's: the floor of a quotient is off where that is rounded up to a whole number.
+    rest = torch.fmod(input, other)
+    quotient = (input - rest) / other
+    quotient = quotient - ((rest != 0) & ((other < 0) != (rest < 0))).to(quotient.dtype)
+    floor = torch.floor(quotient)
+    return floor + (quotient - floor > 0.5).to(floor.dtype)  # type: ignore[no-any-return]
+
+
+def _round(func: Function, input: torch.Tensor, *, decimals: int = 0) -> torch.Tensor:
+    if not decimals:
+        return func(input)  # type: ignore[no-any-return]
+    scale = float(10 ** abs(decimals))
+    return torch.round(input * scale) / scale if decimals > 0 else torch.round(input / scale) * scale
+
+
+def _rsub(func: Function, input: torch.Tensor, other: Any, *, alpha: float = 1) -> torch.Tensor:
+    return func(input * alpha if alpha != 1 else input, other)  # type: ignore[no-any-return]
+
+
+def _index_put(
+    func: Function, input: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool = False
+) -> torch.Tensor:
+    """Add values at places, of which some may be the same."""
+    if not accumulate or any(index is None or not _is_whole(index) for index in indices):
+        return func(input, indices, values, accumulate)  # type: ignore[no-any-return]
+    places: Any = 0
+    for size, index in zip(input.shape, torch.broadcast_tensors(*indices)):  # type: ignore[no-untyped-call]
+        places = places * size + torch.where(index < 0, index + size, index)
+    rest = input.shape[len(indices) :]
+    flat = input.reshape(-1, *rest)
+    source = values.expand(*places.shape, *rest).reshape(-1, *rest)
+    where = places.reshape(-1, *[1] * len(rest)).expand_as(source)
+    return flat.scatter_add(0, where, source).reshape(input.shape)
+
+
+def _is_whole(index: torch.Tensor) -> bool:
+    return not index.is_floating_point() and index.dtype not in (torch.bool, torch.uint8)
+
+
+def _spread(power: float, func: Function, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Compute a variance (`power` 1) or standard deviation (0.5) with any correction of the number of values."""
+    correction = kwargs.get("correction")
+    if correction in (None, 0, 1):
+        return func(input, *args, **kwargs)  # type: ignore[no-any-return]
+    dim = args[0] if args else kwargs.get("dim")
+    count = _count(input, dim)
+    if count <= max(correction, 1):
+        return func(input, *args, **kwargs)  # type: ignore[no-any-return]
+    found: torch.Tensor = func(input, *args, **{**kwargs, "correction": 1})
+    return found * float(((count - 1) / (count - correction)) ** power)
+
+
+def _count(input: torch.Tensor, dim: Any) -> int:
+    dims = range(input.dim()) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
+    return math.prod(input.shape[each] for each in dims)
+
+
+def _spread_and_mean(
+    spread: Function, func: Function, input: torch.Tensor, *args: Any, **kwargs: Any
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    found = (
+        func(input, *args, **kwargs) if not kwargs.get("keepdim") and kwargs.get("correction") in (None, 0, 1) else None
+    )
+    if found is not None:
+        return found  # type: ignore[no-any-return]
+    power = 0.5 if spread is torch.std else 1.0
+    dim = args[0] if args else kwargs.get("dim")
+    dims = tuple(range(input.dim())) if dim is None else dim
+    return _spread(power, spread, input, *args, **kwargs), input.mean(dims, kwargs.get("keepdim", False))
+
+
+def _of_all(func: Function, input: torch.Tensor, dim: Any = None, keepdim: bool = False) -> torch.Tensor:
+    """Reduce over everything to a tensor without dimensions."""
+    if dim not in (None, (), []) or keepdim:
+        return func(input, dim, keepdim)  # type: ignore[no-any-return]
+    return func(input.reshape(-1), 0)  # type: ignore[no-any-return]
+
+
+def diagonal_matrix(input: torch.Tensor, offset: int = 0) -> torch.Tensor:
+    """Return matrices `(..., m, m)` with vectors `(..., n)` on a diagonal."""
+    square = input.unsqueeze(-1) * torch.eye(input.shape[-1], dtype=input.dtype).to(input.device)
+    return F.pad(square, (offset, 0, 0, offset) if offset > 0 else (0, -offset, -offset, 0)) if offset else square
+
+
+def _diag_embed(func: Function, input: torch.Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> torch.Tensor:
+    return diagonal_matrix(input, offset).movedim((-2, -1), (dim1, dim2))
+
+
+def _aminmax(func: Function, input: torch.Tensor, *, dim: Any = None, keepdim: bool = False) -> Any:
+    both: Any = [_of_all(each, input, dim, keepdim) for each in (torch.amin, torch.amax)]
+    return torch.return_types.aminmax(both)
+
+
+def _quantile(
+    func: Function,
+    input: torch.Tensor,
+    q: Any,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+) -> torch.Tensor:
+    """Interpolate between two places of the sorted values, for a number that is known."""
+    if not isinstance(q, (int, float)) or interpolation != "linear" or (dim is None and keepdim):
+        return func(input, q, dim, keepdim, interpolation=interpolation)  # type: ignore[no-any-return]
+    if dim is None:
+        input, dim = input.reshape(-1), 0
+    ordered = torch.sort(input, dim).values
+    place = q * (input.shape[dim] - 1)
+    low, high = (ordered.narrow(dim, each, 1) for each in (math.floor(place), math.ceil(place)))
+    result = low + (high - low) * (place - math.floor(place))
+    return result if keepdim else result.squeeze(dim)  # type: ignore[no-any-return]
+
+
+def _sign_bit(func: Function, input: torch.Tensor) -> torch.Tensor:
+    return (input < 0) | ((input == 0) & (1 / input < 0))
+
+
+def _copysign(func: Function, input: torch.Tensor, other: Any) -> torch.Tensor:
+    negative = _sign_bit(func, other) if isinstance(other, torch.Tensor) else torch.tensor(math.copysign(1, other) < 0)
+    size = input.abs()
+    return torch.where(negative.to(input.device), -size, size)
+
+
+def _either(choose: Function, func: Function, input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return what `choose` does of two numbers, the other one where one is none."""
+    first, second = (torch.where(torch.isnan(a), b, a) for a, b in ((input, other), (other, input)))
+    return choose(first, second)  # type: ignore[no-any-return]
+
+
+def _sinc(func: Function, input: torch.Tensor) -> torch.Tensor:
+    zero = input == 0
+    angle = math.pi * torch.where(zero, torch.ones_like(input), input)
+    return torch.where(zero, torch.ones_like(input), torch.sin(angle) / angle)
+
+
+def _heaviside(func: Function, input: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return torch.where(input == 0, values.to(input.dtype), (input > 0).to(input.dtype))
+
+
+def _sorted(
+    func: Function, input: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> Any:
+    """Return the largest values in their order, which is one of those that may come without."""
+    return func(input, k, dim, largest)
+
+
+def _argsort(
+    func: Function, input: torch.Tensor, dim: int = -1, descending: bool = False, stable: bool = False
+) -> torch.Tensor:
+    return (
+        torch.sort(input, dim=dim, descending=descending, stable=stable).indices
+        if stable
+        else func(input, dim, descending)
+    )
+
+
+EXACT_LAYERS: Dict[str, Function] = {
+    "gelu": _gelu,
+    "celu": _celu,
+    "logsigmoid": _log_sigmoid,
+    "binary_cross_entropy": _binary_cross_entropy,
+    "kl_div": _kl_div,
+    **{f"avg_pool{count}d": _avg_pool for count in (2, 3)},
+    **{f"max_pool{count}d": _max_pool for count in (1, 2, 3)},
+}
+"""By their names in `torch.nn.functional`."""
+
+EXACT_TENSORS: Dict[str, Function] = {
+    **dict.fromkeys(("div", "divide", "true_divide"), _div),
+    "round": _round,
+    "rsub": _rsub,
+    "index_put": _index_put,
+    "var": lambda *args, **kwargs: _spread(1.0, *args, **kwargs),
+    "std": lambda *args, **kwargs: _spread(0.5, *args, **kwargs),
+    "var_mean": lambda *args, **kwargs: _spread_and_mean(torch.var, *args, **kwargs),
+    "std_mean": lambda *args, **kwargs: _spread_and_mean(torch.std, *args, **kwargs),
+    **dict.fromkeys(("argmax", "argmin", "amax", "amin"), _of_all),
+    "diag_embed": _diag_embed,
+    "diagflat": lambda func, input, offset=0: diagonal_matrix(input.reshape(-1), offset),
+    "aminmax": _aminmax,
+    "quantile": _quantile,
+    "signbit": _sign_bit,
+    "copysign": _copysign,
+    "fmax": lambda *args: _either(torch.maximum, *args),
+    "fmin": lambda *args: _either(torch.minimum, *args),
+    "sgn": lambda func, input: torch.sign(input),
+    "sinc": _sinc,
+    "heaviside": _heaviside,
+    "isposinf": lambda func, input: input == math.inf,
+    "isneginf": lambda func, input: input == -math.inf,
+    "topk": _sorted,
+    "argsort": _argsort,
+    "vdot": lambda func, input, other: torch.dot(input, other),
+}
+"""By their names in `torch` and of methods."""
