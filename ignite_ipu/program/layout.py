@@ -40,14 +40,14 @@ class _Node:
     """One place in a batch's structure.
 
     Attributes:
-        kind: `rows`, `scalar` or `object` where a value was taken out; `frozen` or `constant`; `sequence` or `dict`.
+        kind: `rows`, `scalar` or `object` where a value was taken out; `frozen` or `constant`; `container`.
         type: Class of the value or container; None for tensors, which may be of any.
         value: The frozen value, the contents of an object, or the keys of a container.
         make: Makes such a container of other parts.
     """
 
     kind: str
-    type: Optional[type] = None
+    type: Any = None
     value: Any = None
     children: Tuple[_Node, ...] = ()
     make: Any = dataclasses.field(default=None, compare=False)
@@ -83,12 +83,11 @@ class BatchLayout:
         Raises:
             BatchError: A tensor does not divide into micro-batches, is empty, or has a type that the device lacks.
         """
-        values: List[Any] = []
-        paths: List[str] = []
-        nodes = tuple(_flatten(part, name, values, paths) for name, part in zip(names, parts))
-        leaves = [_leaf(value, path, micro_batches) for value, path in zip(values, paths)]
+        taken: List[Tuple[str, Any]] = []
+        nodes = tuple(_flatten(part, name, taken) for name, part in zip(names, parts))
+        leaves = [_leaf(value, path, micro_batches) for path, value in taken]
         tensors = tuple((leaf.shape, leaf.dtype) if isinstance(leaf, torch.Tensor) else None for leaf in leaves)
-        return cls(tuple(names), nodes, tuple(paths), tensors), leaves
+        return cls(tuple(names), nodes, tuple(path for path, _ in taken), tensors), leaves
 
     @functools.cached_property
     def _is_flat(self) -> bool:
@@ -124,7 +123,7 @@ class BatchLayout:
         found = {path: _describe(tensor) for path, tensor in zip(self._paths, self._tensors)}
         for path, node in (each for name, part in zip(self._names, self._parts) for each in part.inside(name)):
             if node.kind in ("frozen", "constant"):
-                found[path] = repr(node.value) if node.kind == "frozen" else f"a {_qualname(node)}"
+                found[path] = _named(node)
         return found
 
     def differs_in_shapes(self, other: BatchLayout) -> bool:
@@ -177,26 +176,23 @@ class _Contents:
         return torch.Tensor, tensor.shape, tensor.dtype
 
 
-def _flatten(value: Any, path: str, values: List[Any], paths: List[str]) -> _Node:
+def _flatten(value: Any, path: str, taken: List[Tuple[str, Any]]) -> _Node:
     if isinstance(value, torch.Tensor):
-        values.append(value)
-        paths.append(path)
+        taken.append((path, value))
         return _ROWS if value.dim() else _SCALAR
     if isinstance(value, _FROZEN):
         return _Node("frozen", type(value), value)
     if isinstance(value, numbers.Real):
-        values.append(value)
-        paths.append(path)
+        taken.append((path, value))
         return _SCALAR
     container = opened(value) or opened_record(value)
     if container is not None:
-        mapping = isinstance(value, Mapping)
-        # Tokenizers return mappings of their own, which the compiled model sees as plain dictionaries.
-        kind = (OrderedDict if isinstance(value, OrderedDict) else dict) if mapping else type(value)
-        make = functools.partial(_mapping, kind, container.keys) if mapping else container.maker()
+        if isinstance(value, Mapping):
+            # Tokenizers return mappings of their own, which the compiled model sees as plain dictionaries.
+            container = container._replace(value=OrderedDict() if isinstance(value, OrderedDict) else {})
         places = zip(_keys(container.keys, container.parts), container.parts)
-        children = tuple(_flatten(part, f"{path}[{key}]", values, paths) for key, part in places)
-        return _Node("dict" if mapping else "sequence", kind, container.keys, children, make)
+        children = tuple(_flatten(part, f"{path}[{key}]", taken) for key, part in places)
+        return _Node("container", type(container.value), container.keys, children, container.maker())
     if isinstance(value, np.ndarray):
         raise BatchError(
             f"{path} is a numpy array of shape {value.shape}; a compiled model takes tensors. Convert it in the "
@@ -205,8 +201,7 @@ def _flatten(value: Any, path: str, values: List[Any], paths: List[str]) -> _Nod
     held = _Contents(value)
     if not held.tensors and not held.opaque:
         return _Node("constant", type(value), held)
-    values.append(value)
-    paths.append(path)
+    taken.append((path, value))
     return _Node("object", type(value), held)
 
 
@@ -224,13 +219,11 @@ def _unflatten(node: _Node, leaves: Iterator[Any]) -> Any:
         return node.value
     if node.kind == "constant":
         if _Contents(node.value.value) != node.value:
-            raise BatchError(f"A {_qualname(node)} of the batch that a model was compiled for has changed since then.")
+            raise BatchError(
+                f"A {node.type.__qualname__} of the batch that a model was compiled for has changed since then."
+            )
         return node.value.value
     return node.make([_unflatten(child, leaves) for child in node.children])
-
-
-def _mapping(kind: Any, keys: Sequence[Any], items: Sequence[Any]) -> Any:
-    return kind(zip(keys, items))
 
 
 def _leaf(value: Any, path: str, micro_batches: int) -> Any:
@@ -279,7 +272,7 @@ def _compare(expected: _Node, given: _Node, path: str) -> None:
     if expected.kind in _OBJECTS:
         names = expected.value.differing(given.value)
         raise BatchError(
-            f"{path}, a {_qualname(expected)}, now holds other values than the one that the model was compiled with"
+            f"{path}, {_named(expected)}, now holds other values than the one that the model was compiled with"
             f"{': ' if names else ''}{', '.join(names)}. An object is part of the compiled program, with all that it "
             "holds. Keep it as it is, and hand over what changes as a number or a tensor with one row per sample."
         )
@@ -304,11 +297,7 @@ def _named(node: _Node) -> str:
         return "a number or 0-dimensional tensor"
     if node.kind == "frozen":
         return repr(node.value)
-    return f"a {node.type.__qualname__}" if node.type is not None else node.kind
-
-
-def _qualname(node: _Node) -> str:
-    return "value" if node.type is None else node.type.__qualname__
+    return f"a {node.type.__qualname__}"
 
 
 def _describe(tensor: Any) -> str:

@@ -15,7 +15,7 @@ import torch
 
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.owners import Captured
-from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, unflatten
+from ignite_ipu.deferred.graph.structure import LEAF, Structure, flatten, leaves_in, unflatten
 from ignite_ipu.errors import EarlyReadError
 from ignite_ipu.program.forward.left_behind import Place
 from ignite_ipu.program.user_code import Line
@@ -195,7 +195,7 @@ class CallSignature:
     left: Sequence[Place] = ()
 
     def __post_init__(self) -> None:
-        self.single = self.result.is_leaf
+        self.single = self.result is LEAF
         self.aliases = any(shape.aliases for shape in self.shapes)
 
 

@@ -17,6 +17,7 @@ from ignite_ipu.program.objects import contents
 from ignite_ipu.program.tensors.trees import PLAIN, opened, opened_object
 
 __all__ = [
+    "LEAF",
     "Bounded",
     "Structure",
     "flatten",
@@ -29,7 +30,6 @@ __all__ = [
     "words",
 ]
 
-_LEAF = ("leaf",)
 _MOST = 4096
 
 
@@ -49,9 +49,9 @@ class Structure:
     key: Hashable
     build: Callable[[Iterator[Any]], Any]
 
-    @property
-    def is_leaf(self) -> bool:
-        return self.key is _LEAF
+
+LEAF = Structure(("leaf",), next)
+"""The structure of a value that is a leaf."""
 
 
 def words(text: str) -> FrozenSet[str]:
@@ -75,7 +75,7 @@ def flatten(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = is_t
     """
     if is_leaf(value):
         leaves.append(value)
-        return _ONE
+        return LEAF
     kind: Any = type(value)
     if kind in PLAIN:
         return Structure((kind, value), lambda remaining: value)
@@ -123,9 +123,6 @@ def refuse_sparse(tensor: torch.Tensor, line: Any) -> None:
             f"A tensor of shape {tuple(tensor.shape)} in the layout {tensor.layout} takes part in the step at "
             f"{line}; an IPU takes dense tensors alone. Call to_dense() on it before, for example in collate_fn."
         )
-
-
-_ONE = Structure(_LEAF, lambda remaining: next(remaining))
 
 
 def _opaque(value: Any) -> Structure:
