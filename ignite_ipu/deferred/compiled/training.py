@@ -98,28 +98,43 @@ class CapturedTraining:
         """True if an update may have several micro-batches, as the last one had."""
         return self._compiled is None or self._compiled.count > 1
 
-    def clip(self, max_norm: float, norm_type: float) -> None:
-        """Clip the gradients of the coming update."""
-        line = current_line()
+    def clip(self, max_norm: float, norm_type: float, read_at: Optional[Line]) -> None:
+        """Clip the gradients of the coming update, or of one that was made for a value that was `read_at` a line."""
         if norm_type != 2:
-            raise CaptureError(f"Clipping at {line} by the {norm_type}-norm: an IPU clips by the 2-norm only.")
-        if self.prepared and max_norm != self.max_grad_norm:
-            compiled = "without clipping" if self.max_grad_norm is None else f"to clip to {self.max_grad_norm}"
             raise CaptureError(
-                f"Clipping to {max_norm} at {line}, but the step was compiled {compiled}, which cannot change. "
-                "Clip in every update, to the same norm, and read no value of the first step before clipping."
+                f"Clipping at {current_line()} by the {norm_type}-norm: an IPU clips by the 2-norm only."
             )
-        self.max_grad_norm = max_norm
+        self._clip_to(max_norm, read_at)
         self._clips_by_call = self.clipped = True
 
-    def finish_update(self) -> None:
-        """Hold the loop to the clipping that was compiled."""
+    def finish_update(self, read_at: Optional[Line]) -> None:
+        """Clip no gradients of an update for which that was not asked, which may have been made early."""
         if self._clips_by_call and not self.clipped:
-            raise CaptureError(
-                f"The step was compiled to clip gradients to {self.max_grad_norm}, but clip_grad_norm_ was not called "
-                "for this update. Call it in every update, or never."
-            )
+            self._clip_to(None, read_at)
         self.clipped = False
+
+    def _clip_to(self, max_norm: Optional[float], read_at: Optional[Line]) -> None:
+        if max_norm == self.max_grad_norm:
+            return
+        before, now = (
+            "not clipped" if norm is None else f"clipped to {norm}" for norm in (self.max_grad_norm, max_norm)
+        )
+        if read_at is not None:
+            raise CaptureError(
+                f"The gradients of an update are to be {now} at {current_line()}, but the value read at {read_at} made "
+                f"it run before, with gradients that were {before}, as those of the update before were. Read values "
+                "after optimizer.step() where clipping changes."
+            )
+        if self.prepared:
+            _logger.warning(
+                "Gradients are %s from %s on, and were %s: the step is compiled again. On IPUs each compilation takes "
+                "minutes: clip in every update, to the same norm.",
+                now,
+                current_line(),
+                before,
+            )
+            self.forget_program()
+        self.max_grad_norm = max_norm
 
     def random_state(self) -> Optional[List[int]]:
         """Return the device's random state, None while there is none."""

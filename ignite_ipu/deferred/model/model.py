@@ -111,17 +111,27 @@ class CapturedModel:
         own(self, {name: each for name, each in self._tensors.items() if self._joins or parameter_of(each) is None})
 
     def _begin_again(self) -> bool:
-        """Take the model as it is now, unless something was trained; returns whether that was possible.
+        """Take the model as it is now, with the optimizer's state there is; returns whether that was possible.
 
-        Loops make layers in a model's first call, or replace some after they have evaluated it, before they train it.
+        Loops make layers in a model's first call, put another head on it for another task, and prune it, again and
+        again. Between the losses of an update and the update, and of several models that one trains, that is refused.
         """
-        if not self.is_untrained:
+        if not self.is_alone or self.several:
             return False
-        state, zeroed = self.training.random_state(), self.training.zeroed
-        self.turns[0].gradients.remove()
+        (before,) = self.turns
+        if before.training.prepared:
+            _logger.warning(
+                "Weights of %s were replaced, added or removed before it was called at %s: its programs are compiled "
+                "again. On IPUs each compilation takes minutes.",
+                self.name,
+                current_line(),
+            )
+        before.training.forget_program()
+        before.gradients.remove()
         self.session.close()
         self._begin()
-        self.training.zeroed = zeroed
+        self.turns[0].uncleared, self.training.zeroed = before.uncleared, before.training.zeroed
+        state = before.training.random_state()
         if state is not None:
             self.training.set_random_state(state)
         return True
@@ -132,10 +142,15 @@ class CapturedModel:
         return type(self.model).__name__ if joined is None else str(joined)
 
     @property
+    def is_alone(self) -> bool:
+        """True if it is trained together with no other model, and no update of it is under way."""
+        alone = self.whole is self and not self.parts
+        return alone and not (self.pending or any(turn.early for turn in self.turns))
+
+    @property
     def is_untrained(self) -> bool:
         """True if nothing was trained, by this model or together with others."""
-        alone = self.whole is self and not self.parts
-        return alone and not (self.pending or self.turns[0].early or self.training.prepared)
+        return self.is_alone and not any(turn.training.prepared for turn in self.turns)
 
     def like(self, model: nn.Module) -> CapturedModel:
         """Return what captures another model in the same way, for `join`."""

@@ -150,12 +150,12 @@ class Updates:
                 raise self.early.error(
                     "the optimizer's hyper-parameters were changed in between. Read the value after optimizer.step()."
                 )
-            self.training.finish_update()
+            self.training.finish_update(self.early.line)
             self._model.session.hooks.withheld = None
             self.uncleared, self.early = self.early.line, None
             return
         if self.pending:
-            self.training.finish_update()
+            self.training.finish_update(None)
             line = current_line(above=2)
             self._run()
             self.uncleared = line
@@ -310,7 +310,7 @@ class Updates:
         chosen = list(parameters) if max_norm == math.inf else None
         if chosen is None:
             self._check_all(parameters, given)
-            self.training.clip(max_norm, norm_type)
+            self.training.clip(max_norm, norm_type, None if self.early is None else self.early.line)
         found = self.training.gradients
         if not self.pending and self._gone_backward() and found.available:
             return found.norm(chosen, norm_type)

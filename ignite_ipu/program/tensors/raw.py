@@ -7,7 +7,8 @@ wraps classes of its own, which are taken off and put on again here.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence
 
 import torch
 from torch import nn
@@ -26,6 +27,7 @@ __all__ = [
     "shape_of",
     "unwrap_tensors",
     "version_of",
+    "with_tensors",
 ]
 
 # The base class, so that these stay the originals when somebody replaces `torch.Tensor.grad`.
@@ -80,3 +82,30 @@ def named_tensors(model: nn.Module, *kinds: str) -> Dict[str, torch.Tensor]:
                 if tensor is not None:
                     found[f"{prefix}.{name}" if prefix else name] = tensor
     return found
+
+
+@contextlib.contextmanager
+def with_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Have parameters and buffers of before under their names in the `with` block, where there are others by now.
+
+    PopTorch brings weights by their names into the tensors that the model has. Where a module is gone, so are its.
+    """
+    changed = []
+    modules = dict(model.named_modules()) if tensors else {}
+    for path, tensor in tensors.items():
+        prefix, _, name = path.rpartition(".")
+        module = modules.get(prefix)
+        table = (
+            None
+            if module is None
+            else module.__dict__["_parameters" if isinstance(tensor, nn.Parameter) else "_buffers"]
+        )
+        if table is not None and table.get(name) is not tensor:
+            changed.append((table, dict(table)))
+            table[name] = tensor
+    try:
+        yield
+    finally:
+        for table, before in reversed(changed):
+            table.clear()
+            table.update(before)

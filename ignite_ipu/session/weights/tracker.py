@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from ignite_ipu.errors import LostEditError
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.module_state import REGISTRATIONS
-from ignite_ipu.program.tensors.raw import named_tensors, plain, version_of
+from ignite_ipu.program.tensors.raw import named_tensors, plain, version_of, with_tensors
 from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker, is_kept, unwatch_parameters, watch_parameters
@@ -94,8 +94,9 @@ class Weights:
 
     def __init__(self, model: nn.Module, hooks: Optional[SessionHooks] = None) -> None:
         self._hooks = hooks or SessionHooks()
-        self._named = named_tensors(model)
+        self._model, self._named = weakref.ref(model), named_tensors(model)
         REGISTRATIONS.follow()
+        self._registrations = REGISTRATIONS.count
         # What is found here is only ever added to: `put_back` goes by the order of an earlier `read`.
         self._names: List[str] = list(self._named)
         self._tensors: List[torch.Tensor] = list(self._named.values())
@@ -300,7 +301,10 @@ class Weights:
 
     def _download(self) -> bool:
         """Copy the newest weights, retried if need be, and count batches; tells whether PopTorch had to."""
-        with _outside_traces():
+        model = self._model()
+        # What has taken the place of others in the meantime is none of the device's.
+        changed = {} if self._registrations == REGISTRATIONS.count else self._named
+        with _outside_traces(), contextlib.nullcontext() if model is None else with_tensors(model, changed):
             # After a retry it may be another executor.
             copied = self._hooks.copy(
                 lambda: self._training is not None and self._training.executor.copyWeightsToHostIfNeeded()
