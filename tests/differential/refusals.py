@@ -131,7 +131,8 @@ REFUSALS: Tuple[Refusal, ...] = (
         "ConstantAttributeError",
         "momentum .* is a constant of the compiled program",
         lambda program: any(
-            edit.what == "no momentum" and (program.story == "new trainer" or edit.event.endswith("start"))
+            edit.what == "no momentum"
+            and (program.story in ("new trainer", "from native") or edit.event.endswith("start"))
             for edit in program.edits
         ),
     ),
@@ -139,6 +140,12 @@ REFUSALS: Tuple[Refusal, ...] = (
         "a layer that is pruned again, which replaces its mask",
         "(Session|Capture|Replaced)Error",
         "weight_mask of the model was replaced, added or removed",
+        _edits("prune again"),
+    ),
+    Refusal(
+        "a layer that is pruned again between the losses of an update, by weights that its hook computes",
+        "CaptureError",
+        "writes values that do not exist yet into a tensor",
         _edits("prune again"),
     ),
     Refusal(
