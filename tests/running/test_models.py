@@ -358,3 +358,53 @@ def test_files_written_within_the_loop_are_the_native_ones(run, tmp_path, monkey
 def _needed(data):
     """Return what a pickle's loading looks up or makes anew, in its order."""
     return [(code.name, value) for code, value, _ in pickletools.genops(data) if code.name in ("GLOBAL", "NEWOBJ")]
+
+
+PARTS_OF_ONES_OWN = """
+import torch
+from torch import nn
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.factor = nn.Parameter(torch.ones(4)), 2.0
+
+    def forward(self, x):
+        return x * self.weight * self.factor
+
+class Centred(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        if self.training:
+            self.mean.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+        return x - self.mean.clone()
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.scaled, self.centred, self.last = nn.Linear(4, 4), Scaled(), Centred(), nn.Linear(4, 2)
+
+torch.manual_seed(0)
+whole = Whole()
+optimizer = torch.optim.Adam(whole.parameters(), lr=0.05)
+seen = []
+for _ in range(4):
+    x = torch.randn(6, 4)
+    loss = whole.last(whole.centred(whole.scaled(whole.first(x)))).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    seen += [loss.item(), whole.centred.mean.sum().item(), whole.scaled.weight.sum().item()]
+"""
+
+
+def test_parts_that_are_called_one_by_one(run):
+    """Of classes of the script's own, one of which has a buffer alone, that its call writes into."""
+    native = {}
+    exec(PARTS_OF_ONES_OWN, native)
+    ran = run(PARTS_OF_ONES_OWN + "print(*seen)")
+    assert [float(text) for text in ran.output[0].split()] == pytest.approx(native["seen"], rel=1e-4)
+    assert ran.became("Centred()") == "recorded for the device step of backward() and step()"

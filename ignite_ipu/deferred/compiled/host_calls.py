@@ -197,17 +197,18 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
     buffers = [(plain(each), plain(each).clone()) for each in model.buffers() if not is_lazy(each)]
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     args, kwargs = mapped((args, kwargs), torch.Tensor.clone)
-    try:
-        with EAGER, without_generation_cache(model), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            with WeightWriteGuard(model):
-                model(*args, **kwargs)
-    except SessionError:
-        raise
-    except RuntimeError:
-        pass  # the host lacks operators in half precision that a device has; else the trace says what is wrong
-    for buffer, values in buffers:
-        if not torch.equal(buffer, values):
-            buffer.copy_(values)
+    with session.weights.put_back_unnoticed():
+        try:
+            with EAGER, without_generation_cache(model), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+                with WeightWriteGuard(model):
+                    model(*args, **kwargs)
+        except SessionError:
+            raise
+        except RuntimeError:
+            pass  # the host lacks operators in half precision that a device has; else the trace says what is wrong
+        for buffer, values in buffers:
+            if not torch.equal(buffer, values):
+                buffer.copy_(values)
     after = named_tensors(model)
     made = after.keys() != before.keys() or any(after[name] is not each for name, each in before.items())
     if made and session.training is not None:

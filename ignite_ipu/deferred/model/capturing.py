@@ -24,6 +24,7 @@ from ignite_ipu.deferred.tensor.tensor import record_on_weights
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.step_hooks import of_scripts
 from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker, is_watched, unwatch_parameters, watch_parameters
@@ -52,7 +53,7 @@ def capture_model(
     if existing is not None:
         return existing
     with torch._C.DisableTorchFunctionSubclass():
-        owners = {owner for owner in map(owner_of, model.parameters()) if owner is not None}
+        owners = {owner for owner in map(owner_of, named_tensors(model).values()) if owner is not None}
     for part in [owner for owner in owners if owner.is_untrained and _is_within(owner.model, model)]:
         # It was asked for the shape of what it returns, or evaluated, before the model that it is a part of.
         part.close()

@@ -168,7 +168,9 @@ class Named:
         is_class, is_module = isinstance(found, type), isinstance(found, nn.Module)
         kind = found if is_class else type(found)
         if kind not in self._own:
-            self._own[kind] = [vars(base) for base in kind.__mro__ if _is_users(base)]
+            # A part may be captured meanwhile, whose class then has members that are none of the user's.
+            users = [base for base in kind.__mro__ if _is_users(base) and not _is_derived_here(base)]
+            self._own[kind] = [vars(base) for base in users]
         bases = self._own[kind]
         names = self.names & own.keys()
         entries, in_class = self.names | (_ENTRIES | _MAKING if is_class else _ENTRIES), set()
@@ -205,14 +207,22 @@ def _is_users(kind: type) -> bool:
     """Tell whether a class is the user's own: by its methods' files, as another module may bear its module's name."""
     if not is_followed(kind, _PASSIVE):
         return False
+    if _is_derived_here(kind):
+        return _is_users(kind.__mro__[1])
+    files = _files_of(kind) or {getattr(sys.modules.get(kind.__module__), "__file__", None) or "<unknown>"}
+    return any(map(is_users_file, files))
+
+
+def _is_derived_here(kind: type) -> bool:
+    """Tell whether a class is one that is derived from a user's, as what captures a model does."""
+    files = _files_of(kind)
+    return bool(files) and all(owner_of(file) is Owner.LIBRARY for file in files)
+
+
+def _files_of(kind: type) -> Set[str]:
     functions = [inspect.unwrap(member) for member in vars(kind).values() if isinstance(member, FunctionType)]
     files = {function.__code__.co_filename for function in functions if isinstance(function, FunctionType)}
-    files -= {"<string>"}  # what dataclasses and named tuples write
-    if not files:
-        files = {getattr(sys.modules.get(kind.__module__), "__file__", None) or "<unknown>"}
-    elif all(owner_of(file) is Owner.LIBRARY for file in files):
-        return _is_users(kind.__mro__[1])  # what captures a model derives a class from the model's
-    return any(map(is_users_file, files))
+    return files - {"<string>"}  # what dataclasses and named tuples write
 
 
 def _tried(read: Callable[..., Any], *given: Any) -> Any:

@@ -21,6 +21,7 @@ from ignite_ipu.deferred.model.held import held_by, is_held, release_optimizer
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.prepare import host_step_reason
 from ignite_ipu.deferred.settings import CaptureObserver, refuse_for_capture
+from ignite_ipu.deferred.tensor.tensor import deferred_values
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.tensors.raw import named_tensors
@@ -122,7 +123,9 @@ class _Loops(CaptureObserver):
                 # What PopTorch compiles: the models in it are traced as they are.
                 with EAGER:
                     return original(module, *args, **kwargs)
-            if within(module) is not module or next(module.parameters(), None) is None:
+            if within(module) is not module or not (
+                next(module.parameters(), None) is not None or self._may_write(module, (args, kwargs))
+            ):
                 return original(module, *args, **kwargs)
             if torch.utils.data.get_worker_info() is not None:
                 return original(module, *args, **kwargs)
@@ -141,6 +144,11 @@ class _Loops(CaptureObserver):
             return module(*args, **kwargs)
 
         return __call__
+
+    def _may_write(self, module: nn.Module, arguments: Any) -> bool:
+        """Tell whether a module without parameters, as a part of what a step trains, may write into its buffers."""
+        held = module.training and torch.is_grad_enabled() and any(each is not None for each in module.buffers())
+        return held and bool(deferred_values(arguments)) and bool(self._roots_of(module))
 
     def named_parameters(self, frame: Any, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
         self._asked.add(within(module))

@@ -257,6 +257,17 @@ class Weights:
         self.host_changed()
         return True
 
+    @contextlib.contextmanager
+    def put_back_unnoticed(self) -> Iterator[None]:
+        """Take what is written in the `with` block for no edit: whoever writes there puts the values back."""
+        self.notice_edits()
+        try:
+            yield
+        finally:
+            self._versions = _count_edits(self._tensors)
+            if self._accesses is not None:
+                self._accesses.forget()
+
     def has_unsent(self) -> bool:
         """Tell whether the host has weights that the training program has not; nothing is noticed.
 
