@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 import torch.nn.functional as F
 
-from ignite_ipu.program.forward.exact import EXACT_LAYERS, EXACT_TENSORS, diagonal_matrix
+from ignite_ipu.program.forward.exact import EXACT_LAYERS, EXACT_TENSORS, diagonal_matrix, reduction_of
 from ignite_ipu.program.function_mode import FunctionContext
 
 __all__ = ["EQUIVALENTS", "Equivalents"]
@@ -52,7 +52,7 @@ def _class_loss(
         rest = (weight, size_average, ignore_index, reduce, reduction, *([label_smoothing] if smooths else []))
         return func(input, target, *rest)  # type: ignore[no-any-return]
     scores = F.log_softmax(input, _class_dimension(input)) if smooths else input
-    reduction = _reduction(size_average, reduce, reduction)
+    reduction = reduction_of(size_average, reduce, reduction)
     return _picked_loss(scores, target, weight, ignore_index, reduction, label_smoothing)
 
 
@@ -104,15 +104,6 @@ def _huber_loss(
 
 def _class_dimension(scores: torch.Tensor) -> int:
     return min(1, scores.dim() - 1)
-
-
-def _reduction(size_average: Optional[bool], reduce: Optional[bool], reduction: str) -> str:
-    """Return the reduction that is asked for, be it by PyTorch's arguments of before."""
-    if size_average is None and reduce is None:
-        return reduction
-    if reduce is False:
-        return "none"
-    return "sum" if size_average is False else "mean"
 
 
 def _layer_norm(

@@ -12,9 +12,18 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 import torch
 import torch.nn.functional as F
 
-__all__ = ["EXACT_LAYERS", "EXACT_TENSORS", "diagonal_matrix"]
+__all__ = ["EXACT_LAYERS", "EXACT_TENSORS", "diagonal_matrix", "reduction_of"]
 
 Function = Callable[..., Any]
+
+
+def reduction_of(size_average: Optional[bool], reduce: Optional[bool], reduction: str) -> str:
+    """Return the reduction that is asked for, be it by PyTorch's arguments of before."""
+    if size_average is None and reduce is None:
+        return reduction
+    if reduce is False:
+        return "none"
+    return "sum" if size_average is False else "mean"
 
 
 def _gelu(func: Function, input: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
@@ -46,8 +55,7 @@ def _binary_cross_entropy(
     reduction: str = "mean",
 ) -> torch.Tensor:
     """Compute binary cross entropy with logarithms of at least -100, as saturated sigmoids give them."""
-    if size_average is not None or reduce is not None:
-        reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
+    reduction = reduction_of(size_average, reduce, reduction)
     loss = -(target * _log(input) + (1 - target) * _log(1 - input))
     loss = loss if weight is None else loss * weight
     return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
@@ -70,7 +78,7 @@ def _kl_div(
     reduction: str = "mean",
     log_target: bool = False,
 ) -> torch.Tensor:
-    if size_average is not None or reduce is not None or reduction != "batchmean":
+    if reduction_of(size_average, reduce, reduction) != "batchmean":
         return func(input, target, size_average, reduce, reduction, log_target)  # type: ignore[no-any-return]
     return F.kl_div(input, target, reduction="sum", log_target=log_target) / input.shape[0]
 
@@ -174,11 +182,8 @@ def _count(input: torch.Tensor, dim: Any) -> int:
 def _spread_and_mean(
     spread: Function, func: Function, input: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    found = (
-        func(input, *args, **kwargs) if not kwargs.get("keepdim") and kwargs.get("correction") in (None, 0, 1) else None
-    )
-    if found is not None:
-        return found  # type: ignore[no-any-return]
+    if not kwargs.get("keepdim") and kwargs.get("correction") in (None, 0, 1):
+        return func(input, *args, **kwargs)  # type: ignore[no-any-return]
     power = 0.5 if spread is torch.std else 1.0
     dim = args[0] if args else kwargs.get("dim")
     dims = tuple(range(input.dim())) if dim is None else dim
