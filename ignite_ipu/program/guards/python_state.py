@@ -18,9 +18,8 @@ from torch.nn.modules import module as _of_all_modules
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.program.guards.names import HOOKS, Named
-from ignite_ipu.program.guards.values import FIXED, FUNCTIONS, READ, Reader, leave_behind
+from ignite_ipu.program.guards.values import FIXED, FUNCTIONS, READ, Reader, leave_behind, times_written
 from ignite_ipu.program.module_state import REGISTRATIONS
-from ignite_ipu.program.tensors.raw import version_of
 from ignite_ipu.program.user_code import read_by
 
 __all__ = ["PythonState"]
@@ -49,14 +48,14 @@ class Apart(NamedTuple):
     @classmethod
     def of(cls, value: Any) -> Apart:
         reader = _WithoutTensors()
-        return cls(reader.read(value), reader.tensors, list(map(_version, reader.tensors)))
+        return cls(reader.read(value), reader.tensors, list(map(times_written, reader.tensors)))
 
     def replaces(self, before: Apart, made: Callable[[torch.Tensor], bool], used: Container[int]) -> bool:
         """Tell whether a call has put tensors that it has made in the place of others, which it has not used."""
         if self.rest != before.rest or len(self.tensors) != len(before.tensors):
             return False
         triples = list(zip(before.tensors, self.tensors, before.versions))
-        others = [(old, new) for old, new, version in triples if old is not new or _version(old) != version]
+        others = [(old, new) for old, new, version in triples if old is not new or times_written(old) != version]
         return bool(others) and all(made(new) and id(old) not in used for old, new in others)
 
 
@@ -67,11 +66,6 @@ class _WithoutTensors(Reader):
     def of_tensor(self, tensor: torch.Tensor) -> Hashable:
         self.tensors.append(tensor)
         return torch.Tensor
-
-
-def _version(tensor: torch.Tensor) -> int:
-    with torch._C.DisableTorchFunctionSubclass():
-        return 0 if torch.Tensor.is_inference(tensor) else version_of(tensor)
 
 
 class _Tables:

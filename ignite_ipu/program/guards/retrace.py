@@ -149,7 +149,8 @@ class Retrace:
             for number in range(_MOST_TRACES):
                 state = state if state.complete else self._state_of()
                 drawn_from = [*GLOBAL, *state.iterators, *self._drawn_from]
-                values, places, apart = state.values(), list(map(state_of, drawn_from)), state.apart()
+                values, places = state.values(), list(map(state_of, drawn_from))
+                apart = state.apart() if number else []
                 if number:
                     torch.manual_seed(SEED)
                 recorder = self._record()

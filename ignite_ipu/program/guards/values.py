@@ -34,6 +34,7 @@ __all__ = [
     "is_followed",
     "is_left_behind",
     "leave_behind",
+    "times_written",
 ]
 
 FIXED = (
@@ -89,6 +90,12 @@ def is_left_behind(tensor: torch.Tensor) -> bool:
     return _LEFT_BEHIND in object.__getattribute__(tensor, "__dict__")
 
 
+def times_written(tensor: torch.Tensor) -> int:
+    """Return how often a tensor has been written into; 0 for one of inference mode, which does not count."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return 0 if torch.Tensor.is_inference(tensor) else tensor._version
+
+
 class Same:
     """An object that is equal to itself alone, be it hashable or not."""
 
@@ -134,8 +141,7 @@ class Reader:
         """
         if is_left_behind(tensor):
             return _LEFT_BEHIND
-        with torch._C.DisableTorchFunctionSubclass():
-            return Same(tensor), 0 if torch.Tensor.is_inference(tensor) else tensor._version
+        return Same(tensor), times_written(tensor)
 
     def of_object(self, value: Any) -> Hashable:
         """Return which object it is, and how far an iterator has come; methods are equal that are made of the same."""
