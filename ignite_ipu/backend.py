@@ -20,8 +20,6 @@ from ignite_ipu.errors import BackendError
 if TYPE_CHECKING:
     from ignite_ipu.poptorch_types import PopTorch
 
-__all__ = ["VARIABLE", "choice", "compile_steps", "installed", "is_emulator", "name", "poptorch"]
-
 VARIABLE = "IGNITE_IPU_BACKEND"
 _CHOICES = ("emulator", "sdk", "native")
 

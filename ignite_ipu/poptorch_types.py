@@ -8,8 +8,6 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Protocol, Tuple
 import torch
 from torch import nn
 
-__all__ = ["DataLoader", "DeviceOptimizer", "Executor", "Options", "PopTorch"]
-
 State = Dict[str, Any]
 
 

@@ -48,8 +48,6 @@ from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.processes import unwrapped
 
-__all__ = ["IPUAccelerator"]
-
 _RANDOM_STATE = "ipu_random_states.json"
 _REFUSED = {
     "deepspeed_plugin": "DeepSpeed shards a model over GPUs",

@@ -19,8 +19,6 @@ from ignite_ipu.deferred.tensor.tensor import known_in
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.config import Configuration, IPUConfig
 
-__all__ = ["ipu_step", "with_known_values"]
-
 Step = Callable[..., Any]
 # What is looked into. Handlers may read deferred tensors in anything else.
 _NESTED = (torch.Tensor, tuple, list, dict)

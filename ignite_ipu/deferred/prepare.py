@@ -16,8 +16,6 @@ from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.processes import PARALLEL, unwrapped
 
-__all__ = ["host_step_reason", "ipu_clip_grad_norm_", "ipu_prepare"]
-
 _CLIP_REMEDY = "use ignite_ipu.ipu_clip_grad_norm_(model.parameters(), ...)"
 _Prepared = TypeVar("_Prepared", nn.Module, torch.optim.Optimizer)
 

@@ -11,8 +11,6 @@ from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.options import own_options, training_options, with_replicas
 
-__all__ = ["IGNORING", "CaptureObserver", "captured_options", "refuse_for_capture"]
-
 _OF_THE_LOOP = (
     "in a captured step the loop decides: every optimizer.step() is one device call, with as many micro-batches as "
     "went backward. Leave it at 1, and set gradient_accumulation_steps."

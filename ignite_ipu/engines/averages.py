@@ -25,8 +25,6 @@ from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 
-__all__ = ["AveragesStep", "create_ipu_averages_evaluator"]
-
 PerSample = Callable[[Any, Any], torch.Tensor]
 _SAMPLES = "samples"
 

@@ -15,8 +15,6 @@ from ignite.engine import Engine, EventEnum, Events
 
 from ignite_ipu.program.geometry import BatchGeometry
 
-__all__ = ["CountEvents", "Counts"]
-
 
 class CountEvents(EventEnum):
     """Events in units smaller than an iteration. All those of one device call fire after it, in order.

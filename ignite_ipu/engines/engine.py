@@ -32,8 +32,6 @@ from ignite_ipu.session.executables import Executable, PathLike
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 
-__all__ = ["DeterministicIPUTrainer", "IPUEngine", "IPUTrainer"]
-
 _logger = logging.getLogger("ignite_ipu")
 # Of Ignite's versions not all take max_iters, nor what comes after it at the same place.
 _RUN = inspect.signature(Engine.run)

@@ -39,8 +39,6 @@ from ignite_ipu.session.session import IPUSession
 if TYPE_CHECKING:
     from ignite_ipu.pipeline import Pipeline, PipelineRequest
 
-__all__ = ["create_ipu_evaluator", "create_ipu_trainer", "refuse_unsupported"]
-
 _COMPILED = ("options", "device_iterations", "replication_factor", "output_mode", "output_return_period")
 _OF_PIPELINES = ("pipeline", "execution", "ipus", "memory_per_ipu")
 _OF_EVALUATORS = (*_COMPILED, *_OF_PIPELINES, "mixed_precision", "loader_mode", "compile")

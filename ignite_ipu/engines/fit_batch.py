@@ -13,8 +13,6 @@ from ignite_ipu.program.config import positive
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.tensors.rows import row_count
 
-__all__ = ["FittedBatch", "fit_batch"]
-
 _logger = logging.getLogger("ignite_ipu")
 
 

@@ -25,8 +25,6 @@ from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.tensors.rows import row_count
 
-__all__ = ["Loaders", "ReadyBatches"]
-
 _logger = logging.getLogger("ignite_ipu")
 _KEPT = (
     *("num_workers", "collate_fn", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),

@@ -27,16 +27,6 @@ from ignite_ipu.session.processes import connected, on_one_device
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 
-__all__ = [
-    "auto_model",
-    "host_device",
-    "ipu_evaluate_batch",
-    "ipu_train_batch",
-    "is_native",
-    "parallel_model",
-    "process_backend",
-]
-
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
 

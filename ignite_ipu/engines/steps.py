@@ -25,8 +25,6 @@ from ignite_ipu.session.session import IPUSession
 if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
 
-__all__ = ["IPUStep", "LastCalls", "ipu_evaluation_step", "ipu_training_step", "refuse_to_train_all"]
-
 PrepareBatch = Callable[..., Any]
 
 

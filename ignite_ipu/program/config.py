@@ -15,8 +15,6 @@ import torch
 from ignite_ipu.checkpoints.atomic_files import whole_file
 from ignite_ipu.errors import OptionsError, did_you_mean
 
-__all__ = ["WEIGHT_SYNC", "Configuration", "IPUConfig", "integer", "positive"]
-
 _LARGEST_FILE = 1 << 16
 WEIGHT_SYNC = ("on demand", "run", "epoch", "eager")
 """When the newest weights are copied to the host: when somebody asks for them, and at the end of a run, too; of every

@@ -7,8 +7,6 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["FunctionContext", "FunctionGuard"]
-
 
 class FunctionContext(TorchFunctionMode):
     """Calls `call` in place of each function of PyTorch's that is called in its `with` block."""

@@ -14,8 +14,6 @@ import torch
 
 from ignite_ipu.poptorch_types import Options
 
-__all__ = ["BatchGeometry"]
-
 
 @dataclasses.dataclass(frozen=True)
 class BatchGeometry:

@@ -27,8 +27,6 @@ from ignite_ipu.program.guards.values import Same
 from ignite_ipu.program.objects import contents
 from ignite_ipu.program.tensors.trees import PLAIN, opened, opened_record
 
-__all__ = ["BatchLayout"]
-
 _FROZEN = (*(PLAIN - {int, float}), np.bool_, enum.Enum, slice, range)
 _OBJECTS = ("object", "constant")
 _UNSUPPORTED = (torch.bfloat16, torch.complex64, torch.complex128)

@@ -8,8 +8,6 @@ from typing import Any, Iterator, List, Optional, Sequence
 from torch import nn
 from torch.nn.modules import module as _of_all_modules
 
-__all__ = ["NEVER", "REGISTRATIONS", "modes_kept", "modes_of"]
-
 NEVER = -1
 """No count of registrations: what somebody remembers who has yet to look."""
 

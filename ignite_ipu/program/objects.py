@@ -16,8 +16,6 @@ from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.guards.values import BOOKKEEPERS, READ, Reader, Same, is_followed
 from ignite_ipu.program.tensors.trees import attributes_of
 
-__all__ = ["contents"]
-
 
 def contents(value: Any, of_tensor: Callable[[torch.Tensor], Hashable]) -> Hashable:
     """Return everything that code may read from an object, in a comparable form.

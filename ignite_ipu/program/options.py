@@ -20,18 +20,6 @@ from ignite_ipu.errors import OptionsError, did_you_mean, nearest
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import IPUConfig, positive
 
-__all__ = [
-    "TENSORS",
-    "check_ipus",
-    "evaluation_options",
-    "is_simulated",
-    "misspelt_settings_named",
-    "output_mode",
-    "own_options",
-    "training_options",
-    "with_replicas",
-]
-
 _MOST_IPUS = 64
 _IPU_MODEL_VARIABLES = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
 _DEFAULTS = IPUConfig()

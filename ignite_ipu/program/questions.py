@@ -10,8 +10,6 @@ from typing import Any, Callable, Dict, List, NamedTuple
 from ignite_ipu.errors import OptionsError, UserError
 from ignite_ipu.program.config import IPUConfig
 
-__all__ = ["add_arguments", "main"]
-
 _Answers = Dict[str, Any]
 
 

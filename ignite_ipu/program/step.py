@@ -30,8 +30,6 @@ from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.tensors.trees import leaves_of, map_tensors, opened_record, tensors_in
 
-__all__ = ["BatchStep", "EvaluationStep", "check_output", "describe_value", "first_micro_batch"]
-
 # Buffers of PyTorch's from which nothing is computed.
 _COUNTERS = ("num_batches_tracked", "n_averaged")
 # Tensors that are no constants; counters of batches, each after the user's own; floating-point buffers by name.

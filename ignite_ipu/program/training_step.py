@@ -24,8 +24,6 @@ from ignite_ipu.program.step import BatchStep, check_output, describe_value, fir
 from ignite_ipu.program.tensors.rows import row_count
 from ignite_ipu.program.tensors.trees import map_tensors
 
-__all__ = ["LossError", "TrainingStep", "find_loss"]
-
 _logger = logging.getLogger("ignite_ipu")
 # Of what a sum over samples and a small term beside it, such as a decay of weights, are of twice the samples.
 _ABOUT = 0.1

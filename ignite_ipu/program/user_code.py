@@ -17,19 +17,6 @@ from typing import Any, Callable, FrozenSet, List, Mapping, Optional, Sequence, 
 
 import torch
 
-__all__ = [
-    "OURS",
-    "Line",
-    "Owner",
-    "current_line",
-    "found_instead",
-    "is_users_file",
-    "loaded_by",
-    "owner_of",
-    "read_by",
-    "variables_of",
-]
-
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 """Where this library's files are."""
 _NAMING = frozenset([*dis.hasname, *dis.hasconst])

@@ -19,8 +19,6 @@ from ignite_ipu.program.tensors.rows import row_count, row_range
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 from ignite_ipu.session.program import ModelProgram
 
-__all__ = ["FillingCheck"]
-
 
 class FillingCheck:
     """Calls each program once more when it meets its first batch that has to be filled up."""

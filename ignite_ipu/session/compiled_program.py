@@ -19,8 +19,6 @@ from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import is_users_file
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["CompiledProgram"]
-
 
 class CompiledBuffers:
     """Constants that one compiled program has of its module's buffers: those of integers and booleans.

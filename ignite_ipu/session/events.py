@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from ignite.engine import EventEnum
 
-__all__ = ["IPUEvents"]
-
 
 class IPUEvents(EventEnum):
     """Events of the engines that `create_ipu_trainer` and `create_ipu_evaluator` return.

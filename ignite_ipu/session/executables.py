@@ -16,8 +16,6 @@ from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, requires_grad, shape_of
 
-__all__ = ["Executable", "PathLike", "export"]
-
 PathLike = Union[str, "os.PathLike[str]"]
 _LARGEST_CONTRACT = 1 << 24
 _COMPUTED = "what forward computes"

@@ -24,8 +24,6 @@ from ignite_ipu.program.tensors.raw import dtype_of, shape_of
 from ignite_ipu.program.user_code import Line, Owner, owner_of, read_by, variables_of
 from ignite_ipu.session.program import ModelProgram
 
-__all__ = ["anchor_gradients", "anchored_gradient", "gradient_reader", "log_cost", "words_read"]
-
 _logger = logging.getLogger("ignite_ipu")
 _PREFIX = "ignite_ipu_gradient_"
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD")

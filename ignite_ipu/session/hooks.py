@@ -12,8 +12,6 @@ from ignite.engine import Engine
 
 from ignite_ipu.session.events import IPUEvents
 
-__all__ = ["CallGuard", "SessionHooks"]
-
 _logger = logging.getLogger("ignite_ipu")
 _T = TypeVar("_T")
 

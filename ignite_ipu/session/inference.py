@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
     from ignite_ipu.session.placement import Placing
 
-__all__ = ["Evaluation", "Inference"]
-
 _logger = logging.getLogger("ignite_ipu")
 _LARGER = (
     "Predictions of %s change, or may, when a batch is cut into pieces of the %d rows that the program has: it is "

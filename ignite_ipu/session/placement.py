@@ -22,8 +22,6 @@ from ignite_ipu.program.training_step import TrainingStep
 if TYPE_CHECKING:
     from ignite_ipu.pipeline import Plan, Strategy
 
-__all__ = ["Placing"]
-
 logger = logging.getLogger("ignite_ipu")
 
 _ESTIMATED = ("pipelined", "sharded")

@@ -21,8 +21,6 @@ from ignite_ipu import backend
 from ignite_ipu.errors import ProcessesError
 from ignite_ipu.poptorch_types import Options
 
-__all__ = ["PARALLEL", "check_same_weights", "describe_processes", "on_one_device", "unwrapped"]
-
 _logger = logging.getLogger("ignite_ipu")
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 

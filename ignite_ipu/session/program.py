@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
     from ignite_ipu.session.placement import Placing
 
-__all__ = ["ModelProgram"]
-
 _logger = logging.getLogger("ignite_ipu")
 # In the place of a random state that nobody knows any more.
 _NO_STATE = [0]

@@ -23,8 +23,6 @@ from ignite_ipu.session.training import Trained
 from ignite_ipu.session.weights.model_states import ModelStates
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["Lost", "Programs", "refuse_losses"]
-
 _logger = logging.getLogger("ignite_ipu")
 # In what PopTorch says where no device is free.
 _NO_IPUS = "Failed to acquire"

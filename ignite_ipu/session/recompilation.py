@@ -16,8 +16,6 @@ from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["ModelChanges", "changes_in_every_call", "report_frozen"]
-
 _logger = logging.getLogger("ignite_ipu")
 _FROZEN_REMEDY = (
     "Give it what changes as an argument, and return what it keeps; or register a buffer and write into it in place."

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
     from ignite_ipu.session.placement import Placing
 
-__all__ = ["IPUSession", "SessionError", "known_session", "session_of"]
-
 _logger = logging.getLogger("ignite_ipu")
 # Weak on both sides: a session holds its model, and lives as long as one of its engines.
 _SESSIONS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[IPUSession]] = weakref.WeakKeyDictionary()

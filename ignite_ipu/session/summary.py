@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline import Placement
     from ignite_ipu.session.placement import Placing
 
-__all__ = ["summarise"]
-
 _AGAIN = (
     "at first use; again when parameters are frozen or unfrozen, and when modules, modes, Python values or whole "
     "numbers in buffers change; for up to %d shapes of batches"

@@ -25,8 +25,6 @@ from ignite_ipu.session.weights.tracker import Weights
 if TYPE_CHECKING:
     from ignite_ipu.session.placement import Placing
 
-__all__ = ["Trainable", "Trained"]
-
 _logger = logging.getLogger("ignite_ipu")
 
 

@@ -30,13 +30,12 @@ from ignite_ipu.checkpoints.resuming import load_checkpoint
 from ignite_ipu.emulator.device import machine
 from ignite_ipu.emulator.executor import saving
 from ignite_ipu.emulator.files import cache, container
-from ignite_ipu.errors import SourceError
+from ignite_ipu.errors import SessionError, SourceError
 from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.migrator import migrate_source
 from ignite_ipu.migration.source.file import read_source
 from ignite_ipu.pipeline import PlanError, load_plan, measure, plan, save_plan
 from ignite_ipu.session.executables import Executable
-from ignite_ipu.session.session import SessionError
 from tests.resilience.children import Child
 
 SECONDS_PER_INPUT = 10

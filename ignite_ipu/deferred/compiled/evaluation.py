@@ -27,8 +27,6 @@ from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.recompilation import changes_in_every_call
 from ignite_ipu.session.session import IPUSession
 
-__all__ = ["CapturedEvaluation", "with_gradients"]
-
 _logger = logging.getLogger("ignite_ipu")
 _OPTIONS = IPUConfig(device_iterations=1, replication_factor=1)
 _MANY = 4

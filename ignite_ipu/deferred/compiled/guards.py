@@ -13,8 +13,6 @@ from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.function_mode import FunctionGuard
 from ignite_ipu.program.user_code import current_line
 
-__all__ = ["ForwardGuard", "HeldBuffers"]
-
 _LAYOUT: Any = torch.Tensor.layout.__get__  # type: ignore[attr-defined]
 _PACK = torch._VF._pack_padded_sequence
 _DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)

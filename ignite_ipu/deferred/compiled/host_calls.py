@@ -37,9 +37,6 @@ from ignite_ipu.session.recompilation import changes_in_every_call
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["HostCall", "call_first", "called_on_host"]
-
-
 _CHANGES_ARGUMENT = (
     " changes an object that it is given (an attribute, a list, a dictionary), which a compiled program would do once. "
     "Let it return what is to be kept. If it only sets something up, as a cached property does, do that before the "

@@ -17,8 +17,6 @@ from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["Modes", "ReplacedError", "refuse_replaced"]
-
 
 class ReplacedError(CaptureError):
     """A model that has other weights than when it was captured."""

@@ -21,8 +21,6 @@ from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.user_code import Line
 
-__all__ = ["CalledStep", "CapturedStep"]
-
 
 class _ReadyStep(BatchStep):
     """A module whose inputs come ready for the device, and which leaves the user's modules in the modes they are in."""

@@ -28,8 +28,6 @@ from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.training import Trained
 
-__all__ = ["CapturedTraining"]
-
 _logger = logging.getLogger("ignite_ipu")
 _MOST_CHANGES = 3
 _MOST_PROGRAMS = 8

@@ -12,8 +12,6 @@ from ignite_ipu.deferred.graph.operations import CLOCK, ModesThen, Operation, Va
 from ignite_ipu.deferred.graph.step_graph import MicroBatch, StepGraph
 from ignite_ipu.program.tensors.rows import join_tensors
 
-__all__ = ["CompiledUpdate", "Needed", "needed_values"]
-
 Place = Tuple[int, int]
 # A value that somebody may ask for after the update: which result of which operation it is, the number of its
 # micro-batch, and the value.

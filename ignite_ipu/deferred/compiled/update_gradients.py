@@ -23,8 +23,6 @@ from ignite_ipu.session.gradients import anchor_gradients, anchored_gradient, gr
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 
-__all__ = ["UpdateGradients"]
-
 # What PyTorch's `clip_grad_norm_` adds to the norm, and the device does not.
 _EPSILON = 1e-6
 

@@ -13,8 +13,6 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import Line
 
-__all__ = ["Input", "Number", "Shape"]
-
 _META = torch.device("meta")
 # Before PyTorch 2.1 no storage tells whether its memory is PyTorch's: none counts as if it were.
 _is_resizable: Callable[[Any], bool] = getattr(torch.UntypedStorage, "resizable", lambda storage: False)

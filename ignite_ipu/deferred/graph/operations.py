@@ -20,23 +20,6 @@ from ignite_ipu.errors import EarlyReadError
 from ignite_ipu.program.forward.left_behind import Place
 from ignite_ipu.program.user_code import Line
 
-__all__ = [
-    "CLOCK",
-    "NORM",
-    "USES",
-    "CallSignature",
-    "ModesThen",
-    "Operation",
-    "Value",
-    "by_number",
-    "keep_inputs",
-    "keep_weights",
-    "name_of",
-    "reached",
-    "replayed",
-    "shown_input",
-]
-
 _T = TypeVar("_T")
 by_number: Callable[[Operation], int] = operator.attrgetter("number")
 

@@ -10,8 +10,6 @@ from torch import nn
 
 from ignite_ipu.program.user_code import Line
 
-__all__ = ["OWNED", "Captured", "own", "parameter_of"]
-
 
 class Captured(Protocol):
     """A captured model, `CapturedModel`, which says what each of these does."""

@@ -21,8 +21,6 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.trees import PLAIN
 from ignite_ipu.program.user_code import Line
 
-__all__ = ["Signatures", "arguments_of", "changing_numbers", "inferred_signature"]
-
 _META = torch.device("meta")
 # What follows in errors of PyTorch 2.0 is a list of its backends.
 _ADVICE = " This could be because"

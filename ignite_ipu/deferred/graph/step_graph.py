@@ -16,8 +16,6 @@ from ignite_ipu.deferred.graph.structure import Bounded, Structure
 from ignite_ipu.program.forward.left_behind import Place
 from ignite_ipu.program.user_code import Line
 
-__all__ = ["CALL", "Loss", "MicroBatch", "StepGraph", "StepGraphs", "ancestors", "describe_change", "result_of"]
-
 _BITS = 20
 # Where an argument comes from, as small as possible, since it is made for each in every step: results of operations are
 # numbers from 0, which `result_of` takes apart, inputs are numbers below 0 (`~position`), parameters their names, and

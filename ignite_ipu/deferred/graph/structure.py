@@ -16,20 +16,6 @@ from ignite_ipu.program.guards.values import Same
 from ignite_ipu.program.objects import contents
 from ignite_ipu.program.tensors.trees import PLAIN, opened, opened_object
 
-__all__ = [
-    "LEAF",
-    "Bounded",
-    "Structure",
-    "flatten",
-    "is_flat",
-    "is_tensor",
-    "leaves_in",
-    "mapped",
-    "refuse_sparse",
-    "unflatten",
-    "words",
-]
-
 _MOST = 4096
 
 

@@ -15,8 +15,6 @@ from torch import nn
 
 from ignite_ipu.program.user_code import is_users_file, variables_of
 
-__all__ = ["describe_writes"]
-
 
 def describe_writes(tensor: torch.Tensor) -> str:
     """Return where functions of the user's that are running write into a tensor, as words to follow "changed in place".

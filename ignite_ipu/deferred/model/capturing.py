@@ -29,8 +29,6 @@ from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker, is_watched, unwatch_parameters, watch_parameters
 
-__all__ = ["capture_model", "capture_optimizer", "captured"]
-
 _DEFAULTS = IPUConfig()
 
 

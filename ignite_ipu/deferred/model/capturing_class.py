@@ -21,8 +21,6 @@ from ignite_ipu.program.derived_class import derived_once
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.user_code import current_line
 
-__all__ = ["CAPTURE", "capturing_class", "release_class"]
-
 CAPTURE = "_ignite_ipu_capture"
 """The attribute of a model that holds what captures it."""
 

@@ -18,8 +18,6 @@ from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.tensors.raw import gradient_of, requires_grad, set_gradient
 from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["DeviceGradients", "refuse_uncleared"]
-
 
 class DeviceGradients:
     """Puts a `DeviceGradient` on each trained parameter of a model, and notices which of them the loop has taken off.

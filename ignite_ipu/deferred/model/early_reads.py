@@ -20,9 +20,6 @@ from ignite_ipu.deferred.tensor.routing import has_gone_backward
 from ignite_ipu.errors import CaptureError, EarlyReadError, listed
 from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["EarlyUpdate", "early_read_error", "expected_loss", "incomplete", "not_frozen"]
-
-
 _SAMPLING = words("multinomial bernoulli normal poisson binomial")
 
 

@@ -10,8 +10,6 @@ from torch import nn
 
 from ignite_ipu.program.tensors.raw import requires_grad
 
-__all__ = ["MODEL", "OPTIMIZERS", "WATCH", "held_by", "held_parameters", "held_tensors", "is_held", "release_optimizer"]
-
 OPTIMIZERS: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 MODEL = "_ignite_ipu_model"
 """The attribute of an optimizer that holds, weakly, its updates of a captured model."""

@@ -20,8 +20,6 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line
 
-__all__ = ["JoinedModels", "captured_by", "join", "joined_by_optimizers"]
-
 
 class JoinedModels(nn.Module):
     """The one module that PopTorch compiles for several models: its children, named after their classes."""

@@ -40,8 +40,6 @@ from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
 
-__all__ = ["CapturedModel", "LooseParameters", "first_owner", "owner_of"]
-
 _logger = logging.getLogger("ignite_ipu")
 
 

@@ -17,8 +17,6 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.left_behind import put
 from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["RecordedCalls"]
-
 _MOST_MODES = 16
 
 

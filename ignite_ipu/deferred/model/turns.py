@@ -22,8 +22,6 @@ from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["Older", "Reach", "begin_again", "forget", "gradient_path", "is_statistic", "keep_buffers", "older_values"]
-
 _logger = logging.getLogger("ignite_ipu")
 Values = List[Tuple[torch.Tensor, Optional[torch.Tensor]]]
 """Tensors of a model, each with what a call is to find there; None for what is there now."""

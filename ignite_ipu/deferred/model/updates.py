@@ -29,8 +29,6 @@ from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
 
-__all__ = ["Updates", "Whole"]
-
 
 class Whole(Captured, Protocol):
     """The captured model whose calls are recorded and updated; its attributes are those of `CapturedModel`."""

@@ -17,8 +17,6 @@ from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["BufferWrites", "WeightEdits"]
-
 
 class WeightEdits:
     """Moments at which a captured model's weights were written last, as far as its recorded operations can tell."""

@@ -19,8 +19,6 @@ from ignite_ipu.program.tensors.raw import gradient_of, set_gradient
 from ignite_ipu.program.tensors.trees import leaves_of
 from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["ON_THE_HOST", "DeviceGradient", "refuse_weights_of_the_host", "withhold_gradient"]
-
 ON_THE_HOST = (
     "Gradients of inputs do not exist on the device: take them on the host, from a copy of the model, "
     "copy.deepcopy(model), which is an ordinary one with the newest weights, in a loop with ipu_prepare or an "

@@ -16,8 +16,6 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.gradients import OWN_BACKWARD
 from ignite_ipu.program.user_code import OURS, current_line
 
-__all__ = ["DISTRIBUTIONS", "called_by", "frame_of", "is_argument_check", "refuse_function", "refuse_script"]
-
 _logger = logging.getLogger("ignite_ipu")
 DISTRIBUTIONS = os.path.dirname(torch.distributions.__file__) + os.sep
 """Where PyTorch's distributions are."""

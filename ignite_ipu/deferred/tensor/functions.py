@@ -8,8 +8,6 @@ import torch
 
 from ignite_ipu.deferred.graph.structure import words
 
-__all__ = ["METADATA", "OPERATORS", "READS", "REFUSED", "TENSOR_PROPERTIES", "attribute_of", "written"]
-
 METADATA = words(
     "shape dtype device ndim layout itemsize nbytes is_cuda is_cpu is_ipu is_meta is_mps is_xpu is_sparse "
     "is_sparse_csr is_quantized is_nested is_mkldnn is_xla is_vulkan is_maia is_mtia is_ort is_leaf names name "

@@ -13,8 +13,6 @@ from ignite_ipu.deferred.tensor.functions import OPERATORS
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
 
-__all__ = ["diagonal_masked", "out_of_place", "recorded_as"]
-
 
 def _on_copy(name: str) -> Callable[..., torch.Tensor]:
     """Return what gives a copy of its first argument into which an in-place operator has written."""

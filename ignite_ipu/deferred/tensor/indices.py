@@ -9,8 +9,6 @@ import torch
 
 from ignite_ipu.deferred.graph.structure import mapped, words
 
-__all__ = ["ARRAYS", "INDEXED", "with_known_indices"]
-
 # What takes whole numbers as sizes, bounds and indices, for which tensors without dimensions may stand.
 INDEXED = words("__getitem__ setitem narrow select view reshape expand repeat tile unflatten topk chunk split roll")
 ARRAYS = frozenset([np.ndarray])

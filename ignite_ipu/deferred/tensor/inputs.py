@@ -17,8 +17,6 @@ from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line
 from ignite_ipu.session.weights.access import is_watched
 
-__all__ = ["NORMALISATIONS", "input_of", "is_weight", "refuse_statistics"]
-
 # Functions that write running statistics, those of TorchScript too.
 NORMALISATIONS = words(
     "batch_norm instance_norm native_batch_norm native_batch_norm.default _native_batch_norm_legit "

@@ -14,8 +14,6 @@ from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
 from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["awaits_backward", "has_gone_backward", "mark_loss", "run_for_read"]
-
 
 def mark_loss(value: Value, retained: bool = False) -> None:
     """Let a value go backward; `retained` says that gradients may flow through what it is computed from once more."""

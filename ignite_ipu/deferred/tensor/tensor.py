@@ -26,8 +26,6 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["DeferredTensor", "all_values", "as_leaf", "deferred_results", "known_in", "record_on_weights", "resolved"]
-
 # The factor of torch.add and torch.sub, which has to be a Python number.
 _ALPHA = "alpha"
 # What the host does with weights, be it with gradients.

@@ -18,8 +18,6 @@ from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.deferred.graph.step_graph import ancestors
 from ignite_ipu.deferred.graph.structure import mapped
 
-__all__ = ["WAITING", "WrittenTensor", "in_place_of_written", "write_back", "write_known"]
-
 
 @dataclasses.dataclass(eq=False)
 class _Write:

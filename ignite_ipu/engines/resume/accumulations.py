@@ -18,8 +18,6 @@ from ignite.engine import Engine
 from ignite.handlers import EpochOutputStore
 from ignite.metrics import Metric
 
-__all__ = ["Accumulations", "plain_values"]
-
 _KINDS: Tuple[Type[Any], ...] = (Metric, EpochOutputStore)
 if hasattr(ignite.base, "ResettableHandler"):  # of Ignite 0.5.4: `EarlyStopping`, for example
     _KINDS = (*_KINDS, ignite.base.ResettableHandler)

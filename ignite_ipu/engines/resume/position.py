@@ -17,8 +17,6 @@ from ignite.engine.deterministic import DeterministicEngine, _set_rng_states
 
 from ignite_ipu.checkpoints.random_states import read_random_states, write_random_states
 
-__all__ = ["DataPosition", "DeterministicRuns", "RewindableSampler"]
-
 
 class DataPosition:
     """Counts the batches drawn in one pass over the data."""

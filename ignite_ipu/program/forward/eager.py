@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["EAGER"]
-
 
 class _Eager(threading.local):
     """A context in which captured models run as ordinary modules, in this thread; they do in `torch.jit.trace`, too."""

@@ -17,8 +17,6 @@ import torch.nn.functional as F
 from ignite_ipu.program.forward.exact import EXACT_LAYERS, EXACT_TENSORS, diagonal_matrix, reduction_of
 from ignite_ipu.program.function_mode import FunctionContext
 
-__all__ = ["EQUIVALENTS", "Equivalents"]
-
 Function = Callable[..., Any]
 
 

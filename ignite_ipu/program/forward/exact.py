@@ -12,8 +12,6 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 import torch
 import torch.nn.functional as F
 
-__all__ = ["EXACT_LAYERS", "EXACT_TENSORS", "diagonal_matrix", "reduction_of"]
-
 Function = Callable[..., Any]
 
 

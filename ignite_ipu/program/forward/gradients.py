@@ -21,8 +21,6 @@ from ignite_ipu import backend
 from ignite_ipu.errors import LossError, listed
 from ignite_ipu.program.function_mode import FunctionGuard
 
-__all__ = ["OWN_BACKWARD", "GradientHookGuard", "GradientHooks", "has_own_backward", "own_backwards_refused"]
-
 OWN_BACKWARD = (
     "{name} is an autograd.Function with a backward of its own, which no IPU runs: the device differentiates the "
     "operators of its forward. Express it in torch operations whose derivatives are the gradients you mean (x.detach() "

@@ -18,8 +18,6 @@ import torch.nn.functional as F
 
 from ignite_ipu.program.function_mode import FunctionContext
 
-__all__ = ["HALF_OPERATIONS", "half_products"]
-
 # Operation -> how many of its first arguments are activations; what follows are weights and biases.
 HALF_OPERATIONS: Dict[Any, int] = {
     F.linear: 1,

@@ -17,8 +17,6 @@ import torch
 from ignite_ipu.program.function_mode import FunctionContext
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 
-__all__ = ["HostTensorsMovedIn"]
-
 _IPU = "ipu:0"
 
 _MOVES = ("to", "cpu", "cuda")

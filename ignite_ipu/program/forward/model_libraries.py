@@ -14,8 +14,6 @@ from torch import nn
 
 from ignite_ipu.errors import LossError
 
-__all__ = ["declared_as_tracing", "without_checkpointing", "without_generation_cache", "without_looks_at_masks"]
-
 # Arguments that say whether a mask is causal, by PyTorch's layers that look for themselves where they are None.
 _HINTS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_causal"))
 

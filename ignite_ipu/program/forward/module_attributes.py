@@ -15,8 +15,6 @@ from torch import nn
 
 from ignite_ipu.program.tensors.trees import leaves_of
 
-__all__ = ["ModuleAttributes", "plain_attributes", "tensors_in"]
-
 _logger = logging.getLogger("ignite_ipu")
 _TENSORS_OF_MODULES = ("_parameters", "_buffers", "_modules")  # of which others take care
 _Own = Dict[str, Any]

@@ -13,8 +13,6 @@ from typing import Any, Hashable, Iterator, List, Sequence, Tuple
 import numpy as np
 import torch
 
-__all__ = ["GENERATORS", "GLOBAL", "SEED", "draws_put_back", "generator_states", "moved", "name_of", "state_of"]
-
 GENERATORS = (random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator)
 """The classes of random generators, but for torch's."""
 

@@ -12,8 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ignite_ipu.errors import SessionError
 from ignite_ipu.program.user_code import current_line
 
-__all__ = ["WeightWriteGuard"]
-
 
 class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operators that write into a model's weights, under whatever alias, in its `with` block on the host."""

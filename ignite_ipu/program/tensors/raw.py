@@ -13,23 +13,6 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import torch
 from torch import nn
 
-__all__ = [
-    "GRADIENT",
-    "classes_of",
-    "dtype_of",
-    "gradient_of",
-    "named_tensors",
-    "plain",
-    "put_classes",
-    "requires_grad",
-    "set_gradient",
-    "set_requires_grad",
-    "shape_of",
-    "unwrap_tensors",
-    "version_of",
-    "with_tensors",
-]
-
 # The base class, so that these stay the originals when somebody replaces `torch.Tensor.grad`.
 _OF_TENSORS: Any = torch.Tensor.__base__
 GRADIENT: Any = _OF_TENSORS.grad

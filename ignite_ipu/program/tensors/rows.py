@@ -14,8 +14,6 @@ import torch
 from ignite_ipu.errors import RowsError
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 
-__all__ = ["join_rows", "join_tensors", "row_count", "row_range", "select_rows", "split_rows", "take_rows"]
-
 
 def row_count(structure: Any) -> int:
     """Return how many rows the tensors of a batch have; tensors without dimensions do not count."""

@@ -15,18 +15,6 @@ from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Name
 
 import torch
 
-__all__ = [
-    "PLAIN",
-    "Container",
-    "attributes_of",
-    "leaves_of",
-    "map_tensors",
-    "opened",
-    "opened_object",
-    "opened_record",
-    "tensors_in",
-]
-
 PLAIN: FrozenSet[type] = frozenset(
     (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
 )

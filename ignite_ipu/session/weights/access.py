@@ -27,8 +27,6 @@ from torch.nn.parameter import is_lazy
 from ignite_ipu.program.tensors.raw import gradient_of, plain
 from ignite_ipu.session.hooks import SessionHooks
 
-__all__ = ["AccessTracker", "is_kept", "is_watched", "note_alias", "unwatch_parameters", "watch_parameters"]
-
 # Through these, memory is written without PyTorch counting it as a change of the tensor.
 _UNCOUNTED = frozenset(("data", "numpy", "untyped_storage", "storage", "data_ptr", "__array__", "__dlpack__"))
 # What says nothing about a tensor's values, reading and writing.

@@ -13,8 +13,6 @@ from torch import nn
 from ignite_ipu.session.weights.access import note_alias
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["LiveState", "ModelStates", "live_state"]
-
 
 def _refreshed(name: str) -> Any:
     """Return a dictionary's method that brings the newest values first."""

@@ -20,8 +20,6 @@ from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker, is_kept, unwatch_parameters, watch_parameters
 
-__all__ = ["Counted", "Weights", "counted_by_norms"]
-
 _logger = logging.getLogger("ignite_ipu")
 _MOST_NAMES = 3
 Counted = Sequence[Tuple[torch.Tensor, int]]
