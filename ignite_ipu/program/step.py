@@ -173,9 +173,11 @@ class BatchStep(nn.Module):
             with self.on_host() as (variable, counters, buffers):
                 inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in kept]
                 recorder.mark([*tensors_in(inputs), *variable])
-                with contextlib.nullcontext() if checked else WeightWriteGuard(self.model), recorder:
+                # Later calls are compared with the first one, operator by operator.
+                recorder.writes = None if checked else WeightWriteGuard(self.model)
+                with recorder:
                     result = self.forward(*inputs)
-                checked = True  # later calls are compared with this one, operator by operator
+                checked = True
                 self.counted = [(counter, int(now) - int(plain(counter))) for counter, now in counters]
                 # PyTorch does not count what normalisations write to their statistics.
                 self.written = [path for path, now in buffers if now._version]
@@ -196,8 +198,9 @@ class BatchStep(nn.Module):
         before, variable, counters, buffers = [], [], [], []
         # A copy that is made in inference mode counts no writes.
         with torch.inference_mode(False), torch.no_grad():
+            modules = list(self.named_modules())
             for kind in ("_parameters", "_buffers"):
-                for path, tensors in [(path, module.__dict__[kind]) for path, module in self.named_modules()]:
+                for path, tensors in [(path, module.__dict__[kind]) for path, module in modules]:
                     before.append((tensors, dict(tensors)))
                     for name, tensor in tensors.items():
                         if tensor is None or id(tensor) in found:

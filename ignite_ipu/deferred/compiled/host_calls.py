@@ -115,7 +115,8 @@ def called_on_host(
             raise CaptureError(what + _CHANGES_ARGUMENT) from None
         random = torch.get_rng_state()
         before_last[:] = [LeftBehind(model, state, words)]
-        with GradientHookGuard(), ForwardGuard(), WeightWriteGuard(model), recorder:
+        recorder.writes = WeightWriteGuard(model)
+        with GradientHookGuard(), ForwardGuard(), recorder:
             # Which leaves there what it finds in the place of each buffer afterwards.
             output = torch.func.functional_call(model, left_there, args, kwargs)
         if not torch.equal(random, torch.get_rng_state()):

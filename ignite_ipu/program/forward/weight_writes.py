@@ -32,10 +32,15 @@ class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
         if func._schema.is_mutable:
-            self._check(func, args, kwargs or {})
+            self.check(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
-    def _check(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+    def check(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
+        """Refuse an operator that writes into a weight.
+
+        Raises:
+            SessionError: It does.
+        """
         for place, argument in enumerate(func._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from itertools import chain, cycle
 from types import FunctionType
-from typing import Any, Callable, Container, Dict, Hashable, List, NamedTuple, Sequence
+from typing import Any, Callable, Container, Dict, Hashable, Iterable, List, Sequence
 
 import torch
 from torch import nn
@@ -18,7 +18,7 @@ from torch.nn.modules import module as _of_all_modules
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.program.guards.names import HOOKS, Named
-from ignite_ipu.program.guards.values import FIXED, FUNCTIONS, READ, Reader, leave_behind, times_written
+from ignite_ipu.program.guards.values import FIXED, FUNCTIONS, READ, Reader, leave_behind, replaced_tensors
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.user_code import read_by
 
@@ -33,39 +33,6 @@ _read = Reader().read
 _MODE = "training"
 # Of PyTorch's own modules so many are asked in one call for what tells nobody, and the next ones in the next.
 _AT_ONCE = 32
-
-
-class Apart(NamedTuple):
-    """A value without its tensors, and these, each with how often it has been written into.
-
-    It is what tells whether a call puts other tensors into the same attribute or container.
-    """
-
-    rest: Hashable
-    tensors: List[torch.Tensor]
-    versions: List[int]
-
-    @classmethod
-    def of(cls, value: Any) -> Apart:
-        reader = _WithoutTensors()
-        return cls(reader.read(value), reader.tensors, list(map(times_written, reader.tensors)))
-
-    def replaces(self, before: Apart, made: Callable[[torch.Tensor], bool], used: Container[int]) -> bool:
-        """Tell whether a call has put tensors that it has made in the place of others, which it has not used."""
-        if self.rest != before.rest or len(self.tensors) != len(before.tensors):
-            return False
-        triples = list(zip(before.tensors, self.tensors, before.versions))
-        others = [(old, new) for old, new, version in triples if old is not new or times_written(old) != version]
-        return bool(others) and all(made(new) and id(old) not in used for old, new in others)
-
-
-class _WithoutTensors(Reader):
-    def __init__(self) -> None:
-        self.tensors: List[torch.Tensor] = []
-
-    def of_tensor(self, tensor: torch.Tensor) -> Hashable:
-        self.tensors.append(tensor)
-        return torch.Tensor
 
 
 class _Tables:
@@ -181,33 +148,32 @@ class PythonState:
             self._contents, self._values = contents, list(map(_read, found))
         return self._values
 
-    def apart(self) -> List[Apart]:
-        """Return each value of this moment without its tensors, and these."""
-        return [Apart.of(read()) for read in self._reads]
-
     def left_behind(
-        self, before: Sequence[Apart], made: Callable[[torch.Tensor], bool], used: Container[int], everywhere: bool
-    ) -> List[int]:
-        """Return the numbers of values that differ in tensors alone which a call has made, and no call has used.
+        self, before: Sequence[Hashable], made: Callable[[torch.Tensor], bool], used: Container[int], everywhere: bool
+    ) -> Dict[int, List[torch.Tensor]]:
+        """Return the tensors that a call has made and put in the place of others, which it has not used.
 
         Args:
-            before: What `apart` returned before the call.
+            before: What `values` returned before the call.
             made: Tells whether the call has made a tensor.
             used: Ids of the tensors that the call has used, and not made.
-            everywhere: Whether these may be other values than attributes of the model's modules.
-        """
-        now = self.apart()
-        numbers = [number for number, (old, new) in enumerate(zip(before, now)) if new.replaces(old, made, used)]
-        if not everywhere:
-            own = {id(value) for attributes in self._attributes for value in attributes.values()}
-            numbers = [number for number in numbers if id(self._reads[number]()) in own]
-        return numbers
+            everywhere: Whether they may be in other values than attributes of the model's modules.
 
-    def leave_behind(self, numbers: Sequence[int]) -> None:
-        """Let tensors in values of these numbers count for nothing, here and where others look at these values."""
-        for number in numbers:
-            for tensor in Apart.of(self._reads[number]()).tensors:
-                leave_behind(tensor)
+        Returns:
+            The new tensors by the number of the value, which is the same but for them.
+        """
+        own = {id(value) for attributes in self._attributes for value in attributes.values()}
+        found = {}
+        for number, (old, new, value) in enumerate(zip(before, self.values(), self._found)):
+            pairs = replaced_tensors(old, new) if everywhere or id(value) in own else None
+            if pairs and all(made(tensor) and id(former) not in used for former, tensor in pairs):
+                found[number] = [tensor for _, tensor in pairs]
+        return found
+
+    def leave_behind(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Let tensors among the values count for nothing, here and where others look at these values."""
+        for tensor in tensors:
+            leave_behind(tensor)
         self._found = []  # which is compared by what is there
 
     def containers(self) -> List[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from hashlib import sha256
+from itertools import chain
 from typing import Any, Callable, Dict, Hashable, Iterable, List, Optional, Sequence, Tuple
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ignite_ipu.errors import BatchError, CaptureError
 from ignite_ipu.program.forward.randomness import GLOBAL, SEED, draws_put_back, moved, name_of, state_of
+from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.tensors.raw import dtype_of, plain, shape_of
 from ignite_ipu.program.user_code import Line, current_line
@@ -43,12 +45,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         operations: The operators, each with its arguments.
         line: Where the user's code has the one that is watched.
+        writes: Refuses those that write into weights, where they are to be refused.
     """
 
     def __init__(self, watched: int = -1) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operations: List[_Operation] = []
         self.line: Optional[Line] = None
+        self.writes: Optional[WeightWriteGuard] = None
         # Tensors that operators read, and of which none in this block has computed them.
         self.constants: List[torch.Tensor] = []
         self._watched = watched
@@ -71,6 +75,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
+        if self.writes is not None and func._schema.is_mutable:
+            self.writes.check(func, args, kwargs or {})
         number = len(self.operations)
         if number == self._watched:
             self.line = current_line()
@@ -150,19 +156,18 @@ class Retrace:
                 state = state if state.complete else self._state_of()
                 drawn_from = [*GLOBAL, *state.iterators, *self._drawn_from]
                 values, places = state.values(), list(map(state_of, drawn_from))
-                apart = state.apart() if number else []
                 if number:
                     torch.manual_seed(SEED)
                 recorder = self._record()
                 now, used = recorder.operations, {id(tensor) for tensor in recorder.constants}
-                anew = state.left_behind(apart, recorder.has_made, used, everywhere) if number else []
+                anew = state.left_behind(values, recorder.has_made, used, everywhere) if number else {}
                 changed = state.changed(values, anew) or ([] if state.complete else ["new ones"])
                 changed += moved(drawn_from, places)
                 if number and torch.initial_seed() != SEED:
                     changed.append("the seed of torch: a device draws from a stream of its own")
                 if once or (number and not changed and now == before):
                     self._operations = now
-                    state.leave_behind(anew)
+                    state.leave_behind(chain.from_iterable(anew.values()))
                     return []
                 if number and changed:
                     return changed

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType
-from typing import Any, Collection, Container, Hashable
+from typing import Any, Collection, Container, Hashable, List, Optional, Tuple
 
 import numpy as np
 import torch
@@ -32,9 +32,8 @@ __all__ = [
     "Same",
     "elements_of",
     "is_followed",
-    "is_left_behind",
     "leave_behind",
-    "times_written",
+    "replaced_tensors",
 ]
 
 FIXED = (
@@ -84,18 +83,6 @@ def leave_behind(tensor: torch.Tensor) -> None:
     object.__getattribute__(tensor, "__dict__")[_LEFT_BEHIND] = True
 
 
-def is_left_behind(tensor: torch.Tensor) -> bool:
-    """Tell whether `leave_behind` was called with a tensor."""
-    # In the ordinary way, a look at a wrapped weight would download all of them.
-    return _LEFT_BEHIND in object.__getattribute__(tensor, "__dict__")
-
-
-def times_written(tensor: torch.Tensor) -> int:
-    """Return how often a tensor has been written into; 0 for one of inference mode, which does not count."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return 0 if torch.Tensor.is_inference(tensor) else tensor._version
-
-
 class Same:
     """An object that is equal to itself alone, be it hashable or not."""
 
@@ -107,6 +94,31 @@ class Same:
 
     def __hash__(self) -> int:
         return id(self.value)
+
+
+class _Version(Same):
+    """A tensor, and how often it had been written into; -1 for one that is left behind, which are all alike."""
+
+    def __init__(self, tensor: torch.Tensor, number: int) -> None:
+        super().__init__(tensor)
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        alike = isinstance(other, _Version) and other.number == self.number
+        return alike and (self.number < 0 or super().__eq__(other))
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+
+def replaced_tensors(before: Hashable, now: Hashable) -> Optional[List[Tuple[torch.Tensor, torch.Tensor]]]:
+    """Return the tensors in which what a `Reader` returned at two times differs, None if in anything else."""
+    if isinstance(before, _Version) and isinstance(now, _Version):
+        return [] if before == now else [(before.value, now.value)]
+    if isinstance(before, tuple) and isinstance(now, tuple) and len(before) == len(now):
+        parts = [replaced_tensors(*pair) for pair in zip(before, now)]
+        return None if None in parts else [pair for part in parts for pair in part or ()]
+    return [] if before == now else None
 
 
 class Reader:
@@ -135,13 +147,13 @@ class Reader:
         return self.of_object(value)
 
     def of_tensor(self, tensor: torch.Tensor) -> Hashable:
-        """Return which tensor it is, and of which version: one that is written into has another.
-
-        Those that each call leaves behind anew are all alike: none computes from them.
-        """
-        if is_left_behind(tensor):
-            return _LEFT_BEHIND
-        return Same(tensor), times_written(tensor)
+        """Return which tensor it is, and of which version: one that is written into has another."""
+        # Asked in the ordinary way, a wrapped weight would download all of them.
+        if _LEFT_BEHIND in object.__getattribute__(tensor, "__dict__"):
+            return _Version(tensor, -1)
+        with torch._C.DisableTorchFunctionSubclass():
+            # One of inference mode does not count.
+            return _Version(tensor, 0 if torch.Tensor.is_inference(tensor) else tensor._version)
 
     def of_object(self, value: Any) -> Hashable:
         """Return which object it is, and how far an iterator has come; methods are equal that are made of the same."""
