@@ -191,3 +191,34 @@ def test_a_model_that_goes_on_from_what_it_has_left_is_refused() -> None:
     capture_model(net)
     with pytest.raises(CaptureError, match=r"changes Python values in every call \(kept\)"):
         net(X[0])
+
+
+class Masked(nn.Module):
+    """Leaves a tensor in a dictionary beside one that the loop writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.state = {"mask": torch.ones(4), "kept": torch.zeros(())}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.inner(x) * self.state["mask"]
+        self.state["kept"] = h.square().mean()
+        return self.last(h)
+
+
+def test_what_lies_beside_a_tensor_that_is_left_still_counts() -> None:
+    losses = []
+    for captures in (False, True):
+        net = Masked()
+        optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.1)
+        optimizer = ipu_prepare(optimizer, net) if captures else optimizer
+        for number, (x, y) in enumerate(zip(X, Y)):
+            net.state["mask"][number % 4] *= 0.5
+            loss = F.cross_entropy(net(x), y) + net.state["kept"]
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    assert losses[len(X) :] == pytest.approx(losses[: len(X)], rel=1e-5)
