@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 import torch
 from torch import nn
@@ -117,8 +117,8 @@ class DeviceState:
         for tensor in (*self._model.parameters(), *self._model.buffers()):
             fetch(tensor)
 
-    def refresh(self, upload: Callable[[], None]) -> None:
-        """Call `upload` if the training executor of the same model has changed the weights since the last time."""
+    def refresh(self, program: DeviceProgram) -> None:
+        """Upload the weights if the training executor of the same model has changed them since the last time."""
         if not is_wrapped(self._model):
             return
         trainer: Any = holder_of(self._model)
@@ -126,7 +126,7 @@ class DeviceState:
             trainer.copyWeightsToHostIfNeeded()
         downloads = None if trainer is None else trainer._device_state.downloads
         if downloads != self._uploaded:
-            upload()
+            self.to_device(program)
             self._uploaded = downloads
 
     def wrap_again(self) -> None:

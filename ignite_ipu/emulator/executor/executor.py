@@ -19,9 +19,8 @@ from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.options.compile_checks import check_at_compile
 from ignite_ipu.emulator.options.root import resolved
-from ignite_ipu.emulator.runtime.device_calls import DeviceCalls, Latency
 from ignite_ipu.emulator.runtime.optimizer_tracker import OptimizerTracker
-from ignite_ipu.emulator.runtime.program import DeviceProgram
+from ignite_ipu.emulator.runtime.program import DeviceProgram, Latency, Times
 from ignite_ipu.emulator.trace.annotations import module_repr
 from ignite_ipu.emulator.trace.isolation import unaffected
 from ignite_ipu.emulator.values.arguments import (
@@ -66,7 +65,9 @@ class PoplarExecutor:
         self._is_offline = self._options.connection_type == ConnectionType.Never
         self._program: Optional[DeviceProgram] = None
         self._plain: Optional[Shapes] = None
-        self._device_calls = DeviceCalls(training, self._meter)
+        # Of the last run.
+        self._anchored: Dict[str, torch.Tensor] = {}
+        self._times = Times()
         self._observation = Observation(self._options, model.training)
         self._device_state = DeviceState(self._user_model, self._model, self._options, self._observation, self._meter)
         self._optimizer: Optional[OptimizerTracker] = None
@@ -176,7 +177,6 @@ class PoplarExecutor:
             optimizer,
             self._options,
             self._meter,
-            self._optimizer_state_dict,
             lambda: state.fail_on_demand("copy", self._program),
         )
 
@@ -213,7 +213,12 @@ class PoplarExecutor:
         Raises:
             AssertionError: No such anchor, or the model has not run.
         """
-        return self._device_calls.anchored(short_name)
+        if short_name not in self._anchored:
+            raise AssertionError(
+                f"No tensor with name {short_name!r}: known after the last run are {sorted(self._anchored)}. "
+                "Anchors are set with Options.anchorTensor before wrapping."
+            )
+        return self._anchored[short_name]
 
     def compilationTime(self) -> timedelta:
         """Return how long the last compilation took.
@@ -367,23 +372,23 @@ class PoplarExecutor:
 
     def getPerfCounters(self) -> Dict[str, List[List[float]]]:
         """Return when the last call's tensors crossed, in seconds, by event, tensor and step."""
-        return self._device_calls.times.counters()
+        return self._times.counters()
 
     def getLatency(self) -> Latency:
         """Return (min, max, average) seconds from the first input to the last output."""
-        return self._device_calls.times.latency(crossing=False)
+        return self._times.latency()
 
     def getHostIpuLatency(self) -> Latency:
         """Return (min, max, average) seconds that the inputs took to reach the device."""
-        return self._device_calls.times.latency(crossing=True)
+        return 0.0, 0.0, 0.0
 
     def getComputeLatency(self) -> Latency:
         """Return (min, max, average) seconds from the last input's arrival to the last output's start."""
-        return self._device_calls.times.latency(crossing=False)
+        return self._times.latency()
 
     def getIpuHostLatency(self) -> Latency:
         """Return (min, max, average) seconds that the outputs took to reach the host."""
-        return self._device_calls.times.latency(crossing=True)
+        return 0.0, 0.0, 0.0
 
     def _run(self, program: DeviceProgram, arguments: Optional[Arguments], given: Sequence[torch.Tensor]) -> Any:
         """Run on `arguments`, or on `given` alone where these are tensors known to fit."""
@@ -391,10 +396,10 @@ class PoplarExecutor:
         if not program.attached:
             state.load(program, self)
         if not self._training:
-            state.refresh(self.copyWeightsToDevice)
+            state.refresh(program)
         if arguments is not None:
             check_call(program.arguments, arguments)
-        if optimizer is not None and optimizer.has_pending_state:
+        if optimizer is not None and optimizer.pending is not None:
             # PopTorch sends the weights along with an optimizer state that was loaded on the host.
             self.copyWeightsToHostIfNeeded()
             optimizer.send_pending_state()
@@ -402,13 +407,13 @@ class PoplarExecutor:
         state.fail_on_demand("call", program)
         if arguments is not None:
             given = arguments.tensors_like(program.arguments)
-        inputs = self._device_calls.to_device(program.graph.inputs, given)
+        inputs = program.to_device(given)
         # A call that fails may have changed all of this before it did.
         state.device_is_newer = self._training
         state.random_is_stale = True
         if optimizer is not None:
             optimizer.before_run()
-        result = self._device_calls.run(program, inputs, given)
+        result, self._anchored, self._times = program.call(inputs, given)
         if program.report is not None and program.report.is_due:
             self._observation.write_report(program, self._meter)
         return result
@@ -463,8 +468,3 @@ class PoplarExecutor:
         if self._optimizer is not None:
             self._optimizer.keep_state()
         self._device_state.leave(program)
-
-    def _optimizer_state_dict(self) -> Dict[str, Any]:
-        """Return the newest state of the optimizer, which has this method in the place of its own `state_dict`."""
-        assert self._optimizer is not None
-        return self._optimizer.state_dict()

@@ -24,10 +24,8 @@ _STRATEGY = "meanAccumulationAndReplicationReductionStrategy"
 class OptimizerTracker:
     """Follows one optimizer, or its successors, from wrapping to the device.
 
-    Args:
-        state_dict: The executor's method that a PopTorch optimizer gets in the place of its own: it returns what
-            `state_dict` returns here, and keeps the executor as long as the optimizer has it.
-        before_download: Called before the state is read from the device; an exception that it raises is the caller's.
+    A PopTorch optimizer gets `state_dict` in the place of its own. `before_download` is called before the state is read
+    from the device, and may raise; it is the executor's, which lives as long as the optimizer has that method.
     """
 
     def __init__(
@@ -35,12 +33,10 @@ class OptimizerTracker:
         optimizer: torch.optim.Optimizer,
         options: Options,
         meter: Meter,
-        state_dict: Callable[[], Dict[str, Any]],
         before_download: Callable[[], None],
     ) -> None:
         self._options = options
         self._meter = meter
-        self._state_dict = state_dict
         self._before_download = before_download
         self._attributes = AttributeTracker(options)
         self._optimizer = optimizer
@@ -77,6 +73,7 @@ class OptimizerTracker:
             self._meter.add(optimizer_uploads=1)
 
     def state_dict(self) -> Dict[str, Any]:
+        """Return what the optimizer's own method does, of its newest state."""
         self.read_back()
         return type(self._optimizer).state_dict(self._optimizer)
 
@@ -140,16 +137,11 @@ class OptimizerTracker:
 
     def send_pending_state(self) -> None:
         """Upload a state that was loaded since the last run, if there is one."""
-        optimizer, pending = self._optimizer, self._pending()
+        optimizer, pending = self._optimizer, self.pending
         if self._device is not None and pending is not None and isinstance(optimizer, PoptorchOptimizer):
             self._device.write_state(*pending)
             optimizer.ipu_state_is_dirty = False
             self._meter.add(optimizer_state_uploads=1)
-
-    @property
-    def has_pending_state(self) -> bool:
-        """True while a state was loaded that the device has not got yet."""
-        return self._pending() is not None
 
     def before_run(self) -> None:
         """Remember that the device's state moves on."""
@@ -169,7 +161,9 @@ class OptimizerTracker:
         """Let the next program be compiled for whatever the optimizer is then."""
         self._device = self._compiled = None
 
-    def _pending(self) -> Optional[IpuState]:
+    @property
+    def pending(self) -> Optional[IpuState]:
+        """A state that was loaded and that the device has not got yet."""
         optimizer = self._optimizer
         if not isinstance(optimizer, PoptorchOptimizer) or not optimizer.ipu_state_is_dirty:
             return None
@@ -199,9 +193,9 @@ class OptimizerTracker:
 
     def _take(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        if isinstance(optimizer, PoptorchOptimizer) and optimizer.__dict__.get("state_dict") != self._state_dict:
+        if isinstance(optimizer, PoptorchOptimizer) and optimizer.__dict__.get("state_dict") != self.state_dict:
             optimizer.state_dict()  # the newest, if another executor had it
-            optimizer.__dict__["state_dict"] = self._state_dict
+            optimizer.__dict__["state_dict"] = self.state_dict
             optimizer.ipu_state_is_dirty = optimizer.has_state()
 
     def _read(self, optimizer: torch.optim.Optimizer) -> OptimizerDescription:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
+import time
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -36,7 +37,36 @@ from ignite_ipu.emulator.values.wrapping import plain, version
 
 _GRADIENT, _UPDATED = _OF_UPDATES = ("Gradient___", "UpdatedVar___")
 _LOSS_SCALING = "finalLossScale"
+_INT32 = torch.iinfo(torch.int32)
 _SEEDS = itertools.count(42)
+
+Events = List[List[float]]
+Latency = Tuple[float, float, float]
+
+
+class Times(NamedTuple):
+    """The time stamps of one call, in seconds since it began.
+
+    Host and device share their memory here, so that crossing takes no time: all inputs are there when the call begins,
+    and all outputs when it ends.
+    """
+
+    inputs: int = 0
+    steps: int = 0  # Micro-batches of each input that cross; none where data are synthetic.
+    outputs: int = 0
+    returned: int = 0  # The same of each output.
+    seconds: float = 0.0
+
+    def counters(self) -> Dict[str, Events]:
+        """Return the time stamps by event, then tensor, then step."""
+        begin: Events = [[0.0] * self.steps for _ in range(self.inputs)] or [[]]
+        end: Events = [[self.seconds] * self.returned for _ in range(self.outputs)] or [[]]
+        return {"input": begin, "input_complete": begin, "output": end, "output_complete": end}
+
+    def latency(self) -> Latency:
+        """Return minimum, maximum and mean seconds from a step's input to its output."""
+        seconds = self.seconds if self.inputs and self.steps and self.outputs and self.returned else 0.0
+        return seconds, seconds, seconds
 
 
 class DeviceProgram:
@@ -85,7 +115,7 @@ class DeviceProgram:
         self._reduce = reducer(options.Distributed.numProcesses) if training else None
         seed = options("random_seed") if options.exists("random_seed") else next(_SEEDS)
         self.random = RandomStream(int(seed), alike=not on_the_host(self.graph.nodes))
-        self.synthetic = bool(options._Popart._value("syntheticDataMode", 0))
+        self._synthetic = bool(options._Popart._value("syntheticDataMode", 0))
         self.report = report_for(options, self._name)
         # Exceptions and stochastic rounding act on the result of each operator, which compiled code does not have.
         self._precision = self.capture.precision
@@ -97,7 +127,7 @@ class DeviceProgram:
         self._step: Optional[TrainingStep] = None
         self._device: Optional[Device] = None
         self._host_versions: Dict[str, int] = {}
-        self._edits_reported = False
+        self._edits_reported = self._non_contiguous_seen = False
         graph, places = self.graph, [place for place in self.graph.positions if place is not None]
         # Outputs that are another one's tensor: what the caller writes into one must not show in the other.
         self._returned_again = [
@@ -145,8 +175,52 @@ class DeviceProgram:
         self._executable = None
         self._step = None
 
-    def run(self, inputs: List[torch.Tensor]) -> List[torch.Tensor]:
-        """Run one call and return everything the graph returns, stacked."""
+    def to_device(self, given: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        """Return the inputs as the graph takes them: detached, narrowed from float64 and contiguous."""
+        return [self._sent(name, tensor) for name, tensor in zip(self.graph.inputs, given)]
+
+    def call(
+        self, inputs: List[torch.Tensor], given: Sequence[torch.Tensor]
+    ) -> Tuple[Any, Dict[str, torch.Tensor], Times]:
+        """Run one call and return what forward returns, the anchored tensors by short name, and when they crossed.
+
+        What forward writes to the `inputs`, which are on the device, the tensors `given` by the caller get.
+        """
+        graph, batching = self.graph, self.batching
+        started = time.perf_counter()
+        outputs = self._run(inputs)
+        for place in graph.written_inputs:
+            if inputs[place].data_ptr() != given[place].data_ptr():
+                given[place].detach().copy_(inputs[place])
+        seconds = time.perf_counter() - started
+        anchored = self._anchored(outputs)
+        steps, returned = (0, 0) if self._synthetic else (batching.micro_batches, batching.returned)
+        # Each device iteration of training updates the weights.
+        self._meter.add_call(batching.micro_batches, batching.device_iterations if self._training else 0)
+        return self._returned(outputs), anchored, Times(len(graph.inputs), steps, len(outputs), returned, seconds)
+
+    def _sent(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        if tensor.dtype is torch.float64:
+            return tensor.to(torch.float32, memory_format=torch.contiguous_format)
+        if tensor.dtype is torch.int64:
+            # PopTorch would cut such values silently.
+            low, high = (int(value) for value in torch.aminmax(tensor))
+            if low < _INT32.min or high > _INT32.max:
+                raise python_error(
+                    f"Input {name} of torch.int64 holds values from {low} to {high}: the device's integers are int32 "
+                    f"({_INT32.min} to {_INT32.max})."
+                )
+        if tensor.is_contiguous():
+            return tensor
+        if not self._non_contiguous_seen:
+            logger.warning("At least one input tensor is not contiguous (%s): it is copied on every call.", name)
+            self._non_contiguous_seen = True
+        return tensor.contiguous()
+
+    def _run(self, inputs: List[torch.Tensor]) -> List[torch.Tensor]:
+        """Return everything that the graph returns, stacked."""
         executable = self._executable
         if executable is None:
             return []  # forward returns constants alone
@@ -154,7 +228,7 @@ class DeviceProgram:
         run = executable.infer if step is None else step.train
         try:
             with number_formats.by_default(self.capture.default_dtype):
-                if self.synthetic:
+                if self._synthetic:
                     with self.random.drawn():
                         inputs = list(map(_synthetic, inputs))
                 if report is None:
@@ -213,8 +287,8 @@ class DeviceProgram:
             "optimizer_state": 0 if self._step is None else self._step.optimizer.state_bytes,
         }
 
-    def returned(self, outputs: List[torch.Tensor]) -> Any:
-        """Return what forward returns, with the tensors of this call, from what `run` returned."""
+    def _returned(self, outputs: List[torch.Tensor]) -> Any:
+        """Return what forward returns, with the tensors of this call."""
         graph = self.graph
         results = [
             graph.frozen[index].clone() if place is None else outputs[place]
@@ -229,8 +303,7 @@ class DeviceProgram:
             return results[0]
         return replace_tensors(graph.structure, iter(results))
 
-    def anchored(self, outputs: List[torch.Tensor]) -> Dict[str, torch.Tensor]:
-        """Return the anchored tensors of the last run, by short name."""
+    def _anchored(self, outputs: List[torch.Tensor]) -> Dict[str, torch.Tensor]:
         found: Dict[str, torch.Tensor] = {}
         for short, name in self._anchors.items():
             value: Optional[torch.Tensor] = None
