@@ -5,7 +5,6 @@ Marks on inputs and outputs let their transfer overlap with compute.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any, Callable, List
 
@@ -14,8 +13,8 @@ from torch import fx
 
 from ignite_ipu.emulator.enums import MatMulSerializationMode, OutputMode, OverlapMode
 from ignite_ipu.emulator.errors import backend_error, python_error
-from ignite_ipu.emulator.trace.active import IpuTensor, Trace, active
-from ignite_ipu.emulator.values.structures import flatten_tensors, map_tensors
+from ignite_ipu.emulator.trace.active import Trace, active
+from ignite_ipu.emulator.values.structures import map_tensors
 
 _REDUCTIONS = ("sum", "mean", "none")
 
@@ -191,18 +190,14 @@ def _alias(name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor if trace is None else trace.record(kernel, tensor)
 
 
-_Check = Callable[[fx.Node, fx.Node, List[fx.Node]], None]
-"""Refuses what a node, and the mark on it, must not meet, given the nodes that are returned."""
-
-
-def _marked(name: str, tensors: Any, mode: OverlapMode, check: _Check) -> Any:
+def _marked(name: str, tensors: Any, mode: OverlapMode, check: Callable[..., None]) -> Any:
     if not isinstance(mode, OverlapMode):
         raise AssertionError(f"{name} takes a poptorch.OverlapMode, got {mode!r}.")
     trace = active()
     return tensors if trace is None else map_tensors(tensors, functools.partial(_mark, trace, name, mode, check))
 
 
-def _mark(trace: Trace, name: str, mode: OverlapMode, check: _Check, tensor: torch.Tensor) -> torch.Tensor:
+def _mark(trace: Trace, name: str, mode: OverlapMode, check: Callable[..., None], tensor: torch.Tensor) -> torch.Tensor:
     node = trace.traced(tensor).node
     if check is _check_input and node not in [traced.origin for traced in trace.inputs.values()]:
         raise backend_error(
@@ -212,16 +207,14 @@ def _mark(trace: Trace, name: str, mode: OverlapMode, check: _Check, tensor: tor
     marked = _alias(name, tensor)
     mark = trace.traced(marked).node
     mark.meta["overlap"] = mode
-    marks = next((known for known in trace.checks if isinstance(known, _Marks)), None)
-    if marks is None:
-        marks = _Marks()
-        trace.checks.append(marks)
-    marks.checks.append(functools.partial(check, node, mark))
-    marks.overlaps |= mode is not OverlapMode.NoOverlap
+    # What is wrong with a tensor is said before what is wrong with the options.
+    trace.checks.insert(0, functools.partial(check, node, mark))
+    if mode is not OverlapMode.NoOverlap and _check_options not in trace.checks:
+        trace.checks.append(_check_options)
     return marked
 
 
-def _check_input(node: fx.Node, marked: fx.Node, returned: List[fx.Node]) -> None:
+def _check_input(node: fx.Node, marked: fx.Node, *_: Any) -> None:
     if len(node.users) > 1:
         raise backend_error(
             f"set_overlap_for_input must be the only op applied to the input {node.name}: use what it returned "
@@ -229,7 +222,7 @@ def _check_input(node: fx.Node, marked: fx.Node, returned: List[fx.Node]) -> Non
         )
 
 
-def _check_output(node: fx.Node, marked: fx.Node, returned: List[fx.Node]) -> None:
+def _check_output(node: fx.Node, marked: fx.Node, returned: List[fx.Node], *_: Any) -> None:
     if marked not in returned:
         raise backend_error(
             f"set_overlap_for_output was applied to {node.name}, which is not a tensor output of the model: "
@@ -242,31 +235,19 @@ def _check_output(node: fx.Node, marked: fx.Node, returned: List[fx.Node]) -> No
         )
 
 
-@dataclasses.dataclass
-class _Marks:
-    """Checks for when forward has returned: each marked tensor, then the options, if any mode asks for overlap."""
-
-    checks: List[Callable[[List[fx.Node]], None]] = dataclasses.field(default_factory=list)
-    overlaps: bool = False
-
-    def __call__(self, structure: Any, options: Any, placement: Any) -> None:
-        returned = [leaf.node for leaf in flatten_tensors(structure) if isinstance(leaf, IpuTensor)]
-        for check in self.checks:
-            check(returned)
-        if not self.overlaps:
-            return
-        if placement.is_pipelined_execution:
-            raise backend_error(
-                "Overlapped IO is not supported with poptorch.PipelinedExecution, the default strategy, on one IPU "
-                "either: call options.setExecutionStrategy(poptorch.ShardedExecution())."
-            )
-        if not options.TensorLocations.exists("numIOTiles"):
-            raise backend_error(
-                "No IO tiles allocated: overlapped IO needs some of each IPU's tiles. Call "
-                "options.TensorLocations.numIOTiles(32) or more."
-            )
-        if returned and options.output_mode not in (OutputMode.All, OutputMode.Sum):
-            raise backend_error(
-                "Overlapped IO, of inputs too, needs the output mode All or Sum for all outputs, and it is "
-                f"{OutputMode(options.output_mode).name}: call options.outputMode(poptorch.OutputMode.All)."
-            )
+def _check_options(returned: List[fx.Node], options: Any, placement: Any) -> None:
+    if placement.is_pipelined_execution:
+        raise backend_error(
+            "Overlapped IO is not supported with poptorch.PipelinedExecution, the default strategy, on one IPU "
+            "either: call options.setExecutionStrategy(poptorch.ShardedExecution())."
+        )
+    if not options.TensorLocations.exists("numIOTiles"):
+        raise backend_error(
+            "No IO tiles allocated: overlapped IO needs some of each IPU's tiles. Call "
+            "options.TensorLocations.numIOTiles(32) or more."
+        )
+    if returned and options.output_mode not in (OutputMode.All, OutputMode.Sum):
+        raise backend_error(
+            "Overlapped IO, of inputs too, needs the output mode All or Sum for all outputs, and it is "
+            f"{OutputMode(options.output_mode).name}: call options.outputMode(poptorch.OutputMode.All)."
+        )

@@ -29,10 +29,11 @@ from ignite_ipu.emulator.runtime.optimizer_tracker import OptimizerTracker
 from ignite_ipu.emulator.runtime.report import report_for
 from ignite_ipu.emulator.runtime.training_step import CompiledStep, CompiledTraining, TrainingStep, reducer, store_for
 from ignite_ipu.emulator.trace import number_formats
+from ignite_ipu.emulator.trace.active import IpuTensor
 from ignite_ipu.emulator.trace.refusals import without_half_kernel
 from ignite_ipu.emulator.values.arguments import Arguments
 from ignite_ipu.emulator.values.replica_groups import ReplicaGroups, Setting
-from ignite_ipu.emulator.values.structures import replace_tensors
+from ignite_ipu.emulator.values.structures import flatten_tensors, replace_tensors
 from ignite_ipu.emulator.values.wrapping import plain, version
 
 _GRADIENT, _UPDATED = _OF_UPDATES = ("Gradient___", "UpdatedVar___")
@@ -335,8 +336,9 @@ class DeviceProgram:
     def _check(self) -> None:
         self.placement.check(self._options, self._training)
         self.placement.check_graph(self.capture.graph)
+        returned = [leaf.node for leaf in flatten_tensors(self.graph.structure) if isinstance(leaf, IpuTensor)]
         for check in self.capture.checks:
-            check(self.graph.structure, self._options, self.placement)
+            check(returned, self._options, self.placement)
         self._check_buffers()
         for name in self._options._Popart._value("updatableNamedBuffers", []):
             if name not in self.host.buffers:

@@ -148,8 +148,8 @@ class Trace(TorchFunctionMode, abc.ABC):
         self.placement = placement  # what the execution strategy says of the block being traced
         self.autocast = autocast
         self.default_dtype = number_formats.default_of_trace()  # the program's own
-        # Called with what forward has returned, the options and the placement.
-        self.checks: List[Callable[[Any, Any, Any], None]] = []
+        # Called with the nodes of the tensors that forward has returned, the options and the placement.
+        self.checks: List[Callable[[List[fx.Node], Any, Any], None]] = []
         self.outer: Optional[Trace] = None  # the trace that this one is a loop body or branch of
         # The model holds its own tensors again in it, for code that runs on the host.
         self.host_tensors: Callable[[], ContextManager[None]] = contextlib.nullcontext
