@@ -154,17 +154,11 @@ def _check_same(
 
 
 class _Body(NamedTuple):
-    """A traced body.
+    """A traced body."""
 
-    Attributes:
-        graph: Takes the body's inputs and then the captured tensors.
-        captured: Tensors from outside that the body reads, in the outer trace.
-        outputs: Shape and type of what it returns, as meta tensors.
-    """
-
-    graph: Graph
-    captured: Tuple[IpuTensor, ...]
-    outputs: Tuple[torch.Tensor, ...]
+    graph: Graph  # takes the body's inputs and then the captured tensors
+    captured: Tuple[IpuTensor, ...]  # of the outer trace: those from outside that the body reads
+    outputs: Tuple[torch.Tensor, ...]  # meta tensors like what it returns
 
     def run(self, inputs: Sequence[torch.Tensor], captured: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         graph = self.graph

@@ -12,14 +12,14 @@ from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, T
 import torch
 from torch import nn
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-_NOT_USER_CODE = (_TORCH, _OURS + os.sep, contextlib.__file__, "<frozen")
+_NOT_USER_CODE = (TORCH, _OURS + os.sep, contextlib.__file__, "<frozen")
 _PACKAGE = "ignite_ipu."
 ACCESSORS = ("__get__", "__set__", "__delete__")
 _LOOPS = ("ignite", "accelerate")  # they call models
 # What hands calls over to a trace is no code that reads a tensor.
-_HANDS_OVER = tuple(_TORCH + name for name in ("overrides.py", "_tensor.py"))
+_HANDS_OVER = tuple(TORCH + name for name in ("overrides.py", "_tensor.py"))
 
 # Functions of PyTorch that read a tensor, and how a model does without, by file and name.
 _REMEDIES = {
@@ -58,10 +58,10 @@ def here() -> str:
 def of_read() -> Tuple[str, str]:
     """Return where a tensor's value is asked for, by what function of PyTorch if it is one, and how to do without."""
     frames, call = _running()
-    if not frames or not frames[0].f_code.co_filename.startswith(_TORCH):
+    if not frames or not frames[0].f_code.co_filename.startswith(TORCH):
         return here(), _KEEP_IN_TENSORS
     inner, name = frames[0], frames[0].f_code.co_name
-    within = os.path.relpath(inner.f_code.co_filename, _TORCH).replace(os.sep, "/")
+    within = os.path.relpath(inner.f_code.co_filename, TORCH).replace(os.sep, "/")
     owner = inner.f_locals.get("self")
     function = name if owner is None else f"{type(owner).__name__}.{name}"
     around = [_module(frames, call), _line(frames, call)]
@@ -76,7 +76,7 @@ def _running() -> Tuple[List[FrameType], Optional[FrameType]]:
         file = frame.f_code.co_filename
         if frame.f_code is called.__code__:
             return frames, frame
-        if is_users(file) or (file.startswith(_TORCH) and file not in _HANDS_OVER):
+        if is_users(file) or (file.startswith(TORCH) and file not in _HANDS_OVER):
             frames.append(frame)
     return frames, None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import traceback
 import types
 from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
@@ -22,9 +21,10 @@ from ignite_ipu.emulator.values.structures import map_leaves
 
 _Kernel = Callable[..., Any]
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
 # Where PyTorch keeps what stands for its kernels where tensors have no values.
-_STAND_INS = tuple(_TORCH + name for name in ("_meta_registrations.py", "_decomp", "_refs", "_prims", "_subclasses"))
+_STAND_INS = tuple(
+    call_sites.TORCH + name for name in ("_meta_registrations.py", "_decomp", "_refs", "_prims", "_subclasses")
+)
 _NEEDS_VALUE = ("data-dependent", "item()", "Meta tensor")
 _READS_VALUE = "aten::_local_scalar_dense"  # how PyTorch 2.0 says so
 # What follows is about registering operators; PyTorch 2.0 lists all kernels there are.

@@ -135,9 +135,9 @@ def holder_of(wrapped: Any) -> Optional[Holder]:
     return None if reference is None else reference()
 
 
-def fetch(tensor: torch.Tensor) -> None:
-    """Download the newest values of a parameter or buffer if the executor that it is tied to has them."""
-    holder = holder_of(tensor)
+def fetch(wrapped: Any) -> None:
+    """Download the newest values of a model, parameter or buffer if the executor that it is tied to has them."""
+    holder = holder_of(wrapped)
     if holder is not None:
         holder.copyWeightsToHostIfNeeded()
 
@@ -173,12 +173,6 @@ def unpickled_buffer(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def _fetch(holder: Callable[[], Optional[Holder]]) -> None:
-    executor = holder()
-    if executor is not None:
-        executor.copyWeightsToHostIfNeeded()
-
-
 def _tensor_class(original: Type[torch.Tensor], holder: Callable[[], Optional[Holder]]) -> type:
     parameter = issubclass(original, torch.nn.Parameter)
 
@@ -186,7 +180,7 @@ def _tensor_class(original: Type[torch.Tensor], holder: Callable[[], Optional[Ho
         # PyTorch's functions come by here, too: they look `__torch_function__` up. What they make of a buffer is of its
         # class, what they make of a parameter is an ordinary tensor; both are PyTorch's rule for subclasses.
         def __getattribute__(self, name: str) -> Any:
-            _fetch(holder)
+            fetch(self)
             return super().__getattribute__(name)
 
         def __reduce_ex__(self, protocol: Any) -> Any:
@@ -203,21 +197,21 @@ def _model_class(original: Type[nn.Module], holder: Callable[[], Optional[Holder
     class Wrapped(original):  # type: ignore[valid-type, misc]
         def __getattribute__(self, name: str) -> Any:
             if name in _FETCHES:
-                _fetch(holder)
+                fetch(self)
             return super().__getattribute__(name)
 
         def copyWeightsToHostIfNeeded(self) -> bool:
             """Download the weights if the device's are newer, and tell whether that happened."""
-            executor = holder()
+            executor = holder_of(self)
             return executor is not None and executor.copyWeightsToHostIfNeeded()
 
         def destroy(self) -> None:
-            executor = holder()
+            executor = holder_of(self)
             if executor is not None:
                 executor.destroy()
 
         def state_dict(self, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
-            _fetch(holder)
+            fetch(self)
             state = super().state_dict(*args, destination=destination, prefix=prefix, keep_vars=keep_vars)
             seen: Dict[Any, torch.Tensor] = {}
             for key, value in state.items():
@@ -229,7 +223,7 @@ def _model_class(original: Type[nn.Module], holder: Callable[[], Optional[Holder
             return state
 
         def __reduce_ex__(self, protocol: Any) -> Any:
-            _fetch(holder)
+            fetch(self)
             return _reconstructor, (original, object, None), self.__getstate__()
 
         def __copy__(self) -> Any:
@@ -238,7 +232,7 @@ def _model_class(original: Type[nn.Module], holder: Callable[[], Optional[Holder
             return duplicate
 
         def __getstate__(self) -> Any:
-            _fetch(holder)
+            fetch(self)
             inherited = getattr(super(), "__getstate__", None)
             return inherited() if inherited is not None else self.__dict__.copy()
 
