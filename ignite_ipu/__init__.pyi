@@ -34,15 +34,15 @@ from .errors import OutputError as OutputError
 from .errors import RowsError as RowsError
 from .errors import SessionError as SessionError
 from .errors import UnsupportedArgumentError as UnsupportedArgumentError
-from .optimizers import convert_optimizer as convert_optimizer
-from .optimizers import convert_optimizer_state as convert_optimizer_state
+from .optimizers.conversion import convert_optimizer as convert_optimizer
+from .optimizers.state import convert_optimizer_state as convert_optimizer_state
 from .program.config import IPUConfig as IPUConfig
 from .program.geometry import BatchGeometry as BatchGeometry
 from .program.options import evaluation_options as evaluation_options
 from .program.options import training_options as training_options
 from .program.step import EvaluationStep as EvaluationStep
 from .program.training_step import TrainingStep as TrainingStep
-from .session.events import IPUEvents as IPUEvents
+from .session.hooks import IPUEvents as IPUEvents
 from .session.session import IPUSession as IPUSession
 
 __version__: str

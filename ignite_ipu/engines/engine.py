@@ -27,8 +27,8 @@ from ignite_ipu.engines.steps import IPUStep
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.tensors.trees import map_tensors
-from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.executables import Executable, PathLike
+from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 

@@ -28,7 +28,7 @@ from ignite_ipu.engines.steps import (
 from ignite_ipu.errors import OptionsError, UnsupportedArgumentError, did_you_mean
 from ignite_ipu.handlers.gradients import Gradients
 from ignite_ipu.handlers.weight_sync import WeightSync
-from ignite_ipu.optimizers import convert_optimizer
+from ignite_ipu.optimizers.conversion import convert_optimizer
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.options import output_mode, own_options, training_options, with_replicas

@@ -15,8 +15,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.errors import ProcessesError
-from ignite_ipu.optimizers import convert_optimizer
-from ignite_ipu.optimizers.conversion import clipping_problem
+from ignite_ipu.optimizers.conversion import clipping_problem, convert_optimizer
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.module_state import modes_kept, modes_of
 from ignite_ipu.program.options import training_options

@@ -7,7 +7,7 @@ from typing import Any, Optional
 from ignite.engine import Engine
 from tqdm.auto import tqdm
 
-from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.hooks import IPUEvents
 
 __all__ = ["CompilationProgress"]
 

@@ -12,7 +12,7 @@ from ignite.engine import Engine, Events
 
 from ignite_ipu.handlers.recovery.decisions import EXIT_PREEMPTED, Preempted, resume_command
 from ignite_ipu.handlers.recovery.handler import Recovery
-from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.hooks import IPUEvents
 
 __all__ = ["Preemption"]
 

@@ -9,7 +9,7 @@ from ignite.engine import Engine, Events
 
 from ignite_ipu.errors import SessionError
 from ignite_ipu.poptorch_types import Options
-from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.session import IPUSession, session_of
 
 __all__ = ["PopVisionProfiler"]

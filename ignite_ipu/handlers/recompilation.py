@@ -16,7 +16,7 @@ import ignite_ipu
 from ignite_ipu.errors import SessionError
 from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
 from ignite_ipu.program.tensors.trees import tensors_in
-from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession, session_of
 

@@ -9,7 +9,7 @@ from ignite.engine import Engine, Events
 
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.tensors.trees import tensors_in
-from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession, session_of
 

@@ -25,11 +25,6 @@ class Change:
     old: Any
     new: Any
 
-    @property
-    def starts_or_ends_momentum(self) -> bool:
-        """True if there is momentum after it where there was none, or the other way round."""
-        return self.attribute == "momentum" and bool(self.old) != bool(self.new)
-
 
 @dataclasses.dataclass(frozen=True)
 class Settings:

@@ -381,12 +381,9 @@ def _receipt(optimizer: torch.optim.Optimizer, kind: OptimizerKind, rows: List[R
 
 
 def _values(optimizer: torch.optim.Optimizer, name: str) -> str:
-    values: Tuple[str, ...] = tuple(_text(group[name]) for group in optimizer.param_groups)
-    return values[0] if len(set(values)) == 1 else " | ".join(values)
-
-
-def _text(value: Any) -> str:
-    return f"{float(value):g} (tensor)" if isinstance(value, torch.Tensor) else str(value)
+    given = [group[name] for group in optimizer.param_groups]
+    texts = [f"{float(value):g} (tensor)" if isinstance(value, torch.Tensor) else str(value) for value in given]
+    return texts[0] if len(set(texts)) == 1 else " | ".join(texts)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -136,7 +136,7 @@ class OptimizerLink:
         numbers = self._numbers
         numbers.refuse(changes, constants)
         # torch leaves the momentum's buffers alone while momentum is zero, and the device does not.
-        changed = [change for change in changes if change.starts_or_ends_momentum]
+        changed = [each for each in changes if each.attribute == "momentum" and bool(each.old) != bool(each.new)]
         if changed:
             self.refresh_state()
         numbers.apply(changes)

@@ -11,7 +11,7 @@ import torch
 
 from ignite_ipu.checkpoints.atomic_files import whole_file
 from ignite_ipu.errors import SessionError, listed
-from ignite_ipu.optimizers import OptimizerLink
+from ignite_ipu.optimizers.link import OptimizerLink
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, requires_grad, shape_of

@@ -123,7 +123,7 @@ class Inference:
                 from ignite_ipu.session.placement import Placing
 
                 placing = Placing(pipeline, step, options, False)
-            on_trace = programs.report_frozen if reports_frozen else None
+            on_trace = programs.changes.report_frozen if reports_frozen else None
             program = ModelProgram(step, options, programs.weights, programs.hooks, placing, on_trace=on_trace)
             programs.evaluations.append(program)
         if instead_of is not None and instead_of is not program:

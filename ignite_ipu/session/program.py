@@ -11,7 +11,7 @@ import torch
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OptionsError, SessionError, listed
-from ignite_ipu.optimizers import OptimizerLink
+from ignite_ipu.optimizers.link import OptimizerLink
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.geometry import BatchGeometry
@@ -21,9 +21,8 @@ from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import classes_of, put_classes, unwrap_tensors
 from ignite_ipu.program.tensors.rows import row_count, select_rows
 from ignite_ipu.session.compiled_program import CompiledProgram
-from ignite_ipu.session.events import IPUEvents
 from ignite_ipu.session.executables import Executable, PathLike, export
-from ignite_ipu.session.hooks import SessionHooks
+from ignite_ipu.session.hooks import IPUEvents, SessionHooks
 from ignite_ipu.session.weights.tracker import Counted, Weights, counted_by_norms
 
 if TYPE_CHECKING:
@@ -162,11 +161,6 @@ class ModelProgram:
             self.step.train(self.training)
         else:
             self.traced.set_modes()
-
-    @property
-    def trace_is_due(self) -> bool:
-        """True if the module is to be traced a second time before the next call."""
-        return self.traced is not None and self.traced.retrace.is_due
 
     def known_leaves(self, *parts: Any) -> Optional[List[Any]]:
         """Return what `arguments` returns for tensors like those that it was compiled for; None for all others."""
@@ -325,8 +319,7 @@ class ModelProgram:
         """Give everything back, and undo a wrapping that was never compiled, which PopTorch does not undo."""
         self.destroy()
         if self.executor is not None:
-            self._weights.remove(self.executor)
-            self.executor = self.traced = None
+            self._forget(self.executor)
             unwrap_tensors(self.step)
 
     def like(self, step: BatchStep, options: Options) -> ModelProgram:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import signal
 import threading
@@ -18,7 +17,7 @@ from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.options import is_simulated
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.program import ModelProgram
-from ignite_ipu.session.recompilation import ModelChanges, report_frozen
+from ignite_ipu.session.recompilation import ModelChanges
 from ignite_ipu.session.training import Trained
 from ignite_ipu.session.weights.model_states import ModelStates
 from ignite_ipu.session.weights.tracker import Weights
@@ -29,8 +28,6 @@ _NO_IPUS = "Failed to acquire"
 Lost = Tuple[str, Exception]
 """What could not be brought to the host, and why."""
 _ALL: weakref.WeakSet[SharedWeights] = weakref.WeakSet()
-_NUMBERS = itertools.count(1)
-_newest = 0
 
 
 class SharedWeights:
@@ -39,6 +36,8 @@ class SharedWeights:
     Each has a session of its own, and one of them is trained. The others' programs are out of date after that, which
     only the one that trained knows.
     """
+
+    _looks = 0  # how often one took in that there are more tensors
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -50,14 +49,13 @@ class SharedWeights:
 
     def look_again(self) -> None:
         """Take in that there are more tensors, such as those of a loss."""
-        global _newest
         self._tensors = {id(tensor) for tensor in self._weights.tensors}
-        _newest = next(_NUMBERS)
+        SharedWeights._looks += 1
 
     def take_over(self) -> None:
         """Bring what others have trained to the host, from where it is uploaded before the next call."""
-        if self._known != _newest:
-            self._known = _newest
+        if self._known != SharedWeights._looks:
+            self._known = SharedWeights._looks
             for shared in list(_ALL):
                 if shared is not self and not self._tensors.isdisjoint(shared._tensors):
                     self._others.setdefault(weakref.ref(shared), (shared._weights.updates, 0))
@@ -223,10 +221,6 @@ class Programs:
         for program in self:
             if program.compiled is not None and program.compiled.retrace.is_worth_it:
                 self.changes.look_again(program)
-
-    def report_frozen(self, program: ModelProgram, changed: List[str]) -> None:
-        """Say that forward has changed Python values while it was traced, as the session's hooks want it."""
-        report_frozen(program, changed, self.hooks.refuse_frozen)
 
     def _compile_again(self, program: ModelProgram) -> None:
         if self.trained is not None and program is self.trained.program:

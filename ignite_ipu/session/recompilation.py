@@ -6,7 +6,7 @@ They hold its parameters and buffers of then, and have Python values and whole n
 from __future__ import annotations
 
 import logging
-from typing import Callable, List, Optional, Sequence
+from typing import Callable, List, Sequence
 
 from torch import nn
 
@@ -40,7 +40,7 @@ class ModelChanges:
 
     Args:
         compile_again: Has the next call of a program compile it.
-        hooks: What refuses what was computed with values of before.
+        hooks: What refuses that, and what was computed with values of before.
     """
 
     def __init__(
@@ -76,15 +76,19 @@ class ModelChanges:
         changed = traced.changed_values()
         if changed:
             self._replace(program, changed, _PYTHON_CHANGED)
-        self.follow_buffers(program)
-        if program.trace_is_due:
-            self.look_again(program)
+        else:
+            self.follow_trace(program)
 
-    def follow_buffers(self, program: ModelProgram) -> None:
-        """Have a program compiled again if whole numbers or booleans in buffers have changed."""
-        changed = [] if program.traced is None else program.traced.constants.changed()
+    def follow_trace(self, program: ModelProgram) -> None:
+        """Do as `follow`, where somebody else compares the Python values that code names."""
+        traced = program.traced
+        if traced is None:
+            return
+        changed = traced.constants.changed()
         if changed:
             self._replace(program, changed, _BUFFERS_CHANGED)
+        elif traced.retrace.is_due:
+            self.look_again(program)
 
     def look_again(self, program: ModelProgram) -> None:
         """Trace a program's module a second time, and have it compiled again if that computes something else."""
@@ -101,6 +105,23 @@ class ModelChanges:
         self.refuse_replaced()
         self._compile_again(program)
 
+    def report_frozen(self, program: ModelProgram, changed: List[str]) -> None:
+        """Say that forward has changed Python values while it was traced, which a compiled program does not do again.
+
+        Where a hook refuses that, values count which it changes in every call; else all.
+        """
+        name, refuse = type(program.step.model).__qualname__, self._hooks.refuse_frozen
+        if refuse is None:
+            _logger.warning(
+                "The forward of %s changed Python values while it was traced (%s), and a compiled program does not run "
+                "it again: what it changes in every call has the values of the first. %s",
+                name,
+                ", ".join(dict.fromkeys([*changed, *program.varying])),
+                _FROZEN_REMEDY,
+            )
+        elif program.varying:  # what the trace set up, such as a cache, stays as it is in another call
+            refuse(changes_in_every_call(f"The forward of {name}", program.varying))
+
     def _replace(self, program: ModelProgram, changed: Sequence[str], message: str) -> None:
         self.refuse_replaced()
         _logger.warning(message, ", ".join(changed))
@@ -113,24 +134,3 @@ def changes_in_every_call(forward: str, changed: Sequence[str]) -> str:
         f"{forward} changes Python values in every call ({', '.join(changed)}), but a compiled program runs it once, "
         f"while it is traced: later steps would have the values of the first. {_FROZEN_REMEDY}"
     )
-
-
-def report_frozen(program: ModelProgram, changed: List[str], refuse: Optional[Callable[[str], None]]) -> None:
-    """Say that forward has changed Python values while it was traced, which a compiled program does not do again.
-
-    Args:
-        refuse: Called with the reason when forward changes values in every call; None to warn of all.
-    """
-    name = type(program.step.model).__qualname__
-    if refuse is None:
-        _logger.warning(
-            "The forward of %s changed Python values while it was traced (%s), and a compiled program does not run "
-            "it again: what it changes in every call has the values of the first. %s",
-            name,
-            ", ".join(dict.fromkeys([*changed, *program.varying])),
-            _FROZEN_REMEDY,
-        )
-        return
-    # What the trace set up, such as a cache, stays as it is in another call.
-    if program.varying:
-        refuse(changes_in_every_call(f"The forward of {name}", program.varying))

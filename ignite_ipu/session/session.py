@@ -13,14 +13,15 @@ from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.errors import SessionError
-from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
+from ignite_ipu.optimizers.conversion import Conversion
+from ignite_ipu.optimizers.link import OptimizerLink, check_parameters
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.gradients import GradientHooks
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.options import check_ipus
 from ignite_ipu.program.step import BatchStep
-from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.inference import Inference
 from ignite_ipu.session.processes import check_same_weights, describe_processes
 from ignite_ipu.session.program import ModelProgram
@@ -160,7 +161,7 @@ class IPUSession:
 
             placing = Placing(pipeline, step, options, True, conversion.source)
         programs = self._programs
-        trained = Trained(step, conversion, options, self.weights, self.hooks, placing, programs.report_frozen)
+        trained = Trained(step, conversion, options, self.weights, self.hooks, placing, self.changes.report_frozen)
         programs.trained = trained
         programs.share_ipus |= share_ipus
         self.inference.derive_from(options)

@@ -9,7 +9,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.options import output_mode
-from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.programs import Programs
 from ignite_ipu.session.training import Trained

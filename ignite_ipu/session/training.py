@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from ignite_ipu.errors import LossError, listed
-from ignite_ipu.optimizers import Conversion, OptimizerLink, check_parameters
+from ignite_ipu.optimizers.conversion import Conversion
+from ignite_ipu.optimizers.link import OptimizerLink, check_parameters
 from ignite_ipu.optimizers.step_hooks import StepHooks
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry

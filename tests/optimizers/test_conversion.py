@@ -10,7 +10,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OptimizerError
-from ignite_ipu.optimizers import convert_optimizer
+from ignite_ipu.optimizers.conversion import convert_optimizer
 
 poptorch = backend.poptorch()
 

@@ -16,8 +16,9 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.errors import ConstantAttributeError, OptimizerError
-from ignite_ipu.optimizers import OptimizerLink, convert_optimizer
 from ignite_ipu.optimizers.changes import Change
+from ignite_ipu.optimizers.conversion import convert_optimizer
+from ignite_ipu.optimizers.link import OptimizerLink
 
 poptorch = backend.poptorch()
 

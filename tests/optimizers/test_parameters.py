@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.errors import OptimizerError
-from ignite_ipu.optimizers import check_parameters
+from ignite_ipu.optimizers.link import check_parameters
 
 
 def model() -> nn.Sequential:

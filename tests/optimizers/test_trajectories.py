@@ -15,7 +15,8 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.errors import ConstantAttributeError
-from ignite_ipu.optimizers import OptimizerLink, convert_optimizer
+from ignite_ipu.optimizers.conversion import convert_optimizer
+from ignite_ipu.optimizers.link import OptimizerLink
 from ignite_ipu.program.training_step import TrainingStep
 
 poptorch = backend.poptorch()

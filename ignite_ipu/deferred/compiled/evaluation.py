@@ -181,9 +181,7 @@ class CapturedEvaluation:
     def _call(self, program: ModelProgram, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in tensors]
         self._session.weights.notice_edits()
-        self._session.changes.follow_buffers(program)
-        if program.trace_is_due:
-            self._session.changes.look_again(program)
+        self._session.changes.follow_trace(program)
         if not program.ready:
             for other in self._programs.values():
                 if other is not program:

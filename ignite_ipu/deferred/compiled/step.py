@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.deferred.compiled.guards import ForwardGuard, HeldBuffers
+from ignite_ipu.deferred.compiled.host_calls import ForwardGuard, HeldBuffers
 from ignite_ipu.deferred.compiled.update import CompiledUpdate
 from ignite_ipu.deferred.graph.operations import name_of
 from ignite_ipu.deferred.graph.step_graph import result_of

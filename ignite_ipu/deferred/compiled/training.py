@@ -19,9 +19,9 @@ from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, StepGraph, St
 from ignite_ipu.deferred.settings import captured_options
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.errors import CaptureError, out_of_memory
-from ignite_ipu.optimizers import OptimizerLink, convert_optimizer
+from ignite_ipu.optimizers.conversion import convert_optimizer
+from ignite_ipu.optimizers.link import OptimizerLink
 from ignite_ipu.program.config import IPUConfig
-from ignite_ipu.program.module_state import NEVER
 from ignite_ipu.program.tensors.raw import requires_grad, set_requires_grad
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.program import ModelProgram
@@ -72,8 +72,6 @@ class CapturedTraining:
         self.gradients = UpdateGradients(session)
         self._clips_by_call = self.clipped = False
         self._random_state: Optional[List[int]] = None
-        # How often the weights had been written by the host when the program's constants were last compared with them.
-        self._edits = NEVER
         self._inputs_change = False
 
     @property
@@ -208,11 +206,7 @@ class CapturedTraining:
             compiled = self._compile(self._wanted(batches, needed, modes)) if kept is None else self._resume(kept)
         program = self.session.training
         if program is not None:
-            if program.trace_is_due:
-                self.session.changes.look_again(program)
-            if self._edits != self.session.weights.edits:
-                self._edits = self.session.weights.edits
-                self.session.changes.follow_buffers(program)
+            self.session.changes.follow_trace(program)
         leaves = compiled.leaves(batches)
         try:
             results = self.session.prepare_call(leaves, leaves[0])(*leaves)
@@ -342,7 +336,6 @@ class CapturedTraining:
         self._keep()
         compiled, program = kept
         self.session.with_trainer().resume(program)
-        self._edits = NEVER
         self._compiled = compiled
         return compiled
 

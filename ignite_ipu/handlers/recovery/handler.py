@@ -27,7 +27,7 @@ from ignite_ipu.handlers.recovery.decisions import (
     resume_command,
 )
 from ignite_ipu.handlers.recovery.replay import Replay, RunImages, Snapshot
-from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession, session_of
 from ignite_ipu.session.training import Trained

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from ignite_ipu.checkpoints.writing import without_methods, write_checkpoint
-from ignite_ipu.optimizers import OptimizerLink, SavedState, Settings
+from ignite_ipu.optimizers.changes import Settings
+from ignite_ipu.optimizers.link import OptimizerLink, SavedState
 from ignite_ipu.session.training import Trained
 from ignite_ipu.session.weights.tracker import Weights
 

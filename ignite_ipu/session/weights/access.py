@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import copyreg
-import functools
 import sys
 import weakref
 from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Set, Tuple
@@ -275,15 +274,7 @@ def unwatch_parameters(tensors: Iterable[torch.Tensor], always: bool = True) -> 
             object.__setattr__(tensor, "__class__", nn.Parameter)
 
 
-def _nobody() -> None:
-    return None
-
-
-def _forget(key: int, reference: Any) -> None:
-    _ALIASES.pop(key, None)
-
-
-def note_alias(tensor: Any, holder: _Holder = _nobody) -> None:
+def note_alias(tensor: Any, holder: _Holder = lambda: None) -> None:
     """Take notice of a tensor, if it is one, that shares the memory of a weight: it changes as that does, natively.
 
     It is what `parameter.data`, `parameter.detach()` and the entries of a state dictionary are. A read of it asks
@@ -294,7 +285,7 @@ def note_alias(tensor: Any, holder: _Holder = _nobody) -> None:
     """
     if type(tensor) is torch.Tensor:
         key = id(tensor)
-        _ALIASES[key] = weakref.ref(tensor, functools.partial(_forget, key)), holder
+        _ALIASES[key] = weakref.ref(tensor, lambda reference: _ALIASES.pop(key, None)), holder
 
 
 def is_kept(memory: Callable[[], Container[int]]) -> bool:

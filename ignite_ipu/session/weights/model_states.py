@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections import OrderedDict
-from collections.abc import MutableMapping
-from typing import Any, Callable, Iterator, List, Optional, Sequence
+from collections import OrderedDict, UserDict
+from typing import Any, Callable, List, Optional, Sequence
 
 from torch import nn
 
@@ -86,59 +85,47 @@ class ModelStates:
     """Has the states that a model and its parts hand out show the newest weights, after a call of `before`.
 
     What is loaded into a model, PyTorch writes into its tensors, which is noticed there.
+
+    Attributes:
+        leave: Ends that; not `alive` after it was called.
     """
+
+    leave: weakref.finalize[Any, Weights]
 
     def __init__(self, model: nn.Module, weights: Weights, before: Callable[[], None]) -> None:
         self._model, self._weights, self._before = model, weights, weakref.WeakMethod(before)
-        self.leave = _follow(model, weights, self._before)
+        self._begin()
 
     def follow(self) -> None:
         """Do so again, after `leave`."""
         if not self.leave.alive:
-            self.leave = _follow(self._model, self._weights, self._before)
+            self._begin()
+
+    def _begin(self) -> None:
+        shows, hooked = functools.partial(_show_newest, weakref.ref(self._weights), self._before), []
+        for module in self._model.modules():
+            hooks: Any = module._state_dict_hooks
+            if not isinstance(hooks, _StateDictHooks):
+                hooks = _StateDictHooks(hooks)
+                module._state_dict_hooks = hooks
+            hooks.of_devices.append(shows)
+            hooked.append(hooks.of_devices)
+        self.leave = weakref.finalize(self._weights, _remove, shows, hooked)
+        self.leave.atexit = False
 
 
-def _follow(
-    model: nn.Module, weights: Weights, before: Callable[[], Optional[Callable[[], None]]]
-) -> weakref.finalize[Any, Weights]:
-    shows, hooked = functools.partial(_show_newest, weakref.ref(weights), before), []
-    for module in model.modules():
-        if not isinstance(module._state_dict_hooks, _StateDictHooks):
-            module._state_dict_hooks = _StateDictHooks(module._state_dict_hooks)  # type: ignore[assignment]
-        hooked.append(module._state_dict_hooks.of_devices)  # type: ignore[attr-defined]
-        hooked[-1].append(shows)
-    leave = weakref.finalize(weights, _remove, shows, hooked)
-    leave.atexit = False
-    return leave
-
-
-class _StateDictHooks(MutableMapping):  # type: ignore[type-arg]
+class _StateDictHooks(UserDict):  # type: ignore[type-arg]
     """A module's own hooks, which copies and files have, then those that are there while it is on a device."""
 
     def __init__(self, own: Any) -> None:
-        self.own, self.of_devices = own, []  # type: Any, List[Callable[..., Any]]
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.own[key]
-
-    def __setitem__(self, key: Any, hook: Any) -> None:
-        self.own[key] = hook
-
-    def __delitem__(self, key: Any) -> None:
-        del self.own[key]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.own)
-
-    def __len__(self) -> int:
-        return len(self.own)
+        self.data, self.of_devices = own, []  # type: Any, List[Callable[..., Any]]
 
     def values(self) -> Any:
         """Return the hooks that `module.state_dict()` calls."""
-        return [*self.own.values(), *self.of_devices]
+        return [*self.data.values(), *self.of_devices]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.own.__reduce_ex__(protocol)
+        return self.data.__reduce_ex__(protocol)
 
 
 def _show_newest(

@@ -16,8 +16,7 @@ from ignite_ipu.errors import LostEditError
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import named_tensors, plain, version_of, with_tensors
-from ignite_ipu.session.events import IPUEvents
-from ignite_ipu.session.hooks import SessionHooks
+from ignite_ipu.session.hooks import IPUEvents, SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker, is_kept, unwatch_parameters, watch_parameters
 
 _logger = logging.getLogger("ignite_ipu")

@@ -15,7 +15,7 @@ from torch import nn
 from ignite_ipu import ipu_clip_grad_norm_, ipu_prepare
 from ignite_ipu.deferred.model.capturing import captured
 from ignite_ipu.errors import CaptureError, EarlyReadError
-from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.session import IPUSession
 
 Loop = Callable[..., List[float]]

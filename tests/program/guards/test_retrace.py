@@ -24,7 +24,7 @@ import ignite_ipu.emulator as poptorch
 from ignite_ipu import IPUAccelerator, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.deferred import CaptureError, captured
 from ignite_ipu.program.guards.retrace import MOST_CALLS
-from ignite_ipu.session.events import IPUEvents
+from ignite_ipu.session.hooks import IPUEvents
 from tests.accelerate_state import forget
 from tests.supervised import assert_same_weights, network, task
 
