@@ -131,9 +131,11 @@ class TrainingStep(BatchStep):
 
     def _check_differentiable(self, loss: torch.Tensor) -> None:
         """Refuse a loss from which no way leads back to a weight, as `loss.backward()` does in PyTorch."""
+        if loss.requires_grad:
+            return
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         # Where a trace keeps no record of what is differentiable, a weight's own sum is not, either.
-        if loss.requires_grad or not trained or not trained[0].sum().requires_grad:
+        if not trained or not trained[0].sum().requires_grad:
             return
         raise LossError(
             f"The loss, {describe_value(loss)} of {loss.dtype}, reaches none of the {len(trained)} trained parameters, "

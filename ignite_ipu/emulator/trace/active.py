@@ -236,9 +236,13 @@ class Trace(TorchFunctionMode, abc.ABC):
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
         """Run the `with` block as ordinary PyTorch, unseen by the trace."""
-        # A forward may enter inference mode itself, and set hooks.
-        with torch._C.DisableTorchFunction(), isolation.inference_mode_left(), isolation.saved_tensor_hooks_left():
-            yield
+        with torch._C.DisableTorchFunction():
+            if not torch.is_inference_mode_enabled() and not isolation.saved_tensor_hooks_active():
+                yield
+                return
+            # A forward may enter inference mode itself, and set hooks.
+            with isolation.inference_mode_left(), isolation.saved_tensor_hooks_left():
+                yield
 
     def varies(self, tensor: IpuTensor) -> bool:
         """Tell whether a traced tensor depends on more than constants: it is not computed while compiling."""

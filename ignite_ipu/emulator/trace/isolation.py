@@ -29,7 +29,7 @@ def unaffected(function: _Function) -> _Function:
             torch.is_inference_mode_enabled()
             or _autocasts()
             or torch._C._len_torch_function_stack()
-            or _saved_tensor_hooks_active()
+            or saved_tensor_hooks_active()
             or torch._C._get_tracing_state() is not None
         ):
             return function(*args, **kwargs)
@@ -84,7 +84,8 @@ _AUTOGRAD: Any = torch._C._autograd
 _INNERMOST: Optional[Callable[[bool], Any]] = getattr(_AUTOGRAD, "_top_saved_tensors_default_hooks", None)
 
 
-def _saved_tensor_hooks_active() -> bool:
+def saved_tensor_hooks_active() -> bool:
+    """Tell whether there are hooks for the tensors that autograd saves; never with an older PyTorch."""
     return _INNERMOST is not None and _INNERMOST(False) is not None
 
 
@@ -96,7 +97,7 @@ def saved_tensor_hooks_left() -> Iterator[None]:
     the device keeps its own.
     """
     hooks: List[Any] = []
-    while _saved_tensor_hooks_active():
+    while saved_tensor_hooks_active():
         assert _INNERMOST is not None
         hooks.append(_INNERMOST(False))
         _AUTOGRAD._pop_saved_tensors_default_hooks()

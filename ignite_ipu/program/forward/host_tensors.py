@@ -24,6 +24,8 @@ _MOVES = ("to", "cpu", "cuda")
 _FILLED = frozenset(("zeros", "ones", "empty", "full"))
 _MAKING = _FILLED | {"rand", "randn", "randint", "randperm", "normal"}
 _DRAWING = frozenset(("normal", "bernoulli", "poisson", "multinomial", "rand_like", "randn_like", "randint_like"))
+# Functions that may count with one tensor or none.
+_ALONE = _MAKING | _DRAWING | {*_MOVES, "__setitem__"}
 # Functions that write into some of their arguments, where a copy that is moved in would get what is written.
 _WRITING = ("batch_norm", "instance_norm", "native_batch_norm", "__set__")
 
@@ -42,6 +44,8 @@ class HostTensorsMovedIn(FunctionContext):
         """Return what the function returns for arguments that are all the IPU's, if one is."""
         tensors = tensors_in((args, kwargs))
         name = getattr(func, "__name__", "")
+        if len(tensors) < 2 and name not in _ALONE:
+            return func(*args, **kwargs)  # a look at a device takes a trace as long as an operator
         on_ipu = [tensor.device.type == "ipu" for tensor in tensors]
         if name in _MOVES and on_ipu and on_ipu[0] and isinstance(args[0], torch.Tensor):
             return _cast(args, kwargs)
