@@ -47,6 +47,7 @@ class Graph:
     positions: Tuple[Optional[int], ...]  # of the tensors of `structure` in what `run` returns; None for a frozen one
     frozen: Dict[int, torch.Tensor]  # tensors of `structure` that depend on no value on the device, by place in it
     loss: Optional[int]  # its place in what `run` returns; None in inference
+    loss_type: Optional[torch.dtype]
     extras: Dict[str, int]  # places of further values asked for in what `run` returns
     written: Tuple[int, ...]  # places of what forward modifies in place, among all that `run` takes
     written_inputs: Tuple[int, ...]
@@ -113,6 +114,7 @@ def build(
         positions=tuple(positions),
         frozen=frozen,
         loss=loss_place,
+        loss_type=None if loss is None else loss.meta["dtype"],
         extras=extra_places,
         written=written,
         written_inputs=tuple(index for index in written if index < len(capture.inputs)),

@@ -71,10 +71,6 @@ class Executable:
 
     Weights that are `trainable` have gradients. The values of those with `groups`, which differ between groups of
     replicas, have one slice a group.
-
-    Attributes:
-        arguments: For each replica, what the graph takes after a micro-batch of the inputs.
-        leaves: The tensors that autograd knows a weight by, one or one for each group of replicas, by name.
     """
 
     def __init__(
@@ -94,6 +90,7 @@ class Executable:
         self.grouped = groups
         self.weights = {name: _device_copy(self._from_host(name, value)) for name, value in weights.items()}
         self.trainable = [name for name in graph.weights if name in trainable]
+        # The tensors that autograd knows a weight by, one or one for each group of replicas.
         self.leaves: Dict[str, List[torch.Tensor]] = {}
         for name in graph.weights:
             weight = self.weights[name]
@@ -108,6 +105,7 @@ class Executable:
             }
             for replica in replicas
         ]
+        # What the graph takes after a micro-batch of the inputs.
         self.arguments = [self._arguments_of(replica) for replica in replicas]
         self._written = [[own[name] for name in graph.written_buffers] for own in self.buffers]
         self._state_returned: Optional[Tuple[bool, ...]] = None

@@ -36,10 +36,6 @@ class TrainingStep:
     Gradients are kept in `accum_type`. In float32 a running mean and a sum divided in the end differ by rounding only,
     so that the division is folded into the loss gradient; in float16 they are what they say, over the micro-batches of
     all replicas in turn. `reduce` adds gradients up over the other processes in place, if there are any.
-
-    Attributes:
-        loss_scaling: The one of the last update.
-        gradients: What the last update took, by weight, if `keep_gradients` is set.
     """
 
     def __init__(
@@ -78,14 +74,14 @@ class TrainingStep:
         self._running = mean and strategy is MeanReductionStrategy.Running and accum_type is torch.float16
         # Folding the share into the loss gradient costs nothing; half precision would lose bits there. Where gradients
         # are shown, they are those of the micro-batch alone.
-        self._foldable = not (half or graph.watches_gradients or accum_type is torch.float16)
-        self._folded = False
+        full = graph.loss_type is torch.float32 and accum_type is torch.float32 and not half
+        self._folded = full and not graph.watches_gradients
         self._used: Optional[Tuple[bool, ...]] = None
         self._shared: Optional[List[int]] = None
         self._sums: List[torch.Tensor] = []
         self._added = 0
-        self.loss_scaling = optimizer.loss_scaling
-        self.gradients: Dict[str, torch.Tensor] = {}
+        self.loss_scaling = optimizer.loss_scaling  # of the last update
+        self.gradients: Dict[str, torch.Tensor] = {}  # those that the last update took, by weight, if they are kept
         self.keep_gradients = False
 
     def train(self, inputs: Tensors) -> List[torch.Tensor]:
@@ -114,10 +110,8 @@ class TrainingStep:
     def backward(self, results: Tuple[torch.Tensor, ...], replica: int) -> None:
         """Add one micro-batch's gradients to the accumulated ones."""
         loss = results[self._loss]
-        if not loss.requires_grad:
-            return
-        self._folded = self._foldable and loss.dtype is torch.float32
-        self._add(self._gradients(loss, torch.full_like(loss, self._scale)))
+        if loss.requires_grad:
+            self._add(self._gradients(loss, torch.full_like(loss, self._scale)))
 
     @property
     def _scale(self) -> float:
@@ -129,7 +123,7 @@ class TrainingStep:
             self._check("A weight gradient", gradients)
         if self._scaling is not None:
             self._scaling.look(gradients)
-        if not self._foldable:
+        if not self._folded:
             gradients = tuple(self._to_accumulate(gradient) for gradient in gradients)
         self._added += 1
         if not self._sums:
@@ -225,7 +219,6 @@ class CompiledTraining(Compiled):
     """
 
     used: Tuple[bool, ...] = ()  # For each trainable weight, whether the loss depends on it.
-    folded = False  # Whether the share of a mean is in the loss gradient.
 
 
 class CompiledStep(TrainingStep):
@@ -249,7 +242,7 @@ class CompiledStep(TrainingStep):
         if compiled.run is None:
             return super().run(batch, replica)
         if self._used is None:
-            self._used, self._folded = compiled.used, compiled.folded
+            self._used = compiled.used
             self._leaves = tuple(itertools.compress(self._leaves, self._used))
         with torch.no_grad():
             results = compiled.run(torch.tensor([self._scale]), *arguments)
@@ -277,7 +270,6 @@ class CompiledStep(TrainingStep):
             leaves = [values[place] for place in self._places]
             found: Sequence[Optional[torch.Tensor]] = torch.autograd.grad([loss], leaves, [start], allow_unused=True)
         self._compiled.used = tuple(gradient is not None for gradient in found)
-        self._compiled.folded = self._foldable and loss.dtype is torch.float32
         return own_memory([*results, *(gradient for gradient in found if gradient is not None)], arguments)
 
 
