@@ -104,7 +104,9 @@ def trace(
                 stack.enter_context(capture.tracing(training))
                 stack.enter_context(capture.autocast.module_calls())
                 if options._module_namescope_enabled:
-                    stack.enter_context(_module_scopes(capture, model))
+                    # Scopes are named as in the parent.
+                    names = {id(module): name.rpartition(".")[2] for name, module in model.named_modules() if name}
+                    stack.enter_context(module_calls_followed(capture.scope, lambda module: names.get(id(module), "")))
                 structure = call_sites.called(model, capture.location_excludes, inputs.positional, inputs.keyword)
         finally:
             left = [slot.tensors.get(slot.name, _REMOVED) for slot in slots]
@@ -152,21 +154,6 @@ def _compile_hooks() -> Iterator[None]:
     finally:
         for hook in list(_POST_COMPILE.values()):
             hook()
-
-
-@contextlib.contextmanager
-def _module_scopes(capture: Capture, model: nn.Module) -> Iterator[None]:
-    """Let each sub-module of `model` that is called in the `with` block open a scope, named as in its parent."""
-    names = {id(module): name.rpartition(".")[2] for name, module in model.named_modules() if name}
-
-    def enter(module: nn.Module) -> None:
-        capture.scope.append(names.get(id(module), ""))
-
-    def leave(module: nn.Module) -> None:
-        capture.scope.pop()
-
-    with module_calls_followed(enter, leave):
-        yield
 
 
 def _slots(model: nn.Module) -> Iterator[_Slot]:

@@ -55,8 +55,8 @@ def running(trace: Optional[Trace]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def module_calls_followed(enter: Callable[[nn.Module], None], leave: Callable[[nn.Module], None]) -> Iterator[None]:
-    """Call `enter` before each call of a module in the `with` block and `leave` after it, also where it raises."""
+def module_calls_followed(calls: List[_Result], entry: Callable[[nn.Module], _Result]) -> Iterator[None]:
+    """Keep in `calls`, in the `with` block, an `entry` for each module that is being called, the innermost last."""
     # PyTorch's hooks will not do: after a forward that raises, older versions call none, and newer ones not always.
     original: Any = nn.Module.__call__
 
@@ -64,11 +64,11 @@ def module_calls_followed(enter: Callable[[nn.Module], None], leave: Callable[[n
     def called(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         if active() is None:
             return original(module, *args, **kwargs)
-        enter(module)
+        calls.append(entry(module))
         try:
             return original(module, *args, **kwargs)
         finally:
-            leave(module)
+            calls.pop()
 
     with isolation.replaced(nn.Module, "__call__", called):
         yield

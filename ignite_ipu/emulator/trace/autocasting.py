@@ -153,17 +153,14 @@ class Autocast:
             yield
             return
 
-        def enter(module: nn.Module) -> None:
+        def entry(module: nn.Module) -> Tuple[Optional[nn.Module], Optional[int], bool]:
             enabled, mark = module.__dict__.get(_FLAG, (self.enabled, None))
             # What marked the module around this one counts no second time: a decorator in between may differ.
             if any(mark == outer for _, outer, _ in self.open):
                 enabled = self.enabled
-            self.open.append((module, mark, enabled))
+            return module, mark, enabled
 
-        def leave(module: nn.Module) -> None:
-            self.open.pop()
-
-        with module_calls_followed(enter, leave):
+        with module_calls_followed(self.open, entry):
             yield
 
     def cast(self, capture: Trace, name: str, args: Any, kwargs: Any) -> Tuple[Any, Any]:
