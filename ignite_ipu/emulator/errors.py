@@ -93,13 +93,7 @@ def createPoptorchError(msg: str) -> Error:
 
 
 def backend_error(message: str, type: str = "poptorch_cpp_error", kind: Optional[Refusal] = None) -> Error:
-    """Return the error of the compiled back end for `message`; the caller raises it.
-
-    Args:
-        message: What was wrong and what to do.
-        type: Kind of the error, as PopTorch spells it.
-        kind: Why it refuses a forward.
-    """
+    """Return the error of the compiled back end for `message`; the caller raises it. PopTorch has the same types."""
     error = _from_backend(Error(), message, type)
     error.kind = kind
     return error

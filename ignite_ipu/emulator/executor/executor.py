@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from datetime import timedelta
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
@@ -25,12 +26,12 @@ from ignite_ipu.emulator.trace.annotations import module_repr
 from ignite_ipu.emulator.trace.isolation import unaffected
 from ignite_ipu.emulator.values.arguments import (
     Arguments,
+    CallableModel,
     Shapes,
     Signature,
     check_call,
     check_for_compile,
     fits,
-    traced_module,
 )
 from ignite_ipu.emulator.values.replica_groups import Setting, TopLevelParameter
 from ignite_ipu.emulator.values.wrapping import Wrapping
@@ -57,12 +58,14 @@ class PoplarExecutor:
         self._poptorch_version = poptorch_version
         self._options = resolved(options, training)
         self._signature = Signature(model)
-        self._model = traced_module(model)
+        # What is traced: a shallow copy, which shares everything but the model's own attributes.
+        given: Any = model
+        self._model = copy.copy(model) if isinstance(given, nn.Module) else CallableModel(given)
         # Whoever evaluates gets a shallow copy, with a training flag of its own.
         is_copy = not training and isinstance(model, nn.Module)
         self._user_model = self._model if is_copy else model if user_model is None else user_model
         self._meter = Meter()
-        self._is_offline = self._options.connection_type == ConnectionType.Never
+        self._is_offline = self._options._is_offline()
         self._program: Optional[DeviceProgram] = None
         self._plain: Optional[Shapes] = None
         # Of the last run.
@@ -174,10 +177,7 @@ class PoplarExecutor:
             return
         state = self._device_state
         self._optimizer = state.optimizer = OptimizerTracker(
-            optimizer,
-            self._options,
-            self._meter,
-            lambda: state.fail_on_demand("copy", self._program),
+            optimizer, self._options, self._meter, lambda: state.fail_on_demand("copy", self._program)
         )
 
     def isCompiled(self) -> bool:

@@ -330,24 +330,20 @@ class AttributeTracker:
         kind = type(optimizer)
         if kind not in _CLASSES:
             self._say_once(
-                logging.WARNING,
-                f"{kind.__module__}.{kind.__qualname__} is subclassed from classes in torch.optim or poptorch.optim: "
+                f"{_name(kind)} is subclassed from classes in torch.optim or poptorch.optim: "
                 "the device runs the update of the base class, and methods overridden in the subclass are not called.",
             )
         if any(group.get("maximize", False) for group in optimizer.param_groups):
-            self._say_once(
-                logging.WARNING,
-                "maximize=True has no effect on the IPU: the loss is minimised. Negate the loss instead.",
-            )
+            self._say_once("maximize=True has no effect on the IPU: the loss is minimised. Negate the loss instead.")
         if description.kind in _UNCLIPPED and getattr(optimizer, "max_grad_norm", math.inf) not in (math.inf, None):
             self._say_once(
-                logging.WARNING,
-                f"max_grad_norm has no effect on a {description.kind.value} optimizer: gradients are not clipped.",
+                f"max_grad_norm has no effect on a {description.kind.value} optimizer: gradients are not clipped."
             )
-        found: Dict[str, Iterable[str]] = {"optimizer attribute": vars(optimizer)}
-        for index, group in enumerate(optimizer.param_groups):
-            found[f"group {index} attribute"] = group
-        found["default group variable"] = optimizer.defaults
+        found: Dict[str, Iterable[str]] = {
+            "optimizer attribute": vars(optimizer),
+            **{f"{where} attribute": group for where, group in _groups(optimizer).items()},
+            "default group variable": optimizer.defaults,
+        }
         if not self._names:
             self._names = {where: set(names) for where, names in found.items()}
             return
@@ -358,9 +354,9 @@ class AttributeTracker:
             unexpected = sorted(set(names) - self._names.get(where, any_group) - _READ_FROM_THE_OBJECT)
             if unexpected:
                 text = f"Ignoring unexpected {where} in {description.kind.value} optimizer: {unexpected}"
-                self._say_once(level, text)
+                self._say_once(text, level)
 
-    def _say_once(self, level: int, text: str) -> None:
+    def _say_once(self, text: str, level: int = logging.WARNING) -> None:
         if text not in self._said:
             self._said.add(text)
             logger.log(level, text)

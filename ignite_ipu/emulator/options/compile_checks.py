@@ -67,7 +67,7 @@ def _check_device(options: OptionsDict) -> None:
             "Cycle counting is only supported on actual IPU hardware; this is the emulator. Leave logCycleCount off."
         )
     version = os.environ.get(_VERSION_VARIABLE, "ipu2")  # all compute the same here
-    if selected(options) and version not in _VERSIONS:
+    if options._uses_ipu_model() and version not in _VERSIONS:
         raise ValueError(f"Environment variable {_VERSION_VARIABLE} must be one of {_VERSIONS}, and it is {version!r}.")
     if options.exists("ipu_version") and options.ipu_version not in _IPU_VERSIONS:
         raise backend_error(f"Unknown IPU version {options.ipu_version!r}: useOfflineIpuTarget takes {_IPU_VERSIONS}.")
@@ -76,11 +76,6 @@ def _check_device(options: OptionsDict) -> None:
             raise backend_error(
                 f"The available memory proportion of IPU{ipu} must be between 0 and 1, and it is {proportion!r}."
             )
-
-
-def selected(options: OptionsDict) -> bool:
-    """Return whether `options` or, where they leave it open, the environment selects the IPU model."""
-    return bool(options.use_model) if options.exists("use_model") else selected_by_environment()
 
 
 def selected_by_environment() -> bool:

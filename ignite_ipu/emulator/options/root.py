@@ -271,7 +271,7 @@ class Options(_WithBackEnd):
     def enableExecutableCaching(self, path: Optional[str]) -> Options:
         """Keep compiled models in the directory `path`; None switches that off."""
         if path is not None:
-            if compile_checks.selected(self):
+            if self._uses_ipu_model():
                 logger.warning("Executable caching doesn't work with the IPU model.")
             self._Popart.set("cachePath", path)
         return self._set_back_end("enableEngineCaching", path is not None)
@@ -358,7 +358,8 @@ class Options(_WithBackEnd):
             getattr(self, part)._freeze()
 
     def _uses_ipu_model(self) -> bool:
-        return compile_checks.selected(self)
+        """Tell whether these options or, where they leave it open, the environment selects the IPU model."""
+        return bool(self.use_model) if self.exists("use_model") else compile_checks.selected_by_environment()
 
     def _is_offline(self) -> bool:
         return bool(self.connection_type == ConnectionType.Never)

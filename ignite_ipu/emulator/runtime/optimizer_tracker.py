@@ -29,11 +29,7 @@ class OptimizerTracker:
     """
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        options: Options,
-        meter: Meter,
-        before_download: Callable[[], None],
+        self, optimizer: torch.optim.Optimizer, options: Options, meter: Meter, before_download: Callable[[], None]
     ) -> None:
         self._options = options
         self._meter = meter

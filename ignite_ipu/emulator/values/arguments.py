@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import inspect
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
@@ -286,8 +285,3 @@ class CallableModel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
-
-
-def traced_module(model: Any) -> nn.Module:
-    """Return the module that an executor traces: a shallow copy, sharing everything but the model's own attributes."""
-    return copy.copy(model) if isinstance(model, nn.Module) else CallableModel(model)

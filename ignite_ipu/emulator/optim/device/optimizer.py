@@ -13,7 +13,7 @@ from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.optim.description import HyperParameters, OptimizerDescription, UpdateRule
 from ignite_ipu.emulator.optim.device import foreach
-from ignite_ipu.emulator.optim.device.updates import Bucket, CombinedSgd, Sgd, Slot, rule_for
+from ignite_ipu.emulator.optim.device.updates import Adam, Bucket, CombinedSgd, Sgd, Slot, rule_for
 from ignite_ipu.emulator.optim.optimizer import IpuState
 from ignite_ipu.emulator.values.replica_groups import ReplicaGroups
 
@@ -21,7 +21,6 @@ STEP = "Step"
 _UPDATE_FACTOR = "lossScaleUpdateFactor"
 # Elements of weights whose update is computed at once: several tensors of as many are needed in between.
 _MOST_AT_ONCE = 1 << 22
-_COUNTED = (UpdateRule.ADAM, UpdateRule.ADAMW, UpdateRule.ADAMW_NO_BIAS, UpdateRule.LAMB, UpdateRule.LAMB_NO_BIAS)
 Grads = Sequence[Optional[torch.Tensor]]
 
 
@@ -58,7 +57,6 @@ class DeviceOptimizer:
         self._replica_groups = per_replica or {}
         self._rule = rule_for(description, store)
         self._fused = fused
-        self._counts_steps = description.kind in _COUNTED
         self._slots = [
             Slot(name, weight, group_of[name], name in self._replica_groups, {})
             for name, weight in named_weights.items()
@@ -189,7 +187,7 @@ class DeviceOptimizer:
         found = {}
         for slot in self._slots:
             tensors = dict(slot.states)
-            if self._counts_steps:
+            if isinstance(self._rule, Adam):
                 groups = self._replica_groups.get(slot.name)
                 tensors[STEP] = torch.full(() if groups is None else (groups.count,), slot.steps, dtype=torch.float32)
             found.update({f"{kind}___{slot.name}": (slot, kind, tensor) for kind, tensor in tensors.items()})
