@@ -19,8 +19,6 @@ from ignite_ipu.errors import OptionsError, UserError
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.running.script import run_module, run_script
 
-__all__ = ["CACHE_VARIABLE", "add_arguments", "main"]
-
 CACHE_VARIABLE = "POPTORCH_CACHE_DIR"
 """Names the executable cache for every new `poptorch.Options`."""
 

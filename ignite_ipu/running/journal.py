@@ -20,8 +20,6 @@ from typing import List, Optional, Set, Tuple
 from ignite_ipu.errors import RunError
 from ignite_ipu.program.user_code import Owner, is_users_file, owner_of
 
-__all__ = ["Journal", "Line", "ScriptCode", "Substitution"]
-
 _logger = logging.getLogger("ignite_ipu.running")
 Line = Tuple[str, int]
 """File and number of a line."""

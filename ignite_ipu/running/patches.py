@@ -10,8 +10,6 @@ from unittest import mock
 
 from ignite_ipu.running.journal import Journal, ScriptCode
 
-__all__ = ["Patches", "Substitutes"]
-
 
 class Patches:
     """Replaces attributes until `undo`."""

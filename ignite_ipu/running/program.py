@@ -18,17 +18,6 @@ from typing import Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
 from ignite_ipu.errors import UserError
 from ignite_ipu.program.user_code import Owner, owner_of
 
-__all__ = [
-    "Main",
-    "any_built_on_poptorch",
-    "imports",
-    "is_beside",
-    "module_program",
-    "script_program",
-    "started",
-    "uses_poptorch",
-]
-
 _IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+poptorch\b", re.MULTILINE)
 # Their own code is known, and large.
 _NOT_BUILT_ON_IT = frozenset({"accelerate", "ignite", "ignite_ipu", "numpy", "poptorch", "torch"})

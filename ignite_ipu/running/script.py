@@ -15,8 +15,6 @@ from ignite_ipu.running.journal import ScriptCode, Substitution
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.program import Main, is_beside, module_program, script_program, started, uses_poptorch
 
-__all__ = ["run_module", "run_script"]
-
 
 def run_script(
     path: str,

@@ -32,8 +32,6 @@ from ignite_ipu.running import command
 from ignite_ipu.running.patches import Patches
 from ignite_ipu.running.program import module_program, script_program, started, uses_poptorch
 
-__all__ = ["add_arguments", "main"]
-
 _logger = logging.getLogger("ignite_ipu.running")
 _NARROW = {torch.int64: torch.int32, torch.float64: torch.float32}
 

@@ -13,8 +13,6 @@ import torch
 from ignite_ipu.deferred.graph.structure import words
 from ignite_ipu.running.patches import Substitutes
 
-__all__ = ["substitute_cuda"]
-
 _ANSWERS: Dict[str, Any] = {
     "is_available": True,
     "is_initialized": True,

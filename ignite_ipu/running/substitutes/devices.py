@@ -17,8 +17,6 @@ from torch.utils.data import DataLoader
 from ignite_ipu.deferred.graph.structure import words
 from ignite_ipu.running.patches import Substitutes
 
-__all__ = ["is_gpu", "substitute_devices"]
-
 _FACTORIES = words(
     "tensor as_tensor asarray zeros ones empty full rand randn randint randperm arange linspace logspace eye "
     "normal empty_like zeros_like ones_like full_like rand_like randn_like randint_like empty_strided "

@@ -19,8 +19,6 @@ from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights import access
 
-__all__ = ["EngineWeights", "substitute_gradients"]
-
 
 def _package(file: str) -> str:
     return os.path.dirname(os.path.abspath(file)) + os.sep

@@ -20,8 +20,6 @@ from torch import nn
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.running.patches import Substitutes
 
-__all__ = ["substitute_averages", "substitute_exports"]
-
 _EXPORTS = ("jit.trace", "jit.trace_module", "jit.script", "onnx.export", "export.export", "fx.symbolic_trace")
 
 

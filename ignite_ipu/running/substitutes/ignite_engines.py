@@ -25,8 +25,6 @@ from ignite_ipu.running.substitutes.gradients import EngineWeights
 from ignite_ipu.session.processes import connected, unwrapped
 from ignite_ipu.session.session import IPUSession, known_session
 
-__all__ = ["substitute_ignite"]
-
 
 def substitute_ignite(substitutes: Substitutes, trained: EngineWeights, config: IPUConfig) -> None:
     """Let Ignite's factories make IPU engines: trainers by a config, and evaluators of models that have no trainer."""

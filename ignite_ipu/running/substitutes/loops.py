@@ -32,8 +32,6 @@ from ignite_ipu.session.session import IPUSession, known_session
 from ignite_ipu.session.weights.model_states import LiveState, live_state
 from ignite_ipu.session.weights.tracker import Weights
 
-__all__ = ["substitute_loops"]
-
 _OURS = ("ignite_ipu.", "poptorch.")
 
 

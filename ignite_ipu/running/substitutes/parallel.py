@@ -13,8 +13,6 @@ from torch import nn
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.session.processes import PARALLEL, connected, on_one_device
 
-__all__ = ["REPLICAS", "substitute_parallel", "within"]
-
 REPLICAS = "one process drives all IPUs, and replicas of the model are asked for with --replication-factor."
 
 

@@ -18,8 +18,6 @@ from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.substitutes.parallel import REPLICAS
 
-__all__ = ["refuse_unmappable", "substitute_precision"]
-
 _HOOKS = "gradients exist inside the device's step alone, so a hook on them never runs. To clip, use clip_grad_norm_."
 _CALLS: Tuple[Tuple[Any, str, str, str], ...] = (
     (
