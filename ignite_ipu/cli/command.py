@@ -33,12 +33,9 @@ EXIT_BROKEN_PIPE = 141
 
 
 class Command(NamedTuple):
-    """Place of a subcommand: a module that offers `add_arguments(parser)` and `main(args) -> int`.
+    """Place of a subcommand: a module that offers `add_arguments(parser)` and `main(args) -> int`, imported when used.
 
-    Attributes:
-        module: The module's name; it is imported when the subcommand is used.
-        help: What the subcommand does, as `ignite-ipu --help` lists it.
-        extra: The optional dependencies it needs, as in `pip install 'ignite-ipu[extra]'`.
+    `help` stands in `ignite-ipu --help`, and `extra` in `pip install 'ignite-ipu[extra]'` for what it needs besides.
     """
 
     module: str

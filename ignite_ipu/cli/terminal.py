@@ -16,11 +16,9 @@ _FORMAT = "{desc}: {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}"
 
 
 class Line(NamedTuple):
-    """One line of text.
+    """One line of texts, each with the name of a style that rich knows, or "".
 
-    Attributes:
-        parts: Texts, each with the name of a style that rich knows, or "".
-        indent: Columns that its continuation is set in by where the terminal is too narrow for it.
+    Where the terminal is too narrow for it, its continuation is set in by `indent` columns.
     """
 
     parts: Sequence[Tuple[str, str]]

@@ -5,13 +5,19 @@ from __future__ import annotations
 import ast
 import contextlib
 import gc
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar, Union
 
-from ignite_ipu.cli.cores import on_all_cores
 from ignite_ipu.cli.terminal import following
-from ignite_ipu.errors import SourceError
+from ignite_ipu.errors import SourceError, UserError
 from ignite_ipu.migration.findings import Finding, Outcome, Rule, Severity, place_hit
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rules import all_rules
@@ -21,18 +27,18 @@ from ignite_ipu.migration.source.file import Source, read_source
 if TYPE_CHECKING:
     from ignite_ipu.migration.trial.trial import Trial
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+_FEW = 64
+_TAKEN_AT_ONCE = 8
+
 
 @dataclass
 class Report:
-    """Result of `check`.
+    """Findings by file, in the order of the text, and of how many files; so many more are suppressed by comments.
 
-    Attributes:
-        findings: By file, in the order of the text.
-        files: How many files were read.
-        suppressed: How many findings were silenced by comments.
-        skipped: Paths that were passed over, each with the reason.
-        run: What `check --run` made of a model, if there was one.
-        left_out: How many findings do not matter to who asked.
+    Paths that were passed over are `skipped`, each with the reason; `left_out` counts findings that do not matter to
+    who asked.
     """
 
     findings: List[Finding] = field(default_factory=list)
@@ -59,7 +65,7 @@ def check_paths(paths: Sequence[str], rules: Optional[Iterable[Rule]] = None) ->
     Raises:
         UserError: A path does not exist.
     """
-    chosen = list(all_rules().values() if rules is None else rules)
+    chosen = [rule.name for rule in all_rules().values() if rules is None or rule in rules]
     found = discover(paths)
     report = Report(skipped=found.skipped, files=len(found.files))
     files = [path for path, _ in found.files]
@@ -71,14 +77,36 @@ def check_paths(paths: Sequence[str], rules: Optional[Iterable[Rule]] = None) ->
     return report
 
 
-def _check_file(rules: Sequence[Rule], path: str) -> Tuple[List[Finding], int]:
+def _check_file(rules: Sequence[str], path: str) -> Tuple[List[Finding], int]:
     try:
         source = read_source(path)
     except SourceError as error:
         return [_unreadable(path, str(error), error.line, None)], 0
     except OSError as error:
         return [_unreadable(path, f"cannot be read: {error.strerror}", 1, None)], 0
-    return check_source(source, rules)
+    return check_source(source, [all_rules()[name] for name in rules])
+
+
+def on_all_cores(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+    """Yield what a function makes of each item, in their order; raises `UserError` when a process dies.
+
+    Many items are shared among forks of this process, one a core, if it has no other threads; functions and results are
+    pickled then. Few are worked on here, and all of them where processes are not made by forks.
+    """
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    if cores == 1 or len(items) < _FEW or threading.active_count() > 1:
+        yield from map(function, items)
+        return
+    forks = multiprocessing.get_context("fork")
+    # Ctrl-C is for the process that asked, which lets the others finish what they have in hand.
+    with ProcessPoolExecutor(cores, forks, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        try:
+            yield from pool.map(function, items, chunksize=_TAKEN_AT_ONCE)
+        except BrokenProcessPool:
+            raise UserError(
+                f"one of {cores} processes died while they worked on {len(items)} files, as it does when memory "
+                "runs out: name fewer files or folders at a time"
+            ) from None
 
 
 @contextlib.contextmanager

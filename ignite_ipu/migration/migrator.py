@@ -1,7 +1,8 @@
 """Applies every rewrite to a file, and gives the file back unchanged when something in it cannot be moved.
 
 Moving half of a training program would train on the host's CPU without a word. So a file whose rewritten form still
-has errors is left alone, byte for byte, and the errors are the remarks.
+has errors is left alone, byte for byte, and the errors are the remarks. So are files that hang together with it, those
+that a script reaches which trains, itself or by what it imports; tests follow what they test, and decide nothing.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import ast
 import difflib
 import io
+import os
 import re
 from dataclasses import dataclass, field, replace
-from typing import FrozenSet, Iterator, List, Set, Tuple
+from typing import Dict, FrozenSet, Iterator, List, Sequence, Set, Tuple
 
 import libcst as cst
 
 from ignite_ipu.errors import SourceError
-from ignite_ipu.migration.analysis.reach import Import, imports_of
+from ignite_ipu.migration.analysis.reach import CodeBase, Import, imports_of
 from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.findings import Finding, Outcome, Severity
 from ignite_ipu.migration.program import Program
@@ -25,8 +27,8 @@ from ignite_ipu.migration.rewriting.editor import Editor, Remark, RewriteRefused
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.file import Source
 
-OUTCOMES = ("migrated", "unchanged", "left alone")
 _ACCELERATOR = "ignite_ipu.IPUAccelerator"
+_TEST = re.compile(r"(test_.*|.*_test|conftest)\.py")
 _LIBRARY_TRAINER = re.compile(r"(transformers|trl|sentence_transformers)\.([\w.]+\.)?\w*Trainer")
 # What a remedy says of `migrate`, which has just declined.
 _OFFER = re.compile(r" `ignite-ipu migrate` does [^.]*\.|, which `ignite-ipu migrate` does[^.]*(?=\.)")
@@ -34,15 +36,9 @@ _OFFER = re.compile(r" `ignite-ipu migrate` does [^.]*\.|, which `ignite-ipu mig
 
 @dataclass
 class Migration:
-    """Result of migrating a file.
+    """A file with its new Python and the rewrites that changed it, or `blocked` by what cannot be moved and as it was.
 
-    Attributes:
-        source: The file as it was.
-        text: Its Python now; the same text when the file was left alone.
-        applied: Names of the rewrites that changed it.
-        blocked: Whether it was left alone because something in it cannot be moved.
-        remarks: What a person has to know, or to do.
-        trains: Whether it makes optimizers, trainers or training steps.
+    Remarks are for a person to know, or to act on. A file `trains` if it makes optimizers, trainers or training steps.
     """
 
     source: Source
@@ -60,8 +56,8 @@ class Migration:
 
     @property
     def outcome(self) -> str:
-        """One of OUTCOMES."""
-        return OUTCOMES[2 if self.blocked else 0 if self.changed else 1]
+        """Word for what became of it: "migrated", "unchanged" or "left alone"."""
+        return "left alone" if self.blocked else "migrated" if self.changed else "unchanged"
 
     @property
     def reason(self) -> str:
@@ -200,3 +196,58 @@ def _line(source: Source, finding: Finding) -> int:
 
 def _signature(finding: Finding) -> Tuple[str, str]:
     return finding.rule, re.sub(r"\(line \d+\)", "", finding.message)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Files in which something was to change, and the place and reason for which they stay alone; "" if they move."""
+
+    paths: Tuple[str, ...]
+    because: str = ""
+
+
+def decide_together(migrations: Sequence[Migration]) -> Tuple[List[Migration], List[Group]]:
+    """Leave alone what hangs together with a file that is left alone; returns also the groups of two files or more."""
+    by_path = {os.path.realpath(migration.source.path): migration for migration in migrations}
+    reached = CodeBase(by_path).reached({path: migration.imports for path, migration in by_path.items()})
+    groups: List[Group] = []
+    for paths in _hanging_together(by_path, reached):
+        group = [path for path in by_path if path in paths]
+        culprit = next((by_path[path] for path in group if by_path[path].blocked), None)
+        because = "" if culprit is None else culprit.reason
+        for path in group:
+            if because and not by_path[path].blocked:
+                by_path[path] = _left_alone(by_path[path], because)
+        if len(group) > 1:
+            groups.append(Group(tuple(by_path[path].source.path for path in group), because))
+    return list(by_path.values()), groups
+
+
+def _hanging_together(migrations: Dict[str, Migration], reached: Dict[str, Set[str]]) -> List[Set[str]]:
+    concerned = {path for path, migration in migrations.items() if migration.changed or migration.blocked}
+    training = {path for path, migration in migrations.items() if migration.trains}
+    groups: List[Set[str]] = []
+    followers: List[Tuple[str, Set[str]]] = []
+    for path in migrations:
+        whole = {path} | reached[path]
+        if not whole & training:
+            continue
+        if _TEST.fullmatch(os.path.basename(path)):
+            followers.append((path, whole))
+        elif whole & concerned:
+            joined = [group for group in groups if group & whole]
+            groups = [group for group in groups if not group & whole]
+            groups.append((whole & concerned).union(*joined))
+    for path, whole in followers:
+        if path in concerned and not migrations[path].blocked:
+            for group in groups:
+                if group & whole:
+                    group.add(path)
+                    break
+    return groups
+
+
+def _left_alone(migration: Migration, because: str) -> Migration:
+    after = set(migration.text.splitlines())
+    changed = (line for line, text in enumerate(migration.source.text.splitlines(), start=1) if text not in after)
+    return left_alone(migration.source, next(changed, 1), f"it hangs together with {because}")

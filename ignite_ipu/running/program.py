@@ -24,12 +24,9 @@ _NOT_BUILT_ON_IT = frozenset({"accelerate", "ignite", "ignite_ipu", "numpy", "po
 
 
 class Main(NamedTuple):
-    """A program that has not started.
+    """A program that has not started: a script's file, or a module's with its dotted name.
 
-    Attributes:
-        path: Its file.
-        folder: Where its own modules lie: beside the script, or beside the package that holds the module.
-        module: The module's dotted name; None for a script.
+    Its own modules lie in `folder`: beside the script, or beside the package that holds the module.
     """
 
     path: str

@@ -1,3 +1,1 @@
 """`ignite-ipu selftest`: small programs that check, on the machine at hand, what the documentation promises."""
-
-from __future__ import annotations

@@ -19,15 +19,9 @@ _SIZES = (64, 32, 16, 8, 4, 2, 1)
 
 @dataclasses.dataclass
 class Outcome:
-    """Outcome of one promise.
+    """Outcome of one promise; the reason has one line, empty if it is ok.
 
-    Attributes:
-        promise: The promise.
-        result: "ok", "failed" or "skipped".
-        reason: Why it failed or was skipped, in one line; empty if it is ok.
-        traceback: That of a failure; empty otherwise.
-        seconds: How long the program took.
-        messages: What was logged and warned of meanwhile.
+    `messages` are what was logged and warned of meanwhile.
     """
 
     promise: Promise

@@ -6,8 +6,7 @@ import textwrap
 
 import pytest
 
-from ignite_ipu.migration.groups import decide_together
-from ignite_ipu.migration.migrator import migrate_source
+from ignite_ipu.migration.migrator import decide_together, migrate_source
 from ignite_ipu.migration.source.discovery import discover
 from ignite_ipu.migration.source.file import read_source
 

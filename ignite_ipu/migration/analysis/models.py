@@ -51,13 +51,10 @@ _REGISTERED = {
 
 @dataclass
 class Model:
-    """A class that PyTorch would run as a module.
+    """A class that PyTorch would run as a module, with the file's own models that it inherits from, nearest first.
 
-    Attributes:
-        bases: The file's own models it inherits from, nearest first.
-        holds: What its attributes are, inherited ones included.
-        values: The expression each attribute is given in `__init__`.
-        learns: Whether it has weights, as far as the file shows; a loss with none is no model that is trained.
+    `holds` says what its attributes are, inherited ones included, and `values` what `__init__` gives them. It `learns`
+    if it has weights, as far as the file shows; a loss with none is no model that is trained.
     """
 
     node: ast.ClassDef

@@ -7,19 +7,25 @@ person's eye, 2 when the command itself is wrong.
 from __future__ import annotations
 
 import argparse
+import difflib
+import html
+import json
 import os
 import stat
 import sys
-from typing import TYPE_CHECKING, Iterator, List
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Sequence
 
+import ignite_ipu
 from ignite_ipu.cli.terminal import Line, following, write_lines
-from ignite_ipu.errors import SourceError, UserError, WriteError
+from ignite_ipu.errors import SourceError, UserError, WriteError, listed
 from ignite_ipu.migration.source.discovery import Discovery, discover
-from ignite_ipu.migration.source.file import Source, decode_source, read_bytes
+from ignite_ipu.migration.source.file import Source, decode_source, read_bytes, split_lines
 from ignite_ipu.migration.source.writing import copy_rest, replace_file, write_new_file
 
 if TYPE_CHECKING:
-    from ignite_ipu.migration.migrator import Migration
+    from ignite_ipu.migration.migrator import Group, Migration
+
+_OUTCOMES = ("migrated", "unchanged", "left alone")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,9 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Migrate the paths; return the exit code."""
     # What rewrites imports libcst, which `--help` does without.
-    from ignite_ipu.migration.commands.migration_reports import html_migration, json_migration, together
-    from ignite_ipu.migration.groups import decide_together
-    from ignite_ipu.migration.migrator import OUTCOMES
+    from ignite_ipu.migration.migrator import decide_together
     from ignite_ipu.migration.rewrites import all_rewrites
 
     if args.list_rewrites:
@@ -61,19 +65,14 @@ def main(args: argparse.Namespace) -> int:
     skipped = len(failures)
     failures += _write(args, found, migrations)
     if args.report != "text":
-        report = json_migration if args.report == "json" else html_migration
+        report = _json_report if args.report == "json" else _html_report
         print(report(migrations, groups, failures))
     elif args.output is None and not args.in_place:
         write_lines((line for migration in migrations for line in _diff_lines(migration)), sys.stdout)
-    for told in [
-        *failures,
-        *(told for migration in migrations for told in _remarks(migration)),
-        *map(together, groups),
-    ]:
+    remarks = (told for migration in migrations for told in _remarks(migration))
+    for told in [*failures, *remarks, *map(_together, groups)]:
         print(told, file=sys.stderr)
-    counts = [(sum(migration.outcome == outcome for migration in migrations), outcome) for outcome in OUTCOMES]
-    summary = ", ".join(f"{count} {outcome}" for count, outcome in counts if count) or "no Python files"
-    print(f"{len(found.files)} file{'' if len(found.files) == 1 else 's'}: {summary}", file=sys.stderr)
+    print(f"{len(found.files)} file{'' if len(found.files) == 1 else 's'}: {_summary(migrations)}", file=sys.stderr)
     return 1 if len(failures) > skipped or any(migration.blocked for migration in migrations) else 0
 
 
@@ -148,3 +147,91 @@ def _diff_lines(migration: Migration) -> Iterator[Line]:
         yield Line([(text[:-1] if text.endswith("\n") else text, style)])
         if not text.endswith("\n"):
             yield Line([("\\ No newline at end of file", "")])
+
+
+def _summary(migrations: Sequence[Migration]) -> str:
+    counts = [(sum(each.outcome == outcome for each in migrations), outcome) for outcome in _OUTCOMES]
+    return ", ".join(f"{count} {outcome}" for count, outcome in counts if count) or "no Python files"
+
+
+def _together(group: Group) -> str:
+    """Return one sentence that says which files hang together, and what became of them."""
+    names = listed(group.paths, most=len(group.paths))
+    outcome = f"left alone together because of {group.because}" if group.because else "moved together"
+    return f"{outcome}: {names}"
+
+
+def _json_report(migrations: Sequence[Migration], groups: Sequence[Group], skipped: Sequence[str]) -> str:
+    """Return one JSON object, whose `version` changes when its structure does."""
+    document = {
+        "version": 1,
+        "tool": {"name": "ignite-ipu migrate", "version": ignite_ipu.__version__},
+        "files": [_file(migration) for migration in migrations],
+        "together": [{"paths": list(group.paths), "because": group.because or None} for group in groups],
+        "skipped": list(skipped),
+    }
+    return json.dumps(document, indent=2)
+
+
+def _file(migration: Migration) -> Dict[str, Any]:
+    return {
+        "path": migration.source.path,
+        "outcome": migration.outcome,
+        "rewrites": migration.applied,
+        "remarks": [
+            {"place": migration.place(each.line), "subject": each.subject, "message": each.message}
+            for each in migration.remarks
+        ],
+        "diff": "".join(migration.difference()),
+    }
+
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 110em; padding: 0 1em; color: #222; }
+code, table.diff { font-family: ui-monospace, monospace; font-size: 13px; }
+table.diff { border-collapse: collapse; width: 100%; table-layout: fixed; }
+table.diff td { white-space: pre-wrap; overflow-wrap: anywhere; vertical-align: top; padding: 0 .4em; }
+table.diff colgroup:nth-child(3n+1) { width: 1.5em; } table.diff colgroup:nth-child(3n+2) { width: 3.5em; }
+.diff_header { color: #888; text-align: right; } .diff_next { display: none; }
+.diff_add { background: #d4f4d4; } .diff_chg { background: #fff3c4; } .diff_sub { background: #fbd9d9; }
+h2 { border-top: 1px solid #ddd; padding-top: 1em; } .outcome { font-weight: normal; color: #666; }
+@media (prefers-color-scheme: dark) { body { background: #1b1b1b; color: #ddd; }
+ .diff_add { background: #1d4a1d; } .diff_chg { background: #55491a; } .diff_sub { background: #5a2222; } }
+"""
+
+
+def _html_report(migrations: Sequence[Migration], groups: Sequence[Group], skipped: Sequence[str]) -> str:
+    """Return a page that needs no other file: what hangs together, the reasons, and the differences side by side."""
+    parts = [f"<p>{_summary(migrations)}</p>", _items([_together(group) for group in groups]), _items(skipped)]
+    for index, migration in enumerate(migrations):
+        if migration.outcome != "unchanged" or migration.remarks:
+            parts += _section(index, migration)
+    body = "\n".join(part for part in parts if part)
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>ignite-ipu migrate</title>'
+        f"<style>{_STYLE}</style></head>\n<body>\n<h1>ignite-ipu migrate</h1>\n{body}\n</body></html>"
+    )
+
+
+def _section(index: int, migration: Migration) -> Iterator[str]:
+    path = html.escape(migration.source.path)
+    yield f'<h2 id="file-{index}"><code>{path}</code> <span class="outcome">{migration.outcome}</span></h2>'
+    if migration.applied:
+        yield f"<p>{html.escape(listed(migration.applied, most=len(migration.applied)))}</p>"
+    lines = split_lines(migration.source.text)
+    if migration.remarks:
+        verdict = "" if migration.blocked else "remark: "
+        yield "<ul>"
+        for each in migration.remarks:
+            code = lines[each.line - 1].strip() if migration.blocked and 0 < each.line <= len(lines) else ""
+            told = html.escape(f"{migration.place(each.line)}: {verdict}{each.message} [{each.subject}]")
+            yield f"<li>{told}{f'<br><code>{html.escape(code)}</code>' if code else ''}</li>"
+        yield "</ul>"
+    if migration.changed:
+        table = difflib.HtmlDiff(tabsize=4).make_table(lines, split_lines(migration.text), context=True, numlines=3)
+        yield table.replace("&nbsp;", " ").replace(' nowrap="nowrap"', "")
+
+
+def _items(texts: Sequence[str]) -> str:
+    items = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
+    return f"<ul>{items}</ul>" if items else ""

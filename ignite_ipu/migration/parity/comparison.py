@@ -41,14 +41,10 @@ _KEPT: Dict[torch.dtype, Tuple[torch.dtype, ...]] = {torch.float64: (torch.float
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Distance between the two values of one result of one update, which are numbered from 1.
+    """Distance between the two values of one result, of a kind in `_KINDS`, of one update, which count from 1.
 
-    Attributes:
-        kind: "output", "loss", "gradient" or "weight".
-        dtype: The device's type.
-        largest: Largest absolute difference, which may be as large as `allowed`.
-        scale: Largest absolute value natively.
-        remark: What is different about it other than values: its shape, its type, values that are not finite.
+    The `largest` absolute difference may be as large as `allowed`; `scale` is the largest absolute value natively, and
+    `dtype` the device's. A remark says what else is different: shape, type, values that are not finite.
     """
 
     step: int
@@ -145,9 +141,7 @@ def compare_training(
 
     Args:
         factory: Returns what `Setup` describes.
-        steps: Weight updates.
-        gradient_accumulation_steps: Micro-batches per update and replica.
-        replication_factor: Replicas on the device.
+        steps: Weight updates, each from so many micro-batches for each replica on the device.
         half: Multiply in half precision on the device; natively all stays as it is.
         tolerance: Part of the largest value that results may differ by; by default one for each type.
 
@@ -413,12 +407,8 @@ class LayerOutputs:
     """Collects the outputs of a model's layers inside a `with` block, in the order in which they finish.
 
     A container whose output is its last layer's own is left out. The second call of a layer is named `layer#2`, the
-    parts of an output that is no single tensor `layer[0]`.
-
-    Attributes:
-        outputs: Copies of the outputs by name, as they were before anybody changed them in place.
-        names: What every output is called that was seen, to the name under which `outputs` has it: for a container that
-            was left out that of its last layer.
+    parts of an output that is no single tensor `layer[0]`. `outputs` has copies, made before anybody changed them in
+    place, and `names` the name of each output that was seen -> that in `outputs`, of a container its last layer's.
     """
 
     def __init__(self, model: nn.Module) -> None:

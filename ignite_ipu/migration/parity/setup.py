@@ -57,12 +57,7 @@ class Setup:
 
 
 class ModelCall(NamedTuple):
-    """Parts of a batch that a model is given, and how.
-
-    Attributes:
-        has_targets: Whether a batch is `(x, y)`, of which the model gets `x`; else it is given everything.
-        stars: What stands in front of the inputs in the call: "**", "*" or nothing.
-    """
+    """Parts of a batch that a model is given, `x` of `(x, y)` or everything, and how: after "**", "*" or nothing."""
 
     has_targets: bool
     stars: str

@@ -17,13 +17,9 @@ MAXIMUM_BYTES = 10 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Source:
-    """One file's Python text.
+    """One file, as the user named it: its Python with the line ends it has on disk, of a notebook all code cells.
 
-    Attributes:
-        path: The file, as the user named it.
-        text: All of its Python, with the line ends it has on disk; a notebook's code cells one after another.
-        notebook: The notebook that `text` was taken from.
-        data: Its bytes, which it must still have when it is replaced.
+    `data` are its bytes, which it must still have when it is replaced.
     """
 
     path: str

@@ -22,13 +22,10 @@ _MARKER_LINE = re.compile(r'^"ignite-ipu: notebook cell (\d+)"$')
 
 @dataclass
 class Notebook:
-    """The parsed file and the Python text of its code cells.
+    """The JSON document and the Python text of its code cells, each after its marker line.
 
-    Attributes:
-        content: The JSON document.
-        text: The code cells' Python, each after its marker line.
-        cells: For each code cell in `text`: its index among all cells, its number as users count code cells (from
-            1), and the line of `text` at which its marker stands.
+    `cells` has for each of them its index among all cells, its number as users count code cells (from 1), and the line
+    of `text` at which its marker stands.
     """
 
     content: Dict[str, Any]

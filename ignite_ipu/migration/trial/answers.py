@@ -5,9 +5,11 @@ So a trace goes on after the first thing that PopTorch refuses, and shows the ot
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
 from typing import Any, Callable, DefaultDict, Dict, List, Optional, Tuple
 from typing import Counter as CounterType
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -22,8 +24,7 @@ _Key = Tuple[Optional[Place], str]
 class Answers(TorchFunctionMode):
     """Keeps the results of the calls made in its context, by line and operator, in order.
 
-    Attributes:
-        doubles: The first operator in each line that computed in double precision, and what it is called with.
+    `doubles` has the first operator in each line that computed in double precision.
     """
 
     def __init__(self) -> None:
@@ -32,11 +33,10 @@ class Answers(TorchFunctionMode):
         self._results: DefaultDict[_Key, List[Any]] = defaultdict(list)
         self._taken: CounterType[_Key] = Counter()
         self._calls = 0
-        self._own_indexing: Any = None
+        self._indexing = contextlib.ExitStack()
 
     def __enter__(self) -> Any:
         # What indexing gives is kept also where modes do not see it: they do since PyTorch 2.1.
-        self._own_indexing = vars(torch.Tensor).get("__getitem__")
         original: Any = torch.Tensor.__getitem__
 
         def get_item(tensor: torch.Tensor, index: Any) -> Any:
@@ -46,14 +46,11 @@ class Answers(TorchFunctionMode):
                 self._keep(original, result)
             return result
 
-        torch.Tensor.__getitem__ = get_item  # type: ignore[assignment,method-assign]
+        self._indexing.enter_context(mock.patch.object(torch.Tensor, "__getitem__", get_item))
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> Any:
-        if self._own_indexing is None:
-            del torch.Tensor.__getitem__
-        else:
-            torch.Tensor.__getitem__ = self._own_indexing  # type: ignore[method-assign]
+        self._indexing.close()
         return super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def __torch_function__(

@@ -37,9 +37,7 @@ class Note(NamedTuple):
 class Notes:
     """Collects notes, one for each rule and line.
 
-    Attributes:
-        found: The notes.
-        broken: The rule of everything worse than a note that was found, also of what was known already.
+    `broken` has the rule of everything worse than a note that was found, also of what was known already.
     """
 
     found: List[Note] = field(default_factory=list)

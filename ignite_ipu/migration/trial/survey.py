@@ -53,13 +53,10 @@ class Stopped(BaseException):
 
 
 class Survey(TorchFunctionMode):
-    """Notes what a trace shows; entered around the code that is the user's.
+    """Notes what a trace, `capture` once it has begun, shows; entered around the code that is the user's.
 
-    Attributes:
-        capture: The trace, once it has begun.
-        operators: The user's line in which each operator was called first.
-        constants: The user's line in which each constant of the program was made, by its name in the graph.
-        nodes: The user's line of each operator of the graph, by its name in it.
+    It has the user's lines in which each operator was called first, and, by their names in the graph, of its constants
+    and nodes.
     """
 
     def __init__(self, notes: Notes, answers: Answers) -> None:

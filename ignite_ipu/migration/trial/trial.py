@@ -11,6 +11,7 @@ import sys
 import warnings
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, List, Optional, Tuple
+from unittest import mock
 
 import torch
 from torch import fx, nn
@@ -39,14 +40,9 @@ _STOPPING = words(
 
 @dataclass
 class Trial:
-    """Result of compiling a model, for "training", "inference" or both.
+    """Result of compiling a target's model: for which of "training" and "inference" it was tried, and has a program.
 
-    Attributes:
-        target: What was asked for: `MODULE:FACTORY`, or `FILE.py:FACTORY`.
-        notes: In the order in which they were found.
-        factory: Where the factory is defined: the place of what no line of a model is to blame for.
-        compiled: What there is a program of at the end.
-        tried: What there should be one of.
+    What no line of a model is to blame for is at the place of the factory.
     """
 
     target: str
@@ -324,29 +320,22 @@ def _shown(value: Any) -> str:
     return "another tensor" if isinstance(value, tuple) else repr(value)
 
 
+_LOGGERS = ("poptorch::python", "poptorch::cpp", "ignite_ipu")
+
+
 @contextlib.contextmanager
 def _apart(target: str) -> Iterator[None]:
     """Use the emulator, keep standard output for the report and messages out of sight, and hide this command's line.
 
     A module that reads the command line when it is imported sees one without arguments.
     """
-    levels = [(logging.getLogger(name), logging.getLogger(name).level) for name in _LOGGERS]
-    variable, arguments = os.environ.get(backend.VARIABLE), sys.argv
-    os.environ[backend.VARIABLE], sys.argv = "emulator", [target.rpartition(":")[0]]
-    try:
-        for each, _ in levels:
-            each.setLevel(logging.CRITICAL)
-        with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for each, level in levels:
-            each.setLevel(level)
-        sys.argv = arguments
-        if variable is None:
-            del os.environ[backend.VARIABLE]
-        else:
-            os.environ[backend.VARIABLE] = variable
-
-
-_LOGGERS = ("poptorch::python", "poptorch::cpp", "ignite_ipu")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, {backend.VARIABLE: "emulator"}))
+        stack.enter_context(mock.patch.object(sys, "argv", [target.rpartition(":")[0]]))
+        for logger in map(logging.getLogger, _LOGGERS):
+            stack.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.CRITICAL)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        yield

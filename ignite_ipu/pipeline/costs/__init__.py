@@ -1,3 +1,1 @@
 """Costs of a stage on a machine: memory, time and the schedule of its pipeline. Pure arithmetic."""
-
-from __future__ import annotations

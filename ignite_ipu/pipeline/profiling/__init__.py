@@ -1,3 +1,1 @@
 """A model measured on the host: its layers, what they compute and what crosses between them."""
-
-from __future__ import annotations

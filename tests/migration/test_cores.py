@@ -9,12 +9,12 @@ import threading
 
 import pytest
 
-from ignite_ipu.cli.cores import on_all_cores
+from ignite_ipu.migration.checker import on_all_cores
 
 # Forks are made by processes without threads alone, which that of the tests may be or not, by what ran before.
 _PROGRAM = """
 import os, signal
-from ignite_ipu.cli.cores import on_all_cores
+from ignite_ipu.migration.checker import on_all_cores
 
 def square(number):
     return number**2, os.getpid()
