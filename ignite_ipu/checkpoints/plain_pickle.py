@@ -60,7 +60,6 @@ class Unpickler(pickle._Unpickler):
     """Looks up the names that tensors and plain data need, and raises `CheckpointError` for others."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a name stands for."""
         full = f"{module}.{name}"
         if full not in _READABLE:
             raise CheckpointError(f"it holds a {full}, which would take code to rebuild{_HINTS.get(full, '')}.")

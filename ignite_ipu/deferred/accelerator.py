@@ -333,7 +333,9 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         """
         states: List[Any] = []
         if input_dir is None and self.project_configuration.automatic_checkpoint_naming:
-            input_dir = self._newest_checkpoint()
+            folder = os.path.join(self.project_dir, "checkpoints")
+            numbers = [int(name.rsplit("_", 1)[1]) for name in os.listdir(folder) if name.startswith("checkpoint_")]
+            input_dir = os.path.join(folder, f"checkpoint_{max(numbers)}")
         if input_dir is not None:
             file = os.path.join(os.path.expanduser(input_dir), _RANDOM_STATE)
             states = read_device_states(file) if os.path.exists(file) else []
@@ -341,11 +343,6 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         for turn, state in zip(self._turns(), states):
             if state is not None:
                 turn.training.set_random_state(state)
-
-    def _newest_checkpoint(self) -> str:
-        folder = os.path.join(self.project_dir, "checkpoints")
-        numbers = [int(name.rsplit("_", 1)[1]) for name in os.listdir(folder) if name.startswith("checkpoint_")]
-        return os.path.join(folder, f"checkpoint_{max(numbers)}")
 
     def free_memory(self, *objects: Any) -> Any:
         """Give the IPUs back and forget everything that was prepared; the models are ordinary ones again."""
@@ -407,11 +404,7 @@ def _named(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _completed(arguments: Dict[str, Any], config: IPUConfig) -> Dict[str, Any]:
-    """Return arguments of accelerate's with what a configuration says about them.
-
-    Raises:
-        OptionsError: They contradict each other.
-    """
+    """Return arguments of accelerate's with what a configuration says about them; refuse contradictions."""
     said = config.said()
     for name in ("gradient_accumulation_steps", "mixed_precision"):
         if name in said and str(arguments.setdefault(name, said[name]) or said[name]) != str(said[name]):

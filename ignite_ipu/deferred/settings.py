@@ -49,8 +49,7 @@ IGNORING = CaptureObserver()
 def refuse_for_capture(config: IPUConfig, accumulates: bool = False) -> None:
     """Refuse settings that a captured loop cannot honour.
 
-    Args:
-        accumulates: Whether somebody takes `gradient_accumulation_steps` for the loop, as `IPUAccelerator` does.
+    Somebody `accumulates` who takes `gradient_accumulation_steps` for the loop, as `IPUAccelerator` does.
     """
     reasons = dict(_REFUSED) if accumulates else {**_REFUSED, "gradient_accumulation_steps": _OF_THE_LOOP}
     if not accumulates and config.replication_factor == "auto":

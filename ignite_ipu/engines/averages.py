@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Union
 
@@ -11,7 +12,6 @@ from ignite.metrics import Metric
 from ignite.metrics.metric import reinit__is_reduced, sync_all_reduce
 from torch import nn
 
-from ignite_ipu import backend
 from ignite_ipu.engines.engine import IPUEngine
 from ignite_ipu.engines.loaders import Loaders
 from ignite_ipu.engines.steps import IPUStep, call_model, unchanged
@@ -42,7 +42,6 @@ class AveragesStep(BatchStep):
         self.averages = dict(averages)
 
     def computes_like(self, other: BatchStep) -> bool:
-        """Tell whether another step compiles to the same program."""
         return super().computes_like(other) and self.averages == getattr(other, "averages", None)
 
     def forward(self, *leaves: Any) -> torch.Tensor:
@@ -128,16 +127,15 @@ def create_ipu_averages_evaluator(
         ("options", "device_iterations", "replication_factor"), "averages are computed without it. Leave it out."
     )
     session = IPUSession.of(unwrapped(model))
-    made: Optional[Tuple[Options, Loaders]] = None
+    summing = dataclasses.replace(settings, output_mode="Sum")
+    made: Optional[Loaders] = None
 
     def loaders() -> Loaders:
         nonlocal made
-        base = session.inference.options(settings)
-        if made is None or made[0] is not base:
-            summing = base.clone()
-            summing.outputMode(backend.poptorch().OutputMode.Sum)
-            made = base, Loaders(summing, training=False)
-        return made[1]
+        options = session.inference.options(summing)
+        if made is None or made.options is not options:
+            made = Loaders(options, training=False)
+        return made
 
     module = functools.partial(AveragesStep, session.model, averages, model_fn)
     evaluation = Evaluation(session.inference, module, lambda: loaders().options)

@@ -222,8 +222,8 @@ class IPUTrainer(IPUEngine):
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return Ignite's state dictionary with what is this engine's own as `ipu`."""
         state: OrderedDict[str, Any] = super().state_dict()
-        iteration, length = self.state.iteration, self.state.epoch_length
-        if self._pinned is not None and self._pinned[0] == iteration and length and not iteration % length:
+        iteration = self.state.iteration
+        if self._pinned is not None and self._pinned[0] == iteration and self._between_epochs:
             now = self._pinned[1]
         else:
             now = read_random_states(self._generator)
@@ -419,15 +419,10 @@ class IPUTrainer(IPUEngine):
 
     def _restore_pinned(self) -> None:
         pinned, self._pinned = self._pinned, None
-        if pinned is not None and self.state.epoch_length and self.state.iteration % self.state.epoch_length == 0:
-            iteration, states, own = pinned
-            if iteration == self.state.iteration:
-                if own and not same_random_states(states, read_random_states(self._generator)):
-                    self._warn_of_draws()
-                write_random_states(states, self._generator)
-
-    def _warn_of_draws(self) -> None:
-        if not self._warned_of_draws:
+        if pinned is None or pinned[0] != self.state.iteration or not self._between_epochs:
+            return
+        _, states, own = pinned
+        if own and not self._warned_of_draws and not same_random_states(states, read_random_states(self._generator)):
             self._warned_of_draws = True
             _logger.warning(
                 "The state of the trainer was taken at the end of epoch %d, and other handlers drew random numbers "
@@ -436,6 +431,7 @@ class IPUTrainer(IPUEngine):
                 " what takes the state, such as a Checkpoint, after these handlers, and both is true.",
                 self.state.epoch - 1,
             )
+        write_random_states(states, self._generator)
 
 
 class DeterministicIPUTrainer(IPUTrainer, DeterministicRuns):

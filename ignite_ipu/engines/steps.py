@@ -49,7 +49,6 @@ class IPUStep:
         return self.compiled_for(*self.prepare(batch))
 
     def __call__(self, engine: Engine, batch: Any) -> Any:
-        """Return the engine's output for a batch."""
         return self.run(batch)
 
 
@@ -76,10 +75,8 @@ def predictions_and_targets(x: Any, y: Any, y_pred: Any) -> Any:
 class LastCalls:
     """Trains a batch that is smaller than a device call in calls of its size.
 
-    As many weight updates are made as its samples fill, and one of the rest, by the mean gradient of these.
-
-    Attributes:
-        made: The arithmetic of the device calls for the last batch.
+    As many weight updates are made as its samples fill, and one of the rest, by the mean gradient of these. What was
+    `made` is the arithmetic of the device calls for the last batch.
     """
 
     def __init__(self, session: IPUSession) -> None:

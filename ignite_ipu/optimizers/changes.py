@@ -91,7 +91,6 @@ class HyperParameters:
         self._write((change, change.old) for change in changes)
 
     def note_told(self) -> None:
-        """Note that the device was told everything."""
         self.told = self._now()
 
     def write(self, settings: Settings) -> None:

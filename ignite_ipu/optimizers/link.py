@@ -38,12 +38,10 @@ _REPLACED: List[Any] = ["another mapping"]
 
 @dataclasses.dataclass(frozen=True)
 class SavedState:
-    """State of a device's optimizer at one moment.
+    """State of a device's optimizer at one moment, after so many weight updates (`steps`).
 
-    Attributes:
-        device: What PopTorch's `set_state_dict` takes; `ipu_state` in it is None before the first use.
-        scaling: The loss scaling that velocities in it are multiplied by.
-        steps: Weight updates made.
+    PopTorch's `set_state_dict` takes `device`, in which `ipu_state` is None before the first use; velocities in it are
+    multiplied by `scaling`.
     """
 
     device: Dict[str, Any]
@@ -132,7 +130,6 @@ class OptimizerLink:
         return changes
 
     def _send(self, changes: Sequence[Change], constants: Collection[str], executor: Optional[Executor] = None) -> None:
-        """Write changes into the device's optimizer, and tell an executor."""
         numbers = self._numbers
         numbers.refuse(changes, constants)
         # torch leaves the momentum's buffers alone while momentum is zero, and the device does not.
@@ -204,7 +201,6 @@ class OptimizerLink:
         return state
 
     def replace_state(self, state: Any) -> None:
-        """Make another mapping the state, on the device, too."""
         self._check_shown()
         self._source.__dict__["state"] = state
         self._newer_on_device = False

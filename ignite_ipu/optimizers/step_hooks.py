@@ -53,7 +53,6 @@ class StepHooks:
                 )
 
     def after(self) -> None:
-        """Call what is to be called after an update."""
         if self._after or _global_optimizer_post_hooks:
             for hook in of_scripts(self._after, _global_optimizer_post_hooks):
                 self._call(hook)
@@ -99,7 +98,6 @@ class _GradientsRefused(FunctionGuard):
         self._optimizer, self._hook = optimizer, hook
 
     def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        """Refuse to touch a gradient of the optimizer's parameters."""
         if func in _TOUCHES_GRADIENTS:
             for group in self._optimizer.param_groups:
                 if any(each is args[0] for each in group["params"]):

@@ -29,6 +29,5 @@ class FunctionGuard(FunctionContext):
         """Raise an error to refuse a call."""
 
     def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        """Return what the function returns, unless `check` refuses the call."""
         self.check(func, args, kwargs)
         return func(*args, **kwargs)

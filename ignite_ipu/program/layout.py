@@ -74,12 +74,8 @@ class BatchLayout:
     def of(cls, names: Sequence[str], parts: Sequence[Any], micro_batches: int) -> Tuple[BatchLayout, List[Any]]:
         """Flatten a batch; return its layout, and the values to call the compiled model with.
 
-        Args:
-            names: What messages call each part, such as `x` and `y`.
-            micro_batches: Micro-batches that one call's inputs hold: D * A * (R // G).
-
-        Raises:
-            BatchError: A tensor does not divide into micro-batches, is empty, or has a type that the device lacks.
+        Messages call its parts by `names`, such as `x` and `y`; one call's inputs hold D * A * (R // G) micro-batches.
+        A `BatchError` where a tensor does not divide into these, is empty, or has a type that the device lacks.
         """
         taken: List[Tuple[str, Any]] = []
         nodes = tuple(_flatten(part, name, taken) for name, part in zip(names, parts))

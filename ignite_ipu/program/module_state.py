@@ -37,8 +37,7 @@ def _set_modes(modules: Sequence[nn.Module], modes: Sequence[bool]) -> None:
 class _Registrations:
     """Registrations of parameters, buffers and modules in modules, of which PyTorch tells hooks, which this installs.
 
-    Attributes:
-        count: How many there were; the same number means that there was none in between.
+    While their `count` is the same, there was none in between.
     """
 
     count = 0
@@ -47,7 +46,6 @@ class _Registrations:
         self._is_installed = False
 
     def follow(self) -> None:
-        """Count from now on."""
         if not self._is_installed:
             self._is_installed = True
             for kind in ("parameter", "buffer", "module"):

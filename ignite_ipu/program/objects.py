@@ -18,11 +18,7 @@ from ignite_ipu.program.tensors.trees import attributes_of
 
 
 def contents(value: Any, of_tensor: Callable[[torch.Tensor], Hashable]) -> Hashable:
-    """Return everything that code may read from an object, in a comparable form.
-
-    Args:
-        of_tensor: Returns what stands for a tensor that it holds.
-    """
+    """Return everything that code may read from an object, comparable; `of_tensor` gives what stands for a tensor."""
     return _Contents(of_tensor).read(value)
 
 
@@ -39,7 +35,6 @@ class _Contents(Reader):
         self._known: Dict[int, Tuple[int, Any]] = {}
 
     def of_tensor(self, tensor: torch.Tensor) -> Hashable:
-        """Return what stands for a tensor."""
         return self._of_tensor(tensor)
 
     def of_object(self, value: Any) -> Hashable:

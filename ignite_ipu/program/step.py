@@ -21,7 +21,6 @@ from ignite_ipu.program.forward.model_libraries import (
     declared_as_tracing,
     without_checkpointing,
     without_generation_cache,
-    without_looks_at_masks,
 )
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.guards.python_state import PythonState
@@ -153,7 +152,7 @@ class BatchStep(nn.Module):
                     stack.enter_context(GradientHookGuard())
                 # The loss, and what else follows the model, belongs to the last block of a model annotated by hand.
                 stack.enter_context(mock.patch.object(backend.poptorch().Block, "__exit__", _stay_open))
-                with HostTensorsMovedIn(), Equivalents(), declared_as_tracing(), without_looks_at_masks():
+                with HostTensorsMovedIn(), Equivalents(), declared_as_tracing():
                     with without_checkpointing(training), without_generation_cache(self.model):
                         yield True
         else:

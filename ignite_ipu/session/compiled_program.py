@@ -24,10 +24,7 @@ class CompiledBuffers:
     """Constants that one compiled program has of its module's buffers: those of integers and booleans.
 
     PopTorch compiles them in, so that writes on the host never reach it: an index that is permuted, a mask, a table.
-
-    Args:
-        words: All names in the user's code that it runs.
-        weights: Who knows when somebody wrote on the host.
+    Which of them it reads, the names in the user's code (`words`) tell.
     """
 
     def __init__(self, step: nn.Module, words: Collection[str], weights: Weights) -> None:
@@ -65,9 +62,8 @@ def _is_used(module: nn.Module, name: str, words: Collection[str]) -> bool:
 class CompiledProgram:
     """An executor with a program in it, and what of Python and of buffers that program has as constants.
 
-    Args:
-        python: Values that the code of a call names.
-        changed: Names of Python values that forward changed in the trace, as each trace of the model would again.
+    What is `changed` are names of Python values that forward changed in the trace, as each trace of the model would
+    again.
     """
 
     def __init__(

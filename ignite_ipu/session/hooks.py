@@ -71,7 +71,6 @@ class SessionHooks:
     """Callbacks of one session.
 
     Attributes:
-        engines: Engines that hear the session's events.
         guard: Makes the device calls instead of the session: a `Recovery` handler's; None without one.
         loading: Gives the context in which programs are compiled and brought to their IPUs.
         check_evaluation: Called before each evaluation, to refuse it.
@@ -80,7 +79,6 @@ class SessionHooks:
         recorder: Does what `record` says; None where the host computes all.
         shows_gradients: Whether steps bring gradients back, and `parameter.grad` has them.
         withheld: Called when somebody asks for the newest weights or the optimizer's state, to refuse that.
-        fired: How often each event was.
     """
 
     def __init__(self) -> None:
@@ -95,7 +93,6 @@ class SessionHooks:
         self.fired: Counter[IPUEvents] = Counter()
 
     def end_guard(self) -> None:
-        """Make calls without a guard again."""
         guard, self.guard = self.guard, None
         if guard is not None:
             guard.end()
@@ -116,11 +113,9 @@ class SessionHooks:
             self.withheld()
 
     def copy(self, action: Callable[[], _T]) -> _T:
-        """Return what `action` returns, which copies from the training program's IPUs."""
         return action() if self.guard is None else self.guard.copy(action)
 
     def fire(self, event: IPUEvents) -> None:
-        """Fire an event on every engine of the session."""
         _logger.debug("%s", event.value)
         self.fired[event] += 1
         for engine in list(self.engines):

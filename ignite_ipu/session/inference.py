@@ -59,9 +59,7 @@ class Evaluation:
 class Inference:
     """Evaluates a model: by one program for all evaluators that ask for the same.
 
-    Attributes:
-        filling: Finds out whether filling up a batch changes the predictions for its samples.
-        trainers: How many trainers the model has had. With another one, options may be others, too.
+    With each of its trainers, which are counted, options may be others.
     """
 
     def __init__(self, programs: Programs) -> None:

@@ -42,17 +42,15 @@ _AVERAGED = (
 
 
 class ModelProgram:
-    """A module compiled for training or for evaluation, on first use.
+    """A module compiled for training or for evaluation on first use, with the options that were `asked` for.
 
     Args:
-        asked: The `poptorch.Options` that were asked for.
         placing: What puts the model on several IPUs; None for a model that is on one, or says so itself.
         link: The tie to the user's optimizer; None where nothing is trained.
         on_trace: Called with this program, and the Python values that forward changed in its trace.
 
     Attributes:
-        executor: The PopTorch executor, None before first use.
-        traced: The program in it, until it is destroyed; `compiled` asks PopTorch whether it is there.
+        traced: The program in its executor, until it is destroyed; `compiled` asks PopTorch whether it is there.
         geometry: The arithmetic of one call, None before first use.
         mode: Name of the output mode, as PopTorch resolves it.
         calls: The arithmetic of a call with micro-batches of one sample.
@@ -109,7 +107,6 @@ class ModelProgram:
 
     @property
     def compiled(self) -> Optional[CompiledProgram]:
-        """The compiled program, None where there is none."""
         compiled = self.traced
         return compiled if compiled is not None and compiled.executor.isCompiled() else None
 
@@ -152,7 +149,6 @@ class ModelProgram:
         return mean / self.micro_batches_per_replica if self.mode == "Sum" else mean
 
     def arguments(self, *parts: Any) -> List[Any]:
-        """Return what to call the program with for one batch."""
         return self.step.arguments(*parts, micro_batches=self.micro_batches)
 
     def set_modes(self) -> None:
@@ -167,7 +163,6 @@ class ModelProgram:
         return self._layouts[0].leaves_of(parts) if self._layouts else None
 
     def note_call(self) -> None:
-        """Count a call."""
         if self.traced is not None:
             self.traced.retrace.note_call()
 

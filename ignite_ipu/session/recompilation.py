@@ -36,12 +36,7 @@ _BUFFERS_CHANGED = (
 
 
 class ModelChanges:
-    """Changes of a model since its session began, and since its programs were traced.
-
-    Args:
-        compile_again: Has the next call of a program compile it.
-        hooks: What refuses that, and what was computed with values of before.
-    """
+    """Follows changes of a model since its session began and its programs were traced: compiles again, or refuses."""
 
     def __init__(
         self, model: nn.Module, weights: Weights, compile_again: Callable[[ModelProgram], None], hooks: SessionHooks

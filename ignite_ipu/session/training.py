@@ -64,16 +64,7 @@ class Trainable:
 
 
 class Trained:
-    """The program that trains a model, those that wait until they train it again, and the tie to the optimizer.
-
-    Attributes:
-        program: The program that trains at present; compiled when the first batch comes.
-        aside: Compiled programs that were kept.
-
-    Raises:
-        OptimizerError: The optimizer does not hold exactly the model's trainable parameters.
-        OptionsError: No IPUs can be had for these options.
-    """
+    """The program that trains a model, those kept `aside` until they train it again, and the tie to the optimizer."""
 
     def __init__(
         self,
@@ -98,8 +89,7 @@ class Trained:
     def replace(self, step: BatchStep, options: Options, keep: bool) -> None:
         """Train by another program from now on, with the weights and the optimizer's state of the one before.
 
-        Args:
-            keep: Keep the compiled program for `resume`, unless parameters were frozen or unfrozen.
+        To `keep` is to keep that for `resume`, if it is compiled and no parameters were frozen or unfrozen.
         """
         check_ipus(options)
         program, changed = self.program, bool(self._trainable.change())

@@ -56,11 +56,7 @@ class CapturedEvaluation:
         model: nn.Module,
         show: Callable[[Any], Any] = lambda output: output,
     ) -> Any:
-        """Return the output of the model or of a part of it, with tensors on the host.
-
-        Args:
-            show: What the user gets instead of what comes back, be it returned or left behind.
-        """
+        """Return the output of the model or of a part of it, on the host; the user gets what `show` makes of it."""
         args, kwargs = resolved((args, kwargs))
         if model.training and _draws_or_counts(model):
             return show(self.run_on_host(model, args, kwargs, current_line()))
@@ -224,9 +220,7 @@ class _Evaluated(torch.autograd.Function):
 def with_gradients(output: Any, arguments: Any, trained: bool) -> Any:
     """Let the output of a model require gradients as natively, so that no step takes its tensors for constants.
 
-    Args:
-        arguments: What it was called with, of which gradients may be asked.
-        trained: Whether an optimizer has weights of the model.
+    They are those of what it was called with, and of the model's weights if an optimizer has some: if it is `trained`.
     """
     with torch._C.DisableTorchFunctionSubclass():
         differentiated = [tensor for tensor in leaves_in(arguments) if tensor.requires_grad]

@@ -140,13 +140,9 @@ def called_on_host(
 ) -> HostCall:
     """Call a model on the host, without a trace in its weights, its buffers, its arguments or randomness.
 
-    Args:
-        places: Where it leaves tensors for others, as far as these are known.
-
-    Raises:
-        CaptureError: Its code changes in every call what a compiled program would not: Python values, its arguments,
-            or buffers of integers; or it puts other tensors in the place of buffers.
-        LossError: It registers hooks on gradients.
+    `places` are where it leaves tensors for others, as far as these are known. A `CaptureError` where its code changes
+    in every call what a compiled program would not, Python values, its arguments or buffers of integers, or puts other
+    tensors in the place of buffers; a `LossError` where it registers hooks on gradients.
     """
     # A touch of a weight in the call would download them, buffers too, into what stands there for the call.
     weights.to_host()
@@ -242,11 +238,9 @@ def _was_written(buffer: torch.Tensor, before: torch.Tensor) -> bool:
 def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], session: IPUSession) -> None:
     """Call a model on the host, which leaves tensors that it is given, its buffers and random numbers as they are.
 
-    Before anything is trained it may make weights and buffers, for which random numbers are drawn as natively.
-
-    Raises:
-        ReplacedError: It has made some, of which the session does not know.
-        SessionError: It writes into weights.
+    Before anything is trained it may make weights and buffers, for which random numbers are drawn as natively. A
+    `ReplacedError` where it has made some of which the session does not know, a `SessionError` where it writes into
+    weights.
     """
     session.weights.to_host()
     before, held = named_tensors(model), HeldBuffers(model)

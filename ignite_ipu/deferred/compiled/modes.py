@@ -46,7 +46,6 @@ class Modes:
         self._registrations = NEVER
 
     def now(self) -> ModesThen:
-        """Return the modes at this moment."""
         state, then = self._state, self._then
         if state is None or not state.complete:
             state = self._state = PythonState(self._model)

@@ -29,7 +29,6 @@ class _ReadyStep(BatchStep):
         super().__init__(model, ("inputs",), _no_call, _no_call, half)
 
     def arguments(self, *parts: Any, micro_batches: int) -> List[Any]:
-        """Return the inputs."""
         return list(parts[0])
 
     def computes_like(self, other: BatchStep) -> bool:
@@ -40,17 +39,11 @@ class _ReadyStep(BatchStep):
         """Keep everything: nothing depends on the first batch."""
 
     def train(self, mode: bool = True) -> _ReadyStep:
-        """Leave the modes as they are."""
         return self
 
 
 class CapturedStep(_ReadyStep):
-    """The module compiled for a captured step: it returns the loss, and the values that are wanted on the host.
-
-    Args:
-        update: What to compute, to return, and which of its floats are inputs, because they change.
-        half: Whether matrix products and convolutions run in half precision.
-    """
+    """The module compiled for a captured update: it returns the loss, and the values that are wanted on the host."""
 
     is_tried = True
 
@@ -125,18 +118,13 @@ class CalledStep(_ReadyStep):
         self._words = words
         self._structure = structure
         self._shapes = tuple(shapes)
-        # A list, because PopTorch traces a shallow copy of this module.
+        # What surrounds the tensors that come back; a list, because PopTorch traces a shallow copy of this module.
         self._output: List[Structure] = []
         self._left: List[Place] = []
 
-    @property
-    def output(self) -> Structure:
-        """Structure around the tensors that come back, once the model has been traced."""
-        return self._output[0]
-
     def take(self, tensors: Sequence[torch.Tensor], show: Callable[[Any], Any]) -> Any:
         """Return the output that tensors have come back for, as `show` gives it, and leave behind what a call does."""
-        output = show(unflatten(self.output, tensors))
+        output = show(unflatten(self._output[0], tensors))
         if self._left:
             output, left = output
             put(self._left, left)

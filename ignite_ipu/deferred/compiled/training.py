@@ -38,12 +38,9 @@ class CapturedTraining:
 
     Attributes:
         own: Ids of the parameters that this optimizer trains, where the others are another one's; None for all.
-        max_grad_norm: The global norm that gradients are clipped to, None for no clipping.
-        optimizer: The user's optimizer, once it is known.
         checked: What the parameters were told by that were found to be all when they were clipped last.
         most_micro_batches: How many of the loop's the largest update so far was made from, None before the first.
         zeroed: Where the loop made gradients zero instead of None, if it did when it last cleared them.
-        gradients: The gradients of updates, for who looks at them.
         clipped: Whether the coming update is clipped so far, or one that was made early.
     """
 
@@ -133,11 +130,9 @@ class CapturedTraining:
         self.max_grad_norm = max_norm
 
     def random_state(self) -> Optional[List[int]]:
-        """Return the device's random state, None while there is none."""
         return self._random_state if self._trained is None else self._trained.program.read_random_state()
 
     def set_random_state(self, state: List[int]) -> None:
-        """Continue a random stream with the next update."""
         if self._trained is None:
             self._random_state = state
         else:
@@ -169,12 +164,8 @@ class CapturedTraining:
     def run(self, losses: Sequence[Loss], keeps: Optional[Callable[[Operation], bool]] = None) -> None:
         """Make one weight update from the losses that went backward, and settle the values of their micro-batches.
 
-        Args:
-            keeps: Tells whether gradients may flow through an operation once more, for another optimizer; None for no.
-
-        Raises:
-            CaptureError: It cannot be run as one device step.
-            IPUOutOfMemoryError: It does not fit.
+        `keeps` tells whether gradients may flow through an operation once more, for another optimizer; None for no. A
+        `CaptureError` where it cannot be run as one device step, an `IPUOutOfMemoryError` where it does not fit.
         """
         batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
         needed = needed_values(batches)
@@ -277,7 +268,6 @@ class CapturedTraining:
         return next((then for then in called if then is not None and then.of is self.modes), last).trained
 
     def _modes_of(self, batches: Sequence[MicroBatch]) -> ModesThen:
-        """Return the modes of the calls of the model."""
         first: Optional[Operation] = None
         modes: Optional[ModesThen] = None
         calls = [call for batch in batches for call in batch.operations if call.model is not None]

@@ -38,16 +38,14 @@ class _Norm(NamedTuple):
 class UpdateGradients:
     """Gradients of a captured model's updates, which programs bring back from when somebody looks at them.
 
-    Attributes:
-        wanted: Whether programs are compiled with them.
-        unused: By `id`, the parameters on which the loss of the last update does not depend, as far as that is known.
+    `unused` has, by `id`, the parameters on which the loss of the last update does not depend, as far as that is known.
     """
 
     def __init__(self, session: IPUSession) -> None:
         self._session = session
         self.wanted = False
         self.unused: Set[int] = set()
-        self._program: Callable[[], Optional[ModelProgram]] = _none
+        self._program: Callable[[], Optional[ModelProgram]] = lambda: None
         self._found: Dict[int, Optional[torch.Tensor]] = {}
         self._factor: Optional[torch.Tensor] = None
         self._norms: List[_Norm] = []
@@ -87,7 +85,7 @@ class UpdateGradients:
         """Take the update that a program has just made; None for one that brings no gradients back."""
         self._found, self._factor = {}, None
         if program is None:
-            self._program, self.unused = _none, set()
+            self._program, self.unused = lambda: None, set()
             return
         if program is not self._program():
             self._program = weakref.ref(program)
@@ -96,11 +94,10 @@ class UpdateGradients:
 
     def compute(self, losses: Sequence[Loss]) -> None:
         """Have the host compute those of losses, with the newest weights, and show them until the update is made."""
-        self._found, self._factor, self._program = _on_host(self._session.model, losses), None, _none
+        self._found, self._factor, self._program = _on_host(self._session.model, losses), None, lambda: None
         self.unused = {key for key, gradient in self._found.items() if gradient is None}
 
     def settle_norms(self) -> None:
-        """Let awaited norms be known."""
         awaited, self._norms = self._awaited(), []
         for value, norm in awaited:
             value.take(self.norm(norm.parameters, norm.kind))
@@ -155,10 +152,6 @@ class UpdateGradients:
     def _trained(self) -> List[Tuple[str, torch.Tensor]]:
         with torch._C.DisableTorchFunctionSubclass():
             return [(name, each) for name, each in self._session.model.named_parameters() if requires_grad(each)]
-
-
-def _none() -> None:
-    return None
 
 
 def _on_host(model: nn.Module, losses: Sequence[Loss]) -> Dict[int, Optional[torch.Tensor]]:

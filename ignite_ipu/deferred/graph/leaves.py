@@ -99,13 +99,6 @@ class Input:
             self._shape = Shape.of(self.tensor, False)
         return self._shape
 
-    @classmethod
-    def of_weight(cls, weight: torch.Tensor) -> Input:
-        """Return a trained weight as it is now."""
-        found = cls(weight, Shape.of(weight, True), "")
-        found.set_aside()
-        return found
-
     def set_aside(self) -> None:
         """Keep a copy of the weight, which the host has newest, since it is about to change."""
         self.weight, self.tensor = self.tensor, plain(self.tensor).clone()
@@ -125,11 +118,7 @@ class Input:
         self.tensor, self.weight, self.parameter, self.model = self.weight, None, parameter, model
 
     def check(self, line: Line, late: bool = False) -> None:
-        """Refuse a tensor that was written into since it was recorded at a line.
-
-        Args:
-            late: Whether the host computes with it, for somebody who reads a value that is no part of the loss.
-        """
+        """Refuse a tensor that was written into since a line recorded it; `late` for a value of no loss."""
         if self.parameter is not None:
             return
         if type(self.tensor) is not torch.Tensor:
@@ -151,11 +140,9 @@ class Input:
             )
 
     def keep(self, copies: Dict[int, torch.Tensor], every: bool = False) -> None:
-        """Copy memory that is not PyTorch's, as that of a numpy array, in which others write without its notice.
+        """Copy memory that is not PyTorch's, as a numpy array's, in which others write without its notice; or `every`.
 
-        Args:
-            copies: Those that were made before, by `id` of the tensor.
-            every: Whether to copy PyTorch's, too.
+        Those that were made before are in `copies`, by `id` of the tensor.
         """
         tensor = self.tensor
         if self.parameter is not None or type(tensor) is not torch.Tensor or tensor._version != self._version:

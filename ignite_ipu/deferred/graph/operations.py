@@ -28,9 +28,8 @@ by_number: Callable[[Operation], int] = operator.attrgetter("number")
 class _Clock:
     """Numbers operations in the order of their calls, up to `now`, and remembers how far values are known.
 
-    Attributes:
-        settled: What `now` was when values last came back from a device. What was recorded later was recorded because
-            it depends on values that nobody had then, so it is not known now.
+    `settled` is what `now` was when values last came back from a device. What was recorded later was recorded because
+    it depends on values that nobody had then, so it is not known now.
     """
 
     now: int = 0
@@ -121,12 +120,8 @@ def keep_weights(models: Sequence[Captured]) -> None:
 class ModesThen(NamedTuple):
     """The modes of a captured model at one moment.
 
-    Attributes:
-        of: What found them, one for each model.
-        training: Whether each module is in training mode.
-        trained: Whether each parameter requires gradients.
-        names, values: The Python values that the modules' code reads.
-        parts: The modules and their hooks.
+    What found them is `of`, one for each model. They are those of its modules (`training`) and parameters (`trained`),
+    the Python values that the modules' code reads, by their names, and the modules and their hooks (`parts`).
     """
 
     of: Any
@@ -137,7 +132,6 @@ class ModesThen(NamedTuple):
     parts: List[Any]
 
     def difference(self, now: ModesThen) -> str:
-        """Return in words what has changed."""
         if self.training != now.training:
             return "modules were put in training or evaluation mode"
         if self.trained != now.trained:
@@ -156,13 +150,11 @@ class CallSignature:
     Attributes:
         function: What is called; None for a captured model.
         structure: Its arguments `(args, kwargs)` without the leaves.
-        grad: Whether gradients are enabled.
         result: What surrounds the tensors of the result, whose `shapes` follow.
         modes, writes, draws: Of the captured model that is called: its modes, the names of the buffers that the call
             writes into, and whether it draws random numbers.
         warned: Whether somebody was told that it draws them in two programs.
         left: Where the call leaves tensors for others; `result` is then of the result and what is in these places.
-        single: Whether the result is one tensor and nothing else.
         aliases: Whether some of the result may share memory with an argument.
     """
 
@@ -195,7 +187,6 @@ class Operation:
     """One recorded call, of a captured model or of a function.
 
     Attributes:
-        number: Grows in the order of the calls.
         leaves: `Value`, `Input` or `Number` for every leaf of the arguments.
         results: Weakly, the values it gives.
         done: Whether its values are known.
@@ -299,10 +290,8 @@ def replayed(
 ) -> Dict[Operation, List[torch.Tensor]]:
     """Compute recorded operations on the host, in their order, and return the tensors that each gives.
 
-    Args:
-        operations: What they read is known, or computed by earlier ones.
-        tensor_of: Returns what an operation is to read for an input.
-        called: Returns what an operation gives that calls a model, for these leaves.
+    What they read is known, or computed by earlier ones; `tensor_of` returns what an operation is to read for an input,
+    and `called` what one that calls a model gives for leaves.
     """
     results: Dict[Operation, List[torch.Tensor]] = {}
 

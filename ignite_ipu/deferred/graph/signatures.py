@@ -37,11 +37,7 @@ _INFERRED = Bounded()
 
 
 class Signatures:
-    """Signatures by the arguments of calls, and as `templates` by their structure and shapes.
-
-    Args:
-        deferred: The class of tensors that have no value yet.
-    """
+    """Signatures by the arguments of calls, and as `templates` by their structure and shapes."""
 
     def __init__(self, deferred: type) -> None:
         self._deferred = deferred
@@ -53,11 +49,8 @@ class Signatures:
     ) -> Optional[CallSignature]:
         """Return the signature of a call, None for the first of its kind and one that takes more than this look.
 
-        Args:
-            key: What distinguishes the call besides its arguments; grows by what these contribute, and is empty
-                afterwards when a look at them does not do.
-            leaves: Grows by the leaves of the arguments.
-            numbers: Types of numbers that are leaves.
+        What distinguishes the call besides its arguments is `key`, which grows by what these contribute, and is empty
+        afterwards when a look at them does not do; `leaves` grows by theirs, among which are numbers of these types.
         """
         deferred, settled = self._deferred, CLOCK.settled
         for value in values:

@@ -8,7 +8,7 @@ contain attributes.
 from __future__ import annotations
 
 from types import MethodType
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Optional
 
 import torch
 from torch import nn
@@ -41,11 +41,7 @@ def capture_model(
 ) -> CapturedModel:
     """Capture a model's calls from now on, and return what does; the same again for a captured model.
 
-    Args:
-        model, config, postponed, clip_remedy, observer: As for `CapturedModel`.
-
-    Raises:
-        SessionError: The model is trained by another engine, or some of it is not on the CPU.
+    A `SessionError` where another engine trains it, or some of it is not on the CPU. Arguments are `CapturedModel`'s.
     """
     existing: Optional[CapturedModel] = model.__dict__.get(CAPTURE)
     if existing is not None:
@@ -78,8 +74,7 @@ def _is_within(part: nn.Module, whole: nn.Module) -> bool:
 def capture_optimizer(optimizer: torch.optim.Optimizer, alone: bool = False) -> None:
     """Let an optimizer run captured updates from now on, if it holds the parameters of a captured model.
 
-    Args:
-        alone: Whether functions of its weights are recorded also before a model is captured that has one of them.
+    If `alone`, functions of its weights are recorded also before a model is captured that has one of them.
     """
     OPTIMIZERS.add(optimizer)
     optimizer.__dict__[WATCH] = HeldWeights(optimizer, alone)
@@ -126,20 +121,16 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> None:
         updates.use(self)
     # Once there is a device's optimizer, one hook of this library's guards the step of the host.
     if _global_optimizer_pre_hooks or len(self._optimizer_step_pre_hooks) > updates.training.prepared:
-        _run_before(self, of_scripts(_global_optimizer_pre_hooks, self._optimizer_step_pre_hooks))
+        for hook in of_scripts(_global_optimizer_pre_hooks, self._optimizer_step_pre_hooks):
+            if hook(self, (self,), {}) is not None:
+                raise CaptureError(
+                    f"A hook before {type(self).__name__}.step() at {current_line()} returned other arguments for it, "
+                    "but the step of a device takes none. Let it return None."
+                )
     updates.step()
     if self._optimizer_step_post_hooks or _global_optimizer_post_hooks:
         for hook in of_scripts(self._optimizer_step_post_hooks, _global_optimizer_post_hooks):
             hook(self, (self,), {})
-
-
-def _run_before(optimizer: torch.optim.Optimizer, hooks: Sequence[Callable[..., Any]]) -> None:
-    for hook in hooks:
-        if hook(optimizer, (optimizer,), {}) is not None:
-            raise CaptureError(
-                f"A hook before {type(optimizer).__name__}.step() at {current_line()} returned other arguments for it, "
-                "but the step of a device takes none. Let it return None."
-            )
 
 
 def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:

@@ -82,8 +82,7 @@ class DeviceGradients:
     def taken_off(self, trained: Sequence[bool]) -> Tuple[List[str], List[str]]:
         """Return the names of parameters whose gradients the loop has taken off since, and of those it has not.
 
-        Args:
-            trained: Whether each parameter is part of the update that the gradients are of. It may be frozen by now.
+        What is `trained` is part of the update that the gradients are of; it may be frozen by now.
         """
         self.refuse_those_of_the_host()
         gone, self.gone = self.gone, set()

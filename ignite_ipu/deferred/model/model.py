@@ -93,7 +93,6 @@ class CapturedModel:
         self._begin()
 
     def _begin(self) -> None:
-        """Take the model as it is now."""
         model = self.model
         self.session = IPUSession.of(model)
         self.session.refuse_second_trainer()

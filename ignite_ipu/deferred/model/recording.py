@@ -54,7 +54,6 @@ class RecordedCalls:
         return output
 
     def _signatures(self, modes: ModesThen, grad: bool) -> Signatures:
-        """Return the signatures of calls in some modes."""
         for then, with_grad, signatures in self._known:
             if then is modes and with_grad is grad:
                 return signatures

@@ -142,10 +142,7 @@ def keep_buffers(
 ) -> None:
     """Keep what is in the buffers that calls write, where they may run again for the update of another optimizer.
 
-    Args:
-        operations: Those of the update.
-        awaited: Operations that other updates wait for.
-        keeps: Tells whether gradients may flow through an operation once more.
+    Other updates wait for what is `awaited`; `keeps` tells whether gradients may flow through an operation once more.
     """
     device = set(operations)
     written: Set[int] = set()

@@ -138,7 +138,6 @@ class Updates:
         self.zero_grad()
 
     def step(self) -> None:
-        """Make the weight update that `optimizer.step()` asks for."""
         if self.gradients.gone:
             self._follow_gradients("step()")
         if self.early is not None:
@@ -160,24 +159,19 @@ class Updates:
         else:
             if self.uncleared is not None:
                 refuse_uncleared(self.uncleared)
-            self._check_not_zeroed()
+            if self.training.zeroed is not None and self.training.prepared:
+                raise CaptureError(
+                    f"step() at {current_line()} follows no backward(), and gradients were made zero, not None, at "
+                    f"{self.training.zeroed}: PyTorch would update weights with gradients of zero, by their momentum "
+                    "and weight decay, while a device updates after a backward pass alone. Call "
+                    "zero_grad(set_to_none=True), or step() after backward() only."
+                )
             self.gradients.refuse_those_of_the_host()
 
-    def _check_not_zeroed(self) -> None:
-        if self.training.zeroed is not None and self.training.prepared:
-            raise CaptureError(
-                f"step() at {current_line()} follows no backward(), and gradients were made zero, not None, at "
-                f"{self.training.zeroed}: PyTorch would update weights with gradients of zero, by their momentum and "
-                "weight decay, while a device updates after a backward pass alone. Call "
-                "zero_grad(set_to_none=True), or step() after backward() only."
-            )
-
     def zero_grad(self, set_to_none: bool = True, parameters: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
-        """Drop what went backward since the last update, as clearing gradients does.
+        """Drop what went backward since the last update, as clearing gradients does: to None or to zeros.
 
-        Args:
-            set_to_none: Whether there are none from now on, or zeros.
-            parameters: Returns those whose gradients are cleared, should the host have any.
+        `parameters` returns those whose gradients are cleared, should the host have any.
         """
         if self.early is not None and self.early.awaited:
             self.early.uncleared = None
@@ -337,7 +331,6 @@ class Updates:
             self.training.checked = told, trained
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let another optimizer than before make the coming updates."""
         other = self.training.optimizer
         if other is not None and (self.early is not None or not self.pending):
             what = f"for the value read at {self.early.line}" if self.early is not None else "already"

@@ -71,7 +71,6 @@ class BufferWrites:
         self._passed: Set[int] = set()  # those that have waited while another optimizer stepped
 
     def check_evaluation(self, model: Captured) -> None:
-        """Refuse an evaluation that would use buffers from before."""
         self._make_up([call for call in self.waiting.values() if not _is_awaited(call)], ())
         if self.waiting:
             first = self._first()
@@ -82,11 +81,9 @@ class BufferWrites:
             )
 
     def check_update(self, losses: Sequence[Loss], model: Captured, several: bool = False) -> None:
-        """Refuse an update that leaves out calls from before.
+        """Refuse an update by some losses that leaves out calls from before.
 
-        Args:
-            losses: What the update is of.
-            several: Whether a call may wait for the update of another optimizer, if nobody writes before it does.
+        Of `several` optimizers a call may wait for the update of another, if nobody writes before it does.
         """
         operations = [operation for loss in losses for operation in loss.operations]
         for operation in operations:

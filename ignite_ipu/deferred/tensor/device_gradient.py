@@ -39,10 +39,7 @@ _ATTRIBUTES = _METADATA | {"requires_grad", "grad", "grad_fn"}
 class DeviceGradient(torch.Tensor):
     """The `.grad` of a captured parameter: its values are fetched when somebody looks at them, and nobody may write.
 
-    Attributes:
-        parameter: Weakly, the parameter.
-        remedy: What to do to clip gradients.
-        held: The values, once the gradient is one of the past; those of another tensor's memory for a part of it.
+    They are `held` once the gradient is one of the past; for a part of it those of another tensor's memory.
     """
 
     source: GradientSource

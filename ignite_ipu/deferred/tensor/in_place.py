@@ -63,11 +63,7 @@ def out_of_place(name: str) -> Optional[Callable[..., Any]]:
 
 
 def recorded_as(name: str, target: torch.Tensor, value: Optional[Value]) -> Callable[..., Any]:
-    """Return the function that is recorded for one that writes into a tensor; refuse those for which there is none.
-
-    Args:
-        value: What the tensor stands for; None for one of the host.
-    """
+    """Return what is recorded for a function that writes into a tensor, the host's without a value; refuse some."""
     plain, line = out_of_place(name), current_line()
     if name == "requires_grad_":
         raise CaptureError(

@@ -40,7 +40,9 @@ def input_of(tensor: torch.Tensor, line: Line) -> Input:
         model.check_weights()
         return Input(tensor, Shape.of(tensor, requires_grad(tensor)), name, model)
     if is_weight(tensor):
-        return Input.of_weight(tensor)
+        weight = Input(tensor, Shape.of(tensor, True), "")
+        weight.set_aside()
+        return weight
     if requires_grad(tensor) and tensor.is_leaf and torch.is_grad_enabled():
         withhold_gradient(tensor)
     elif requires_grad(tensor):

@@ -178,11 +178,7 @@ def as_leaf(value: Any, line: Line) -> Any:
 
 
 def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    """Return what a function gives that is called with weights, recorded where gradients flow through it to them.
-
-    Returns:
-        `NotImplemented` for what the host computes.
-    """
+    """Return what a function of weights gives, recorded where gradients flow to them; `NotImplemented` for the host."""
     if EAGER.is_on:
         return NotImplemented
     name = getattr(func, "__name__", "")

@@ -40,12 +40,7 @@ class _Kept:
     def __init__(self, owner: Any) -> None:
         self.owner = weakref.ref(owner)
         self.name: Optional[str] = None
-        self.before: Dict[str, Any] = {}
-        for name, value in vars(owner).items():
-            try:
-                self.before[name] = _plain(value)
-            except _Odd:
-                continue
+        self.before = _plain_ones(vars(owner))
 
 
 class Accumulations:

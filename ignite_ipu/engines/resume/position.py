@@ -83,23 +83,12 @@ class DataPosition:
     def _begin(self, data: Any) -> Iterator[Any]:
         self._started = read_random_states(getattr(data, "generator", None))
         self.drawn = 0
-        return _Counted(iter(data), self)
+        return self._counted(iter(data))
 
-
-class _Counted:
-    """An iterator whose position is known."""
-
-    def __init__(self, batches: Iterator[Any], position: DataPosition) -> None:
-        self._batches = batches
-        self._position = position
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        batch = next(self._batches)
-        self._position.drawn += 1
-        return batch
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            self.drawn += 1
+            yield batch
 
 
 def _length(data: Any, otherwise: int) -> int:

@@ -99,6 +99,7 @@ class Recovery:
         self._sleep: Callable[[float], None] = time.sleep
         # Weakly: the session has it until the training ends.
         self._guarded: Callable[[], Optional[_GuardedTraining]] = lambda: None
+        self._interrupted: Optional[Callable[[], None]] = None
 
     def attach(self, trainer: Engine) -> Optional[Path]:
         """Guard this trainer's calls and those of all evaluators over its model, until its training ends.
@@ -133,9 +134,7 @@ class Recovery:
         Args:
             leave: Saves and raises; None to take the wish back.
         """
-        guarded = self._guarded()
-        if guarded is not None:
-            guarded.interrupt(leave)
+        self._interrupted = leave
 
     def save(self) -> Optional[Path]:
         """Write the newest state that a run can go on from; returns the file, None when there is nothing to save.
@@ -163,7 +162,6 @@ class _GuardedTraining:
     def __init__(
         self, trainer: Engine, session: IPUSession, trained: Trained, others: Mapping[str, Any], recovery: Recovery
     ) -> None:
-        self._interrupted: Optional[Callable[[], None]] = None
         self._trainer, self._session, self._trained = trainer, session, trained
         self._recovery, self._status = recovery, recovery.status
         self._replay = Replay(trained, session.weights)
@@ -183,10 +181,6 @@ class _GuardedTraining:
         self._drop_image()
         self._streams.clear()
         self._replay.forget()
-
-    def interrupt(self, leave: Optional[Callable[[], None]]) -> None:
-        """Call `leave` as soon as the state of the run can be saved; None takes the wish back."""
-        self._interrupted = leave
 
     def _begin(self, engine: Engine) -> None:
         engine.state.recovery = self._status  # type: ignore[attr-defined]
@@ -211,22 +205,23 @@ class _GuardedTraining:
 
     def _between_iterations(self) -> None:
         replay, settings = self._replay, self._recovery
+        interrupted, age = settings._interrupted, time.monotonic() - replay.taken_at
         due = replay.snapshot is not None and (
             self._images.newest is None
             or replay.calls >= settings.every
             or (replay.calls and replay.held_bytes >= settings.batch_bytes)
-            or (replay.calls and settings.seconds is not None and replay.age >= settings.seconds)
+            or (replay.calls and settings.seconds is not None and age >= settings.seconds)
         )
-        if due or (self._interrupted is not None and replay.calls):
+        if due or (interrupted is not None and replay.calls):
             self._images.take(self._trainer.state.iteration, self._take_snapshot())
-        if self._interrupted is not None:
-            self._interrupted()
+        if interrupted is not None:
+            interrupted()
 
     def train(self, leaves: Sequence[Any], batch: Any) -> Any:
         """Make one training call, again and again if need be; else the run ends with its state saved."""
         session, replay = self._session, self._replay
         program, link = self._trained.program, self._trained.link
-        replay.about_to_make(leaves, batch)
+        replay.example = leaves, batch
         compiled = program.compiled is not None
         if not compiled:
             program.start_random_stream()
@@ -249,8 +244,8 @@ class _GuardedTraining:
 
     def evaluate(self, program: ModelProgram, call: Callable[[], Any]) -> Any:
         """Make one inference call, again and again if need be; raises as `train` does."""
-        if self._interrupted is not None:
-            self._interrupted()
+        if self._recovery._interrupted is not None:
+            self._recovery._interrupted()
         training_is_lost = False
 
         def call_and_follow() -> Any:
@@ -280,7 +275,6 @@ class _GuardedTraining:
         return self._retried(call_and_follow, repair, give_up)
 
     def copy(self, action: Callable[[], _T]) -> _T:
-        """Make one copy from the device, again and again if need be."""
         if self._lets_pass:
             return action()
         result: _T = self._retried(lambda: self._passed(action), self._restore_training)
@@ -322,7 +316,6 @@ class _GuardedTraining:
         return result
 
     def forget(self) -> None:
-        """Note that the host has set something that the device will take over."""
         self._replay.forget()
 
     def _restore_training(self) -> None:
@@ -384,7 +377,6 @@ class _GuardedTraining:
         ) from error
 
     def save(self) -> Optional[Path]:
-        """Write the newest image of the run; returns the file, None when there is none."""
         path = self._images.write(self._recovery.folder)
         if path is not None:
             self._status.saved = path

@@ -48,19 +48,15 @@ class Replay:
         self._trained, self._weights = trained, weights
         self._calls: List[_Call] = []
         self._set_by_host: Optional[Tuple[Optional[List[torch.Tensor]], Optional[SavedState]]] = None
-        self._example: Tuple[Sequence[Any], Any] = ((), ())
+        # A call's arguments, for compiling, should the program be lost.
+        self.example: Tuple[Sequence[Any], Any] = ((), ())
         self.snapshot: Optional[Snapshot] = None
         self.held_bytes = 0
-        self._taken_at = 0.0
+        self.taken_at = 0.0
 
     @property
     def calls(self) -> int:
         return len(self._calls)
-
-    @property
-    def age(self) -> float:
-        """Seconds since the snapshot was taken."""
-        return time.monotonic() - self._taken_at
 
     def forget(self) -> None:
         """Drop the snapshot: something has changed that making the calls again would not change."""
@@ -75,12 +71,8 @@ class Replay:
         trained = self._trained
         self.snapshot = Snapshot(self._weights.read(), trained.link.read(), trained.program.read_random_state())
         self._drop_calls()
-        self._taken_at = time.monotonic()
+        self.taken_at = time.monotonic()
         return self.snapshot
-
-    def about_to_make(self, leaves: Sequence[Any], batch: Any) -> None:
-        """Keep a call's arguments as an example for compiling, should the program be lost."""
-        self._example = leaves, batch
 
     def made(self, leaves: Sequence[Any]) -> None:
         """Keep a call that has succeeded; its batch is copied, since loaders and handlers reuse theirs."""
@@ -108,7 +100,7 @@ class Replay:
         newest = link.settings
         if program.executor is not None:
             link.tell(program.executor, snapshot.optimizer.settings)
-        leaves, batch = self._example
+        leaves, batch = self.example
         if not program.compiled:
             leaves = program.arguments(*batch)  # the layout that a failed compilation has forgotten
         executor = program.load(leaves, batch)

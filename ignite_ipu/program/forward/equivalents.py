@@ -24,7 +24,6 @@ class Equivalents(FunctionContext):
     """Context in which functions that PopTorch does not compile are computed by others."""
 
     def call(self, func: Function, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        """Return what the function returns."""
         equivalent = EQUIVALENTS.get(func)
         return func(*args, **kwargs) if equivalent is None else equivalent(func, *args, **kwargs)
 

@@ -54,7 +54,6 @@ class GradientHookGuard(FunctionGuard):
     """Context in which a model's forward that registers a hook on a gradient raises `LossError`."""
 
     def check(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        """Refuse to register a hook on a gradient."""
         if func in _REGISTER:
             shape = tuple(args[0].shape)
             raise LossError(f"The model's forward calls {func.__name__}() on a tensor of shape {shape}, {_REMEDY}")
@@ -63,8 +62,7 @@ class GradientHookGuard(FunctionGuard):
 class GradientHooks:
     """Finds the hooks on gradients of one model; next to nothing is done while PyTorch registers no hooks.
 
-    Attributes:
-        handles: How many handles of hooks PyTorch had given out when there were none on gradients.
+    PyTorch had given out so many `handles` of hooks when there were none on gradients.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -20,22 +20,14 @@ _HINTS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_
 
 @contextmanager
 def declared_as_tracing() -> Iterator[None]:
-    """Make `torch.jit.is_tracing()` true in the `with` block.
+    """Have nobody look at the values of a mask in the `with` block, where a model has no values to look at.
 
-    Model libraries such as transformers ask it before they look at the values of a mask to take a shortcut. A model
-    that is compiled for an IPU has no values to look at, and PopTorch does not answer for them.
-    """
-    with mock.patch.object(torch.jit, "is_tracing", return_value=True):
-        yield
-
-
-@contextmanager
-def without_looks_at_masks() -> Iterator[None]:
-    """Let PyTorch's transformers take their masks as they are in the `with` block, where they are not told of them.
-
-    They look whether a mask is causal to choose a faster kernel, which computes the same.
+    Model libraries such as transformers ask `torch.jit.is_tracing()` before they do, to take a shortcut, and PopTorch
+    does not answer for them. PyTorch's transformers look whether a mask is causal, where they are not told, to choose a
+    faster kernel, which computes the same.
     """
     with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch.jit, "is_tracing", return_value=True))
         for layers, hint in _HINTS:
             if hint in inspect.signature(layers.forward).parameters:  # PyTorch 2.0's decoder does not look
                 stack.enter_context(mock.patch.object(layers, "forward", _told(layers.forward, hint)))

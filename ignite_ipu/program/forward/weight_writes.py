@@ -36,11 +36,6 @@ class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def check(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        """Refuse an operator that writes into a weight.
-
-        Raises:
-            SessionError: It does.
-        """
         for place, argument in enumerate(func._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue

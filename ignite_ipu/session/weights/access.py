@@ -89,7 +89,6 @@ class AccessTracker:
         return _classes_of(tensors) == self._classes
 
     def forget(self) -> None:
-        """Begin anew."""
         self._replaced = False
         alive = {key: [each for each in some if each() is not None] for key, some in self._handed_out.items()}
         kept = {key: some for key, some in alive.items() if some}
@@ -278,10 +277,8 @@ def note_alias(tensor: Any, holder: _Holder = lambda: None) -> None:
     """Take notice of a tensor, if it is one, that shares the memory of a weight: it changes as that does, natively.
 
     It is what `parameter.data`, `parameter.detach()` and the entries of a state dictionary are. A read of it asks
-    nobody for the newest weights, so these are brought to the host after each update, as long as somebody has one.
-
-    Args:
-        holder: Weakly, a dictionary that brings the newest weights itself when it is asked for this tensor.
+    nobody for the newest weights, so these are brought to the host after each update, as long as somebody has one;
+    except a state dictionary, held weakly (`holder`), that brings them itself when it is asked for this tensor.
     """
     if type(tensor) is torch.Tensor:
         key = id(tensor)

@@ -52,7 +52,6 @@ class LiveState(OrderedDict):  # type: ignore[type-arg]
     popitem, items, values = map(_refreshed, ("popitem", "items", "values"))
 
     def copy(self) -> LiveState:
-        """Return another dictionary with the same tensors."""
         return self.__copy__()
 
     def __copy__(self) -> LiveState:
@@ -84,10 +83,7 @@ def live_state(state: Any, source: Callable[[], Optional[Weights]]) -> LiveState
 class ModelStates:
     """Has the states that a model and its parts hand out show the newest weights, after a call of `before`.
 
-    What is loaded into a model, PyTorch writes into its tensors, which is noticed there.
-
-    Attributes:
-        leave: Ends that; not `alive` after it was called.
+    What is loaded into a model, PyTorch writes into its tensors, which is noticed there. To end it, call `leave`.
     """
 
     leave: weakref.finalize[Any, Weights]

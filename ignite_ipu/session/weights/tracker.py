@@ -45,7 +45,6 @@ class _BatchCounters:
         self._counted, self._each = counted, each
 
     def note_call(self) -> None:
-        """Count a call."""
         self._calls += 1
 
     def forget(self) -> None:
@@ -53,7 +52,6 @@ class _BatchCounters:
         self._calls = 0
 
     def advance(self) -> None:
-        """Advance the counters."""
         calls, self._calls = self._calls, 0
         if calls:
             for counter, count in self._counted:
