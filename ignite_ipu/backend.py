@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import logging
 import os
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ContextManager, Optional, cast
 
-from ignite_ipu.errors import BackendError
+from ignite_ipu.errors import BackendError, logger
 
 if TYPE_CHECKING:
     from ignite_ipu.poptorch_types import PopTorch
@@ -24,7 +23,6 @@ VARIABLE = "IGNITE_IPU_BACKEND"
 _CHOICES = ("emulator", "sdk", "native")
 
 _EMULATOR = "ignite_ipu.emulator"
-_logger = logging.getLogger("ignite_ipu")
 
 
 def choice() -> Optional[str]:
@@ -90,14 +88,14 @@ def _load(chosen: Optional[str]) -> ModuleType:
             "IPU trainer or evaluator with. Unset the variable, or set it to emulator or sdk."
         )
     if chosen == "emulator":
-        _logger.info("Running on the emulator of PopTorch, as %s=emulator demands; its timings say nothing.", VARIABLE)
+        logger.info("Running on the emulator of PopTorch, as %s=emulator demands; its timings say nothing.", VARIABLE)
         return importlib.import_module(_EMULATOR)
     module = _sdk(demanded=chosen == "sdk")
     if module is not None:
-        _logger.info("Running on IPUs through PopTorch %s.", getattr(module, "__version__", "(unknown version)"))
+        logger.info("Running on IPUs through PopTorch %s.", getattr(module, "__version__", "(unknown version)"))
         return module
     # A warning, because whoever expected an IPU should see it without having set up any logging.
-    _logger.warning("No Poplar SDK is installed: running on the emulator of PopTorch, on this machine's CPU.")
+    logger.warning("No Poplar SDK is installed: running on the emulator of PopTorch, on this machine's CPU.")
     return importlib.import_module(_EMULATOR)
 
 

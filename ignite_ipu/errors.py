@@ -1,4 +1,4 @@
-"""Every exception that this library raises, and lists of names in their messages.
+"""Every exception that this library raises, lists of names in their messages, and the logger for what is only said.
 
 Exception
 └── IPUError                            anything of this library's own
@@ -33,7 +33,10 @@ In brackets the class of Python's that an error is, too. What PopTorch raises is
 from __future__ import annotations
 
 import difflib
+import logging
 from typing import Any, Iterable, Optional, Sequence, Tuple
+
+logger = logging.getLogger("ignite_ipu")
 
 
 class IPUError(Exception):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import logging
 import os
 import re
 from pathlib import Path
@@ -15,9 +14,8 @@ from torch import nn
 
 from ignite_ipu.checkpoints.reading import check_complete, read_checkpoint
 from ignite_ipu.checkpoints.writing import without_methods
-from ignite_ipu.errors import CheckpointError, listed
+from ignite_ipu.errors import CheckpointError, listed, logger
 
-_logger = logging.getLogger("ignite_ipu")
 _SHOWN = 8
 _LARGE = (nn.Module, torch.optim.Optimizer)
 
@@ -35,7 +33,7 @@ def newest_checkpoint(folder: Folder) -> Optional[Path]:
         try:
             check_complete(path)
         except (CheckpointError, OSError) as error:
-            _logger.warning("Passing over a file that is no complete checkpoint: %s", error)
+            logger.warning("Passing over a file that is no complete checkpoint: %s", error)
             broken.append(path.name)
         else:
             return path
@@ -68,7 +66,7 @@ def resume_from(folder: Folder, to_load: Mapping[str, Any], resume: Union[str, F
     if path is None:
         return None
     load_checkpoint(path, to_load)
-    _logger.info("Going on from %s.", path)
+    logger.info("Going on from %s.", path)
     return path
 
 

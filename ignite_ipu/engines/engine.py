@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import inspect
-import logging
 from collections import OrderedDict
 from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -24,6 +23,7 @@ from ignite_ipu.engines.loaders import Loaders
 from ignite_ipu.engines.resume.accumulations import Accumulations, plain_values
 from ignite_ipu.engines.resume.position import DataPosition, DeterministicRuns
 from ignite_ipu.engines.steps import IPUStep
+from ignite_ipu.errors import logger
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.tensors.trees import map_tensors
@@ -32,7 +32,6 @@ from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 
-_logger = logging.getLogger("ignite_ipu")
 # Of Ignite's versions not all take max_iters, nor what comes after it at the same place.
 _RUN = inspect.signature(Engine.run)
 
@@ -209,7 +208,7 @@ class IPUTrainer(IPUEngine):
         """Attach a handler as `Engine.add_event_handler` does; what a metric adds up is part of this engine's state."""
         if self._accumulations.note(handler, args):
             if event_name in self._saved_at:
-                _logger.warning(
+                logger.warning(
                     "A %s is attached after a Checkpoint of this trainer, to the same event (%s): what is saved lacks "
                     "the metric's last step. Attach Checkpoint handlers after metrics.",
                     type(getattr(handler, "__self__", handler)).__name__,
@@ -391,7 +390,7 @@ class IPUTrainer(IPUEngine):
         saved, self._added_up = self._added_up, None
         anew = self._accumulations.load_state_dict(saved, self.state.metrics) if saved else self._accumulations.names()
         if anew and self.state.iteration and not self._between_epochs:
-            _logger.warning(
+            logger.warning(
                 "The checkpoint does not hold what %s had added up: the value of this epoch covers its rest alone.",
                 ", ".join(anew),
             )
@@ -424,7 +423,7 @@ class IPUTrainer(IPUEngine):
         _, states, own = pinned
         if own and not self._warned_of_draws and not same_random_states(states, read_random_states(self._generator)):
             self._warned_of_draws = True
-            _logger.warning(
+            logger.warning(
                 "The state of the trainer was taken at the end of epoch %d, and other handlers drew random numbers "
                 "after that, as an evaluation's loader does. The next epoch starts from the state that was taken, so"
                 " that a resumed run shuffles as this one does; Ignite's engine would go on from these draws. Attach"

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import logging
 from typing import Any, Callable, List, Optional, Tuple, Union
 
 from ignite_ipu.engines.engine import IPUTrainer
-from ignite_ipu.errors import IPUOutOfMemoryError, LossError, PlanError, out_of_memory
+from ignite_ipu.errors import IPUOutOfMemoryError, LossError, PlanError, logger, out_of_memory
 from ignite_ipu.program.config import positive
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.tensors.rows import row_count
-
-_logger = logging.getLogger("ignite_ipu")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +74,7 @@ def _of_function(function: Callable[[int, int], Any], samples: int) -> FittedBat
             if out_of_memory(error) is None:
                 raise
             tried.append((size, str(error)))
-            _logger.warning("Micro-batches of %d samples do not fit: %s", size, error)
+            logger.warning("Micro-batches of %d samples do not fit: %s", size, error)
         else:
             return FittedBatch(size, samples // size, (*tried, (size, None)), result)
         gc.collect()  # what the call has made, and with it IPUs
@@ -110,7 +107,7 @@ def _of_trainer(trainer: IPUTrainer, data: Any) -> FittedBatch:
             trainer.compile(batch)
         except (IPUOutOfMemoryError, PlanError) as error:
             reason = str(error)
-            _logger.info("Micro-batches of %d samples do not fit: %s", size, error)
+            logger.info("Micro-batches of %d samples do not fit: %s", size, error)
         tried.append((size, reason))
         return reason is None
 
@@ -131,7 +128,7 @@ def _of_trainer(trainer: IPUTrainer, data: Any) -> FittedBatch:
     if tried[-1] != (sizes[best], None):
         use(sizes[best])
     found = FittedBatch(sizes[best], each // sizes[best], tuple(tried))
-    _logger.warning("%s", found)
+    logger.warning("%s", found)
     return found
 
 
@@ -148,7 +145,7 @@ def _refuse_other_updates(trainer: IPUTrainer, batch: Any) -> None:
             "both, or the sum (Training.accumulationAndReplicationReductionType)."
         )
     if step.tracks_statistics():
-        _logger.warning("Normalisations take their statistics of a micro-batch: of another size they are others.")
+        logger.warning("Normalisations take their statistics of a micro-batch: of another size they are others.")
 
 
 def _divisors(number: int) -> List[int]:

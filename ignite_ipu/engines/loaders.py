@@ -19,13 +19,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ignite_ipu import backend
 from ignite_ipu.engines.resume.position import RewindableSampler
-from ignite_ipu.errors import LoaderError, RowsError
+from ignite_ipu.errors import LoaderError, RowsError, logger
 from ignite_ipu.poptorch_types import DataLoader as PopTorchLoader
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.tensors.rows import row_count
 
-_logger = logging.getLogger("ignite_ipu")
 _KEPT = (
     *("num_workers", "collate_fn", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
     "persistent_workers",
@@ -153,7 +152,7 @@ class Loaders:
             return  # an accessor reads a poptorch.DataLoader
         self._told_of_ready_batches = True
         what = "a DataLoader without batching" if isinstance(data, DataLoader) else f"a {type(data).__qualname__}"
-        _logger.warning(
+        logger.warning(
             "The data is %s, whose elements nothing can join: each is taken for the global batch of one device call "
             "and cut into %d micro-batches (%s). If its elements are the micro-batches, as the batches of a DataLoader "
             "are, pass a torch.utils.data.DataLoader with a batch_size, or join %d of them into one element.",
@@ -194,7 +193,7 @@ class Loaders:
         # Of data that does not say how many samples it has, the loader itself drops and counts the last ones.
         counts = self._drop_last and samples is None and self._mode != _modes().Async
         if self._drop_last and samples is None and not counts:
-            _logger.warning(
+            logger.warning(
                 "The data, a %s, has no length, and with DataLoaderMode.Async each worker leaves out what does not "
                 "fill a device call of %d samples, without saying how many: AsyncRebatched and Sync say it.",
                 type(loader.dataset).__qualname__,
@@ -224,7 +223,7 @@ class Loaders:
     def _check_size(self, samples: int, geometry: BatchGeometry) -> None:
         what = "Training" if self._training else "Evaluation"
         if not self._drop_last and not self._training:
-            _logger.info("%s: %s.", what, geometry.explain_epoch(samples, drop_last=False))
+            logger.info("%s: %s.", what, geometry.explain_epoch(samples, drop_last=False))
             return
         if samples < geometry.global_batch_size:
             raise LoaderError(
@@ -233,7 +232,7 @@ class Loaders:
             )
         dropped = self._drop_last and geometry.samples_dropped(samples)
         level = logging.WARNING if dropped else logging.INFO
-        _logger.log(level, "%s: %s. %s.", what, geometry.explain(), geometry.explain_epoch(samples, self._drop_last))
+        logger.log(level, "%s: %s. %s.", what, geometry.explain(), geometry.explain_epoch(samples, self._drop_last))
 
     def _check_poptorch_loader(self, loader: PopTorchLoader) -> None:
         if loader.combinedBatchSize is None:
@@ -252,7 +251,7 @@ class Loaders:
             dropped = samples % loader.combinedBatchSize if samples else 0
             if dropped and loader not in self._made:
                 self._made[loader] = loader
-                _logger.warning(
+                logger.warning(
                     "Evaluation leaves out the last %d of %d samples, because the poptorch.DataLoader drops what does "
                     "not fill a device call. Make it with drop_last=False to evaluate every sample.",
                     dropped,
@@ -352,7 +351,7 @@ def _loader_class(base: Any) -> Any:
                 raise explained from error
             if left_out and yielded and not self._told:
                 self._told = True
-                _logger.warning(
+                logger.warning(
                     "%d samples at the end of the data, a %s, did not fill a device call of %d and are left out.",
                     left_out,
                     type(self.dataset).__qualname__,
@@ -408,7 +407,7 @@ def _kept_arguments(loader: DataLoader[Any]) -> Dict[str, Any]:
     if not getattr(loader, "in_order", True):
         arguments["in_order"] = False
     if loader.pin_memory:
-        _logger.info("pin_memory=True is left out: an IPU reads batches from ordinary memory.")
+        logger.info("pin_memory=True is left out: an IPU reads batches from ordinary memory.")
     return arguments
 
 

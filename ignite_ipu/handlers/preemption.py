@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -10,13 +9,12 @@ from typing import Any, Dict, Optional, Sequence
 
 from ignite.engine import Engine, Events
 
+from ignite_ipu.errors import logger
 from ignite_ipu.handlers.recovery.decisions import EXIT_PREEMPTED, Preempted, resume_command
 from ignite_ipu.handlers.recovery.handler import Recovery
 from ignite_ipu.session.hooks import IPUEvents
 
 __all__ = ["Preemption"]
-
-_logger = logging.getLogger("ignite_ipu")
 
 
 class Preemption:
@@ -67,7 +65,7 @@ class Preemption:
         self._recovery.interrupt(None)
 
     def _asked(self, number: int, frame: Any) -> None:
-        _logger.warning(
+        logger.warning(
             "%s: the run will be saved and ended within %g s.", signal.Signals(number).name, self._grace * 0.9
         )
         if self._timer is None:
@@ -81,13 +79,13 @@ class Preemption:
         raise Preempted
 
     def _expired(self) -> None:
-        _logger.warning("The iteration did not end within the grace period.")
+        logger.warning("The iteration did not end within the grace period.")
         try:
             self._save()
         except Exception:
-            _logger.exception("The state could not be saved.")
+            logger.exception("The state could not be saved.")
         os._exit(EXIT_PREEMPTED)
 
     def _save(self) -> None:
         path = self._recovery.save()
-        _logger.warning("Saved: %s. Go on with: %s", path or "nothing, as nothing was trained", resume_command())
+        logger.warning("Saved: %s. Go on with: %s", path or "nothing, as nothing was trained", resume_command())

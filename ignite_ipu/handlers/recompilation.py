@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import traceback
 import weakref
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from ignite.engine import Engine
 
 import ignite_ipu
-from ignite_ipu.errors import SessionError
+from ignite_ipu.errors import SessionError, logger
 from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.session.hooks import IPUEvents
@@ -22,7 +21,6 @@ from ignite_ipu.session.session import IPUSession, session_of
 
 __all__ = ["Recompilation", "RecompileWatch"]
 
-_logger = logging.getLogger("ignite_ipu")
 _PLAIN = (bool, int, float, str, list, tuple, dict)
 _LIBRARIES = tuple(str(Path(str(package.__file__)).parent) for package in (ignite, ignite_ipu, torch))
 
@@ -102,7 +100,7 @@ class RecompileWatch:
         if last is not None:
             found = Recompilation(name, iteration, last[0], _changes(last[1], facts), _users_line())
             self.found.append(found)
-            _logger.warning("%s", found)
+            logger.warning("%s", found)
 
     def _compiling(self, engine: Engine, session: IPUSession) -> None:
         for program in (session.training, *session.evaluations):

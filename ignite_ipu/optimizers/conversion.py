@@ -7,7 +7,6 @@ arguments without a word, and never gives the state back. So they are always con
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 import warnings
 from typing import Any, Collection, Dict, FrozenSet, Iterable, Iterator, List, Optional, Tuple
@@ -16,11 +15,10 @@ import torch
 
 from ignite_ipu import backend
 from ignite_ipu.cli.terminal import columns
-from ignite_ipu.errors import OptimizerError, did_you_mean
+from ignite_ipu.errors import OptimizerError, did_you_mean, logger
 from ignite_ipu.optimizers.kinds import OptimizerKind, kind_of_device, kind_of_torch, substituted
 from ignite_ipu.poptorch_types import DeviceOptimizer
 
-_logger = logging.getLogger("ignite_ipu")
 # What torch's schedulers leave in groups, and what they change then.
 _SCHEDULED = (
     ("initial_lr", ("lr",)),
@@ -147,7 +145,7 @@ def convert_optimizer(
     rows += _kept_rows(source, kind, changing) + _argument_rows(asked, changing) + _dropped_rows(source)
     receipt = _receipt(source, kind, rows + _schedule_rows(source, kind, changing))
     if changed:
-        _logger.warning("%s", receipt)
+        logger.warning("%s", receipt)
     return Conversion(source, _device_optimizer(source, kind, changing, asked), kind, changing, receipt)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import math
 import os
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple, Unio
 import torch
 
 from ignite_ipu.checkpoints.atomic_files import whole_file
-from ignite_ipu.errors import OptionsError, did_you_mean
+from ignite_ipu.errors import OptionsError, did_you_mean, logger
 
 _LARGEST_FILE = 1 << 16
 WEIGHT_SYNC = ("on demand", "run", "epoch", "eager")
@@ -22,7 +21,6 @@ epoch, too; after every device call, too."""
 _YAML = (".yaml", ".yml")
 _Check = Callable[[str, Any], Any]
 _FILE = "ipu_config.json"
-_logger = logging.getLogger("ignite_ipu")
 
 
 def integer(name: str, value: Any) -> int:
@@ -245,7 +243,7 @@ class IPUConfig:
             except OptionsError as error:
                 if not partly:
                     raise
-                _logger.warning("The settings are saved without one: %s", error)
+                logger.warning("The settings are saved without one: %s", error)
         return found
 
     @classmethod

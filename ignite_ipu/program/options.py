@@ -9,21 +9,19 @@ import contextlib
 import dataclasses
 import inspect
 import json
-import logging
 import operator
 import os
 import re
 from typing import Any, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from ignite_ipu import backend
-from ignite_ipu.errors import OptionsError, did_you_mean, nearest
+from ignite_ipu.errors import OptionsError, did_you_mean, logger, nearest
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import IPUConfig, positive
 
 _MOST_IPUS = 64
 _IPU_MODEL_VARIABLES = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
 _DEFAULTS = IPUConfig()
-_logger = logging.getLogger("ignite_ipu")
 
 
 def with_replicas(config: IPUConfig, ipus_per_replica: int = 1, shared: Optional[int] = None) -> IPUConfig:
@@ -43,7 +41,7 @@ def with_replicas(config: IPUConfig, ipus_per_replica: int = 1, shared: Optional
     fitting = [count for count in counts if exists(count * ipus_per_replica) and (shared or count) % count == 0]
     replicas = max(fitting, default=1)
     each = config.gradient_accumulation_steps or own.Training.gradient_accumulation
-    _logger.info(
+    logger.info(
         "replication_factor='auto': %d x %d IPUs per replica = %d IPUs. A weight update is of %s.",
         replicas,
         ipus_per_replica,

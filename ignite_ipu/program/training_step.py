@@ -9,7 +9,6 @@ nothing.
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Callable, List, Mapping, Optional, Sequence, Union
 
 import torch
@@ -17,14 +16,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ignite_ipu import backend
-from ignite_ipu.errors import LossError
+from ignite_ipu.errors import LossError, logger
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.step import BatchStep, check_output, describe_value, first_micro_batch
 from ignite_ipu.program.tensors.rows import row_count
 from ignite_ipu.program.tensors.trees import map_tensors
 
-_logger = logging.getLogger("ignite_ipu")
 # Of what a sum over samples and a small term beside it, such as a decay of weights, are of twice the samples.
 _ABOUT = 0.1
 
@@ -126,7 +124,7 @@ class TrainingStep(BatchStep):
                     once, twice = self.loss_fn(y_pred, y), self.loss_fn(*_twice((y_pred, y), rows))
             return bool(once) and abs(float(twice) / float(once) - 2) < _ABOUT
         except Exception as error:
-            _logger.info("The loss cannot be computed of each sample twice: %s", error)
+            logger.info("The loss cannot be computed of each sample twice: %s", error)
             return False
 
     def _check_differentiable(self, loss: torch.Tensor) -> None:

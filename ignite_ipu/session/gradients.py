@@ -9,7 +9,6 @@ from __future__ import annotations
 import dis
 import functools
 import linecache
-import logging
 import sys
 from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any, FrozenSet, Iterable, List, Mapping, Optional, Tuple
@@ -18,13 +17,13 @@ import torch
 from ignite.engine import Engine
 
 from ignite_ipu.backend import poptorch
+from ignite_ipu.errors import logger
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.tensors.raw import dtype_of, shape_of
 from ignite_ipu.program.user_code import Line, Owner, owner_of, read_by, variables_of
 from ignite_ipu.session.program import ModelProgram
 
-_logger = logging.getLogger("ignite_ipu")
 _PREFIX = "ignite_ipu_gradient_"
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD")
 # What has functions named `grad`, and what clears a gradient without a look at it.
@@ -63,7 +62,7 @@ def log_cost(reader: str, parameters: Iterable[torch.Tensor]) -> None:
     """Say that a step is compiled with its gradients, for whom, and what that costs."""
     with torch._C.DisableTorchFunctionSubclass():
         size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-    _logger.warning(
+    logger.warning(
         "Gradients are read at %s, so the training step is compiled with them: each update returns %.1f kB more, as "
         "many bytes as the trained weights have, also where nobody reads them.",
         reader,

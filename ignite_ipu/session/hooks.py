@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import weakref
 from collections import Counter
 from typing import Any, Callable, ContextManager, Optional, Protocol, Sequence, TypeVar
 
 from ignite.engine import Engine, EventEnum
 
-_logger = logging.getLogger("ignite_ipu")
+from ignite_ipu.errors import logger
+
 _T = TypeVar("_T")
 
 
@@ -116,7 +116,7 @@ class SessionHooks:
         return action() if self.guard is None else self.guard.copy(action)
 
     def fire(self, event: IPUEvents) -> None:
-        _logger.debug("%s", event.value)
+        logger.debug("%s", event.value)
         self.fired[event] += 1
         for engine in list(self.engines):
             # Handlers of the event that is being handled may still ask which one that is.

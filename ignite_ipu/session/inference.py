@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import logging
 import weakref
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
-from ignite_ipu.errors import RowsError
+from ignite_ipu.errors import RowsError, logger
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.layout import BatchLayout
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
     from ignite_ipu.session.placement import Placing
 
-_logger = logging.getLogger("ignite_ipu")
 _LARGER = (
     "Predictions of %s change, or may, when a batch is cut into pieces of the %d rows that the program has: it is "
     "compiled again for batches of %d rows. On IPUs each compilation takes minutes: begin with the largest batch."
@@ -166,7 +164,7 @@ class Inference:
         if samples > rows:
             first, _ = next(split_rows(x, rows))
             if not self.filling.may_cut(program, first, functools.partial(self.infer, program)):
-                _logger.warning(_LARGER, type(program.step.model).__qualname__, rows, samples)
+                logger.warning(_LARGER, type(program.step.model).__qualname__, rows, samples)
                 program.destroy()
                 program.geometry = None
                 rows = samples

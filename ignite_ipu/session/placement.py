@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Sequence, cast
 
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.errors import OptionsError, PlanError
+from ignite_ipu.errors import OptionsError, PlanError, logger
 from ignite_ipu.pipeline.placing.placement import Placement, Planned, save_memory
 from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.poptorch_types import Options
@@ -22,7 +21,6 @@ from ignite_ipu.program.training_step import TrainingStep
 if TYPE_CHECKING:
     from ignite_ipu.pipeline import Plan, Strategy
 
-logger = logging.getLogger("ignite_ipu")
 
 _ESTIMATED = ("pipelined", "sharded")
 

@@ -9,7 +9,6 @@ is divided among the processes, so that nothing here can make up for it.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from typing import Any, Tuple
 
@@ -18,10 +17,9 @@ import torch.distributed as dist
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.errors import ProcessesError
+from ignite_ipu.errors import ProcessesError, logger
 from ignite_ipu.poptorch_types import Options
 
-_logger = logging.getLogger("ignite_ipu")
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
@@ -95,7 +93,7 @@ def unwrapped(model: Any) -> Any:
         # By name, because its class takes long to import.
         elif type(model).__module__.startswith("torch._dynamo."):
             model = model._orig_mod
-            _logger.warning("torch.compile of the %s is left out: PopTorch compiles it.", type(model).__name__)
+            logger.warning("torch.compile of the %s is left out: PopTorch compiles it.", type(model).__name__)
         elif isinstance(model, nn.DataParallel):
             raise ProcessesError(
                 f"The model is in DataParallel over the devices {list(model.device_ids)}, which spreads a batch over "

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, TypeVar
 
 import torch
 
 from ignite_ipu import backend
-from ignite_ipu.errors import OptionsError, SessionError, listed
+from ignite_ipu.errors import OptionsError, SessionError, listed, logger
 from ignite_ipu.optimizers.link import OptimizerLink
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
     from ignite_ipu.session.placement import Placing
 
-_logger = logging.getLogger("ignite_ipu")
 # In the place of a random state that nobody knows any more.
 _NO_STATE = [0]
 _SEEDS = 2**31
@@ -408,7 +406,7 @@ class ModelProgram:
             kept.put_back(always=True)
             raise
         except Exception as error:
-            _logger.info("%s cannot be called on the host: %s", type(self.step.model).__qualname__, error)
+            logger.info("%s cannot be called on the host: %s", type(self.step.model).__qualname__, error)
         kept.put_back(always=True)
         if self._on_trace is not None and (changed or self.varying):
             self._on_trace(self, changed)
@@ -434,7 +432,7 @@ class ModelProgram:
                 "their own values, of which those of the first one come back. If that is acceptable, pass options with "
                 "broadcastBuffers(False); it is set by itself for the statistics of normalisations alone."
             )
-        _logger.info(
+        logger.info(
             "Each of the %d replicas has normalisation statistics of its own (broadcastBuffers(False)); those of the "
             "first come back, as from DistributedDataParallel.",
             replicas,
@@ -446,4 +444,4 @@ class ModelProgram:
         averaged = count > 1 and training.accumulation_and_replication_reduction_type.name == "Mean"
         if averaged and self.step.adds_up(leaves, self.micro_batches):
             factors = f"gradientAccumulation {training.gradient_accumulation} x replicationFactor {replicas}"
-            _logger.warning(_AVERAGED, factors, count, count)
+            logger.warning(_AVERAGED, factors, count, count)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import signal
 import threading
 import weakref
@@ -12,7 +11,7 @@ from typing import Any, ContextManager, Dict, Iterator, List, Optional, Sequence
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.errors import BatchError, SessionError, out_of_memory
+from ignite_ipu.errors import BatchError, SessionError, logger, out_of_memory
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.options import is_simulated
 from ignite_ipu.session.hooks import SessionHooks
@@ -22,7 +21,6 @@ from ignite_ipu.session.training import Trained
 from ignite_ipu.session.weights.model_states import ModelStates
 from ignite_ipu.session.weights.tracker import Weights
 
-_logger = logging.getLogger("ignite_ipu")
 # In what PopTorch says where no device is free.
 _NO_IPUS = "Failed to acquire"
 Lost = Tuple[str, Exception]
@@ -140,7 +138,7 @@ class Programs:
         ipus = sum(program.ipus or 1 for program in (wanted, *others))
         if backend.poptorch().ipuHardwareIsAvailable(1 << (ipus - 1).bit_length()):
             return False
-        _logger.warning(
+        logger.warning(
             "Training and evaluation together would take %d IPUs, which this machine has not: they take turns, and "
             "each switch loads a program. IPUConfig(share_ipus=True) says so from the start.",
             ipus,
@@ -155,7 +153,7 @@ class Programs:
                 f"(trainer.ipu.most_shapes = {self.most_shapes}): each is a compilation, which takes minutes on IPUs. "
                 "Pad to a few lengths (buckets), or set most_shapes to how many there are."
             )
-        _logger.warning(
+        logger.warning(
             "The batch has other shapes (%s): a program is compiled for them and kept, %d of at most %d. Weights, and "
             "the optimizer's state in training, move by way of the host whenever the shapes change: let batches of one "
             "shape follow each other.",
@@ -170,7 +168,7 @@ class Programs:
         What is withheld is shown: nobody could ask for it later.
         """
         if self.hooks.withheld is not None:
-            _logger.warning(
+            logger.warning(
                 "The weights and the optimizer's state that come to the host include an update whose optimizer.step() "
                 "has not been called: a value that was read after backward() has made it run."
             )
@@ -189,7 +187,7 @@ class Programs:
                         lost.append(("the state of the training program", error))
                     else:
                         # It has nothing but copies of weights.
-                        _logger.warning("An inference program was given up: %s: %s", type(error).__name__, error)
+                        logger.warning("An inference program was given up: %s: %s", type(error).__name__, error)
                     with contextlib.suppress(Exception):
                         program.abandon()
                         program.destroy()

@@ -5,18 +5,16 @@ They hold its parameters and buffers of then, and have Python values and whole n
 
 from __future__ import annotations
 
-import logging
 from typing import Callable, List, Sequence
 
 from torch import nn
 
-from ignite_ipu.errors import SessionError
+from ignite_ipu.errors import SessionError, logger
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.weights.tracker import Weights
 
-_logger = logging.getLogger("ignite_ipu")
 _FROZEN_REMEDY = (
     "Give it what changes as an argument, and return what it keeps; or register a buffer and write into it in place."
 )
@@ -96,7 +94,7 @@ class ModelChanges:
         refuse = self._hooks.refuse_frozen
         if calls and refuse is not None:
             refuse(_COMPUTED_OTHERWISE % (name, found, used, "what was computed since then is not what the code says"))
-        _logger.warning(_COMPUTED_OTHERWISE, name, found, used, "it is compiled again")
+        logger.warning(_COMPUTED_OTHERWISE, name, found, used, "it is compiled again")
         self.refuse_replaced()
         self._compile_again(program)
 
@@ -107,7 +105,7 @@ class ModelChanges:
         """
         name, refuse = type(program.step.model).__qualname__, self._hooks.refuse_frozen
         if refuse is None:
-            _logger.warning(
+            logger.warning(
                 "The forward of %s changed Python values while it was traced (%s), and a compiled program does not run "
                 "it again: what it changes in every call has the values of the first. %s",
                 name,
@@ -119,7 +117,7 @@ class ModelChanges:
 
     def _replace(self, program: ModelProgram, changed: Sequence[str], message: str) -> None:
         self.refuse_replaced()
-        _logger.warning(message, ", ".join(changed))
+        logger.warning(message, ", ".join(changed))
         self._compile_again(program)
 
 

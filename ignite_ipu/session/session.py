@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
 
@@ -12,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from ignite_ipu.errors import SessionError
+from ignite_ipu.errors import SessionError, logger
 from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.optimizers.link import OptimizerLink, check_parameters
 from ignite_ipu.poptorch_types import Executor, Options
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
     from ignite_ipu.session.placement import Placing
 
-_logger = logging.getLogger("ignite_ipu")
 # Weak on both sides: a session holds its model, and lives as long as one of its engines.
 _SESSIONS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[IPUSession]] = weakref.WeakKeyDictionary()
 
@@ -399,7 +397,7 @@ class IPUSession:
     def release_after_failure(self) -> None:
         """Do as `release` while another exception is on its way: what fails is logged, not raised."""
         for what, error in self._programs.give_back():
-            _logger.error("Could not bring %s to the host.", what, exc_info=error)
+            logger.error("Could not bring %s to the host.", what, exc_info=error)
 
     def close(self) -> None:
         """Release everything and end the session: the model and its optimizer are ordinary ones again.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import nn
 
-from ignite_ipu.errors import LossError, listed
+from ignite_ipu.errors import LossError, listed, logger
 from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.optimizers.link import OptimizerLink, check_parameters
 from ignite_ipu.optimizers.step_hooks import StepHooks
@@ -25,8 +24,6 @@ from ignite_ipu.session.weights.tracker import Weights
 
 if TYPE_CHECKING:
     from ignite_ipu.session.placement import Placing
-
-_logger = logging.getLogger("ignite_ipu")
 
 
 class Trainable:
@@ -174,7 +171,7 @@ class Trained:
             return
         check_parameters(self.link.conversion.source, self.program.step)
         if self.program.compiled:
-            _logger.warning("Parameters were frozen or unfrozen, %s: the model is compiled again.", change)
+            logger.warning("Parameters were frozen or unfrozen, %s: the model is compiled again.", change)
             self.compile_again()
         else:
             # After a release PopTorch's optimizer holds the state, and would drop that of frozen parameters.

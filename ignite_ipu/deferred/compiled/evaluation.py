@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from typing import Any, Callable, Dict, Hashable, List, Sequence, Tuple
 
@@ -16,7 +15,7 @@ from ignite_ipu.deferred.graph.operations import ModesThen
 from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, mapped, refuse_sparse
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.tensor import resolved
-from ignite_ipu.errors import CaptureError, RowsError
+from ignite_ipu.errors import CaptureError, RowsError, logger
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
@@ -27,7 +26,6 @@ from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.recompilation import changes_in_every_call
 from ignite_ipu.session.session import IPUSession
 
-_logger = logging.getLogger("ignite_ipu")
 _OPTIONS = IPUConfig(device_iterations=1, replication_factor=1)
 _MANY = 4
 _MOST_PROGRAMS = 8
@@ -100,7 +98,7 @@ class CapturedEvaluation:
         weights = self._session.weights
         if not self._told_of_host_runs:
             self._told_of_host_runs = True
-            _logger.warning(
+            logger.warning(
                 "The model is called at %s in training mode, without a loss or gradients, where it draws random "
                 "numbers or updates statistics, as no inference program does. Such calls run on the host, with a copy "
                 "of the weights each way. Call model.eval() and use torch.no_grad() to save both.",
@@ -134,7 +132,7 @@ class CapturedEvaluation:
         step = CalledStep(model, structure, shapes, self._config.half_products, words_read())
         options = self._session.inference.options(_OPTIONS)
         if len(self._programs) == _MANY:
-            _logger.warning(
+            logger.warning(
                 "The model is evaluated with %d different shapes or arguments, and each is a program of its own that "
                 "takes minutes to compile for IPUs. Pad inputs to one length, keep the batch size the same, and pass "
                 "numbers that change, such as timesteps, as tensors.",
@@ -143,7 +141,7 @@ class CapturedEvaluation:
         while len(self._programs) >= _MOST_PROGRAMS:
             if not self._has_given_up:
                 self._has_given_up = True
-                _logger.warning(
+                logger.warning(
                     "The model is evaluated with more than %d different shapes or arguments. The program that was not "
                     "used for longest is given up for another, and compiled again when it is needed.",
                     _MOST_PROGRAMS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from typing import Any, Callable, FrozenSet, Iterator, List, Optional, Sequence, Tuple
 
@@ -18,7 +17,7 @@ from ignite_ipu.deferred.graph.operations import ModesThen, Operation
 from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, StepGraph, StepGraphs, describe_change
 from ignite_ipu.deferred.settings import captured_options
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
-from ignite_ipu.errors import CaptureError, out_of_memory
+from ignite_ipu.errors import CaptureError, logger, out_of_memory
 from ignite_ipu.optimizers.conversion import convert_optimizer
 from ignite_ipu.optimizers.link import OptimizerLink
 from ignite_ipu.program.config import IPUConfig
@@ -28,7 +27,6 @@ from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.training import Trained
 
-_logger = logging.getLogger("ignite_ipu")
 _MOST_CHANGES = 3
 _MOST_PROGRAMS = 8
 
@@ -119,7 +117,7 @@ class CapturedTraining:
                 "after optimizer.step() where clipping changes."
             )
         if self.prepared:
-            _logger.warning(
+            logger.warning(
                 "Gradients are %s from %s on, and were %s: the step is compiled again. On IPUs each compilation takes "
                 "minutes: clip in every update, to the same norm.",
                 now,
@@ -142,7 +140,7 @@ class CapturedTraining:
         """Let another optimizer make the coming updates; the one before gets its state, and the program is dropped."""
         if self.prepared:
             assert self.optimizer is not None
-            _logger.warning(
+            logger.warning(
                 "The %s is followed by another optimizer, a %s, for which the step is compiled again.",
                 type(self.optimizer).__name__,
                 type(optimizer).__name__,
@@ -397,9 +395,9 @@ class CapturedTraining:
             what = f"numbers in it change ({changed}); from now on they are inputs"
         else:
             what = "other values of it are read"
-        _logger.warning("The body of the training loop changed, so it is compiled again: %s.", what)
+        logger.warning("The body of the training loop changed, so it is compiled again: %s.", what)
         if self.compilations == _MOST_CHANGES:
-            _logger.warning(
+            logger.warning(
                 "This was recompilation number %d. On IPUs each takes minutes: keep the loop's body and the shapes of "
                 "its batches the same (drop_last=True leaves out an incomplete last batch).",
                 self.compilations,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import logging
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union, cast
 
 import torch
@@ -33,14 +32,12 @@ from ignite_ipu.deferred.model.writes import BufferWrites, WeightEdits
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
 from ignite_ipu.deferred.tensor.routing import awaits_backward
 from ignite_ipu.deferred.tensor.tensor import all_values, deferred_values, record_on_weights
-from ignite_ipu.errors import CaptureError, EarlyReadError
+from ignite_ipu.errors import CaptureError, EarlyReadError, logger
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.left_behind import called_beside
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
-
-_logger = logging.getLogger("ignite_ipu")
 
 
 class CapturedModel:
@@ -117,7 +114,7 @@ class CapturedModel:
             return False
         (before,) = self.turns
         if before.training.prepared:
-            _logger.warning(
+            logger.warning(
                 "Weights of %s were replaced, added or removed before it was called at %s: its programs are compiled "
                 "again. On IPUs each compilation takes minutes.",
                 self.name,
@@ -348,7 +345,7 @@ class CapturedModel:
             weights.to_host()
             if not whole._told_of_host_reads:
                 whole._told_of_host_reads = True
-                _logger.warning(
+                logger.warning(
                     "The value read at %s belongs to a weight update that is not complete, so the host computes it, "
                     "here and in the steps to come: each time a forward pass on the CPU, with a copy of the weights "
                     "after each update. Keep loss.detach() and read it after optimizer.step() to save both.",
@@ -461,7 +458,7 @@ class CapturedModel:
             return self.whole.close()
         lost = [loss for loss in self.pending if not loss.value.operation.done]
         if lost:
-            _logger.warning(
+            logger.warning(
                 "%s was given back before optimizer.step(): the gradients of %d losses that went backward are dropped, "
                 "where PyTorch keeps them. Call optimizer.step() or zero_grad() before.",
                 self.name,

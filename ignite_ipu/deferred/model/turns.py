@@ -7,7 +7,6 @@ two of them need, as a generator's call for the discriminator's update and then 
 from __future__ import annotations
 
 import dataclasses
-import logging
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
 
 import torch
@@ -16,13 +15,12 @@ from torch.nn.modules.batchnorm import _NormBase
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, Operation, Value, by_number, name_of, reached
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
-from ignite_ipu.errors import CaptureError
+from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights.tracker import Weights
 
-_logger = logging.getLogger("ignite_ipu")
 Values = List[Tuple[torch.Tensor, Optional[torch.Tensor]]]
 """Tensors of a model, each with what a call is to find there; None for what is there now."""
 
@@ -163,7 +161,7 @@ def begin_again(operations: Sequence[Operation]) -> Values:
     for operation in again:
         if _draws(operation) and not operation.signature.warned:
             operation.signature.warned = True
-            _logger.warning(
+            logger.warning(
                 "%s at %s is part of two optimizers' updates, and draws random numbers anew for the second: there it "
                 "has other values than the first has used. To have the same draws in both, draw in the loop, from "
                 "inputs of the model.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from types import CodeType, FrameType
@@ -12,11 +11,10 @@ import torch
 from torch.distributions import ContinuousBernoulli, Distribution, Geometric, Uniform
 
 from ignite_ipu.deferred.graph.operations import Value
-from ignite_ipu.errors import CaptureError
+from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.program.forward.gradients import OWN_BACKWARD
 from ignite_ipu.program.user_code import OURS, current_line
 
-_logger = logging.getLogger("ignite_ipu")
 DISTRIBUTIONS = os.path.dirname(torch.distributions.__file__) + os.sep
 """Where PyTorch's distributions are."""
 _TRANSFORMS = os.path.join(os.path.dirname(torch.__file__), "_functorch") + os.sep  # those of torch.func
@@ -81,5 +79,5 @@ def refuse_script() -> None:
             "function within the model's forward."
         )
         # TorchScript raises an error of its own, without this text.
-        _logger.error("%s", error)
+        logger.error("%s", error)
         raise error

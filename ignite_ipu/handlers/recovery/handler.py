@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import time
 import weakref
@@ -15,7 +14,7 @@ from ignite.engine import Engine, Events
 from ignite_ipu import backend
 from ignite_ipu.checkpoints.atomic_files import remove_unfinished
 from ignite_ipu.checkpoints.resuming import resume_from
-from ignite_ipu.errors import RecoveryError
+from ignite_ipu.errors import RecoveryError, logger
 from ignite_ipu.handlers.recovery.decisions import (
     EXIT,
     RESET,
@@ -34,7 +33,6 @@ from ignite_ipu.session.training import Trained
 
 __all__ = ["Recovery"]
 
-_logger = logging.getLogger("ignite_ipu")
 _T = TypeVar("_T")
 
 
@@ -311,7 +309,7 @@ class _GuardedTraining:
                 decided(self._decide(error, attempt))
         if attempt:
             self._status.recoveries += 1
-            _logger.info("Recovered; %d calls were repeated in this run so far.", self._status.replayed_calls)
+            logger.info("Recovered; %d calls were repeated in this run so far.", self._status.replayed_calls)
             self._session.hooks.fire(IPUEvents.DEVICE_RECOVERED)
         return result
 
@@ -333,7 +331,7 @@ class _GuardedTraining:
         limits = recovery.retries, recovery.backoff, recovery.reset is not None
         decision = decide(error, iteration, attempt, *limits)
         self._status.note(decision)
-        _logger.warning(
+        logger.warning(
             "Device fault at iteration %d, attempt %d of %d (%s): %s. %s",
             decision.iteration,
             attempt,
@@ -353,7 +351,7 @@ class _GuardedTraining:
             try:
                 recovery.reset(decision.recovery_action or "")
             except Exception as failure:
-                _logger.exception("The reset hook failed.")
+                logger.exception("The reset hook failed.")
                 self._end_run(dataclasses.replace(decision, action=STOP), failure)
         return decision
 
@@ -369,7 +367,7 @@ class _GuardedTraining:
             where = "Nothing has been trained since the run started or was resumed, so there was nothing to save."
         again = f"Go on with: {self._recovery.command or resume_command()}"
         if decision.action == EXIT:
-            _logger.error("The IPUs need a %s; the run ends. %s %s", decision.recovery_action, where, again)
+            logger.error("The IPUs need a %s; the run ends. %s %s", decision.recovery_action, where, again)
             raise ResetNeeded from error
         raise RecoveryError(
             f"A device call of iteration {decision.iteration} failed {decision.attempt} time(s), the last time with: "

@@ -7,15 +7,14 @@ nothing else: an attribute that was set in it holds a tensor without values, wit
 
 from __future__ import annotations
 
-import logging
 from typing import Any, Container, Dict, List, Tuple
 
 import torch
 from torch import nn
 
+from ignite_ipu.errors import logger
 from ignite_ipu.program.tensors.trees import leaves_of
 
-_logger = logging.getLogger("ignite_ipu")
 _TENSORS_OF_MODULES = ("_parameters", "_buffers", "_modules")  # of which others take care
 _Own = Dict[str, Any]
 
@@ -62,7 +61,7 @@ class ModuleAttributes:
                     value.clear()
                     value.update(held[name])
         if left and not always:
-            _logger.warning(
+            logger.warning(
                 "%s: tensors that were kept while the model was traced are the device's, which computes them in each "
                 "call. On the host these attributes are put back, and are not the newest.",
                 ", ".join(left),

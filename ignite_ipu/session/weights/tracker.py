@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import logging
 import weakref
 from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
@@ -12,14 +11,13 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from ignite_ipu.errors import LostEditError
+from ignite_ipu.errors import LostEditError, logger
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import named_tensors, plain, version_of, with_tensors
 from ignite_ipu.session.hooks import IPUEvents, SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker, is_kept, unwatch_parameters, watch_parameters
 
-_logger = logging.getLogger("ignite_ipu")
 _MOST_NAMES = 3
 Counted = Sequence[Tuple[torch.Tensor, int]]
 """Counters of batches, and by how much one forward advances each."""
@@ -203,7 +201,7 @@ class Weights:
         if is_kept(self._places):
             if not self._told_of_aliases:
                 self._told_of_aliases = True
-                _logger.warning(
+                logger.warning(
                     "The loop keeps tensors that share the memory of weights (parameter.data, parameter.detach(), or "
                     "taken out of a state_dict()) over updates, and natively they change with them: so the weights are "
                     "copied to the host after each update. A clone() keeps the values, and saves the copies."
