@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from typing import Any, FrozenSet, List, Optional
+from typing import Any, List, Optional
 
 from ignite_ipu.emulator.device import machine
 from ignite_ipu.emulator.device.machine import EmulatedMachine, Holder
@@ -81,21 +81,10 @@ def counters(executor: Any = None) -> Counters:
     return (_TOTAL if executor is None else executor._meter.own).copy()
 
 
-class Device:
-    """Some emulated IPUs, held by one executor until it is collected, at the latest."""
+def acquire(ipus: int, owner: object, description: str, ipu_id: Optional[int] = None) -> weakref.finalize[..., object]:
+    """Take `ipus` free IPUs (a power of two) for `owner`, and return what gives them back.
 
-    def __init__(self, ipus: FrozenSet[int], executor: object, holder: Holder, where: EmulatedMachine) -> None:
-        self.ipus = ipus
-        self._give_back = weakref.finalize(executor, where.release, holder)
-
-    def release(self) -> None:
-        """Give the IPUs back; a second call does nothing."""
-        self._give_back()
-        self.ipus = frozenset()
-
-
-def acquire(ipus: int, owner: object, description: str, ipu_id: Optional[int] = None) -> Device:
-    """Take `ipus` free IPUs (a power of two) for `owner`; they are given back when it is collected, at the latest.
+    That is called when the owner is collected, at the latest.
 
     Args:
         description: What error messages call the owner.
@@ -104,13 +93,11 @@ def acquire(ipus: int, owner: object, description: str, ipu_id: Optional[int] = 
     groups = _groups(ipus, description, ipu_id)
     where = machine.machine()
     new = machine.holder(description, next(_TOKENS))
-    taken = where.take(groups, new)
-    if taken is None:
+    if where.take(groups, new) is None:
         gc.collect()  # an executor and its optimizer hold each other until collected
-        taken = where.take(groups, new)
-    if taken is None:
-        taken = _wait(where, groups, new, ipus)
-    return Device(taken, owner, new, where)
+        if where.take(groups, new) is None:
+            _wait(where, groups, new, ipus)
+    return weakref.finalize(owner, where.release, new)
 
 
 def _groups(ipus: int, description: str, ipu_id: Optional[int]) -> List[range]:
@@ -137,8 +124,8 @@ def _groups(ipus: int, description: str, ipu_id: Optional[int]) -> List[range]:
     return [devices[ipu_id]]
 
 
-def _wait(where: EmulatedMachine, groups: List[range], new: Holder, ipus: int) -> FrozenSet[int]:
-    """Try until the IPUs are free, where the environment asks for it."""
+def _wait(where: EmulatedMachine, groups: List[range], new: Holder, ipus: int) -> None:
+    """Try to take the IPUs until they are free, where the environment asks for it."""
     started = time.monotonic()
     limit = _limit()
     reported = -_REPORT_SECONDS
@@ -166,9 +153,8 @@ def _wait(where: EmulatedMachine, groups: List[range], new: Holder, ipus: int) -
             logger.warning("%s. Waiting%s.", busy, "" if limit == math.inf else f" for at most {limit:g} s")
             reported = waited
         time.sleep(_RETRY_SECONDS)
-        taken = where.take(groups, new)
-        if taken is not None:
-            return taken
+        if where.take(groups, new) is not None:
+            return
 
 
 def _limit() -> float:

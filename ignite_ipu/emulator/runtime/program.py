@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from ignite_ipu.emulator.compiler.inductor import compiled as torch_compiled
 from ignite_ipu.emulator.compiler.inductor import wanted as torch_compile_wanted
 from ignite_ipu.emulator.compiler.placement import Placement
 from ignite_ipu.emulator.compiler.tracing import tensors_by_name, trace
-from ignite_ipu.emulator.device.device import Device, Meter, acquire
+from ignite_ipu.emulator.device.device import Meter, acquire
 from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.files import cache
 from ignite_ipu.emulator.logs import logger
@@ -126,7 +126,7 @@ class DeviceProgram:
         self._compiled_step = CompiledTraining(self._name)
         self._executable: Optional[Executable] = None
         self._step: Optional[TrainingStep] = None
-        self._device: Optional[Device] = None
+        self._give_back: Optional[Callable[[], object]] = None
         self._host_versions: Dict[str, int] = {}
         self._edits_reported = self._non_contiguous_seen = False
         graph, places = self.graph, [place for place in self.graph.positions if place is not None]
@@ -147,7 +147,7 @@ class DeviceProgram:
         options = self._options
         ipu_id = options("ipu_id") if options.exists("ipu_id") else None
         if not options._uses_ipu_model():  # of IPU models there are as many as anybody asks for
-            self._device = acquire(self.ipus, owner, f"{type(owner).__name__} {self._name}", ipu_id)
+            self._give_back = acquire(self.ipus, owner, f"{type(owner).__name__} {self._name}", ipu_id)
         if self._compiles_with_torch and self._compiled is None and not self._training:
             self._compiled = torch_compiled(self.graph, self._name)
         weights, buffers = self._host_values()
@@ -170,9 +170,9 @@ class DeviceProgram:
     def detach(self) -> None:
         if self._executable is not None:
             self._meter.add(detaches=1)
-        if self._device is not None:
-            self._device.release()
-        self._device = None
+        if self._give_back is not None:
+            self._give_back()
+        self._give_back = None
         self._executable = None
         self._step = None
 

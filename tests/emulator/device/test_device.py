@@ -14,6 +14,7 @@ from torch import nn
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu.emulator.device import device
+from ignite_ipu.emulator.device.machine import machine
 from ignite_ipu.emulator.errors import Error
 
 X = torch.ones(2, 3)
@@ -35,7 +36,8 @@ def inference(**settings) -> poptorch.PoplarExecutor:
 
 def held(executor: poptorch.PoplarExecutor) -> set:
     """Return the IPUs that an executor holds."""
-    return set(executor._program._device.ipus)
+    _, _, (holder,), _ = executor._program._give_back.peek()
+    return {ipu for ipu, user in machine().users().items() if user == holder}
 
 
 def test_executors_hold_ipus_from_compile_to_detach():
