@@ -6,7 +6,8 @@ micro-batch tells; only a model for which it matters pays for copies of what aut
 
 from __future__ import annotations
 
-from typing import Any, Callable, ContextManager, List, Sequence, Tuple
+import contextlib
+from typing import Any, Callable, ContextManager, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -31,31 +32,29 @@ class SavedValues:
 
     def __init__(self, graph: Graph) -> None:
         nodes = graph.nodes.nodes
-        writes = any(node.meta.get("writes") for node in nodes)
         self._written = graph.written
-        # What acts on the host must not run twice to find out.
-        self._copies = writes and any(getattr(node.target, "runs_every_time", False) for node in nodes)
-        self._is_known = self._copies or not writes
+        # Whether copies are needed; None until a run tells.
+        self._copies: Optional[bool] = None
+        if not any(node.meta.get("writes") for node in nodes):
+            self._copies = False
+        elif any(getattr(node.target, "runs_every_time", False) for node in nodes):
+            self._copies = True  # what acts on the host must not run twice to find out
 
     def run(self, forward: Callable[..., Results], arguments: Tensors, backward: Callable[[Results], None]) -> Results:
         """Run `forward` on the arguments and `backward` on what it returns, and return that."""
-        if self._copies:
-            with copied():
-                results = forward(*arguments)
-            backward(results)
-            return results
-        restore = None if self._is_known else _restorer([arguments[place] for place in self._written])
+        restore = _restorer([arguments[place] for place in self._written]) if self._copies is None else None
         try:
-            results = forward(*arguments)
+            with copied() if self._copies else contextlib.nullcontext():
+                results = forward(*arguments)
             backward(results)
         except RuntimeError as error:
             if restore is None or not were_overwritten(error):
                 raise
         else:
-            self._is_known = True
+            self._copies = bool(self._copies)
             return results
         restore()
-        self._copies = self._is_known = True
+        self._copies = True
         return self.run(forward, arguments, backward)
 
 

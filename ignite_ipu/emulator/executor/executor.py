@@ -55,7 +55,6 @@ class PoplarExecutor:
         user_model: Optional[nn.Module] = None,
     ) -> None:
         self._training = training
-        self._poptorch_version = poptorch_version
         self._options = resolved(options, training)
         self._signature = Signature(model)
         # What is traced: a shallow copy, which shares everything but the model's own attributes.
@@ -120,7 +119,7 @@ class PoplarExecutor:
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Load a state into the user's model, then upload it when attached; return what torch's method returns."""
         result = self._user_model.load_state_dict(state_dict, strict=strict)
-        if self.isAttachedToDevice() and self.isCompiled():
+        if self.isAttachedToDevice():
             self.copyWeightsToDevice()
         return result
 
@@ -273,7 +272,7 @@ class PoplarExecutor:
         program = self._compiled("attachToDevice")
         if self._is_offline:
             raise AssertionError("Trying to attach to an offline device (ConnectionType.Never).")
-        if self.isAttachedToDevice():
+        if program.attached:
             raise python_error("Device is already attached.")
         self._device_state.load(program, self)
 

@@ -178,7 +178,6 @@ class _BodyCapture(Capture):
         self._stand_ins = outer._stand_ins
         self.warned, self.scope, self.autocast = outer.warned, outer.scope, outer.autocast
         self.checks, self.host_tensors = outer.checks, outer.host_tensors
-        self.folds = False
         self.captured: Dict[int, Tuple[IpuTensor, IpuTensor]] = {}
 
     def add_constant(self, tensor: torch.Tensor, name: str = "constant") -> IpuTensor:

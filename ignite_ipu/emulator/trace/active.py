@@ -169,7 +169,6 @@ class Trace(TorchFunctionMode, abc.ABC):
         self.losses: List[fx.Node] = []
         self.unsupported: List[Any] = []
         self.warned: Dict[str, str] = {}  # the operator of each warning
-        self.folds = True  # whether what depends on constants alone is computed while compiling
         self.scope: List[str] = []  # the names that `NameScope` has open, innermost last
         self.location_excludes: Tuple[str, ...] = ()  # parts of the names of files that are not the user's code
         self._stand_ins: Dict[int, IpuTensor] = {}

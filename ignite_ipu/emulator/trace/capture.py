@@ -180,7 +180,7 @@ class Capture(Trace):
         reads = {memory_of(traced.meta) for traced in metas}
         node.meta["after"] = [self._writers[key] for key in reads if key in self._writers]
         sources = (*node.all_input_nodes, *node.meta["after"])
-        node.meta["varies"] = not self.folds or table.is_random(name) or any(map(may_vary, sources))
+        node.meta["varies"] = self.outer is not None or table.is_random(name) or any(map(may_vary, sources))
         node.meta["writes"] = {memory_of(traced.meta) for traced in written}
         node.meta["dtypes"] = map_leaves(result, lambda leaf: getattr(leaf, "dtype", None))
         node.meta["memories"] = [memory_of(leaf) for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
