@@ -5,12 +5,10 @@ from __future__ import annotations
 import ast
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable, Iterator, Optional
+from typing import Callable, Iterator, Optional
 
 from ignite_ipu.migration.docstrings import one_side
-
-if TYPE_CHECKING:
-    from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.program import Program as Program  # with which rules say what they read and what they find
 
 
 class Severity(str, enum.Enum):

@@ -6,8 +6,7 @@ import ast
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ignite_ipu.errors import listed
-from ignite_ipu.migration.analysis.kinds import Function, parameters_of
-from ignite_ipu.migration.analysis.models import Holding
+from ignite_ipu.migration.analysis.kinds import Function, Kind, parameters_of
 from ignite_ipu.migration.analysis.names import (
     argument,
     constant,
@@ -196,7 +195,7 @@ class _Captures:
         seen.add(attribute)
         for model in self.file.models:
             method = model.method(attribute)
-            if model.holds.get(attribute) is Holding.MODULE:
+            if model.holds.get(attribute) is Kind.MODULE:
                 yield attribute
             elif method is not None:
                 for call in (node for node in walk(method) if isinstance(node, ast.Call)):

@@ -20,7 +20,7 @@ from ignite_ipu.migration.analysis.kinds import (
     settled_by,
     used_as_tensor,
 )
-from ignite_ipu.migration.analysis.models import Holding, Model
+from ignite_ipu.migration.analysis.models import Model
 from ignite_ipu.migration.analysis.names import Names, constant, dotted, index_of, walk
 
 Environment = Dict[str, Kind]
@@ -191,7 +191,7 @@ class _Walker:
     def is_registered(self, node: ast.Attribute) -> bool:
         """Tell whether an attribute of the model itself is a buffer or a parameter."""
         held = self.model.holds.get(node.attr) if self.model and self.is_own(node) else None
-        return held in (Holding.BUFFER, Holding.PARAMETER)
+        return held in (Kind.BUFFER, Kind.PARAMETER)
 
     def mutation(self, node: ast.expr, name: str, kind: Kind, value: Optional[ast.expr]) -> None:
         """Note that Python state is changed; what is made when it is missing or unfit, or known, is the same again.
@@ -309,10 +309,10 @@ class _Walker:
     def attribute(self, node: ast.Attribute) -> Kind:
         if isinstance(node.value, ast.Name) and node.value.id == self.owner and self.owner:
             held = self.model.holds.get(node.attr) if self.model else None
-            if held is Holding.PLAIN_TENSOR:
+            if held is Kind.UNREGISTERED:
                 self.fact("plain", node, node.attr)
             if held is not None:
-                return held.kind
+                return Kind.TENSOR if held.is_tensor else held
             return Kind.PYTHON if node.attr == "training" else Kind.UNKNOWN
         base = self.expression(node.value)
         if base.is_tensor:
@@ -422,7 +422,7 @@ class _Walker:
             if method is not None:
                 return self.follow(method, kinds, keywords, self.model)
             held = self.model.holds.get(function.attr)
-            return self.module_result(function.attr) if held is Holding.MODULE else Kind.UNKNOWN
+            return self.module_result(function.attr) if held is Kind.MODULE else Kind.UNKNOWN
         if function.attr == "apply" and isinstance(function.value, ast.Name):
             self.fact("custom", node, function.value.id)
             return Kind.TENSOR

@@ -14,10 +14,13 @@ Function = Union[ast.FunctionDef, ast.AsyncFunctionDef]
 
 
 class Kind(enum.Enum):
-    """Kind of a value."""
+    """Kind of a value, or of a model's attribute, for which alone there are three kinds of tensors more."""
 
     TENSOR = "tensor"
     MASK = "boolean tensor"
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    UNREGISTERED = "unregistered tensor"
     TENSORS = "container of tensors"
     MODULE = "module"
     MODULES = "container of modules"
@@ -27,12 +30,12 @@ class Kind(enum.Enum):
     @property
     def is_tensor(self) -> bool:
         """True if it is one tensor."""
-        return self in (Kind.TENSOR, Kind.MASK)
+        return self in (Kind.TENSOR, Kind.MASK, Kind.PARAMETER, Kind.BUFFER, Kind.UNREGISTERED)
 
     @property
     def has_tensors(self) -> bool:
         """True if it is one tensor or several."""
-        return self in (Kind.TENSOR, Kind.MASK, Kind.TENSORS)
+        return self.is_tensor or self is Kind.TENSORS
 
     @property
     def element(self) -> Kind:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import enum
 from dataclasses import dataclass, field
 from typing import Dict, Iterable, Iterator, List, Optional
 
@@ -22,30 +21,11 @@ TENSOR_FACTORIES = words(
     "torch.rand torch.randint torch.randn torch.randperm torch.tensor torch.tril torch.triu torch.zeros "
     "torch.as_tensor torch.FloatTensor torch.LongTensor torch.Tensor"
 )
-
-
-class Holding(enum.Enum):
-    """Kind of an attribute of a model."""
-
-    MODULE = "module"
-    MODULES = "container of modules"
-    PARAMETER = "parameter"
-    BUFFER = "buffer"
-    PLAIN_TENSOR = "unregistered tensor"
-    PYTHON = "Python value"
-
-    @property
-    def kind(self) -> Kind:
-        """Kind of its values in traced code."""
-        tensors = (Holding.PARAMETER, Holding.BUFFER, Holding.PLAIN_TENSOR)
-        return Kind.TENSOR if self in tensors else Kind(self.value)
-
-
 _REGISTERED = {
-    "register_buffer": Holding.BUFFER,
-    "register_parameter": Holding.PARAMETER,
-    "add_module": Holding.MODULE,
-    "register_module": Holding.MODULE,
+    "register_buffer": Kind.BUFFER,
+    "register_parameter": Kind.PARAMETER,
+    "add_module": Kind.MODULE,
+    "register_module": Kind.MODULE,
 }
 
 
@@ -59,7 +39,7 @@ class Model:
 
     node: ast.ClassDef
     bases: List[Model] = field(default_factory=list)
-    holds: Dict[str, Holding] = field(default_factory=dict)
+    holds: Dict[str, Kind] = field(default_factory=dict)
     values: Dict[str, ast.expr] = field(default_factory=dict)
     learns: bool = True
 
@@ -129,7 +109,7 @@ def _is_module_class(base: Optional[str], node: ast.ClassDef) -> bool:
 def _collect(model: Model, names: Names) -> None:
     for statement in model.node.body:
         for name, _ in assignments(statement):
-            model.holds.setdefault(name, Holding.PYTHON)
+            model.holds.setdefault(name, Kind.PYTHON)
     init = model.method("__init__")
     if init is None or init not in model.node.body:
         return
@@ -140,7 +120,7 @@ def _collect(model: Model, names: Names) -> None:
         if of == owner:
             model.values[attribute] = value
             kind = _kind(value, names)
-            if kind is not None and model.holds.get(attribute) is not Holding.BUFFER:
+            if kind is not None and model.holds.get(attribute) is not Kind.BUFFER:
                 model.holds[attribute] = kind
     for node in nodes:
         if owner_of(node, *_REGISTERED) == owner:
@@ -152,9 +132,9 @@ def _collect(model: Model, names: Names) -> None:
 
 def _learns(model: Model, names: Names) -> bool:
     """Tell whether a model may have weights: some of what it holds or calls is not known to have none."""
-    if any(base.learns for base in model.bases) or {Holding.PARAMETER, Holding.MODULES} & {*model.holds.values()}:
+    if any(base.learns for base in model.bases) or {Kind.PARAMETER, Kind.MODULES} & {*model.holds.values()}:
         return True
-    parts = {name for name, kind in model.holds.items() if kind is Holding.MODULE}
+    parts = {name for name, kind in model.holds.items() if kind is Kind.MODULE}
     parts |= model.values.keys() & _called_by_self(model.node)
     made = [names.called(model.values[name]) if name in model.values else None for name in parts]
     # A name that resolves to nothing is a class of the file.
@@ -184,18 +164,18 @@ def _is_weightless(name: Optional[str]) -> bool:
     return module == "torch.nn" and (last in _WEIGHTLESS or last.endswith("Loss"))
 
 
-def _kind(value: ast.expr, names: Names) -> Optional[Holding]:
+def _kind(value: ast.expr, names: Names) -> Optional[Kind]:
     called = names.called(value)
     if isinstance(value, ast.Constant):
-        return Holding.PYTHON
+        return Kind.PYTHON
     if called is None:
         # A class of the file, or a method call: `Block(...)` is a module more often than not.
         capital = isinstance(value, ast.Call) and (getattr(value.func, "id", "")[:1]).isupper()
-        return Holding.MODULE if capital else None
+        return Kind.MODULE if capital else None
     if called in _CONTAINERS:
-        return Holding.MODULES
+        return Kind.MODULES
     if called in ("torch.nn.Parameter", "torch.nn.Buffer"):
-        return Holding.PARAMETER if called.endswith("Parameter") else Holding.BUFFER
+        return Kind.PARAMETER if called.endswith("Parameter") else Kind.BUFFER
     if called in TENSOR_FACTORIES:
-        return Holding.PLAIN_TENSOR
-    return Holding.MODULE if called.startswith("torch.nn.") and called.rsplit(".", 1)[1][:1].isupper() else None
+        return Kind.UNREGISTERED
+    return Kind.MODULE if called.startswith("torch.nn.") and called.rsplit(".", 1)[1][:1].isupper() else None

@@ -255,6 +255,11 @@ def _own_variables(nodes: Iterable[ast.AST]) -> Set[ast.AST]:
     return found
 
 
+def attributes_in(node: ast.AST) -> Set[str]:
+    """Return the names of the attributes that a node speaks of."""
+    return {part.attr for part in walk(node) if isinstance(part, ast.Attribute)}
+
+
 def names_bound(node: ast.AST) -> Set[str]:
     """Return the names, and the attributes of names, that a node binds."""
     nodes = walk(node)

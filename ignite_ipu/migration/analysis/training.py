@@ -38,7 +38,8 @@ class Training:
         # The file keeps this; a circle of the two would keep every tree in memory until it is collected.
         self.file: ParsedFile = weakref.proxy(file)
 
-    def _named(self, *names: str) -> Dict[str, ast.Call]:
+    def named(self, *names: str) -> Dict[str, ast.Call]:
+        """Return the variables that hold what calls of these functions or classes return."""
         calls = {id(call) for call, _ in self.file.calls(*names)}
         return {name: value for name, value in self.file.assigned if isinstance(value, ast.Call) and id(value) in calls}
 
@@ -133,18 +134,17 @@ class Training:
     @cached_property
     def schedulers(self) -> Dict[str, ast.Call]:
         """Learning-rate schedule variables."""
-        return self._named(*_SCHEDULE_FACTORIES)
+        return self.named(*_SCHEDULE_FACTORIES)
 
     @cached_property
     def loaders(self) -> Dict[str, ast.Call]:
         """Variables that hold torch's DataLoader."""
-        return self._named(*_LOADER_FACTORIES)
+        return self.named(*_LOADER_FACTORIES)
 
     @cached_property
-    def executors(self) -> Dict[str, Tuple[ast.Call, str]]:
-        """PopTorch executor variables: the construction, and which wrapper."""
-        wrappers = ("poptorch.trainingModel", "poptorch.inferenceModel")
-        return {name: (call, wrapper) for wrapper in wrappers for name, call in self._named(wrapper).items()}
+    def executors(self) -> Dict[str, ast.Call]:
+        """PopTorch executor variables."""
+        return self.named("poptorch.trainingModel", "poptorch.inferenceModel")
 
     @cached_property
     def trainers(self) -> List[ast.Call]:

@@ -38,7 +38,7 @@ def apply(editor: Editor) -> None:
             continue
         chosen = device is not None and constant(device) not in (0, None)
         name = editor.need("host_device", call)
-        editor.replace(call, _moved, f"{name}({editor.source_of(device)})" if device and chosen else f"{name}()")
+        editor.replace(call, _moved, f"{name}({program.source_of(device)})" if device and chosen else f"{name}()")
     for call, _ in program.calls(*(f"torch.cuda.{order}" for order in _ORDERS)):
         statement = program.parents[call]
         if isinstance(statement, ast.Expr) and not is_guarded(program, call):

@@ -28,4 +28,4 @@ from ignite_ipu.migration.rewriting.editor import Editor
 
 def apply(editor: Editor) -> None:
     for process, _ in editor.program.training.process_functions:
-        editor.expression(process, f"{editor.need('ipu_step', process)}({editor.source_of(process)})")
+        editor.expression(process, f"{editor.need('ipu_step', process)}({editor.program.source_of(process)})")

@@ -37,5 +37,5 @@ def apply(editor: Editor) -> None:
             editor.expression(enabled, native)
         else:
             plain = isinstance(enabled, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Compare))
-            source = editor.source_of(enabled)
+            source = editor.program.source_of(enabled)
             editor.expression(enabled, f"{source if plain else f'({source})'} and {native}")

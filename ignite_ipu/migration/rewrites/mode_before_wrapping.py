@@ -32,8 +32,8 @@ def apply(editor: Editor) -> None:
             mode = second.value if isinstance(second, ast.Expr) else None
             if model is None or owner_of(mode, "train", "eval") != model:
                 continue
-            editor.replace(first, _rewritten, editor.source_of(second))
-            editor.replace(second, _rewritten, editor.source_of(first))
+            editor.replace(first, _rewritten, program.source_of(second))
+            editor.replace(second, _rewritten, program.source_of(first))
 
 
 def _wrapped_model(program: Program, statement: ast.stmt) -> Optional[str]:

@@ -100,10 +100,6 @@ class Editor:
         argument = cst.Arg(cst.parse_expression(value), keyword=cst.Name(name), equal=equal)
         self.replace(call, with_argument, argument)
 
-    def source_of(self, node: ast.AST) -> str:
-        """Return an expression's or statement's text as it stands, without the comments around it."""
-        return self.program.source_of(node)
-
     def remark(self, node: ast.AST, message: str) -> None:
         """Note something at a node's line."""
         self.remarks.append(Remark(getattr(node, "lineno", 1), self.subject, message))

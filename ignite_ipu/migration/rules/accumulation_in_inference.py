@@ -15,8 +15,7 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.analysis.names import argument, constant, dotted, owner_of
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
@@ -27,7 +26,7 @@ def check(program: Program) -> Hits:
         owner = owner_of(call, "gradientAccumulation")
         if owner is not None and constant(argument(call, "gradient_accumulation", 0)) != 1:
             accumulating.add(owner.rsplit(".Training", 1)[0])
-    for call, wrapper in program.training.executors.values():
+    for call, _ in program.calls("poptorch.inferenceModel"):
         options = dotted(argument(call, "options", 1))
-        if wrapper == "poptorch.inferenceModel" and options in accumulating:
+        if options in accumulating:
             yield Hit(call, f"{options} accumulates gradients, which inference refuses")

@@ -23,16 +23,13 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.analysis.names import dotted, method_calls, walk
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
-    executors = {
-        name for name, (_, wrapper) in program.training.executors.items() if wrapper == "poptorch.trainingModel"
-    }
+    executors = program.training.named("poptorch.trainingModel")
     for loop in program.nodes(ast.For):
         if not any(isinstance(part, ast.Call) and dotted(part.func) in executors for part in walk(loop)):
             continue

@@ -17,8 +17,7 @@ import ast
 
 from ignite_ipu.migration.analysis.devices import is_native_alone
 from ignite_ipu.migration.analysis.names import dotted
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
 REWRITTEN = True

@@ -21,8 +21,7 @@ import builtins
 
 from ignite_ipu.migration.analysis.devices import gpu_name, is_guarded
 from ignite_ipu.migration.analysis.names import owner_of
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
 REWRITTEN = True

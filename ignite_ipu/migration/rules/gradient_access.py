@@ -16,8 +16,7 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.analysis.tensor_methods import words
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
 

@@ -20,8 +20,7 @@ from __future__ import annotations
 
 from ignite_ipu.migration.analysis.captures import host_evaluations
 from ignite_ipu.migration.analysis.names import dotted
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.NOTE, Outcome.HANDLED
 

@@ -25,38 +25,27 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.analysis.names import dotted, names_bound, owner_of, walk
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.analysis.names import attributes_in, dotted, names_bound, owner_of, walk
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
+_PARAMETERS = {"parameters", "named_parameters"}
 _IN_PLACE = {"add_", "sub_", "mul_", "copy_", "addcmul_", "addcdiv_", "lerp_"}
 
 
 def check(program: Program) -> Hits:
     for loop in program.nodes(ast.For):
-        if not _over_parameters(loop.iter):
+        if not _PARAMETERS & attributes_in(loop.iter):
             continue
         names = names_bound(loop.target)
         for part in walk(loop):
             if isinstance(part, ast.AugAssign) and (dotted(part.target) or "").split(".")[0] in names:
                 yield Hit(part, "a parameter is updated on the host, which the device does not see")
             owner = owner_of(part, *_IN_PLACE)
-            if owner is not None and owner.split(".")[0] in names and _has_gradient(part):
+            if owner is not None and owner.split(".")[0] in names and "grad" in attributes_in(part):
                 yield Hit(part, "a parameter is updated on the host, which the device does not see")
     for node in program.nodes(ast.AugAssign):
-        if _has_gradient(node.value) and not any(
-            isinstance(above, ast.For) and _over_parameters(above.iter) for above in program.ancestors(node)
-        ):
+        loops = (above.iter for above in program.ancestors(node) if isinstance(above, ast.For))
+        if "grad" in attributes_in(node.value) and not any(_PARAMETERS & attributes_in(iterated) for iterated in loops):
             yield Hit(node, "a weight is updated by hand, which the device does not see")
-
-
-def _over_parameters(node: ast.expr) -> bool:
-    return any(
-        isinstance(part, ast.Attribute) and part.attr in ("parameters", "named_parameters") for part in walk(node)
-    )
-
-
-def _has_gradient(node: ast.AST) -> bool:
-    return any(isinstance(part, ast.Attribute) and part.attr == "grad" for part in walk(node))

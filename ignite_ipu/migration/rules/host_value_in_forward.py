@@ -14,8 +14,7 @@ In forward:
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity, handled_if
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, handled_if
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 

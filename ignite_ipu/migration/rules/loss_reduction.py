@@ -23,10 +23,17 @@ from __future__ import annotations
 import ast
 from typing import Iterator, List, Set, Tuple
 
-from ignite_ipu.migration.analysis.names import argument, constant, dotted, names_bound, names_loaded, walk
+from ignite_ipu.migration.analysis.names import (
+    argument,
+    attributes_in,
+    constant,
+    dotted,
+    names_bound,
+    names_loaded,
+    walk,
+)
 from ignite_ipu.migration.analysis.training import Training
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.WARNING, Outcome.UNCHANGED
 
@@ -117,12 +124,11 @@ class _Reader:
             self.read_called(dotted(call.func) or "")
 
     def _note(self, call: ast.Call, value: ast.expr, scope: ast.AST) -> None:
-        attributes = {part.attr for part in walk(value) if isinstance(part, ast.Attribute)}
-        if not attributes & _WEIGHTS and not names_loaded(value) & set(_names_of_weights(scope)):
+        if not attributes_in(value) & _WEIGHTS and not names_loaded(value) & set(_names_of_weights(scope)):
             self.found.append(call)
 
 
 def _names_of_weights(scope: ast.AST) -> Iterator[str]:
     for node in walk(scope):
-        if isinstance(node, ast.For) and any(getattr(part, "attr", "") in _WEIGHTS for part in walk(node.iter)):
+        if isinstance(node, ast.For) and _WEIGHTS & attributes_in(node.iter):
             yield from names_bound(node.target)

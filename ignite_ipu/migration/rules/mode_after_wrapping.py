@@ -14,14 +14,13 @@ With PopTorch:
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import argument, dotted
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.WARNING, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
-    wrapped = {dotted(argument(call, "model", 0)): call for call, _ in program.training.executors.values()}
+    wrapped = {dotted(argument(call, "model", 0)): call for call in program.training.executors.values()}
     for call, name in program.method_calls("train", "eval"):
         if name in wrapped and program.follows(call, wrapped[name]):
             yield Hit(call, f"the mode of {name} is set after {name} was wrapped")

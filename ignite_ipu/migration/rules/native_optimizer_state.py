@@ -15,16 +15,14 @@ With PopTorch:
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import argument, dotted
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
     training = program.training
-    wrappers = [call for call, wrapper in training.executors.values() if wrapper == "poptorch.trainingModel"]
-    given = {dotted(argument(call, "optimizer", 2)) for call in wrappers}
+    given = {dotted(argument(call, "optimizer", 2)) for call, _ in program.calls("poptorch.trainingModel")}
     native = {name for name, (_, kind) in training.optimizers.items() if name in given and kind.startswith("torch.")}
     for call, owner in program.method_calls("state_dict", "load_state_dict"):
         if owner in native:

@@ -19,8 +19,7 @@ import ast
 from typing import Iterator, Tuple
 
 from ignite_ipu.migration.analysis.operators import is_handled, is_loss, problem, refused_arguments
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity, handled_if
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, handled_if
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 

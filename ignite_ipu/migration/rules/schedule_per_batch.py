@@ -19,8 +19,7 @@ After the loop:
 from __future__ import annotations
 
 from ignite_ipu.migration.analysis.names import method_calls, walk
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.NOTE, Outcome.HANDLED
 

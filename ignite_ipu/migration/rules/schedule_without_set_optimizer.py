@@ -24,14 +24,13 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.analysis.names import method_calls, walk
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.UNCHANGED
 
 
 def check(program: Program) -> Hits:
-    if not any(wrapper == "poptorch.trainingModel" for _, wrapper in program.training.executors.values()):
+    if not program.training.named("poptorch.trainingModel"):
         return
     for call, owner in program.method_calls("step"):
         if owner in program.training.schedulers and not _sent(program, call):

@@ -14,12 +14,8 @@ With PopTorch:
 
 from __future__ import annotations
 
-import ast
-from typing import Dict
-
 from ignite_ipu.migration.analysis.names import argument, dotted
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.WARNING, Outcome.UNCHANGED
 
@@ -27,12 +23,8 @@ SEVERITY, RUN = Severity.WARNING, Outcome.UNCHANGED
 def check(program: Program) -> Hits:
     if any(True for _ in program.method_calls("copyWeightsToDevice")):
         return
-    training: Dict[str, ast.Call] = {}
-    inference: Dict[str, ast.Call] = {}
-    for call, wrapper in program.training.executors.values():
+    training = {dotted(argument(call, "model", 0)): call for call, _ in program.calls("poptorch.trainingModel")}
+    for call, _ in program.calls("poptorch.inferenceModel"):
         name = dotted(argument(call, "model", 0))
-        if name is not None:
-            (training if wrapper == "poptorch.trainingModel" else inference)[name] = call
-    for name, call in sorted(inference.items()):
-        if name in training and program.follows(training[name], call):
+        if name is not None and name in training and program.follows(training[name], call):
             yield Hit(call, f"the inference executor of {name} is made before its training executor")

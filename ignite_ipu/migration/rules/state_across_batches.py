@@ -20,11 +20,9 @@ Example:
 from __future__ import annotations
 
 import ast
-from typing import Set
 
-from ignite_ipu.migration.analysis.names import dotted, walk
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.analysis.names import dotted, names_bound, names_loaded
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.UNCHANGED
 
@@ -34,19 +32,8 @@ def check(program: Program) -> Hits:
         for part in loop.body:
             if not isinstance(part, ast.Assign) or not isinstance(part.value, ast.Call):
                 continue
-            call = part.value
-            if dotted(call.func) not in program.training.executors:
-                continue
-            stored = {name.id for name in walk(part.targets[0]) if isinstance(name, ast.Name)}
-            carried = stored & {name.id for value in call.args for name in walk(value) if isinstance(name, ast.Name)}
-            if carried and not _rebound_before(loop, part, carried):
-                yield Hit(call, f"{sorted(carried)[0]!r} is carried from one batch to the next")
-
-
-def _rebound_before(loop: ast.For, part: ast.stmt, names: Set[str]) -> bool:
-    bound = {name.id for name in walk(loop.target) if isinstance(name, ast.Name)}
-    for statement in loop.body:
-        if statement is part:
-            break
-        bound |= {name.id for name in walk(statement) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
-    return names <= bound
+            read = {name for value in part.value.args for name in names_loaded(value)}
+            before = [loop.target, *loop.body[: loop.body.index(part)]]
+            carried = names_bound(part.targets[0]) & read - {name for each in before for name in names_bound(each)}
+            if carried and dotted(part.value.func) in program.training.executors:
+                yield Hit(part.value, f"{min(carried)!r} is carried from one batch to the next")

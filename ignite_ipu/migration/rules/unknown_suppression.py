@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
-from ignite_ipu.migration.program import EVERY_RULE, Program
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
+from ignite_ipu.migration.program import EVERY_RULE
 from ignite_ipu.migration.rules import all_rules
 
 SEVERITY, RUN = Severity.WARNING, Outcome.UNCHANGED

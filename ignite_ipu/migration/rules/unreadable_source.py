@@ -11,8 +11,7 @@ Example:
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hits, Outcome, Severity
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 

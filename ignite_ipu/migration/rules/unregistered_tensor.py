@@ -21,8 +21,7 @@ from typing import Iterator
 from ignite_ipu.migration.analysis.kinds import Function, parameters_of
 from ignite_ipu.migration.analysis.models import TENSOR_FACTORIES
 from ignite_ipu.migration.analysis.names import dotted, names_bound, owner_of, unmoved, walk
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
 

@@ -16,8 +16,7 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.analysis.operators import is_loss, is_made_here, problem
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Severity, handled_if
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, handled_if
 
 SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
