@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ignite_ipu.errors import RunError
-from ignite_ipu.running.journal import Substitution
 from ignite_ipu.running.script import run_module, run_script
+from ignite_ipu.running.script_code import Substitution
 
 __all__ = ["RunError", "Substitution", "run_module", "run_script"]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+import linecache
+import logging
 import sys
 from types import FrameType
-from typing import Any, Callable, List, Optional
+from typing import Any, Callable, List, Optional, Set, Tuple
 from unittest import mock
 
-from ignite_ipu.running.journal import Journal, ScriptCode
+from ignite_ipu.errors import RunError
+from ignite_ipu.running.script_code import Line, ScriptCode, Substitution
+
+_logger = logging.getLogger("ignite_ipu.running")
 
 
 class Patches:
@@ -52,11 +57,36 @@ class Patches:
 
 
 class Substitutes(Patches):
-    """Substitutes for what a script calls, until `undo`."""
+    """Substitutes for what a script calls, until `undo`: in the order in which they were met, and what is refused.
+
+    Both are of the script's current line, unless another one is given.
+    """
 
     def __init__(self, code: ScriptCode) -> None:
         super().__init__()
-        self.code, self.journal = code, Journal(code)
+        self.code = code
+        self.substitutions: List[Substitution] = []
+        self.refusals: List[RunError] = []
+        self._known: Set[Tuple[Line, str, str]] = set()
+
+    def note(self, original: str, became: str, line: Optional[Line] = None) -> None:
+        """Log a substitution, unless it was made at this line before."""
+        place = line or self.code.current_line() or ("<unknown>", 0)
+        if (place, original, became) not in self._known:
+            self._known.add((place, original, became))
+            self.substitutions.append(Substitution(*place, original, became))
+            _logger.info("%s", self.substitutions[-1])
+
+    def refusal(self, what: str, reason: str, line: Optional[Line] = None) -> RunError:
+        """Return the error for something that cannot be mapped.
+
+        It is remembered, so that a script which catches every exception does not go on as if nothing had happened.
+        """
+        line = line or self.code.current_line()
+        text = "" if line is None else linecache.getline(*line).strip()
+        error = RunError(line, f"{what} cannot be mapped to IPUs: {reason}" + (f"\n    {text}" if text else ""))
+        self.refusals.append(error)
+        return error
 
     def calls(self, owner: Any, name: str, call: Callable[..., Any], *first: Any) -> None:
         """Let `call(*first, caller's frame, original, *args, **kwargs)` answer all calls."""
@@ -88,7 +118,7 @@ class Substitutes(Patches):
         """Answer calls from the script's own lines with a value; None leaves them out, also those of packages."""
 
         def answered(line: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-            self.journal.note(text, "left out" if answer is None else repr(answer), line)
+            self.note(text, "left out" if answer is None else repr(answer), line)
             return answer
 
         self.own_calls(owner, name, answered, packages=answer is None)
@@ -97,7 +127,7 @@ class Substitutes(Patches):
         """Refuse calls from the script's own lines."""
 
         def refused(line: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
-            raise self.journal.refusal(text, reason, line)
+            raise self.refusal(text, reason, line)
 
         self.own_calls(owner, name, refused, packages=False)
 
@@ -105,5 +135,5 @@ class Substitutes(Patches):
         """Tell whether a call is the script's, passed on for it, or of any library; note what it became if so."""
         line, own = self.code.line_behind(frame)
         if own or of_libraries:
-            self.journal.note(text, became, line)
+            self.note(text, became, line)
         return own or of_libraries

@@ -11,9 +11,9 @@ from typing import List, Optional, Sequence, Set
 from ignite_ipu import backend
 from ignite_ipu.errors import RunError
 from ignite_ipu.program.config import Configuration, IPUConfig
-from ignite_ipu.running.journal import ScriptCode, Substitution
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.program import Main, is_beside, module_program, script_program, started, uses_poptorch
+from ignite_ipu.running.script_code import ScriptCode, Substitution
 
 
 def run_script(
@@ -93,7 +93,7 @@ def _run_substituted(program: Main, config: IPUConfig, substitutions: List[Subst
     backend.poptorch()
     code, trained = ScriptCode(program.path), EngineWeights()
     substitutes = Substitutes(code)
-    refusals = substitutes.journal.refusals
+    refusals = substitutes.refusals
     try:
         substitute_devices(substitutes)
         substitute_cuda(substitutes)
@@ -117,7 +117,7 @@ def _run_substituted(program: Main, config: IPUConfig, substitutions: List[Subst
         raise
     finally:
         substitutes.undo()
-        substitutions += substitutes.journal.substitutions
+        substitutions += substitutes.substitutions
     if refusals:
         raise refusals[0]
 

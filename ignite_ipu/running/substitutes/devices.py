@@ -101,7 +101,7 @@ class _Moves:
             mapped = _host_location(map_location)
             if mapped is not map_location and map_location is not None:
                 text = f"torch.load(map_location={_shown(map_location)})"
-                self._substitutes.journal.note(text, "loads to the host", line)
+                self._substitutes.note(text, "loads to the host", line)
             map_location = mapped
         return original(f, map_location, *args, **kwargs)
 

@@ -78,7 +78,7 @@ class _Gradients:
     """Makes the substitutes."""
 
     def __init__(self, substitutes: Substitutes, trained: EngineWeights) -> None:
-        self._code, self._journal, self._trained = substitutes.code, substitutes.journal, trained
+        self._substitutes, self._trained = substitutes, trained
         # Where PopTorch's classes of parameters pass on what they are asked for.
         self._wrappers = (_package(str(backend.poptorch().__file__)), access.__file__)
 
@@ -94,17 +94,17 @@ class _Gradients:
     ) -> Any:
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         models = {owner for owner in map(owner_of, tensors) if owner is not None}
-        if not models and self._code.line_of(frame) is None:
+        if not models and self._substitutes.code.line_of(frame) is None:
             return original(tensors, max_norm, norm_type, *args, **kwargs)
         what = "clip_grad_norm_()"
         if len(models) != 1:
-            raise self._journal.refusal(what, "it has to get the parameters of one model that a loop trains.")
+            raise self._substitutes.refusal(what, "it has to get the parameters of one model that a loop trains.")
         (model,) = models
         try:
             norm = model.clip(tensors, float(max_norm), float(norm_type))
         except CaptureError as error:
-            raise self._journal.refusal(what, str(error)) from None
-        self._journal.note(f"{what[:-2]}(..., {float(max_norm)})", "part of the device step")
+            raise self._substitutes.refusal(what, str(error)) from None
+        self._substitutes.note(f"{what[:-2]}(..., {float(max_norm)})", "part of the device step")
         return norm
 
     def attribute(self, original: Any) -> property:
@@ -115,7 +115,7 @@ class _Gradients:
                 known = owner is not None or self._trained.trains(tensor, hidden=True)
                 if known and not self._reader(sys._getframe(1)).startswith((_TORCH, _RUNNING)):
                     if owner is None:
-                        raise self._journal.refusal("parameter.grad", _UNREAD)
+                        raise self._substitutes.refusal("parameter.grad", _UNREAD)
                     return owner.turn_with([tensor]).gradient(tensor)
             return value
 
@@ -124,7 +124,7 @@ class _Gradients:
             known = owner is not None or self._trained.trains(tensor)
             if known and not self._reader(sys._getframe(1)).startswith((_TORCH, _RUNNING)):
                 if value is not None:
-                    raise self._journal.refusal("parameter.grad = ...", "the device computes gradients itself.")
+                    raise self._substitutes.refusal("parameter.grad = ...", "the device computes gradients itself.")
                 if owner is not None:
                     owner.turn_with([tensor]).zero_grad()
             original.__set__(tensor, value)

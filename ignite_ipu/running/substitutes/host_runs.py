@@ -30,7 +30,7 @@ def substitute_exports(substitutes: Substitutes) -> None:
         first = next(iter(inspect.signature(original).parameters))
         model = args[0] if args else kwargs.get(first)
         if isinstance(model, nn.Module):
-            substitutes.journal.note(f"torch.{path}()", "is made of a copy of the model on the host", line)
+            substitutes.note(f"torch.{path}()", "is made of a copy of the model on the host", line)
             model = copy.deepcopy(model)
             args, kwargs = ((model, *args[1:]), kwargs) if args else (args, {**kwargs, first: model})
         with EAGER:
@@ -49,7 +49,7 @@ def substitute_averages(substitutes: Substitutes) -> None:
     signature = inspect.signature(update_bn)
 
     def on_the_host(line: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        substitutes.journal.note("update_bn()", "forward passes on the host", line)
+        substitutes.note("update_bn()", "forward passes on the host", line)
         model = signature.bind(*args, **kwargs).arguments["model"]
         with EAGER, _kept_buffers(model):
             return original(*args, **kwargs)

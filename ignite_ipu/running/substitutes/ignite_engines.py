@@ -19,8 +19,8 @@ from ignite_ipu.deferred.engine_step import with_known_values
 from ignite_ipu.engines.factories import create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.options import evaluation_options, training_options
-from ignite_ipu.running.journal import Journal, Line
 from ignite_ipu.running.patches import Substitutes
+from ignite_ipu.running.script_code import Line
 from ignite_ipu.running.substitutes.gradients import EngineWeights
 from ignite_ipu.session.processes import connected, unwrapped
 from ignite_ipu.session.session import IPUSession, known_session
@@ -31,12 +31,11 @@ def substitute_ignite(substitutes: Substitutes, trained: EngineWeights, config: 
     trainer: Any = ignite.engine.create_supervised_trainer
     evaluator: Any = ignite.engine.create_supervised_evaluator
     make = functools.partial(_factory, substitutes=substitutes, trained=trained)
-    succession = _Succession(substitutes.journal)
+    succession = _Succession(substitutes)
     substitutes.set_everywhere("ignite", trainer, make(trainer, create_ipu_trainer, succession, lambda model: config))
     substitutes.set_everywhere(
         "ignite", evaluator, make(evaluator, create_ipu_evaluator, None, functools.partial(_of_evaluator, config))
     )
-    journal = substitutes.journal
 
     def engine(frame: Any, original: Any, own: Any, process_function: Any, *args: Any, **kwargs: Any) -> None:
         written = getattr(inspect.unwrap(process_function), "__code__", None)
@@ -49,14 +48,14 @@ def substitute_ignite(substitutes: Substitutes, trained: EngineWeights, config: 
     ) -> None:
         if nproc_per_node not in (None, 1):
             reason = "one process drives all IPUs, and replicas are asked for with --replication-factor."
-            raise journal.refusal(f"Parallel(nproc_per_node={nproc_per_node})", reason, line)
+            raise substitutes.refusal(f"Parallel(nproc_per_node={nproc_per_node})", reason, line)
         if backend is not None and backend != "gloo":
-            journal.note(f"Parallel(backend={backend!r})", "one process without a backend", line)
+            substitutes.note(f"Parallel(backend={backend!r})", "one process without a backend", line)
             backend, nproc_per_node = None, None
         original(own, backend, nproc_per_node, *args, **kwargs)
 
     def auto_model(line: Any, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        journal.note("auto_model()", "the model as it is", line)
+        substitutes.note("auto_model()", "the model as it is", line)
         return model
 
     substitutes.calls(Engine, "__init__", engine)
@@ -84,7 +83,7 @@ def _factory(
     substitutes: Substitutes,
     trained: EngineWeights,
 ) -> Any:
-    journal, signature = substitutes.journal, inspect.signature(original)
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
     def create(*args: Any, **kwargs: Any) -> Any:
@@ -105,14 +104,14 @@ def _factory(
         before = "" if succession is None else succession.make_way(arguments["model"], line)
         if before:
             became += f", which takes the model over from the trainer of {before}"
-        journal.note(f"{original.__name__}()", became, line)
+        substitutes.note(f"{original.__name__}()", became, line)
 
         def refuse_frozen(text: str) -> None:
-            raise journal.refusal(f"{original.__name__}()", text, line)
+            raise substitutes.refusal(f"{original.__name__}()", text, line)
 
         def note_data(engine: Engine) -> None:
             if isinstance(engine.state.dataloader, backend.poptorch().DataLoader):
-                journal.note("run(DataLoader)", "over a poptorch.DataLoader of the same data")
+                substitutes.note("run(DataLoader)", "over a poptorch.DataLoader of the same data")
 
         engine = ours(**arguments, config=config(arguments["model"]))
         engine.add_event_handler(Events.STARTED, note_data)
@@ -139,8 +138,8 @@ def _with_values(process_function: Callable[..., Any]) -> Any:
 class _Succession:
     """Lets a trainer that a script makes take a model over from the one that it made before, which may not go on."""
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, substitutes: Substitutes) -> None:
+        self._substitutes = substitutes
         self._newest: weakref.WeakKeyDictionary[IPUSession, Tuple[Optional[Line], weakref.ref[Engine]]]
         self._newest = weakref.WeakKeyDictionary()
 
@@ -161,7 +160,7 @@ class _Succession:
         self._newest[trainer.ipu] = line, weakref.ref(trainer)
 
     def _refuse(self, made: Optional[Line], other: str) -> None:
-        raise self._journal.refusal(
+        raise self._substitutes.refusal(
             "create_supervised_trainer()",
             f"another trainer, made at {other}, has taken this one's model over, and one program at a time trains a "
             "model. Run this trainer to its end before the other is made, or train with one trainer.",

@@ -96,7 +96,7 @@ class _Loops(CaptureObserver):
     """Loops of a script."""
 
     def __init__(self, substitutes: Substitutes, config: IPUConfig) -> None:
-        self._journal, self._config = substitutes.journal, config
+        self._substitutes, self._config = substitutes, config
         self._models: weakref.WeakSet[CapturedModel] = weakref.WeakSet()
         self._evaluations: weakref.WeakKeyDictionary[IPUSession, CapturedEvaluation] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
@@ -128,7 +128,7 @@ class _Loops(CaptureObserver):
             if torch.utils.data.get_worker_info() is not None:
                 return original(module, *args, **kwargs)
             if isinstance(module, torch.jit.ScriptModule):
-                raise self._journal.refusal(
+                raise self._substitutes.refusal(
                     f"{type(module).__name__}()",
                     "what torch.jit makes of a model is no Python that PopTorch could trace. Call the model itself.",
                 )
@@ -159,7 +159,7 @@ class _Loops(CaptureObserver):
     def called(self, model: CapturedModel, recorded: bool) -> None:
         """Log what a call of a captured model became."""
         became = "recorded for the device step of backward() and step()" if recorded else "an inference program"
-        self._journal.note(f"{type(model.model).__name__}()", became)
+        self._substitutes.note(f"{type(model.model).__name__}()", became)
 
     def uses(self, weight: Any) -> None:
         """Capture the model that has a weight, if an optimizer was made for its parameters."""
@@ -169,14 +169,14 @@ class _Loops(CaptureObserver):
     def went_backward(self, model: CapturedModel) -> None:
         """Log a backward pass, and refuse one whose gradients no optimizer or the wrong update would use."""
         if model.uncleared is not None:
-            raise self._journal.refusal(
+            raise self._substitutes.refusal(
                 "backward()",
                 "the gradients of the last update were not cleared, so PyTorch would use them again, and the device "
                 "has none left. Call optimizer.zero_grad() once for every step().",
             )
-        self._journal.note("backward()", "part of the device step")
+        self._substitutes.note("backward()", "part of the device step")
         if not is_held(model.session.model):
-            raise self._journal.refusal(
+            raise self._substitutes.refusal(
                 "backward()",
                 f"no optimizer of torch.optim holds the weights of {model.name}, so they are updated by hand, and the "
                 "device does not return gradients. Use an optimizer.",
@@ -198,13 +198,13 @@ class _Loops(CaptureObserver):
     def _evaluate(self, session: IPUSession, model: nn.Module, args: Any, kwargs: Any) -> Any:
         """Return what a model computes that a trainer of Ignite's trains, or a part of one."""
         if model.training and torch.is_grad_enabled():
-            raise self._journal.refusal(
+            raise self._substitutes.refusal(
                 f"{type(model).__name__}()",
                 "a trainer trains this model already, and one program trains a model. For a look at what it computes, "
                 "call model.eval() and use torch.no_grad(); what is to be trained belongs into the trainer's model, "
                 "model_fn or loss_fn.",
             )
-        self._journal.note(f"{type(model).__name__}()", "an inference program")
+        self._substitutes.note(f"{type(model).__name__}()", "an inference program")
         evaluation = self._evaluations.get(session)
         if evaluation is None:
             evaluation = self._evaluations[session] = CapturedEvaluation(session, self._config)
@@ -231,4 +231,4 @@ class _Loops(CaptureObserver):
         return [root for root in roots if any(child is module for child in root.modules())]
 
     def _refuse_host_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        raise self._journal.refusal(f"{type(optimizer).__name__}.step()", host_step_reason(args, kwargs))
+        raise self._substitutes.refusal(f"{type(optimizer).__name__}.step()", host_step_reason(args, kwargs))

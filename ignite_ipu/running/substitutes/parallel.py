@@ -21,7 +21,6 @@ def substitute_parallel(substitutes: Substitutes) -> None:
 
     Several processes on NCCL, or spawned, are refused; one gets by with gloo, and with no process of its own.
     """
-    journal = substitutes.journal
 
     def wrap(
         line: Any, original: Callable[..., None], own: nn.Module, module: nn.Module, *args: Any, **kwargs: Any
@@ -29,8 +28,8 @@ def substitute_parallel(substitutes: Substitutes) -> None:
         wrapper = next(each for each in PARALLEL if isinstance(own, each))
         if wrapper is nn.parallel.DistributedDataParallel and connected()[1] > 1:
             reason = f"it trains in {connected()[1]} processes; {REPLICAS}"
-            raise journal.refusal("DistributedDataParallel", reason, line)
-        journal.note(wrapper.__name__, "the model itself: one process drives all IPUs", line)
+            raise substitutes.refusal("DistributedDataParallel", reason, line)
+        substitutes.note(wrapper.__name__, "the model itself: one process drives all IPUs", line)
         on_one_device(own, module)
 
     def init_process_group(
@@ -40,8 +39,8 @@ def substitute_parallel(substitutes: Substitutes) -> None:
         if "gloo" not in str(backend):
             if processes > 1:
                 reason = f"DistributedDataParallel trains on {processes} GPUs that this backend connects; {REPLICAS}"
-                raise journal.refusal(f"init_process_group({backend!r})", reason, line)
-            journal.note(f"init_process_group({backend!r})", "one process on gloo", line)
+                raise substitutes.refusal(f"init_process_group({backend!r})", reason, line)
+            substitutes.note(f"init_process_group({backend!r})", "one process on gloo", line)
             backend = "gloo"
         return original(backend, *args, **kwargs)
 
@@ -49,8 +48,10 @@ def substitute_parallel(substitutes: Substitutes) -> None:
         line: Any, original: Any, fn: Callable[..., Any], args: Any = (), nprocs: int = 1, *m: Any, **k: Any
     ) -> Any:
         if nprocs != 1 or False in (*m[:1], k.get("join", True)):
-            raise journal.refusal(f"spawn(nprocs={nprocs})", f"what its processes train would not be: {REPLICAS}", line)
-        journal.note("spawn(nprocs=1)", "a call in this process, which drives all IPUs", line)
+            raise substitutes.refusal(
+                f"spawn(nprocs={nprocs})", f"what its processes train would not be: {REPLICAS}", line
+            )
+        substitutes.note("spawn(nprocs=1)", "a call in this process, which drives all IPUs", line)
         return fn(0, *args)
 
     for name in ("spawn", "start_processes"):

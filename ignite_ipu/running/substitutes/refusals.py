@@ -39,10 +39,9 @@ _CALLS: Tuple[Tuple[Any, str, str, str], ...] = (
 
 def refuse_unmappable(substitutes: Substitutes) -> None:
     """Refuse, at the script's own lines, what would train another way than it says."""
-    journal = substitutes.journal
 
     def compile_(line: Any, original: Any, model: Any = None, **kwargs: Any) -> Any:
-        journal.note("torch.compile()", "left out: the program is compiled for the IPU", line)
+        substitutes.note("torch.compile()", "left out: the program is compiled for the IPU", line)
         return (lambda function: function) if model is None else model
 
     for owner, name, what, reason in _CALLS:
@@ -54,7 +53,7 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
         if substitutes.code.line_of(frame) is None and not any(map(owner_of, tensors)):
             return original(tensors, *args, **kwargs)
         reason = "PopTorch's optimizers clip by the global norm. Use clip_grad_norm_."
-        raise journal.refusal("clip_grad_value_()", reason)
+        raise substitutes.refusal("clip_grad_value_()", reason)
 
     substitutes.calls(nn.utils, "clip_grad_value_", clip_values)
     # Known by more than one name.
@@ -71,7 +70,7 @@ def substitute_precision(substitutes: Substitutes) -> None:
         if line is not None:
             given = inspect.signature(original).bind(*args, **kwargs)
             if given.arguments.get("enabled", True):
-                substitutes.journal.note(f"{what}()", "switched off: the step runs in single precision", line)
+                substitutes.note(f"{what}()", "switched off: the step runs in single precision", line)
             given.arguments["enabled"] = False
             if what == "autocast":
                 # On a machine without a GPU, even switched off it would warn of one that is missing.

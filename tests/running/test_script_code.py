@@ -9,7 +9,7 @@ import ignite
 import torch
 
 import ignite_ipu
-from ignite_ipu.running.journal import ScriptCode
+from ignite_ipu.running.script_code import ScriptCode
 
 
 def test_all_that_is_not_installed_is_its_own(tmp_path):

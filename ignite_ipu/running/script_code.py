@@ -1,4 +1,4 @@
-"""A script's own lines, and what was substituted and refused at them, each logged once.
+"""A script's own lines, and what is substituted at them.
 
 The script's own are all files that no package manager has installed: also those of a project in whose folder it is one
 of many. Its questions are answered as if there were a GPU, and its lines are those that messages name. What trains in
@@ -9,18 +9,14 @@ is told truly: nobody can edit a package that goes on to ask a GPU for what an I
 from __future__ import annotations
 
 import dataclasses
-import linecache
-import logging
 import os
 import sys
 from functools import lru_cache
 from types import FrameType
-from typing import List, Optional, Set, Tuple
+from typing import Optional, Tuple
 
-from ignite_ipu.errors import RunError
 from ignite_ipu.program.user_code import Owner, is_users_file, owner_of
 
-_logger = logging.getLogger("ignite_ipu.running")
 Line = Tuple[str, int]
 """File and number of a line."""
 
@@ -84,35 +80,3 @@ class Substitution:
 
     def __str__(self) -> str:
         return f"{os.path.basename(self.file)}:{self.line}: {self.original} -> {self.became}"
-
-
-class Journal:
-    """Substitutions, in the order in which they were first made, and what could not be mapped.
-
-    Both are of the script's current line, unless another one is given.
-    """
-
-    def __init__(self, code: ScriptCode) -> None:
-        self._code = code
-        self.substitutions: List[Substitution] = []
-        self._known: Set[Tuple[Line, str, str]] = set()
-        self.refusals: List[RunError] = []
-
-    def note(self, original: str, became: str, line: Optional[Line] = None) -> None:
-        """Log a substitution, unless it was made at this line before."""
-        place = line or self._code.current_line() or ("<unknown>", 0)
-        if (place, original, became) not in self._known:
-            self._known.add((place, original, became))
-            self.substitutions.append(Substitution(*place, original, became))
-            _logger.info("%s", self.substitutions[-1])
-
-    def refusal(self, what: str, reason: str, line: Optional[Line] = None) -> RunError:
-        """Return the error for something that cannot be mapped.
-
-        It is remembered, so that a script which catches every exception does not go on as if nothing had happened.
-        """
-        line = line or self._code.current_line()
-        text = "" if line is None else linecache.getline(*line).strip()
-        error = RunError(line, f"{what} cannot be mapped to IPUs: {reason}" + (f"\n    {text}" if text else ""))
-        self.refusals.append(error)
-        return error
