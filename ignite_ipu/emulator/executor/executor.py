@@ -86,7 +86,7 @@ class PoplarExecutor:
             raise AttributeError(attr)
         value = getattr(self._user_model, attr)
         if isinstance(value, nn.Parameter) and attr in self._user_model.__dict__["_parameters"]:
-            return TopLevelParameter(value, attr, self)
+            return TopLevelParameter(value, attr, self.per_replica_params, self.isCompiled)
         return value
 
     def __deepcopy__(self, memo: Any) -> PoplarExecutor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Protocol, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 import torch
 from torch import nn
@@ -11,14 +11,6 @@ from ignite_ipu.emulator.enums import CommGroupType, VariableRetrievalMode
 from ignite_ipu.emulator.errors import backend_error, python_error
 
 Setting = Tuple[CommGroupType, int, VariableRetrievalMode]
-
-
-class Settings(Protocol):
-    """An executor, as far as its per-replica parameters are concerned."""
-
-    per_replica_params: Dict[str, Setting]
-
-    def isCompiled(self) -> bool: ...
 
 
 class ReplicaGroups:
@@ -67,13 +59,15 @@ class ReplicaGroups:
 
 
 class TopLevelParameter:
-    """A parameter of the wrapped model, with the setting that is made through the executor.
+    """A parameter of the wrapped model, with the setting that is made through the executor, in its `settings`.
 
     It forwards attributes to the parameter, but is no tensor.
     """
 
-    def __init__(self, parameter: nn.Parameter, name: str, executor: Settings) -> None:
-        self.__dict__.update(_parameter=parameter, _name=name, _executor=executor)
+    def __init__(
+        self, parameter: nn.Parameter, name: str, settings: Dict[str, Setting], is_compiled: Callable[[], bool]
+    ) -> None:
+        self.__dict__.update(_parameter=parameter, _name=name, _settings=settings, _is_compiled=is_compiled)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parameter, name)
@@ -94,6 +88,6 @@ class TopLevelParameter:
                 f"Scalars cannot be passed as per-replica weight tensor values: {self._name} has no dimensions. "
                 "Give it a leading dimension with one value per group."
             )
-        if self._executor.isCompiled():
+        if self._is_compiled():
             raise python_error(f"replicaGrouping of {self._name} must be called before the model is compiled.")
-        self._executor.per_replica_params[self._name] = (comm_group_type, shards, variable_retrieval_mode)
+        self._settings[self._name] = (comm_group_type, shards, variable_retrieval_mode)
