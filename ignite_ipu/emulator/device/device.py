@@ -101,7 +101,6 @@ def acquire(ipus: int, owner: object, description: str, ipu_id: Optional[int] = 
 
 
 def _groups(ipus: int, description: str, ipu_id: Optional[int]) -> List[range]:
-    """Return the sets of IPUs that would do."""
     total = machine.emulated_ipus()
     if ipu_id is None:
         if ipus > total:

@@ -201,7 +201,6 @@ class Optimizer:
         self.variable_attrs = VariableAttributes([name for name in given if name in names], names)
 
     def _recorded(self) -> Optional[IpuState]:
-        """Return the recorded state, None where there is none."""
         state, values = self._record.get("ipu_state"), self._record.get("ipu_param")
         return None if state is None or values is None else (state, values)
 

@@ -135,7 +135,6 @@ class _PrecisionOptions(_WithBackEnd):
         return self
 
     def _compiled_for(self) -> Precision:
-        """Return what a program is compiled for."""
         back_end = self._popart_options
         return Precision(
             policy=(self.autocast_policy or Policy()) if self.autocast_enabled else None,

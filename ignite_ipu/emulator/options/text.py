@@ -256,7 +256,6 @@ def _find_setter(options: OptionsDict, path: Sequence[str]) -> Callable[..., Any
 
 
 def _find_member(kind: str, member: str) -> Optional[enum.Enum]:
-    """Return the member of one of PopTorch's enumerations; None if there is none of that name."""
     found = getattr(enums, kind, None)
     if not isinstance(found, type) or not issubclass(found, enum.Enum):
         return None

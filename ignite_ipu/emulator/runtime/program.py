@@ -129,14 +129,13 @@ class DeviceProgram:
         self._give_back: Optional[Callable[[], object]] = None
         self._host_versions: Dict[str, int] = {}
         self._edits_reported = self._non_contiguous_seen = False
-        graph, places = self.graph, [place for place in self.graph.positions if place is not None]
+        graph, positions = self.graph, self.graph.positions
         # Outputs that are another one's tensor: what the caller writes into one must not show in the other.
         self._returned_again = [
-            index
-            for index, place in enumerate(graph.positions)
-            if place is not None and graph.positions.index(place) != index
+            index for index, place in enumerate(positions) if place is not None and place in positions[:index]
         ]
-        self.needs_ipu = training or bool(places or graph.extras or graph.written_inputs or graph.written_buffers)
+        computes = any(place is not None for place in positions) or graph.extras
+        self.needs_ipu = training or bool(computes or graph.written_inputs or graph.written_buffers)
 
     @property
     def attached(self) -> bool:

@@ -6,20 +6,7 @@ import abc
 import contextlib
 import functools
 import threading
-from typing import (
-    Any,
-    Callable,
-    ContextManager,
-    Dict,
-    Iterator,
-    List,
-    NoReturn,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    TypeVar,
-)
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, NoReturn, Optional, Set, Tuple, TypeVar
 
 import torch
 from torch import fx, nn
@@ -98,7 +85,7 @@ class IpuTensor(torch.Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
+        cls, func: Callable[..., Any], types: Any, args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         own = next(value for value in leaves((args, kwargs)) if isinstance(value, IpuTensor))
         return own.capture.require_active().call(func, args, kwargs or {})

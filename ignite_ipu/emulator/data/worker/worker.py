@@ -38,22 +38,15 @@ _inherited: List[Any] = []
 
 
 class MessageKind(enum.IntEnum):
-    """Kind of a message."""
+    """Kind of a message: the first three go to the worker, the others come from it."""
 
-    FREED = 0
-    """To the worker: `number` items in all have been given back."""
-    ITERATE = 1
-    """To the worker: deliver an epoch numbered above `number`; `body`, if any, is the random state to begin it with."""
-    STOP = 2
-    """To the worker: finish."""
-    LAYOUT = 3
-    """From the worker: `body` is the structure of items, what their tensors are, and the rows of the first item."""
-    ITEM = 4
-    """From the worker: the next slot holds `rows` rows (-1: all of them) of epoch `number`."""
-    END = 5
-    """From the worker: epoch `number` is complete."""
-    FAILED = 6
-    """From the worker: it gives up, `body` says why."""
+    FREED = 0  # `number` items in all have been given back.
+    ITERATE = 1  # Deliver an epoch numbered above `number`; `body`, if any, is the random state to begin it with.
+    STOP = 2  # Finish.
+    LAYOUT = 3  # `body` is the structure of items, what their tensors are, and the rows of the first item.
+    ITEM = 4  # The next slot holds `rows` rows (-1: all of them) of epoch `number`.
+    END = 5  # Epoch `number` is complete.
+    FAILED = 6  # The worker gives up, `body` says why.
 
 
 class Message(NamedTuple):

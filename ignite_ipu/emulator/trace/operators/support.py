@@ -10,20 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from typing import (
-    Any,
-    Callable,
-    Collection,
-    ContextManager,
-    Dict,
-    Iterator,
-    List,
-    Mapping,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-)
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import fx
@@ -206,7 +193,7 @@ def check_loss(capture: Trace, loss: fx.Node) -> None:
         _warn_once(capture, call.name, f"{text} {DOUBT}")
 
 
-def note(capture: Trace, name: str, node: fx.Node, kinds: Collection[str]) -> None:
+def note(capture: Trace, name: str, node: fx.Node, kinds: Set[str]) -> None:
     """Remember a call of which `kinds` do not compile, unless it is computed while compiling.
 
     One that PyTorch 2.0 cannot even trace is refused at once.
@@ -223,7 +210,7 @@ def note(capture: Trace, name: str, node: fx.Node, kinds: Collection[str]) -> No
             capture.unsupported.append(Use(kind, name, call_sites.here(), node))
 
 
-def check(capture: Trace, live: Collection[fx.Node]) -> None:
+def check(capture: Trace, live: Set[fx.Node]) -> None:
     """Refuse a traced model that uses operators PopTorch does not compile; `live` nodes are those that are used."""
     capture.unsupported[:] = [use for use in capture.unsupported if use.node is None or use.node in live]
     first: Dict[str, str] = {}
