@@ -46,20 +46,6 @@ def write_random_states(states: Mapping[str, Any], generator: Optional[torch.Gen
         generator.set_state(states["generator"])
 
 
-def same_random_states(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Tell whether two of what `read_random_states` returns draw the same numbers."""
-    if one.keys() != other.keys():
-        return False
-    return all(
-        same_random_states(value, other[name])
-        if isinstance(value, Mapping)
-        else torch.equal(value, other[name])
-        if isinstance(value, torch.Tensor)
-        else value == other[name]
-        for name, value in one.items()
-    )
-
-
 @contextlib.contextmanager
 def random_states_kept(*generators: Optional[torch.Generator]) -> Iterator[None]:
     """Put back the states of all generators, these among them, after the `with` block."""

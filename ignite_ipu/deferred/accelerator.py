@@ -153,8 +153,6 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
                     f"processes, and between {replicas} replicas an IPU adds them up as they are. Leave comm_hook out."
                 )
 
-    # -- preparing ------------------------------------------------------------------------------------------------
-
     def prepare_model(
         self, model: nn.Module, device_placement: Optional[bool] = None, evaluation_mode: bool = False
     ) -> nn.Module:
@@ -203,8 +201,6 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             return None
         steps = self.gradient_accumulation_steps
         return f"this micro-batch is not the last of the {steps} that an update accumulates"
-
-    # -- the step -------------------------------------------------------------------------------------------------
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Let a loss go backward, divided by `gradient_accumulation_steps`.
@@ -289,8 +285,6 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             "clip them by their global norm only. Use clip_grad_norm_."
         )
 
-    # -- values ---------------------------------------------------------------------------------------------------
-
     def gather(self, tensor: Any) -> Any:
         """Return the values, of all replicas already: outputs come back from all of them."""
         return super().gather(resolved(tensor))
@@ -312,8 +306,6 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
     def log(self, values: Any, step: Optional[int] = None, log_kwargs: Optional[Any] = None) -> None:
         """Log values to the trackers, as accelerate does."""
         super().log(resolved(values), step=step, log_kwargs=log_kwargs or {})
-
-    # -- saving ---------------------------------------------------------------------------------------------------
 
     def save_state(self, output_dir: Optional[str] = None, *args: Any, **kwargs: Any) -> str:
         """Save everything as accelerate does, and the random states of the devices and the settings beside it."""

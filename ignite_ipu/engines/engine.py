@@ -12,15 +12,10 @@ from ignite.engine import Engine, Events, State
 from ignite.handlers import Checkpoint
 from torch.utils.data import DataLoader, IterableDataset
 
-from ignite_ipu.checkpoints.random_states import (
-    random_states_kept,
-    read_random_states,
-    same_random_states,
-    write_random_states,
-)
+from ignite_ipu.checkpoints.random_states import random_states_kept, read_random_states, write_random_states
 from ignite_ipu.engines.counting import Counts
 from ignite_ipu.engines.loaders import Loaders
-from ignite_ipu.engines.resume.accumulations import Accumulations, plain_values
+from ignite_ipu.engines.resume.accumulations import Accumulations, plain_values, same_values
 from ignite_ipu.engines.resume.position import DataPosition, DeterministicRuns
 from ignite_ipu.engines.steps import IPUStep
 from ignite_ipu.errors import logger
@@ -421,7 +416,7 @@ class IPUTrainer(IPUEngine):
         if pinned is None or pinned[0] != self.state.iteration or not self._between_epochs:
             return
         _, states, own = pinned
-        if own and not self._warned_of_draws and not same_random_states(states, read_random_states(self._generator)):
+        if own and not self._warned_of_draws and not same_values(states, read_random_states(self._generator)):
             self._warned_of_draws = True
             logger.warning(
                 "The state of the trainer was taken at the end of epoch %d, and other handlers drew random numbers "

@@ -15,7 +15,7 @@ from ignite_ipu.errors import OutputError, UnsupportedArgumentError
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.equivalents import Equivalents
 from ignite_ipu.program.forward.gradients import GradientHookGuard, own_backwards_refused
-from ignite_ipu.program.forward.half_precision import half_products
+from ignite_ipu.program.forward.half_precision import HalfProducts
 from ignite_ipu.program.forward.host_tensors import HostTensorsMovedIn
 from ignite_ipu.program.forward.model_libraries import (
     declared_as_tracing,
@@ -244,7 +244,8 @@ class BatchStep(nn.Module):
 
     def in_half(self) -> ContextManager[Any]:
         """Return a context for what is computed in half precision on an IPU, if anything is."""
-        return half_products(self.half_products and backend.poptorch().isRunningOnIpu())
+        halves = self.half_products and backend.poptorch().isRunningOnIpu()
+        return HalfProducts() if halves else contextlib.nullcontext()
 
     def call_model(self, x: Any) -> Any:
         """Return the model's transformed output for the inputs `x`, mappings that PopTorch does not know as dicts."""

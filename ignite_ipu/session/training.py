@@ -40,10 +40,6 @@ class Trainable:
         """Return the names of the parameters that are trained now."""
         return [name for name, trained in zip(self._parameters, self._now()) if trained]
 
-    def note(self) -> None:
-        """Remember the parameters that are trained now as the ones of the program."""
-        self._compiled = self._now()
-
     def change(self) -> str:
         """Return in words which parameters were frozen or unfrozen since then; empty for none."""
         now = self._now()
@@ -177,7 +173,7 @@ class Trained:
             # After a release PopTorch's optimizer holds the state, and would drop that of frozen parameters.
             self.link.refresh_state()
             self.link.send_again(self._trainable.names())
-        self._trainable.note()
+        self._trainable = Trainable(self.program.step)
 
     def check_any_trained(self) -> None:
         """Refuse to compile a program that trains nothing, where PyTorch refuses to go backward."""

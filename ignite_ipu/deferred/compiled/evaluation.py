@@ -40,8 +40,7 @@ class CapturedEvaluation:
         self._session = session
         self._config = config
         # Beginning with the one that was not used for longest.
-        self._programs: OrderedDict[Hashable, ModelProgram] = OrderedDict()
-        self._by_kind: Dict[Hashable, ModelProgram] = {}
+        self._programs: OrderedDict[Tuple[Hashable, Hashable], ModelProgram] = OrderedDict()
         self._row_wise: Dict[ModelProgram, bool] = {}
         self._modes: Dict[nn.Module, Modes] = {}
         self._known_modes: List[ModesThen] = []
@@ -64,9 +63,11 @@ class CapturedEvaluation:
         kind = self._kind(model, structure, shapes)
         program = self._programs.get((kind, shapes))
         if program is None:
-            larger = self._by_kind.get(kind)
-            if larger is not None and self._fits(larger, tensors):
-                self._programs.move_to_end(next(key for key, known in self._programs.items() if known is larger))
+            like = (key for key in reversed(self._programs) if key[0] == kind)
+            key = next((key for key in like if self._fits(self._programs[key], tensors)), None)
+            if key is not None:
+                larger = self._programs[key]
+                self._programs.move_to_end(key)
                 try:
                     return self._filled_up(larger, tensors, show)
                 except RowsError:  # the forward mixes the rows of a batch
@@ -85,7 +86,7 @@ class CapturedEvaluation:
             # The trace may have set something up, such as a cache.
             del self._programs[kind, shapes]
             kind = self._kind(model, structure, shapes)
-            self._programs[kind, shapes] = self._by_kind[kind] = program
+            self._programs[kind, shapes] = program
         else:
             self._programs.move_to_end((kind, shapes))
             outputs = self._call(program, tensors)
@@ -150,9 +151,8 @@ class CapturedEvaluation:
         # With other attributes the next call is another program's.
         return self._session.inference.prepare(step, options, reports_frozen=False)
 
-    def _destroy(self, key: Hashable) -> None:
+    def _destroy(self, key: Tuple[Hashable, Hashable]) -> None:
         program = self._programs.pop(key)
-        self._by_kind = {kind: known for kind, known in self._by_kind.items() if known is not program}
         self._row_wise.pop(program, None)
         self._session.inference.drop(program)
 
@@ -170,7 +170,7 @@ class CapturedEvaluation:
         """Tell whether a batch can be filled up for a program: everything in it has one row per sample."""
         sizes = {tensor.shape[:1] for tensor in tensors}
         rows = program.rows
-        return rows is not None and self._row_wise[program] and len(sizes) == 1 and 0 < sizes.pop()[0] < rows
+        return rows is not None and self._row_wise.get(program, False) and len(sizes) == 1 and 0 < sizes.pop()[0] < rows
 
     def _call(self, program: ModelProgram, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in tensors]

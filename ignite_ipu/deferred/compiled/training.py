@@ -58,8 +58,6 @@ class CapturedTraining:
         # What made the last update, be it compiled for another optimizer.
         self._last: Optional[CompiledUpdate] = None
         self.most_micro_batches: Optional[int] = None
-        # Programs that are not used at the moment, and what they were compiled for.
-        self._kept: List[Tuple[CompiledUpdate, ModelProgram]] = []
         self.modes = modes
         self._trained: Optional[Trained] = None
         # Modes, and the same without the parameters of other optimizers.
@@ -157,7 +155,6 @@ class CapturedTraining:
             self.session.let_train(self._trained)
             self.session.stop_training()
         self._trained, self._compiled = None, None
-        self._kept.clear()
 
     def run(self, losses: Sequence[Loss], keeps: Optional[Callable[[Operation], bool]] = None) -> None:
         """Make one weight update from the losses that went backward, and settle the values of their micro-batches.
@@ -191,8 +188,11 @@ class CapturedTraining:
             self._check_zeroed(batches[0].graph, modes)
         compiled, gradients = self._compiled, self.gradients.needed()
         if compiled is None or not compiled.serves(batches, needed, modes, gradients):
-            kept = next((each for each in self._kept if each[0].serves(batches, needed, modes, gradients)), None)
+            serving = (each for each in self._aside if _update_of(each).serves(batches, needed, modes, gradients))
+            kept = next(serving, None)
             compiled = self._compile(self._wanted(batches, needed, modes)) if kept is None else self._resume(kept)
+            if len(self._aside) >= _MOST_PROGRAMS:
+                self.session.with_trainer().drop_aside(self._aside[0])
         program = self.session.training
         if program is not None:
             self.session.changes.follow_trace(program)
@@ -318,22 +318,16 @@ class CapturedTraining:
             self.gradients.wanted,
         )
 
-    def _resume(self, kept: Tuple[CompiledUpdate, ModelProgram]) -> CompiledUpdate:
-        """Let an earlier program serve from now on, and return what it was compiled for."""
-        self._kept.remove(kept)
-        self._keep()
-        compiled, program = kept
-        self.session.with_trainer().resume(program)
-        self._compiled = compiled
-        return compiled
+    @property
+    def _aside(self) -> Sequence[ModelProgram]:
+        """Programs that are not used at the moment."""
+        return () if self._trained is None else self._trained.aside
 
-    def _keep(self) -> None:
-        """Note the program that serves, so that it can serve again."""
-        program = self.session.training
-        if self._compiled is not None and program is not None and program.compiled:
-            self._kept.append((self._compiled, program))
-            if len(self._kept) >= _MOST_PROGRAMS:
-                self.session.with_trainer().drop_aside(self._kept.pop(0)[1])
+    def _resume(self, program: ModelProgram) -> CompiledUpdate:
+        """Let an earlier program serve from now on, and return what it was compiled for."""
+        self.session.with_trainer().resume(program)
+        self._compiled = _update_of(program)
+        return self._compiled
 
     def _compile(self, wanted: CompiledUpdate) -> CompiledUpdate:
         """Make the program that serves from now on, and return what it will be compiled for when it runs."""
@@ -344,7 +338,7 @@ class CapturedTraining:
                 f"{current_line()} {wanted.modes.difference(modes)}. The device makes both together, and is compiled "
                 "with the model as it is now. Change it after optimizer.step(), or before the call."
             )
-        narrower = next((each for each in self._kept if each[0].computes_like(wanted)), None)
+        narrower = next((each for each in self._aside if _update_of(each).computes_like(wanted)), None)
         if narrower is not None:
             self._resume(narrower)
         before = self._compiled
@@ -369,14 +363,9 @@ class CapturedTraining:
             if self._random_state is not None:
                 self.session.set_random_state(self._random_state)
         else:
-            keep = before is not None and not before.computes_like(wanted)
-            if before is not None and before.modes.trained != wanted.modes.trained:
-                # The state of the optimizer is of other parameters.
-                self._kept.clear()
-                keep = False
-            if keep:
-                self._keep()
-            self.session.replace_training(step, options, keep=keep)
+            # With other parameters the state of the optimizer is another one.
+            like = before is None or before.computes_like(wanted) or before.modes.trained != wanted.modes.trained
+            self.session.replace_training(step, options, keep=not like)
         self._compiled = wanted
         self.compilations += 1
         return wanted
@@ -402,3 +391,9 @@ class CapturedTraining:
                 "its batches the same (drop_last=True leaves out an incomplete last batch).",
                 self.compilations,
             )
+
+
+def _update_of(program: ModelProgram) -> CompiledUpdate:
+    step = program.step
+    assert isinstance(step, CapturedStep)
+    return step.update

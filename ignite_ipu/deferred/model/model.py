@@ -158,8 +158,6 @@ class CapturedModel:
         """Tell whether a tensor is the model's parameter or buffer of this name."""
         return self._tensors.get(name) is tensor
 
-    # -- calls of the model ---------------------------------------------------------------------------------------
-
     def call(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         try:
             return self._answer(args, kwargs)
@@ -214,8 +212,6 @@ class CapturedModel:
             for turn in self.turns:
                 if turn.pending:
                     turn.gradients.place(turn.training.gradients.unused)
-
-    # -- updates --------------------------------------------------------------------------------------------------
 
     @property
     def training(self) -> CapturedTraining:

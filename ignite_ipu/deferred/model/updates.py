@@ -229,8 +229,6 @@ class Updates:
             loss.value.went_backward = updates.early.confirm
         whole.session.hooks.withheld = updates.early
 
-    # -- gradients ------------------------------------------------------------------------------------------------
-
     def gradient_of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
         """Return the gradient of a parameter as PyTorch has it now, if any; the update runs for it if need be."""
         if not self.is_current:

@@ -131,7 +131,7 @@ def _changed(owner: Any, before: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
             if name in before or isinstance(value, _COLLECTIONS):
                 return None
             continue  # functions, devices, engines: what it was configured with
-        if name not in before or not _same(now, before[name]):
+        if name not in before or not same_values(now, before[name]):
             found[name] = now
     return found
 
@@ -171,15 +171,16 @@ def _is_key(key: Any) -> bool:
     return type(key) is str or (type(key) is int and abs(key) < 1 << 31)
 
 
-def _same(a: Any, b: Any) -> bool:
+def same_values(a: Any, b: Any) -> bool:
+    """Tell whether two of plain data are alike, in their types, too."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(same_values, a, b))
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(same_values(a[key], b[key]) for key in a)
     return bool(a == b)
 
 

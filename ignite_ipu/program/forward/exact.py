@@ -38,11 +38,6 @@ def _celu(func: Function, input: torch.Tensor, alpha: float = 1.0, inplace: bool
     return input.copy_(result) if inplace else result
 
 
-def _log_sigmoid(func: Function, input: torch.Tensor) -> torch.Tensor:
-    """Return the logarithm of the sigmoid, also where that is zero in float32."""
-    return -F.softplus(-input)
-
-
 def _binary_cross_entropy(
     func: Function,
     input: torch.Tensor,
@@ -135,10 +130,6 @@ def _round(func: Function, input: torch.Tensor, *, decimals: int = 0) -> torch.T
     return torch.round(input * scale) / scale if decimals > 0 else torch.round(input / scale) * scale
 
 
-def _rsub(func: Function, input: torch.Tensor, other: Any, *, alpha: float = 1) -> torch.Tensor:
-    return func(input * alpha if alpha != 1 else input, other)  # type: ignore[no-any-return]
-
-
 def _index_put(
     func: Function, input: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool = False
 ) -> torch.Tensor:
@@ -201,10 +192,6 @@ def diagonal_matrix(input: torch.Tensor, offset: int = 0) -> torch.Tensor:
     return F.pad(square, (offset, 0, 0, offset) if offset > 0 else (0, -offset, -offset, 0)) if offset else square
 
 
-def _diag_embed(func: Function, input: torch.Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> torch.Tensor:
-    return diagonal_matrix(input, offset).movedim((-2, -1), (dim1, dim2))
-
-
 def _aminmax(func: Function, input: torch.Tensor, *, dim: Any = None, keepdim: bool = False) -> Any:
     both: Any = [_of_all(each, input, dim, keepdim) for each in (torch.amin, torch.amax)]
     return torch.return_types.aminmax(both)
@@ -253,31 +240,10 @@ def _sinc(func: Function, input: torch.Tensor) -> torch.Tensor:
     return torch.where(zero, torch.ones_like(input), torch.sin(angle) / angle)
 
 
-def _heaviside(func: Function, input: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    return torch.where(input == 0, values.to(input.dtype), (input > 0).to(input.dtype))
-
-
-def _sorted(
-    func: Function, input: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
-) -> Any:
-    """Return the largest values in their order, which is one of those that may come without."""
-    return func(input, k, dim, largest)
-
-
-def _argsort(
-    func: Function, input: torch.Tensor, dim: int = -1, descending: bool = False, stable: bool = False
-) -> torch.Tensor:
-    return (
-        torch.sort(input, dim=dim, descending=descending, stable=stable).indices
-        if stable
-        else func(input, dim, descending)
-    )
-
-
 EXACT_LAYERS: Dict[str, Function] = {
     "gelu": _gelu,
     "celu": _celu,
-    "logsigmoid": _log_sigmoid,
+    "logsigmoid": lambda func, input: -F.softplus(-input),  # also where the sigmoid is zero in float32
     "binary_cross_entropy": _binary_cross_entropy,
     "kl_div": _kl_div,
     **{f"avg_pool{count}d": _avg_pool for count in (2, 3)},
@@ -288,14 +254,16 @@ EXACT_LAYERS: Dict[str, Function] = {
 EXACT_TENSORS: Dict[str, Function] = {
     **dict.fromkeys(("div", "divide", "true_divide"), _div),
     "round": _round,
-    "rsub": _rsub,
+    "rsub": lambda func, input, other, *, alpha=1: func(input * alpha if alpha != 1 else input, other),
     "index_put": _index_put,
     "var": lambda *args, **kwargs: _spread(1.0, *args, **kwargs),
     "std": lambda *args, **kwargs: _spread(0.5, *args, **kwargs),
     "var_mean": lambda *args, **kwargs: _spread_and_mean(torch.var, *args, **kwargs),
     "std_mean": lambda *args, **kwargs: _spread_and_mean(torch.std, *args, **kwargs),
     **dict.fromkeys(("argmax", "argmin", "amax", "amin"), _of_all),
-    "diag_embed": _diag_embed,
+    "diag_embed": lambda func, input, offset=0, dim1=-2, dim2=-1: diagonal_matrix(input, offset).movedim(
+        (-2, -1), (dim1, dim2)
+    ),
     "diagflat": lambda func, input, offset=0: diagonal_matrix(input.reshape(-1), offset),
     "aminmax": _aminmax,
     "quantile": _quantile,
@@ -305,11 +273,18 @@ EXACT_TENSORS: Dict[str, Function] = {
     "fmin": lambda *args: _either(torch.minimum, *args),
     "sgn": lambda func, input: torch.sign(input),
     "sinc": _sinc,
-    "heaviside": _heaviside,
+    "heaviside": lambda func, input, values: torch.where(
+        input == 0, values.to(input.dtype), (input > 0).to(input.dtype)
+    ),
     "isposinf": lambda func, input: input == math.inf,
     "isneginf": lambda func, input: input == -math.inf,
-    "topk": _sorted,
-    "argsort": _argsort,
+    # In their order, which is one of those that may come without.
+    "topk": lambda func, input, k, dim=-1, largest=True, sorted=True: func(input, k, dim, largest),
+    "argsort": lambda func, input, dim=-1, descending=False, stable=False: (
+        torch.sort(input, dim=dim, descending=descending, stable=True).indices
+        if stable
+        else func(input, dim, descending)
+    ),
     "vdot": lambda func, input, other: torch.dot(input, other),
 }
 """By their names in `torch` and of methods."""

@@ -10,8 +10,7 @@ A model that is in half precision already (`model.half()`) is left alone.
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any, Callable, ContextManager, Dict, Tuple
+from typing import Any, Callable, Dict, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +36,9 @@ HALF_OPERATIONS: Dict[Any, int] = {
 }
 
 
-class _HalfProducts(FunctionContext):
+class HalfProducts(FunctionContext):
+    """Context in which a model is traced by the rule of this module."""
+
     def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         activations = HALF_OPERATIONS.get(func, 0)
         if not activations:
@@ -46,11 +47,6 @@ class _HalfProducts(FunctionContext):
         if not any(new is not old for new, old in zip(halved, args)):
             return func(*args, **kwargs)
         return func(*halved, **kwargs).float()
-
-
-def half_products(enabled: bool) -> ContextManager[Any]:
-    """Return a context in which a model is traced by the rule of this module, or as it is."""
-    return _HalfProducts() if enabled else contextlib.nullcontext()
 
 
 def _half(value: Any) -> Any:

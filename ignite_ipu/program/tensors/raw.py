@@ -77,15 +77,11 @@ def with_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Itera
     modules = dict(model.named_modules()) if tensors else {}
     for path, tensor in tensors.items():
         prefix, _, name = path.rpartition(".")
-        module = modules.get(prefix)
-        table = (
-            None
-            if module is None
-            else module.__dict__["_parameters" if isinstance(tensor, nn.Parameter) else "_buffers"]
-        )
-        if table is not None and table.get(name) is not tensor:
-            changed.append((table, dict(table)))
-            table[name] = tensor
+        if prefix in modules:
+            table = modules[prefix].__dict__["_parameters" if isinstance(tensor, nn.Parameter) else "_buffers"]
+            if table.get(name) is not tensor:
+                changed.append((table, dict(table)))
+                table[name] = tensor
     try:
         yield
     finally:

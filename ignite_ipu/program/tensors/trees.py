@@ -46,7 +46,15 @@ class Container(NamedTuple):
             return lambda parts: slice(*parts)
         if kind in (SimpleNamespace, Namespace):
             return lambda parts: kind(**dict(zip(self.keys, parts)))
-        return self._maker_of_objects(kind, self.keys)
+        names = self.keys
+
+        def make_object(parts: Sequence[Any]) -> Any:
+            built = object.__new__(kind)
+            for name, part in zip(names, parts):
+                object.__setattr__(built, name, part)
+            return built
+
+        return make_object
 
     def _maker_of_mappings(self, kind: Any) -> Make:
         keys = self.keys
@@ -64,16 +72,6 @@ class Container(NamedTuple):
             built = copy.copy(template)
             for key, part in zip(keys, parts):
                 built[key] = part
-            return built
-
-        return make
-
-    @staticmethod
-    def _maker_of_objects(kind: Any, names: Sequence[str]) -> Make:
-        def make(parts: Sequence[Any]) -> Any:
-            built = object.__new__(kind)
-            for name, part in zip(names, parts):
-                object.__setattr__(built, name, part)
             return built
 
         return make

@@ -76,7 +76,7 @@ class AccessTracker:
         self._hooks = weakref.ref(hooks)
         self._before_first: Any = weakref.WeakMethod(before_first)
         self._on_host = on_host
-        self._replaced = False
+        self.replaced = False  # whether a tensor was given other memory
         self._before: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
         # By the same keys, weakly: `parameter.data`, through which somebody may write for as long as it is there.
         self._handed_out: Dict[int, List[weakref.ref[torch.Tensor]]] = {}
@@ -89,7 +89,7 @@ class AccessTracker:
         return _classes_of(tensors) == self._classes
 
     def forget(self) -> None:
-        self._replaced = False
+        self.replaced = False
         alive = {key: [each for each in some if each() is not None] for key, some in self._handed_out.items()}
         kept = {key: some for key, some in alive.items() if some}
         self._before = {key: (self._before[key][0], plain(self._before[key][0]).clone()) for key in kept}
@@ -99,7 +99,7 @@ class AccessTracker:
 
     def uncounted_write(self) -> bool:
         """Tell whether a tensor was written in one of the ways that PyTorch does not count."""
-        return self._replaced or any(not torch.equal(plain(now), then) for now, then in self._before.values())
+        return self.replaced or any(not torch.equal(plain(now), then) for now, then in self._before.values())
 
     @property
     def serves(self) -> bool:
@@ -133,10 +133,6 @@ class AccessTracker:
             self._before[key] = (tensor, plain(tensor).clone())
         if self._on_host and isinstance(by, torch.Tensor):
             self._handed_out.setdefault(key, []).append(weakref.ref(by))
-
-    def note_replaced(self) -> None:
-        """Take notice that a tensor was given other memory."""
-        self._replaced = True
 
 
 def _classes_of(tensors: Iterable[torch.Tensor]) -> Set[Any]:
@@ -185,7 +181,7 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
             tensor_class.__dict__.get(_ACCESS, lambda reads: None)(reads)
         if func == _SET_DATA and not _same_memory(*args):
             for accesses in holder:
-                accesses.note_replaced()
+                accesses.replaced = True
         with torch._C.DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
         if func is torch.Tensor.detach:

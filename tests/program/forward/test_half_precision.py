@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from ignite_ipu import UnsupportedArgumentError, backend, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.emulator.runtime import loss_scaling
-from ignite_ipu.program.forward.half_precision import HALF_OPERATIONS, half_products
+from ignite_ipu.program.forward.half_precision import HALF_OPERATIONS, HalfProducts
 from tests.half_precision import needs_half_precision
 from tests.supervised import network, pair, task
 
@@ -59,7 +59,7 @@ def test_products_round_their_activations_to_half(function):
         return arguments[0]
 
     places = HALF_OPERATIONS[function]
-    mode = half_products(True)
+    mode = HalfProducts()
     result = mode.__torch_function__(spy, (), (torch.full((2, 2), exact),) * 2)
     assert seen == [[torch.float32] * 2] and result is not None  # an operation that is not in the table
     HALF_OPERATIONS[spy] = places
@@ -76,7 +76,7 @@ def test_integers_and_half_models_are_left_alone():
     spy = torch.bmm
     for dtype in (torch.int32, torch.float16):
         value = torch.ones(1, 2, 2, dtype=dtype)
-        with half_products(True):
+        with HalfProducts():
             assert spy(value, value).dtype is dtype
 
 
