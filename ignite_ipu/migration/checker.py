@@ -49,7 +49,6 @@ class Report:
     left_out: int = 0
 
     def keep(self, wanted: Callable[[Finding], bool]) -> None:
-        """Leave out all other findings."""
         kept = list(filter(wanted, self.findings))
         self.left_out += len(self.findings) - len(kept)
         self.findings = kept

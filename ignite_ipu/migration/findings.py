@@ -81,17 +81,14 @@ class Rule:
 
     @property
     def traced(self) -> bool:
-        """True if only a trace shows it."""
         return self.check is None
 
     @property
     def bad(self) -> str:
-        """The program that breaks the rule."""
         return one_side(self.example, "+")
 
     @property
     def good(self) -> str:
-        """The program mended."""
         return one_side(self.example, "-")
 
 

@@ -51,7 +51,6 @@ class Migration:
 
     @property
     def changed(self) -> bool:
-        """True if there is something to write."""
         return self.text != self.source.text
 
     @property
@@ -71,7 +70,6 @@ class Migration:
         return f"{self.source.path}:{inside}" if cell is None else f"{self.source.path}:cell {cell}:{inside}"
 
     def difference(self) -> Iterator[str]:
-        """Yield the lines of the unified difference between the texts."""
         # Not str.splitlines, which takes a form feed for the end of a line.
         before, after = (list(io.StringIO(text, newline="\n")) for text in (self.source.text, self.text))
         yield from difflib.unified_diff(before, after, f"a/{self.source.path}", f"b/{self.source.path}")

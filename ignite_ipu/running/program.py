@@ -34,7 +34,6 @@ class Main(NamedTuple):
     module: Optional[str] = None
 
     def run(self) -> None:
-        """Run it as `__main__`."""
         if self.module is None:
             runpy.run_path(self.path, run_name="__main__")
         else:
@@ -199,7 +198,6 @@ def _place(module: str) -> Optional[str]:
 
 
 def _imports_poptorch(place: str) -> bool:
-    """Tell whether a file, or one below a folder, imports `poptorch`."""
     below = [os.path.join(folder, file) for folder, _, files in os.walk(place) for file in files]
     for file in (place, *(file for file in below if file.endswith(".py"))):
         with contextlib.suppress(OSError), open(file, "rb") as opened:

@@ -93,7 +93,6 @@ class _Rehearsal:
         self._most_calls, self._calls = most_calls, 0
 
     def note(self, program: str) -> None:
-        """Note that a program was compiled."""
         _logger.info("compiled: %s", program)
         self.compiled.append(program)
         self._calls = 0
@@ -163,7 +162,6 @@ def _wrapped(rehearsal: _Rehearsal, wrap: Callable[..., Executor], step: Any, *g
         rng_state: Optional[List[int]] = None
 
         def compile(self, *args: Any, **kwargs: Any) -> None:
-            """Compile, and note it."""
             results.clear()
             super().compile(*args, **kwargs)
             kind = "training" if "optimizer" in arguments else "inference"
@@ -184,11 +182,7 @@ def _wrapped(rehearsal: _Rehearsal, wrap: Callable[..., Executor], step: Any, *g
         def attachToDevice(self) -> None:
             """Do nothing."""
 
-        def detachFromDevice(self) -> None:
-            """Do nothing."""
-
-        def copyWeightsToDevice(self) -> None:
-            """Do nothing."""
+        detachFromDevice = copyWeightsToDevice = attachToDevice
 
         def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
             """Return zeros for the gradient of a weight."""

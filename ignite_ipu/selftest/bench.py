@@ -134,7 +134,6 @@ class Bench:
 
     @property
     def poptorch(self) -> Any:
-        """PopTorch, the SDK's or the emulator."""
         return backend.poptorch()
 
     def options(self) -> Any:
@@ -174,13 +173,11 @@ class Bench:
         return evaluator
 
     def training_model(self, model: nn.Module, options: Any, optimizer: Any) -> Any:
-        """Return `poptorch.trainingModel(...)`."""
         executor = self.poptorch.trainingModel(model, options=options, optimizer=optimizer)
         self.afterwards(executor.destroy)
         return executor
 
     def inference_model(self, model: nn.Module) -> Any:
-        """Return `poptorch.inferenceModel(...)`."""
         executor = self.poptorch.inferenceModel(model, options=self.options())
         self.afterwards(executor.destroy)
         return executor

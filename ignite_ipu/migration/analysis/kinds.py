@@ -29,12 +29,10 @@ class Kind(enum.Enum):
 
     @property
     def is_tensor(self) -> bool:
-        """True if it is one tensor."""
         return self in (Kind.TENSOR, Kind.MASK, Kind.PARAMETER, Kind.BUFFER, Kind.UNREGISTERED)
 
     @property
     def has_tensors(self) -> bool:
-        """True if it is one tensor or several."""
         return self.is_tensor or self is Kind.TENSORS
 
     @property

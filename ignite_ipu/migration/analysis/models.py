@@ -45,7 +45,6 @@ class Model:
 
     @property
     def name(self) -> str:
-        """The class's name."""
         return self.node.name
 
     def reads(self, attribute: str) -> bool:

@@ -107,7 +107,6 @@ class ParsedFile:
 
     @cached_property
     def _calls_by_name(self) -> Dict[str, List[ast.Call]]:
-        """The calls of what has a documented name, by that name."""
         found: Dict[str, List[ast.Call]] = {}
         for call in self.nodes(ast.Call):
             name = self.names.resolve(call.func)
@@ -203,7 +202,6 @@ class ParsedFile:
 
     @cached_property
     def values(self) -> Dict[str, List[ast.expr]]:
-        """The values that are assigned to each target."""
         found: Dict[str, List[ast.expr]] = {}
         for target, value in self.assigned:
             found.setdefault(target, []).append(value)

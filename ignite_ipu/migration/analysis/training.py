@@ -119,7 +119,6 @@ class Training:
 
     @cached_property
     def losses(self) -> Dict[str, ast.Call]:
-        """Loss module variables."""
         calls = {id(call): call for call, name in self.file.calls("torch.nn.*") if name.endswith("Loss")}
         made = ((target, id(unmoved(value))) for target, value in self.file.assigned)
         return {target: calls[value] for target, value in made if value in calls}
@@ -133,17 +132,14 @@ class Training:
 
     @cached_property
     def schedulers(self) -> Dict[str, ast.Call]:
-        """Learning-rate schedule variables."""
         return self.named(*_SCHEDULE_FACTORIES)
 
     @cached_property
     def loaders(self) -> Dict[str, ast.Call]:
-        """Variables that hold torch's DataLoader."""
         return self.named(*_LOADER_FACTORIES)
 
     @cached_property
     def executors(self) -> Dict[str, ast.Call]:
-        """PopTorch executor variables."""
         return self.named("poptorch.trainingModel", "poptorch.inferenceModel")
 
     @cached_property

@@ -88,7 +88,6 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _run(target: str, report: Report, rules: Dict[str, Rule]) -> None:
-    """Compile the model of `target` and add to the report what that shows."""
     # Imported here: this is the only part of the command that needs torch and the emulator's compiler.
     from ignite_ipu.migration.trial.findings import with_traced
     from ignite_ipu.migration.trial.trial import try_out

@@ -90,7 +90,6 @@ class ParityReport:
 
     @property
     def agrees(self) -> bool:
-        """True if all results are within their tolerances."""
         return self.first is None
 
     def __str__(self) -> str:

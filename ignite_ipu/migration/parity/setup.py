@@ -97,7 +97,6 @@ class ModelCall(NamedTuple):
         return x, y
 
     def call(self, model: nn.Module, inputs: Any) -> Any:
-        """Call a model with the inputs."""
         if self.stars == "**":
             return model(**inputs)
         return model(*inputs) if self.stars else model(inputs)

@@ -95,13 +95,11 @@ class Editor:
         self.replace(node, lambda _, new: new, cst.parse_expression(text))
 
     def add_argument(self, call: ast.Call, name: str, value: str) -> None:
-        """Give a call one more argument, `name=value`."""
         equal = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
         argument = cst.Arg(cst.parse_expression(value), keyword=cst.Name(name), equal=equal)
         self.replace(call, with_argument, argument)
 
     def remark(self, node: ast.AST, message: str) -> None:
-        """Note something at a node's line."""
         self.remarks.append(Remark(getattr(node, "lineno", 1), self.subject, message))
 
     def need(self, name: str, node: ast.AST) -> str:

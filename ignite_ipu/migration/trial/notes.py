@@ -61,7 +61,6 @@ class Notes:
             self.found.append(Note(rule, place, message, severity))
 
     def has(self, rule: str, place: Optional[Place]) -> bool:
-        """Tell whether a line is known to break a rule."""
         return any(note.rule == rule and note.place == place for note in self.found)
 
 

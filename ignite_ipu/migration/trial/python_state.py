@@ -106,7 +106,6 @@ class _Watch:
 
 @functools.lru_cache(maxsize=256)
 def _attributes_read(code: CodeType) -> Dict[int, Set[str]]:
-    """Return the names of the attributes that each line reads."""
     starts, line = dict(dis.findlinestarts(code)), code.co_firstlineno
     found: Dict[int, Set[str]] = {}
     for each in dis.get_instructions(code):

@@ -207,8 +207,6 @@ def _watching(subject: Subject, survey: Survey, notes: Notes) -> Callable[[nn.Mo
 
 
 class _Watched(nn.Module):
-    """A loss under the survey."""
-
     def __init__(self, loss_fn: Callable[[Any, Any], torch.Tensor], survey: Survey) -> None:
         super().__init__()
         self.loss_fn = loss_fn

@@ -144,7 +144,6 @@ def _options(plan: Plan) -> List[str]:
 
 
 def _function(tree: ast.Module, code: CodeType) -> ast.FunctionDef:
-    """Return the definition of a function."""
     for node in ast.walk(tree):
         first = [each.lineno for each in (node, *getattr(node, "decorator_list", ())) if hasattr(each, "lineno")]
         if isinstance(node, ast.FunctionDef) and min(first) == code.co_firstlineno:
@@ -153,7 +152,6 @@ def _function(tree: ast.Module, code: CodeType) -> ast.FunctionDef:
 
 
 def _returns(nodes: Iterable[ast.AST]) -> Iterator[ast.Return]:
-    """Yield a function's own returns."""
     for node in nodes:
         if isinstance(node, ast.Return):
             yield node

@@ -195,7 +195,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.spans[here].activation_bytes += stored.size
 
     def profile(self, output: Any) -> Profile:
-        """Return what was recorded."""
         if not self.started:
             raise PlanError(
                 f"The forward of {type(self.model).__name__} called none of the chosen layers. Choose another "

@@ -75,8 +75,6 @@ class EngineWeights:
 
 
 class _Gradients:
-    """Makes the substitutes."""
-
     def __init__(self, substitutes: Substitutes, trained: EngineWeights) -> None:
         self._substitutes, self._trained = substitutes, trained
         # Where PopTorch's classes of parameters pass on what they are asked for.

@@ -156,7 +156,6 @@ class _Succession:
         return _place(made)
 
     def add(self, trainer: Any, line: Optional[Line]) -> None:
-        """Note a trainer that the script has made at a line."""
         self._newest[trainer.ipu] = line, weakref.ref(trainer)
 
     def _refuse(self, made: Optional[Line], other: str) -> None:

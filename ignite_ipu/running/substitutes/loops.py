@@ -93,8 +93,6 @@ def _weights_of(known: Callable[[], Optional[nn.Module]]) -> Optional[Weights]:
 
 
 class _Loops(CaptureObserver):
-    """Loops of a script."""
-
     def __init__(self, substitutes: Substitutes, config: IPUConfig) -> None:
         self._substitutes, self._config = substitutes, config
         self._models: weakref.WeakSet[CapturedModel] = weakref.WeakSet()
@@ -157,7 +155,6 @@ class _Loops(CaptureObserver):
         self._models.add(model)
 
     def called(self, model: CapturedModel, recorded: bool) -> None:
-        """Log what a call of a captured model became."""
         became = "recorded for the device step of backward() and step()" if recorded else "an inference program"
         self._substitutes.note(f"{type(model.model).__name__}()", became)
 

@@ -15,7 +15,6 @@ PAGE = "concepts.md"
 
 
 def _samples(batch_size: int) -> Any:
-    """Return a loader of 54 samples."""
     return DataLoader(TensorDataset(*joined(batches(9, size=6))[0]), batch_size=batch_size)
 
 

@@ -128,8 +128,6 @@ def activations(bench: Bench) -> None:
 
 
 class _Recurrent(nn.Module):
-    """Reads each sample's 6 numbers one after the other."""
-
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(3)
