@@ -18,7 +18,7 @@ import os
 import re
 import sys
 import traceback
-from typing import Any, Dict, Iterator, NamedTuple, NoReturn, Optional, Protocol, Sequence, cast
+from typing import Any, Dict, Iterator, NamedTuple, NoReturn, Optional, Sequence, cast
 
 import ignite_ipu
 from ignite_ipu.cli.terminal import use_colour
@@ -66,12 +66,6 @@ COMMANDS: Dict[str, Command] = {
 }
 
 
-class _CommandModule(Protocol):
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
-
-    def main(self, args: argparse.Namespace) -> int: ...
-
-
 class CommandParser(argparse.ArgumentParser):
     """A subcommand's parser; it imports the subcommand's module when its arguments are first needed."""
 
@@ -83,7 +77,7 @@ class CommandParser(argparse.ArgumentParser):
         if self.command is None or self._loaded:
             return
         with _missing_named(self.command):
-            module = cast(_CommandModule, importlib.import_module(self.command.module))
+            module: Any = importlib.import_module(self.command.module)
         module.add_arguments(self)
         self.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks of errors")
         self.set_defaults(_main=module.main)

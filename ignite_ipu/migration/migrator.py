@@ -87,14 +87,10 @@ def migrate_source(source: Source) -> Migration:
         SourceError: It is not Python; the error's line is one of the source's text.
     """
     program = Program(replace(source, notebook=None))
-    result = _migrated(source, program)
-    return replace(result, imports=imports_of(program.tree), trains=_trains(program))
-
-
-def _trains(program: Program) -> bool:
-    training = program.training
+    result, training = _migrated(source, program), program.training
     accelerated = program.calls("accelerate.Accelerator", "accelerate.accelerator.Accelerator", _ACCELERATOR)
-    return bool(training.backwards or training.trainers or training.optimizer_calls or list(accelerated))
+    trains = bool(training.backwards or training.trainers or training.optimizer_calls or list(accelerated))
+    return replace(result, imports=imports_of(program.tree), trains=trains)
 
 
 def _migrated(source: Source, program: Program) -> Migration:

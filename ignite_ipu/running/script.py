@@ -6,6 +6,7 @@ import concurrent.futures.thread
 import importlib.util
 import os
 import threading
+import traceback
 from typing import List, Optional, Sequence, Set
 
 from ignite_ipu import backend
@@ -143,11 +144,8 @@ def _threads_of_its_own(before: Set[threading.Thread]) -> List[threading.Thread]
 
 def _refusal(error: Exception, code: ScriptCode) -> RunError:
     """Return what the shim or PopTorch refused, with the script's line."""
-    line, trace = None, error.__traceback__
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if code.owns(file):
-            line = (file, trace.tb_lineno)
-        trace = trace.tb_next
+    passed = ((frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__))
+    own = [place for place in passed if code.owns(place[0])]
+    line = own[-1] if own else None
     text = str(error)
     return RunError(None if line is not None and f"{line[0]}:{line[1]}" in text else line, text)

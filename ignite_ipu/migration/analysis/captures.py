@@ -48,17 +48,17 @@ class Capture(NamedTuple):
 
 
 class Unclear(NamedTuple):
-    """A statement or call that keeps a loop from being captured, and why, and the way out where it has its own."""
+    """A call that keeps a loop from being captured, and why, and the way out where it has its own."""
 
-    node: ast.AST
+    node: ast.Call
     reason: str
     remedy: Optional[str] = None
 
 
-def find_captures(training: Training) -> Tuple[List[Capture], List[Unclear]]:
-    """Return where what trains is to be prepared, and what stands in the way."""
+def find_captures(training: Training) -> Tuple[List[Capture], Optional[Unclear]]:
+    """Return where what trains is to be prepared, and the first thing that stands in the way."""
     if training.executors or not training.backwards:
-        return [], []
+        return [], None
     return _Captures(training).find()
 
 
@@ -99,38 +99,36 @@ class _Captures:
         self.called = {dotted(call.func) for call in self.file.nodes(ast.Call) if call not in self.file.traced}
         self.made = self._constructions()
         self.made_here: Dict[Tuple[ast.AST, str], bool] = {}
-        self.unclear: List[Unclear] = []
+        self.unclear: Optional[Unclear] = None
 
-    def find(self) -> Tuple[List[Capture], List[Unclear]]:
+    def find(self) -> Tuple[List[Capture], Optional[Unclear]]:
         recorded = [function for _, function in self.training.process_functions]
-        scopes: List[Scope] = []
+        scopes: Dict[Scope, ast.Call] = {}
         for backward in self.training.backwards:
             scope = self.file.function_of(backward) or self.file.tree
-            if getattr(scope, "name", "") not in self.training.captured and scope not in scopes:
-                scopes.append(scope)
+            if getattr(scope, "name", "") not in self.training.captured:
+                scopes.setdefault(scope, backward)
         if not scopes:
-            return [], []
+            return [], None
         captures = [capture for call in self.made for capture in self._at_construction(call)]
-        for scope in scopes:
+        for scope, backward in scopes.items():
             stepped = sorted(self._stepped(scope))
             others = [name for name in stepped if not self._is_made_here(name, scope)]
             if scope in recorded:
                 continue  # ipu_step captures what the function is given
             if others:
-                captures += self._in_front(scope, others)
+                captures += self._in_front(scope, others, backward)
             elif not stepped and not self.made and not list(self.file.calls(PREPARE)):
                 steps = self._steps_of_another_name(scope)
                 if steps:
                     reason = f"its optimizer makes an update by {listed(steps)}, not by step()"
-                    self._refuse(scope, reason, _TWO_STEPS)
+                    self._refuse(backward, reason, _TWO_STEPS)
                 else:
-                    self._refuse(scope, "no optimizer that would update by its gradients is in sight")
+                    self._refuse(backward, "no optimizer that would update by its gradients is in sight")
         return captures, self.unclear
 
-    def _refuse(self, scope: Scope, reason: str, remedy: Optional[str] = None) -> None:
-        for backward in self.training.backwards:
-            if (self.file.function_of(backward) or self.file.tree) is scope:
-                self.unclear.append(Unclear(backward, reason, remedy))
+    def _refuse(self, node: ast.Call, reason: str, remedy: Optional[str] = None) -> None:
+        self.unclear = self.unclear or Unclear(node, reason, remedy)
 
     def _steps_of_another_name(self, scope: Scope) -> List[str]:
         """Return the methods of optimizers that a function calls and that make a part of an update, as SAM's do."""
@@ -173,7 +171,7 @@ class _Captures:
         if models:
             yield Capture(call, self._with_parts(models))
         else:
-            self.unclear.append(Unclear(call, "the file does not show which models this optimizer trains"))
+            self._refuse(call, "the file does not show which models this optimizer trains")
 
     def _models_of(self, nodes: Iterable[ast.AST]) -> Set[str]:
         """Return the models whose parameters are asked for, each as it is called."""
@@ -280,7 +278,7 @@ class _Captures:
                 pairs = list(zip(loop.target.elts, loop.iter.args))
             yield from (each for target, each in pairs if dotted(target) == name)
 
-    def _in_front(self, scope: Scope, optimizers: Sequence[str]) -> Iterator[Capture]:
+    def _in_front(self, scope: Scope, optimizers: Sequence[str], backward: ast.Call) -> Iterator[Capture]:
         """Yield the call of `ipu_prepare` in front of the first statement that calls a model."""
         known = self.training.models
         known = {name for name in known if not any(name.startswith(f"{other}.") for other in known)}
@@ -291,7 +289,7 @@ class _Captures:
             if name is not None and name in known
         }
         if not models:
-            self._refuse(scope, f"the file does not show which models {optimizers[0]} trains")
+            self._refuse(backward, f"the file does not show which models {optimizers[0]} trains")
             return
         names = (*optimizers, *self._with_parts(models))
         for statement in scope.body:
@@ -304,7 +302,7 @@ class _Captures:
                     break
                 yield Capture(statement, names)
                 return
-        self._refuse(scope, f"{' and '.join(names)} are not in sight in front of the loop")
+        self._refuse(backward, f"{' and '.join(names)} are not in sight in front of the loop")
 
     def _prepares(self, statement: ast.stmt, names: Sequence[str]) -> bool:
         call = statement.value if isinstance(statement, ast.Expr) else statement

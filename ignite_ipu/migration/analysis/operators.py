@@ -110,7 +110,9 @@ def refused_arguments(file: ParsedFile, name: str, call: ast.Call) -> Iterator[T
     """Yield the restrictions that a call of a function, method (`Tensor.x`) or layer meets as far as its file shows."""
     method = name.startswith("Tensor.") and not operator_table.restrictions_of(name)
     listed = f"torch.{name.split('.', 1)[1]}" if method else name
-    order = operator_table.positions(_order_of(listed, call))
+    # Before PyTorch 2.1, the nonlinearity of nn.RNN was no positional argument.
+    older = listed == "torch.nn.RNN" and isinstance(constant(argument(call, "", 3)), bool)
+    order = operator_table.positions("torch.nn.LSTM" if older else listed)
     for restriction in operator_table.restrictions_of(listed):
         if restriction.loss or restriction.rule or (restriction.replaced and not restriction.instead):
             continue
@@ -130,13 +132,6 @@ def is_loss(name: str) -> bool:
     """Tell whether a function or layer is a loss, which models leave to the code around them."""
     plain = operator_table.undecorated(name)
     return plain in operator_table.GROUPS["losses"] or plain.lower().endswith("loss")
-
-
-def _order_of(name: str, call: ast.Call) -> str:
-    """Return the name of the layer or function whose positional arguments a call has."""
-    if name == "torch.nn.RNN" and isinstance(constant(argument(call, "", 3)), bool):
-        return "torch.nn.LSTM"  # before PyTorch 2.1, where the nonlinearity was no positional argument
-    return name
 
 
 def literals_of(file: ParsedFile, node: Optional[ast.AST], depth: int = 0) -> Iterator[object]:

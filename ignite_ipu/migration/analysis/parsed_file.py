@@ -24,10 +24,10 @@ _DEEPEST = 200
 
 
 class ParsedFile:
-    """A parsed file.
+    """A parsed file, with every node's parent and the nodes of each class.
 
     Raises:
-        SourceError: The text is not Python of the running interpreter's version.
+        SourceError: The text is not Python of the running interpreter's version, or nests too deep to be followed.
     """
 
     def __init__(self, source: Source) -> None:
@@ -41,15 +41,6 @@ class ParsedFile:
         self.parents: Dict[ast.AST, ast.AST] = {}
         self._by_type: Dict[Type[ast.AST], List[ast.AST]] = {}
         self._in_order: Dict[Type[ast.AST], List[ast.AST]] = {}
-        self._index()
-        self.names = Names(itertools.chain(*(self._by_type.get(kind, ()) for kind in Names.OF)))
-
-    def _index(self) -> None:
-        """Find every node's parent, and the nodes of each class.
-
-        Raises:
-            SourceError: The nodes nest deeper than what walks them can follow.
-        """
         parents, by_type = self.parents, self._by_type
         level: List[ast.AST] = [self.tree]
         for _ in range(_DEEPEST + 1):
@@ -64,6 +55,7 @@ class ParsedFile:
         if level:
             line = next((node.lineno for node in level if isinstance(node, (ast.expr, ast.stmt))), 1)
             raise SourceError(f"cannot be parsed: it nests more than {_DEEPEST} levels deep", line)
+        self.names = Names(itertools.chain(*(by_type.get(kind, ()) for kind in Names.OF)))
 
     def source_of(self, node: ast.AST) -> str:
         """Return the source of a node; lines are split once, which `ast.get_source_segment` does for each node."""

@@ -34,20 +34,19 @@ REWRITTEN = True
 
 def check(program: Program) -> Hits:
     captures, unclear = find_captures(program.training)
-    if not captures and not unclear and not program.training.process_functions:
+    if not captures and unclear is None and not program.training.process_functions:
         return
-    reason = unclear[0] if unclear else None
     for backward in program.training.backwards:
         if getattr(program.function_of(backward), "name", "") in program.training.captured:
             continue
-        if reason is None:
+        if unclear is None:
             yield Hit(backward, "this training step runs on the host, not on an IPU")
             continue
-        line = program.source.locate(getattr(reason.node, "lineno", backward.lineno))[1]
+        line = program.source.locate(unclear.node.lineno)[1]
         yield Hit(
             backward,
-            f"this training step runs on the host, and migrate cannot capture it: {reason.reason} (line {line})",
-            reason.remedy
+            f"this training step runs on the host, and migrate cannot capture it: {unclear.reason} (line {line})",
+            unclear.remedy
             or "Prepare the optimizer together with the models that it trains, as the loop calls them: "
             "ipu_prepare(optimizer, model).",
         )
