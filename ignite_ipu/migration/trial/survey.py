@@ -1,13 +1,17 @@
 """Watches a forward while the emulator traces it: what is refused, and which values of the host end up in the program.
 
 A `TorchFunctionMode` above the trace's own sees every call of PyTorch before it. What the trace refuses is noted, with
-the user's line, and answered with what the same call gave natively.
+the user's line, and answered with what the same call gave natively, so that the trace goes on and shows more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
-from typing import Any, Callable, Dict, Optional, Set, TextIO, Tuple
+from collections import Counter, defaultdict
+from typing import Any, Callable, DefaultDict, Dict, List, Optional, Set, TextIO, Tuple
+from typing import Counter as CounterType
+from unittest import mock
 
 import numpy as np
 import torch
@@ -18,7 +22,6 @@ from ignite_ipu.emulator.inspection import IpuTensor, Refusal, Trace, leaves, ma
 from ignite_ipu.errors import LossError
 from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.migration.findings import Severity
-from ignite_ipu.migration.trial.answers import Answers
 from ignite_ipu.migration.trial.notes import Notes, Place, current_place
 
 _DECISIONS = {"__bool__", "is_nonzero", "__contains__", "equal", "allclose", "__index__"}
@@ -46,6 +49,84 @@ _Function = Callable[..., Any]
 _RANDOM = words("bernoulli multinomial normal rand rand_like randint randint_like randn randn_like randperm")
 _SHOWN = {"__getitem__": "indexing by a mask", "__array__": "numpy"}
 _FROM_DATA = {"as_tensor", "from_numpy", "tensor"}
+_LARGEST = 10_000
+_Key = Tuple[Optional[Place], str]
+
+
+class Answers(TorchFunctionMode):
+    """Keeps the results of the calls made in its context, by line and operator, in order.
+
+    `doubles` has the first operator in each line that computed in double precision.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.doubles: Dict[Optional[Place], str] = {}
+        self._results: DefaultDict[_Key, List[Any]] = defaultdict(list)
+        self._taken: CounterType[_Key] = Counter()
+        self._calls = 0
+        self._indexing = contextlib.ExitStack()
+
+    def __enter__(self) -> Any:
+        # What indexing gives is kept also where modes do not see it: they do since PyTorch 2.1.
+        original: Any = torch.Tensor.__getitem__
+
+        def get_item(tensor: torch.Tensor, index: Any) -> Any:
+            before = self._calls
+            result = original(tensor, index)
+            if self._calls == before:
+                self._keep(original, result)
+            return result
+
+        self._indexing.enter_context(mock.patch.object(torch.Tensor, "__getitem__", get_item))
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> Any:
+        self._indexing.close()
+        return super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._keep(func, result)
+        return result
+
+    def _keep(self, func: Callable[..., Any], result: Any) -> None:
+        self._calls += 1
+        name, place = name_of(func), current_place()
+        self._results[place, name].append(map_leaves(result, _kept))
+        if isinstance(result, torch.Tensor) and result.dtype is torch.float64:
+            self.doubles.setdefault(place, name)
+
+    def again(self) -> None:
+        """Begin with the first results again, for another trace of the same forward."""
+        self._taken.clear()
+
+    def take(self, place: Optional[Place], name: str) -> Any:
+        """Return what the operator gave when it was called for the n-th time in this line, for the n-th asking.
+
+        Raises:
+            LookupError: It was not called there.
+        """
+        results = self._results.get((place, name))
+        if not results:
+            raise LookupError(name)
+        position = self._taken[place, name]
+        self._taken[place, name] += 1
+        return map_leaves(results[min(position, len(results) - 1)], _given)
+
+
+def _kept(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    with torch._C.DisableTorchFunction():
+        # Of a large tensor only shape and type are worth keeping.
+        return value.detach().to("meta") if value.numel() > _LARGEST else value.detach().clone()
+
+
+def _given(value: Any) -> Any:
+    return torch.zeros(value.shape, dtype=value.dtype) if isinstance(value, torch.Tensor) and value.is_meta else value
 
 
 class Stopped(BaseException):

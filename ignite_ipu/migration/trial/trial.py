@@ -23,10 +23,9 @@ from ignite_ipu.errors import BatchError, LossError, OptimizerError, OutputError
 from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.parity.setup import Subject
-from ignite_ipu.migration.trial.answers import Answers
 from ignite_ipu.migration.trial.notes import Note, Notes, Place, definition_of, library_line, raised_at
 from ignite_ipu.migration.trial.python_state import watched_lines
-from ignite_ipu.migration.trial.survey import Printed, Stopped, Survey, unsupported_operators
+from ignite_ipu.migration.trial.survey import Answers, Printed, Stopped, Survey, unsupported_operators
 from ignite_ipu.optimizers.conversion import convert_optimizer
 from ignite_ipu.program.step import BatchStep, EvaluationStep
 from ignite_ipu.program.tensors.trees import tensors_in
