@@ -37,6 +37,11 @@ COMPUTED: Dict[str, Optional[FrozenSet[str]]] = {
     **dict.fromkeys(("heaviside", "isposinf", "isneginf", "diag_embed", "diagflat", "gelu", "celu")),
     **dict.fromkeys(("log_sigmoid", "binary_cross_entropy", "kl_div", "round", "rsub", "div", "divide", "true_divide")),
     **dict.fromkeys(("index_put", "var", "std", "var_mean", "std_mean", "argmax", "argmin", "amax", "amin")),
+    **dict.fromkeys(("count_nonzero", "sum", "mean", "prod", "cumprod", "norm", "index_fill", "take_along_dim")),
+    **dict.fromkeys(("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "erfc", "exp", "expm1")),
+    **dict.fromkeys(("log", "log10", "log1p", "log2", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh")),
+    "smooth_l1_loss": frozenset(("beta",)),
+    "group_norm": frozenset(),
     "topk": frozenset(("sorted",)),
     "argsort": frozenset(("stable",)),
     **dict.fromkeys((f"avg_pool{n}d" for n in (2, 3)), frozenset(("stride", "divisor_override"))),
@@ -50,7 +55,13 @@ COMPUTED: Dict[str, Optional[FrozenSet[str]]] = {
 _LAYERS = {
     **{"CrossEntropyLoss": "cross_entropy", "NLLLoss": "nll_loss", "HuberLoss": "huber_loss"},
     **{"LayerNorm": "layer_norm", "LSTM": "lstm", "ChannelShuffle": "channel_shuffle", **_POOLS},
-    **{"GELU": "gelu", "CELU": "celu", "KLDivLoss": "kl_div", "BCELoss": "binary_cross_entropy"},
+    **{
+        "SmoothL1Loss": "smooth_l1_loss",
+        "GELU": "gelu",
+        "CELU": "celu",
+        "KLDivLoss": "kl_div",
+        "BCELoss": "binary_cross_entropy",
+    },
     **{f"Conv{n}d": "pad" for n in (1, 2, 3)},
 }
 

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 import torch.nn.functional as F
 
-from ignite_ipu.program.forward.exact import EXACT_LAYERS, EXACT_TENSORS, diagonal_matrix, reduction_of
+from ignite_ipu.program.forward.exact import EXACT_LAYERS, EXACT_TENSORS, EXACT_VALUES, diagonal_matrix, reduction_of
 from ignite_ipu.program.function_mode import FunctionContext
 
 Function = Callable[..., Any]
@@ -183,15 +183,36 @@ def _sizes(func: Function, input: torch.Tensor, output_size: Any) -> List[Tuple[
 
 
 def _pad(func: Function, input: torch.Tensor, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
-    """Pad circularly, by copies of the other end."""
-    if mode != "circular" or min(pad) < 0:
+    """Pad by copies of what is there; PopTorch has nothing circular, and gradients of constant padding alone."""
+    if mode not in _PADDING or min(pad) < 0:
         return func(input, pad, mode, value)
     for number in range(len(pad) // 2):
         dimension, (before, after) = input.dim() - 1 - number, pad[2 * number : 2 * number + 2]
-        size = input.shape[dimension]
-        parts = [input.narrow(dimension, size - before, before), input, input.narrow(dimension, 0, after)]
-        input = torch.cat([part for part in parts if part.shape[dimension]], dimension)
+        first, last = _PADDING[mode](input, dimension, before, after)
+        input = torch.cat([part for part in (first, input, last) if part.shape[dimension]], dimension)
     return input
+
+
+def _wrapped(input: torch.Tensor, dimension: int, before: int, after: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    size = input.shape[dimension]
+    return input.narrow(dimension, size - before, before), input.narrow(dimension, 0, after)
+
+
+def _reflected(input: torch.Tensor, dimension: int, before: int, after: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    start = input.shape[dimension] - 1 - after
+    return input.narrow(dimension, 1, before).flip(dimension), input.narrow(dimension, start, after).flip(dimension)
+
+
+def _replicated(input: torch.Tensor, dimension: int, before: int, after: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    shape = [*input.shape]
+    ends = (input.narrow(dimension, place, 1) for place in (0, shape[dimension] - 1))
+    first, last = (
+        end.expand(*shape[:dimension], count, *shape[dimension + 1 :]) for end, count in zip(ends, (before, after))
+    )
+    return first, last
+
+
+_PADDING = {"circular": _wrapped, "reflect": _reflected, "replicate": _replicated}
 
 
 def _channel_shuffle(func: Function, input: torch.Tensor, groups: int) -> torch.Tensor:
@@ -333,9 +354,9 @@ _OF_TENSORS: Dict[str, Function] = {
     ),
     **EXACT_TENSORS,
 }
-for _name, _equivalent in _OF_TENSORS.items():
+for _name, _equivalent in {**_OF_TENSORS, **EXACT_VALUES}.items():
     for _owner in (torch, torch.Tensor):
         if hasattr(_owner, _name):
             EQUIVALENTS[getattr(_owner, _name)] = _equivalent
-        if hasattr(_owner, f"{_name}_"):
+        if hasattr(_owner, f"{_name}_") and _name not in EXACT_VALUES:
             EQUIVALENTS[getattr(_owner, f"{_name}_")] = functools.partial(_written, getattr(_owner, _name), _equivalent)

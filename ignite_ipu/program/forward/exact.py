@@ -86,8 +86,10 @@ def _avg_pool(
     count_include_pad: bool = True,
     divisor_override: Optional[int] = None,
 ) -> torch.Tensor:
-    """Average with a stride that is named, and a divisor of the user's own."""
+    """Average with a stride that is named, and paddings and a divisor of the user's own."""
     stride = kernel_size if stride is None else stride
+    if isinstance(padding, (tuple, list)) and len(set(padding)) > 1 and count_include_pad and not ceil_mode:
+        input, padding = F.pad(input, [size for size in reversed(padding) for _ in range(2)]), 0
     if divisor_override is None or ceil_mode:
         return func(input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)  # type: ignore[no-any-return]
     dimensions = 3 if func is F.avg_pool3d else 2
@@ -121,6 +123,53 @@ def _div(func: Function, input: Any, other: Any, *, rounding_mode: Optional[str]
     quotient = quotient - ((rest != 0) & ((other < 0) != (rest < 0))).to(quotient.dtype)
     floor = torch.floor(quotient)
     return floor + (quotient - floor > 0.5).to(floor.dtype)  # type: ignore[no-any-return]
+
+
+def _of_floats(func: Function, input: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """Compute a function of whole numbers in floats; PopTorch converts none."""
+    given = input if input.is_floating_point() else input.to(torch.get_default_dtype())
+    return func(given, **kwargs)  # type: ignore[no-any-return]
+
+
+def _in_type(func: Function, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Compute in the type that is asked for, by converting first."""
+    dtype = kwargs.pop("dtype", None)
+    return func(input if dtype is None else input.to(dtype), *args, **kwargs)  # type: ignore[no-any-return]
+
+
+def _from_front(func: Function, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Name a dimension by its number from the front."""
+    order = ("dim", "index", "value") if func.__name__ == "index_fill" else ("indices", "dim")
+    given = {**dict(zip(order, args)), **kwargs}
+    if given.get("dim") is not None:
+        given["dim"] %= input.dim()
+    return func(input, **given)  # type: ignore[no-any-return]
+
+
+def _group_norm(
+    func: Function, input: torch.Tensor, num_groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> torch.Tensor:
+    """Normalise groups of channels that have no dimensions behind them."""
+    if input.dim() != 2:
+        return func(input, num_groups, weight, bias, eps)  # type: ignore[no-any-return]
+    groups = input.reshape(len(input), num_groups, -1)
+    normal = F.layer_norm(groups, groups.shape[2:], eps=eps).flatten(1)
+    normal = normal if weight is None else normal * weight
+    return normal if bias is None else normal + bias
+
+
+def _smooth_l1_loss(
+    func: Function,
+    input: torch.Tensor,
+    target: torch.Tensor,
+    size_average: Optional[bool] = None,
+    reduce: Optional[bool] = None,
+    reduction: str = "mean",
+    beta: float = 1.0,
+) -> torch.Tensor:
+    if beta:
+        return func(input, target, size_average, reduce, reduction, beta)  # type: ignore[no-any-return]
+    return F.l1_loss(input, target, size_average, reduce, reduction)
 
 
 def _round(func: Function, input: torch.Tensor, *, decimals: int = 0) -> torch.Tensor:
@@ -246,6 +295,8 @@ EXACT_LAYERS: Dict[str, Function] = {
     "logsigmoid": lambda func, input: -F.softplus(-input),  # also where the sigmoid is zero in float32
     "binary_cross_entropy": _binary_cross_entropy,
     "kl_div": _kl_div,
+    "smooth_l1_loss": _smooth_l1_loss,
+    "group_norm": _group_norm,
     **{f"avg_pool{count}d": _avg_pool for count in (2, 3)},
     **{f"max_pool{count}d": _max_pool for count in (1, 2, 3)},
 }
@@ -254,6 +305,7 @@ EXACT_LAYERS: Dict[str, Function] = {
 EXACT_TENSORS: Dict[str, Function] = {
     **dict.fromkeys(("div", "divide", "true_divide"), _div),
     "round": _round,
+    **dict.fromkeys(("index_fill", "take_along_dim"), _from_front),
     "rsub": lambda func, input, other, *, alpha=1: func(input * alpha if alpha != 1 else input, other),
     "index_put": _index_put,
     "var": lambda *args, **kwargs: _spread(1.0, *args, **kwargs),
@@ -288,3 +340,13 @@ EXACT_TENSORS: Dict[str, Function] = {
     "vdot": lambda func, input, other: torch.dot(input, other),
 }
 """By their names in `torch` and of methods."""
+
+_OF_FLOATS = (
+    "acos acosh asin asinh atan atanh cos cosh erf erfc exp expm1 log log10 log1p log2 rsqrt sigmoid sin sinh sqrt"
+)
+EXACT_VALUES: Dict[str, Function] = {
+    **dict.fromkeys((*_OF_FLOATS.split(), "tan", "tanh"), _of_floats),
+    **dict.fromkeys(("sum", "mean", "prod", "cumprod", "norm"), _in_type),
+    "count_nonzero": lambda func, input, dim=None: func(input.reshape(-1), 0) if dim is None else func(input, dim),
+}
+"""As `EXACT_TENSORS`, for functions that may be written in place as they are."""

@@ -64,7 +64,12 @@ CASES: Dict[str, Case] = {
     "average of a line": (lambda x: F.adaptive_avg_pool1d(x, 2), (normal(2, 3, 5),)),
     "adaptive maximum": (lambda x: F.adaptive_max_pool2d(x, (2, None)), (normal(2, 3, 6, 4),)),
     "global maximum": (lambda x: F.adaptive_max_pool1d(x, 1), (normal(2, 3, 5),)),
-    "circular padding": (lambda x: F.pad(x, (1, 2, 0, 1), mode="circular"), (normal(2, 3, 4, 5),)),
+    **{
+        f"{mode} padding": (lambda x, mode=mode: F.pad(x, (1, 2, 0, 1), mode=mode), (normal(2, 3, 4, 5),))
+        for mode in ("circular", "reflect", "replicate", "constant")
+    },
+    "reflection of volumes": (lambda x: F.pad(x, (1, 1, 2, 0, 0, 1), mode="reflect"), (normal(1, 2, 3, 4, 5),)),
+    "cropping": (lambda x: F.pad(x, (-1, 2), mode="replicate"), (normal(2, 3, 5),)),
     "channel shuffle": (lambda x: F.channel_shuffle(x, 2), (normal(2, 6, 3),)),
     "tril": (lambda x: x.tril(-1), (normal(2, 4, 3),)),
     "triu": (lambda x: torch.triu(x, 1), (normal(4, 3),)),
@@ -171,6 +176,10 @@ CASES.update(
             lambda x: F.avg_pool2d(x, (2, 3), padding=1, count_include_pad=False, divisor_override=5),
             (normal(2, 3, 5, 4),),
         ),
+        "average pooling with unlike paddings": (
+            lambda x: F.avg_pool2d(x, 3, padding=(0, 1)) + F.avg_pool2d(x, 3, 2, (1, 0), False, True, 5).sum(),
+            (normal(2, 3, 6, 4),),
+        ),
         "average pooling of volumes": (lambda x: F.avg_pool3d(x, 2, divisor_override=3), (normal(1, 2, 4, 4, 4),)),
         **{
             f"maximum pooling, {count}": (
@@ -191,6 +200,41 @@ CASES.update(
         ),
         "quotient without its rest": (lambda x, y: x.divide(y, rounding_mode="trunc"), (9 * normal(9), normal(9))),
         "rounding": (lambda x: torch.round(x, decimals=2) + (1000 * x).round(decimals=-2) + x.round(), (normal(9),)),
+        "functions of whole numbers": (
+            lambda x: torch.exp((x * 3).int()) + (x > 0).cos() + torch.sqrt(x.abs()).sigmoid_(),
+            (normal(9),),
+        ),
+        "reductions in another type": (
+            lambda x: (
+                torch.sum((100 * x).abs().half(), dtype=torch.float32)
+                + (9 * x).int().mean(0, dtype=torch.float32).sum()
+                + x.norm(dtype=torch.float32)
+                + x.int().prod(1, keepdim=True, dtype=torch.float32).cumprod(0, dtype=torch.float32)
+            ),
+            (100 + normal(9, 5),),
+        ),
+        "number of others than zero": (
+            lambda x: ((x > 0).count_nonzero() + x.count_nonzero(0)).float(),
+            (normal(5, 3),),
+        ),
+        "dimensions from the end": (
+            lambda x: (
+                x.take_along_dim(x.argmax(-1, True)[:1], -1)
+                + x.take_along_dim(x.argmax())
+                + torch.index_fill(x, dim=-1, index=torch.tensor([1]).to(x.device), value=2.0)
+                + (x * 2).index_fill_(-1, torch.tensor([1]).to(x.device), 3.0)
+            ),
+            (normal(5, 3),),
+        ),
+        "groups of channels alone": (
+            lambda x, w: F.group_norm(x, 2, w, w / 2, 0.1) + nn.GroupNorm(3, 6, 0.1, affine=False)(x),
+            (normal(5, 6), normal(6)),
+        ),
+        "groups of channels": (lambda x, w: F.group_norm(x, 2, w, w / 2), (normal(5, 6, 2), normal(6))),
+        "smooth loss without a bend": (
+            lambda x, y: F.smooth_l1_loss(x, y, beta=0.0, reduction="sum") + F.smooth_l1_loss(x, y),
+            (normal(5), normal(5)),
+        ),
         "rsub": (lambda x, y: torch.rsub(x, y, alpha=3), (normal(4), normal(4))),
         "index_put": (
             lambda x, y: x.index_put(
@@ -229,7 +273,7 @@ CASES.update(
 )
 NO_GRADIENT = {
     *("logical_xor", "nan_to_num", "floor of whole numbers", "division of whole numbers", "argsort", "infinities"),
-    *("signs", "steps", "either"),
+    *("signs", "steps", "either", "number of others than zero", "functions of whole numbers"),
     *(name for name in CASES if any(each in name for each in ("logical_xor_", "copysign_", "heaviside_"))),
 }
 

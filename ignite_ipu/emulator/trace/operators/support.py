@@ -20,6 +20,7 @@ from ignite_ipu.emulator.errors import Refusal, backend_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.trace import call_sites
 from ignite_ipu.emulator.trace.active import IpuTensor, Trace
+from ignite_ipu.emulator.trace.number_formats import narrow
 from ignite_ipu.emulator.trace.operators import table
 from ignite_ipu.emulator.values.structures import leaves
 
@@ -238,6 +239,44 @@ def _integers(call: _Call) -> bool:
     return integers and not call.has_fractions()
 
 
+def _converts(call: _Call) -> bool:
+    dtype, given = call.get("dtype"), call.tensors()[0].meta.dtype
+    if not isinstance(dtype, torch.dtype) or not (dtype.is_floating_point or given.is_floating_point):
+        return False
+    return narrow(dtype) is not narrow(given)
+
+
+def _broadcasts(call: _Call) -> bool:
+    """Tell whether the shapes of the tensors differ elsewhere than in the dimension that is named."""
+    shapes = [list(tensor.meta.shape) for tensor in call.tensors()]
+    for shape in shapes:
+        del shape[call.get("dim")]
+    return any(shape != shapes[0] for shape in shapes)
+
+
+def _unlike_paddings(call: _Call) -> bool:
+    padding = call.get("padding")
+    return isinstance(padding, (tuple, list)) and len(set(padding)) > 1 and call.get("count_include_pad") is not False
+
+
+def _masks(call: _Call) -> Tuple[List[torch.Tensor], bool]:
+    """Return the masks among the indices of a write, and whether one is all there is, in the shape of the tensor."""
+    given = call.get("index" if call.get("indices") is None else "indices")
+    parts: List[Any] = [_meta(part) for part in (given if isinstance(given, (tuple, list)) else [given])]
+    masks = [part for part in parts if isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8)]
+    return masks, len(masks) == len(parts) == 1 and masks[0].shape == _meta(call.get("input")).shape
+
+
+def _selected_values(call: _Call) -> bool:
+    value: Any = _meta(call.get("value" if call.get("values") is None else "values"))
+    return _masks(call)[1] and isinstance(value, torch.Tensor) and value.numel() > 1
+
+
+def _partial_mask(call: _Call) -> bool:
+    masks, whole = _masks(call)
+    return bool(masks) and not whole
+
+
 def _varies(call: _Call) -> bool:
     decisive = (call.get("offsets"), call.get("repeats"))
     return any(isinstance(value, IpuTensor) and call.capture.varies(value) for value in decisive)
@@ -309,27 +348,35 @@ _RULES: Dict[str, Callable[[_Call], bool]] = {
     "bilinear_factors": _bilinear_factors,
     "bilinear_sizes": _bilinear_sizes,
     "bool_with_integer": lambda call: torch.bool in (types := call.dtypes()) and len(types) > 1,
+    "broadcasts": _broadcasts,
+    "converts": _converts,
+    "differentiated": lambda call: call.capture.training and bool(_meta(call.get("input")).requires_grad),
     "divides": lambda call: not _divisible(call, call.get("output_size")),
     "dtype": lambda call: (
         isinstance(dtype := call.get("dtype"), torch.dtype) and dtype is not _meta(call.get("input")).dtype
     ),
-    "eight_bits": lambda call: call.dtypes() in ({torch.int8}, {torch.uint8}),
+    "eight_bits": lambda call: call.dtypes() in ({torch.int8}, {torch.uint8}) and not call.has_fractions(),
+    "flat": lambda call: _meta(call.get("input")).dim() == 2,
     "fractions_in_body": lambda call: call.capture.outer is not None and call.has_fractions("start", "end", "step"),
     "frozen": _frozen,
     "integers": _integers,
+    "joined_targets": lambda call: _meta(call.get("targets")).dim() == 1,
     "of_a_matrix": _of_a_matrix,
     "one_dimensional": lambda call: _meta(call.get("input")).dim() == 1,
+    "partial_mask": _partial_mask,
     # A packed sequence has its batch sizes in the place of the hidden state.
     "packed": lambda call: isinstance(hx := call.get("hx"), torch.Tensor) and not _meta(hx).is_floating_point(),
     "projected": lambda call: bool(call.get("has_biases")) and len(call.get("params")) % 4 != 0,
     "reflects_three": lambda call: call.get("mode") == "reflect" and len(call.get("pad")) > _FLAT,
     "repeated_subscript": _repeated_subscript,
+    "selected_values": _selected_values,
     "shapes_differ": lambda call: len({tuple(tensor.meta.shape) for tensor in call.tensors()}) > 1,
     "slices_constant": _slices_constant,
     "steps": _stepped,
     "turned": _turned,
     "two_dimensional": lambda call: _meta(call.get("input")).dim() != 1,
     "two_tensors": lambda call: isinstance(call.get("other"), torch.Tensor),
+    "unlike_paddings": _unlike_paddings,
     "varies": _varies,
     "weight_without_bias": lambda call: (call.get("weight") is None) is not (call.get("bias") is None),
 }

@@ -41,7 +41,8 @@ class Restriction:
     """A use of an operator that PopTorch refuses, or computes otherwise than PyTorch.
 
     `when` says for which values of the argument: a word ("given", "missing", "true", "false", "always"), or a mapping
-    with the numbers that it may not exceed ("above") or the values that are ("in"), or are not ("not in"), concerned.
+    with the number that they exceed ("above") or fall short of ("below"), or with those that are ("in"), or are not
+    ("not in"), concerned.
     """
 
     of: Tuple[str, ...]  # functions and layers
@@ -65,9 +66,11 @@ class Restriction:
         value = list(value) if isinstance(value, tuple) else value
         if isinstance(self.when, Mapping):
             ((how, limit),) = self.when.items()
-            if how == "above":
-                numbers = value if isinstance(value, list) else [value]
-                return any(isinstance(number, (int, float)) and number > limit for number in numbers)
+            if how in ("above", "below"):
+                numbers = [
+                    each for each in (value if isinstance(value, list) else [value]) if isinstance(each, (int, float))
+                ]
+                return any(number > limit if how == "above" else number < limit for number in numbers)
             return (value in limit) is (how == "in")
         return {
             None: True,

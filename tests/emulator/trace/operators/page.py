@@ -82,9 +82,11 @@ something else, as said above.
 (`x.index_add_(...)`), too.
 
 Of `F.cross_entropy` and `F.nll_loss` that means weights of classes and smoothed labels; of `F.layer_norm` a weight
-without bias; of `torch.lstm` several layers, both directions, dropout in between and no bias; of pooling, windows of
-unlike sizes, strides that are not given and divisors; of `F.pad` the mode `circular`. `F.gelu` is computed by the error
-function; `approximate="tanh"` is PopTorch's own, and faster.
+without bias; of `F.group_norm` channels without dimensions behind them; of `torch.lstm` several layers, both
+directions, dropout in between and no bias; of pooling, windows of unlike sizes, strides that are not given, unlike
+paddings and divisors; of `F.pad` all modes but `constant`; of `F.smooth_l1_loss` a beta of 0. Functions of floats
+take integers, and sums and means a `dtype`. `F.gelu` is computed by the error function; `approximate="tanh"` is
+PopTorch's own, and faster.
 """
 
 

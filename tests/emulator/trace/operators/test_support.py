@@ -235,6 +235,8 @@ RESTRICTED: Dict[str, Tuple[Any, ...]] = {
     "sparse=True": (nn.Embedding(4, 2, sparse=True), IDS),
     "padding_idx=0": (nn.EmbeddingBag(4, 2, padding_idx=0), IDS),
     "align_corners=True": (nn.Upsample(scale_factor=2, mode="bicubic", align_corners=True), IMAGE),
+    "one value for all of its places": (lambda x: (x * 1).__setitem__(x > 0, torch.ones(3)), X),
+    "takes one value": (lambda x: x.index_put((x > 0,), torch.ones(3)), X),
     "mode='circular'": (nn.Conv2d(4, 2, 3, padding=1, padding_mode="circular"), IMAGE),
 }
 
@@ -351,6 +353,84 @@ def test_a_doubt_is_warned_of_once(caplog):
     found = run(lambda x: torch.round(torch.round(x, decimals=1), decimals=1), X)
     assert torch.equal(found, torch.round(X, decimals=1))
     assert caplog.text.count("decimals is ignored") == 1 and __file__ in caplog.text
+
+
+WHOLE = torch.tensor([[1, 2], [3, 4]], dtype=torch.int32)
+TARGETS = torch.tensor([1, 2, 1])
+
+
+def probabilities(x):
+    return x.permute(2, 0, 1).log_softmax(2)
+
+
+# By what is said: what is doubted, what is not, and what both are of.
+DOUBTED: Dict[str, Tuple[Any, ...]] = {
+    "integers stay integers": (lambda x: torch.exp(x) + x.sqrt(), lambda x: x.float().exp(), WHOLE),
+    "no integers of 8 bits": (lambda x: x * 2 + x, lambda x: x * 0.5, WHOLE.to(torch.uint8)),
+    "dtype is not applied": (
+        lambda x: x.sum(dtype=torch.float16),
+        lambda x: x.sum(0, dtype=torch.float32) + (x > 0).sum(dtype=torch.int64) + x.sum(dtype=torch.float64),
+        X,
+    ),
+    "over everything the result has the shape (1,)": (torch.count_nonzero, lambda x: torch.count_nonzero(x, 1), X),
+    "at the wrong axes": (
+        lambda x: F.avg_pool2d(x, 2, 2, padding=(0, 1)),
+        lambda x: F.avg_pool2d(x, 2, 2, padding=1) + F.avg_pool2d(x, 2, 2, (1, 1), count_include_pad=False),
+        IMAGE,
+    ),
+    "one row for each sample": (
+        lambda x: F.ctc_loss(probabilities(x), TARGETS.to(x.device), (8, 8), (2, 1)),
+        lambda x: F.ctc_loss(probabilities(x), TARGETS.to(x.device).expand(2, 3), (8, 8), (2, 1)),
+        X,
+    ),
+    "it divides by beta": (
+        lambda x: F.smooth_l1_loss(x, x * 2, beta=0.0),
+        lambda x: F.smooth_l1_loss(x, x * 2, beta=0.1),
+        X,
+    ),
+    "the results are others": (lambda x: F.group_norm(x[0], 2), lambda x: F.group_norm(x, 2), X),
+    "is not counted from the end": (
+        lambda x: x.take_along_dim(x[:1].argmax(-1, True), -1).index_fill(-1, torch.tensor([0]).to(x.device), 2),
+        lambda x: x.take_along_dim(x.argmax(-1, True), -1).index_fill(2, torch.tensor([0]).to(x.device), 2),
+        X,
+    ),
+    "this one has another shape": (
+        lambda x: (x * 1).__setitem__(x[..., 0] > 0, 1.0),
+        lambda x: (x * 1).__setitem__(x > 0, 1.0),
+        X,
+    ),
+}
+
+
+@pytest.mark.parametrize("words", DOUBTED)
+def test_what_the_sources_alone_say_is_doubted(words, caplog):
+    """PyTorch's numbers come out, and what is next to it is no matter of doubt."""
+    doubted, certain, inputs = DOUBTED[words]
+    for function, said in ((certain, False), (doubted, True)):
+        found, expected = run(function, inputs), function(inputs)
+        if expected is not None:
+            torch.testing.assert_close(found, expected, check_dtype=False)
+        assert (words in caplog.text) is said
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "constant"])
+def test_only_constant_padding_is_certain_to_have_a_gradient(mode, caplog):
+    """That of the inputs needs none."""
+
+    class Padded(nn.Module):
+        def __init__(self, first: nn.Module) -> None:
+            super().__init__()
+            self.first, self.last = first, nn.Conv2d(4, 1, 3, padding=1, padding_mode="zeros")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.mse_loss(self.last(F.pad(self.first(x), (1, 1, 1, 1), mode=mode)), torch.zeros(1, 1, 10, 10))
+
+    for first, doubted in ((nn.Identity(), False), (nn.Conv2d(4, 4, 1), mode != "constant")):
+        net = Padded(first)
+        executor = poptorch.trainingModel(net, optimizer=poptorch.optim.SGD(net.parameters(), lr=0.1))
+        executor(IMAGE)
+        executor.destroy()
+        assert ("only the constant one has a gradient" in caplog.text) is doubted
 
 
 def test_fractions_of_a_range_are_doubted_in_a_body(caplog):
