@@ -36,8 +36,8 @@ except ImportError as error:
 
 from ignite_ipu import backend
 from ignite_ipu.checkpoints.random_states import read_device_states
+from ignite_ipu.deferred.graph.owners import release_optimizer
 from ignite_ipu.deferred.model.capturing import capture_model, capture_optimizer, captured
-from ignite_ipu.deferred.model.held import release_optimizer
 from ignite_ipu.deferred.model.model import CapturedModel, first_owner
 from ignite_ipu.deferred.model.updates import Updates
 from ignite_ipu.deferred.settings import IGNORING, captured_options

@@ -76,7 +76,7 @@ class HyperParameters:
                     raise _constant_changed(change, self._conversion)
             # All that a conversion refuses depends on what is zero or False.
             if any(bool(change.old) != bool(change.new) for change in changes):
-                refuse_what_the_device_lacks(self._conversion)
+                refuse_what_the_device_lacks(self._conversion.source, self._conversion.kind)
         except OptimizerError:
             self.restore(changes)
             raise

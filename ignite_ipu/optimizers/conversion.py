@@ -135,13 +135,12 @@ def convert_optimizer(
         if name not in asked and hasattr(source, name):
             asked[name] = getattr(source, name)
     _check_device_arguments(kind, asked)
-    rows = _refusals(source, kind)
-    _raise_refusals(source, kind, rows)
+    refuse_what_the_device_lacks(source, kind)
     changing = _variable(source, kind, frozenset(variable), frozenset(constant), asked)
     problem = clipping_problem(source, changing) if "max_grad_norm" in asked else None
     if problem is not None:
         raise OptimizerError(f"max_grad_norm={asked['max_grad_norm']!r}: {problem}")
-    rows += [Row(name, value, "substituted", "", lost) for name, value, lost in changed]
+    rows = [Row(name, value, "substituted", "", lost) for name, value, lost in changed]
     rows += _kept_rows(source, kind, changing) + _argument_rows(asked, changing) + _dropped_rows(source)
     receipt = _receipt(source, kind, rows + _schedule_rows(source, kind, changing))
     if changed:
@@ -185,11 +184,6 @@ def clipping_problem(optimizer: torch.optim.Optimizer, variable: Collection[str]
     )
 
 
-def refuse_what_the_device_lacks(conversion: Conversion) -> None:
-    """Refuse hyper-parameters with which the optimizer would not have been converted, after they were changed."""
-    _raise_refusals(conversion.source, conversion.kind, _refusals(conversion.source, conversion.kind))
-
-
 def _unwrapped(optimizer: Any) -> Any:
     # accelerate's wrapper is an Optimizer by inheritance only: the groups and the class that count are inside it.
     if type(optimizer).__name__ == "AcceleratedOptimizer" and hasattr(optimizer, "optimizer"):
@@ -208,8 +202,7 @@ def _pass_through(
             f"{', '.join(asked)} cannot be given for an optimizer of poptorch.optim: pass it to poptorch.optim."
             f"{kind.name}(...) itself."
         )
-    rows = _refusals(optimizer, kind)
-    _raise_refusals(optimizer, kind, rows)
+    refuse_what_the_device_lacks(optimizer, kind)
     _check_names(kind, variable, constant)
     for name in variable:
         optimizer.variable_attrs.markAsVariable(name)
@@ -218,11 +211,12 @@ def _pass_through(
     changing = frozenset(
         name for name in (*kind.numbers, "loss_scaling") if not optimizer.variable_attrs.isConstant(name)
     )
-    rows += _kept_rows(optimizer, kind, changing)
-    return Conversion(optimizer, optimizer, kind, changing, _receipt(optimizer, kind, rows))
+    receipt = _receipt(optimizer, kind, _kept_rows(optimizer, kind, changing))
+    return Conversion(optimizer, optimizer, kind, changing, receipt)
 
 
-def _refusals(optimizer: torch.optim.Optimizer, kind: OptimizerKind) -> List[Row]:
+def refuse_what_the_device_lacks(optimizer: torch.optim.Optimizer, kind: OptimizerKind) -> None:
+    """Refuse hyper-parameters with which no optimizer is converted."""
     rows = [
         Row(name, str(True), "refused", "", note)
         for name, note in REFUSED.items()
@@ -238,13 +232,8 @@ def _refusals(optimizer: torch.optim.Optimizer, kind: OptimizerKind) -> List[Row
         rows.append(
             Row("centered", _values(optimizer, "centered"), "refused", "", "it must be the same for all groups")
         )
-    return rows
-
-
-def _raise_refusals(optimizer: torch.optim.Optimizer, kind: OptimizerKind, rows: List[Row]) -> None:
-    refused = [row for row in rows if row.fate == "refused"]
-    if refused:
-        reasons = "; ".join(f"{row.attribute}={row.value}: {row.note}" for row in refused)
+    if rows:
+        reasons = "; ".join(f"{row.attribute}={row.value}: {row.note}" for row in rows)
         raise OptimizerError(
             f"{type(optimizer).__name__} cannot be converted for an IPU. {reasons}.", _receipt(optimizer, kind, rows)
         )

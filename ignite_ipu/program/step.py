@@ -298,12 +298,8 @@ class EvaluationStep(BatchStep):
 
 def _refuse_counting(model: nn.Module) -> None:
     for path, module in model.named_modules():
-        if (
-            isinstance(module, _BatchNorm)
-            and module.momentum is None
-            and module.training
-            and module.running_mean is not None
-        ):
+        counts = isinstance(module, _BatchNorm) and module.momentum is None and module.running_mean is not None
+        if counts and module.training:
             raise UnsupportedArgumentError(
                 f"{path or 'The model'} is a {type(module).__qualname__} with momentum=None: its statistics are "
                 "averages over all batches that it has seen, whose number no compiled program reads. Give it a "

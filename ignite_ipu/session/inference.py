@@ -42,14 +42,14 @@ class Evaluation:
     ) -> None:
         self._inference, self._step, self._options, self._pipeline = inference, step, options, pipeline
         self._program: Optional[ModelProgram] = None
-        self._trainers = 0
+        self._training: Optional[Options] = None
 
     def program(self) -> ModelProgram:
         """Return the program, with the model's modules in evaluation mode."""
         program, inference = self._program, self._inference
-        if program is None or self._trainers != inference.trainers or program not in inference.programs.evaluations:
+        if program is None or self._training is not inference.training or program not in inference.programs.evaluations:
             program = inference.prepare(self._step(), self._options(), self._pipeline, instead_of=program)
-            self._program, self._trainers = program, inference.trainers
+            self._program, self._training = program, inference.training
         program.set_modes()
         return program
 
@@ -57,23 +57,17 @@ class Evaluation:
 class Inference:
     """Evaluates a model: by one program for all evaluators that ask for the same.
 
-    With each of its trainers, which are counted, options may be others.
+    Options are derived from those of the newest trainer (`training`).
     """
 
     def __init__(self, programs: Programs) -> None:
         self.filling = FillingCheck()
-        self.trainers = 0
         self.programs = programs
-        self._training: Optional[Options] = None
+        self.training: Optional[Options] = None
         # The programs for other shapes, by the one for the first, which they begin with.
         self._kinds: weakref.WeakKeyDictionary[ModelProgram, List[ModelProgram]] = weakref.WeakKeyDictionary()
         # Each with what it was made from.
         self._made: List[Tuple[IPUConfig, Optional[Options], Options]] = []
-
-    def derive_from(self, training: Options) -> None:
-        """Derive options from these from now on: those of the newest trainer."""
-        self._training = training
-        self.trainers += 1
 
     def options(self, config: IPUConfig = _DEFAULTS) -> Options:
         """Return the options to evaluate with: a config's own, else ones derived from the newest trainer's.
@@ -82,14 +76,14 @@ class Inference:
         compile to another program.
         """
         before = next((entry for entry in self._made if entry[0] == config), None)
-        if before is not None and config.options is None and before[1] is self._training:
+        if before is not None and config.options is None and before[1] is self.training:
             return before[2]
-        made = evaluation_options(config, training=self._training)
+        made = evaluation_options(config, training=self.training)
         if before is not None:
             if _compiled_from(before[2]) == _compiled_from(made):
                 made = before[2]
             self._made.remove(before)
-        self._made.append((config, self._training, made))
+        self._made.append((config, self.training, made))
         return made
 
     def prepare(

@@ -174,12 +174,8 @@ class Placing:
         return placement
 
     def _is_asked_for(self, plan: Plan) -> bool:
-        execution = self.request.execution
-        if (
-            execution is not None
-            and plan.ipus_per_replica > 1
-            and plan.strategy.pipelined != (execution == "pipelined")
-        ):
+        execution, several = self.request.execution, plan.ipus_per_replica > 1
+        if execution is not None and several and plan.strategy.pipelined != (execution == "pipelined"):
             return False
         location = _optimizer_location(self._options)
         if not location or not self._training:

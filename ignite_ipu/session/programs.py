@@ -47,15 +47,15 @@ class SharedWeights:
 
     def look_again(self) -> None:
         """Take in that there are more tensors, such as those of a loss."""
-        self._tensors = {id(tensor) for tensor in self._weights.tensors}
         SharedWeights._looks += 1
 
     def take_over(self) -> None:
         """Bring what others have trained to the host, from where it is uploaded before the next call."""
         if self._known != SharedWeights._looks:
             self._known = SharedWeights._looks
+            mine = set(map(id, self._weights.tensors))
             for shared in list(_ALL):
-                if shared is not self and not self._tensors.isdisjoint(shared._tensors):
+                if shared is not self and not mine.isdisjoint(map(id, shared._weights.tensors)):
                     self._others.setdefault(weakref.ref(shared), (shared._weights.updates, 0))
         if not self._others:
             return

@@ -162,7 +162,7 @@ class IPUSession:
         trained = Trained(step, conversion, options, self.weights, self.hooks, placing, self.changes.report_frozen)
         programs.trained = trained
         programs.share_ipus |= share_ipus
-        self.inference.derive_from(options)
+        self.inference.training = options
         self._include(step)
         return trained
 

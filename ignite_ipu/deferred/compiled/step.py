@@ -35,9 +35,6 @@ class _ReadyStep(BatchStep):
         """Tell whether another step compiles to the same program: none does."""
         return other is self
 
-    def forget_layout(self) -> None:
-        """Keep everything: nothing depends on the first batch."""
-
     def train(self, mode: bool = True) -> _ReadyStep:
         return self
 

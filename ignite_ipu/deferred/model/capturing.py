@@ -14,9 +14,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.graph.owners import OPTIMIZERS, WATCH, held_tensors, parameter_of
 from ignite_ipu.deferred.model.capturing_class import CAPTURE, capturing_class
-from ignite_ipu.deferred.model.held import OPTIMIZERS, WATCH, held_tensors
 from ignite_ipu.deferred.model.joined import captured_by, joined_by_optimizers
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver

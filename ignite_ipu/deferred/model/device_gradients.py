@@ -12,7 +12,7 @@ from typing import Any, Callable, Collection, Container, Dict, Iterable, List, N
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.model.held import held_parameters
+from ignite_ipu.deferred.graph.owners import held_parameters
 from ignite_ipu.deferred.tensor.device_gradient import DeviceGradient
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.tensors.raw import gradient_of, requires_grad, set_gradient

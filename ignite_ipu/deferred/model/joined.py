@@ -13,7 +13,7 @@ from typing import Any, List, Optional, Sequence
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.model.held import MODEL, OPTIMIZERS, held_by, held_tensors, is_held
+from ignite_ipu.deferred.graph.owners import MODEL, OPTIMIZERS, held_by, held_tensors, is_held
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
 from ignite_ipu.deferred.model.updates import Updates
 from ignite_ipu.errors import CaptureError

@@ -19,12 +19,19 @@ from ignite_ipu.deferred.compiled.host_calls import called_on_host
 from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
 from ignite_ipu.deferred.compiled.training import CapturedTraining
 from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value, replayed, shown_input
-from ignite_ipu.deferred.graph.owners import own, parameter_of
+from ignite_ipu.deferred.graph.owners import (
+    OPTIMIZERS,
+    held_parameters,
+    held_tensors,
+    is_held,
+    own,
+    parameter_of,
+    release_optimizer,
+)
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.early_reads import early_read_error, not_frozen
-from ignite_ipu.deferred.model.held import OPTIMIZERS, held_parameters, held_tensors, is_held, release_optimizer
 from ignite_ipu.deferred.model.recording import RecordedCalls
 from ignite_ipu.deferred.model.turns import is_statistic
 from ignite_ipu.deferred.model.updates import Updates

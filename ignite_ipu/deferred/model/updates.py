@@ -13,11 +13,10 @@ from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.training import CapturedTraining
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, NORM, USES, Operation, Value, keep_inputs, keep_weights
-from ignite_ipu.deferred.graph.owners import Captured
+from ignite_ipu.deferred.graph.owners import Captured, held_by
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.device_gradients import DeviceGradients, refuse_uncleared
 from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, incomplete
-from ignite_ipu.deferred.model.held import held_by
 from ignite_ipu.deferred.model.turns import Older, Reach, begin_again, forget, gradient_path, keep_buffers, older_values
 from ignite_ipu.deferred.model.writes import BufferWrites, WeightEdits
 from ignite_ipu.deferred.tensor.device_gradient import DeviceGradient
