@@ -181,7 +181,7 @@ def memory(parameters: int) -> Tuple[float, float]:
     executor = poptorch.trainingModel(model, optimizer=poptorch.optim.Adam(model.parameters(), lr=1e-4))
     for _ in range(2):
         executor(torch.ones(1, width))
-    moments = executor._program.memory()["optimizer_state"]  # type: ignore[union-attr]
+    moments = executor._executable.memory()["optimizer_state"]  # type: ignore[union-attr]
     return (_resident() - before) / weights, moments / weights
 
 

@@ -107,7 +107,7 @@ def trace(
                     # Scopes are named as in the parent.
                     names = {id(module): name.rpartition(".")[2] for name, module in model.named_modules() if name}
                     stack.enter_context(module_calls_followed(capture.scope, lambda module: names.get(id(module), "")))
-                structure = call_sites.called(model, capture.location_excludes, inputs.positional, inputs.keyword)
+                structure = call_sites.called(model, capture.location_excludes, inputs.args, inputs.kwargs)
         finally:
             left = [slot.tensors.get(slot.name, _REMOVED) for slot in slots]
             _fill(slots, [slot.value for slot in slots])
@@ -216,7 +216,7 @@ def _traced_inputs(capture: Capture, arguments: Arguments, batching: Batching) -
         shape = batching.micro_batch_shape(name, tensor)
         return capture.add_input(name, torch.empty(shape, dtype=tensor.dtype, device="meta"))
 
-    positional, keyword = map_tensors((arguments.positional, arguments.keyword), traced)
+    positional, keyword = map_tensors((arguments.args, arguments.kwargs), traced)
     return Arguments(positional, keyword, arguments.names)
 
 

@@ -65,7 +65,8 @@ class PoplarExecutor:
         self._user_model = self._model if is_copy else model if user_model is None else user_model
         self._meter = Meter()
         self._is_offline = self._options._is_offline()
-        self._program: Optional[DeviceProgram] = None
+        # Private in PopTorch, as `_executable_inputs` is, and asked by Lightning and Optimum: what is compiled?
+        self._executable: Optional[DeviceProgram] = None
         self._plain: Optional[Shapes] = None
         # Of the last run.
         self._anchored: Dict[str, torch.Tensor] = {}
@@ -106,15 +107,9 @@ class PoplarExecutor:
         """The executor's own frozen copy of the options, with the output mode resolved."""
         return self._options
 
-    # Private in PopTorch, and asked by Lightning and Optimum: is there a compiled program, and for which arguments?
-
-    @property
-    def _executable(self) -> Optional[DeviceProgram]:
-        return self._program
-
     @property
     def _executable_inputs(self) -> Optional[Arguments]:
-        return None if self._program is None else self._program.arguments
+        return None if self._executable is None else self._executable.arguments
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Load a state into the user's model, then upload it when attached; return what torch's method returns."""
@@ -176,16 +171,16 @@ class PoplarExecutor:
             return
         state = self._device_state
         self._optimizer = state.optimizer = OptimizerTracker(
-            optimizer, self._options, self._meter, lambda: state.fail_on_demand("copy", self._program)
+            optimizer, self._options, self._meter, lambda: state.fail_on_demand("copy", self._executable)
         )
 
     def isCompiled(self) -> bool:
-        return self._program is not None
+        return self._executable is not None
 
     @unaffected
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments without running; on a compiled model only a warning is logged."""
-        if self._program is not None:
+        if self._executable is not None:
             logger.warning("Call to compile() ignored: the model is already compiled.")
             return
         self._compile(self._signature.bind(args, kwargs))
@@ -199,9 +194,9 @@ class PoplarExecutor:
         Raises:
             AssertionError: The model is not compiled.
         """
-        if self._program is None:
+        if self._executable is None:
             raise AssertionError("Model must be compiled before calling getTensorNames().")
-        return self._program.tensor_names()
+        return self._executable.tensor_names()
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
         """Return the value that an anchored tensor had in the last run, stacked as the output mode says.
@@ -225,7 +220,7 @@ class PoplarExecutor:
         Raises:
             Error: The model is not compiled, or compilation was not observed.
         """
-        if self._program is None:
+        if self._executable is None:
             raise python_error("You must compile the model before obtaining the compilation time.")
         if not self._options._show_compilation_progress_bar:
             raise python_error("Please set showCompilationProgressBar in Options to obtain the compilation time.")
@@ -239,7 +234,7 @@ class PoplarExecutor:
             AssertionError: The device is offline, the arguments do not fit forward, or the batch cannot be cut.
             Error: The graph cannot be compiled, or the arguments are not like the compiled ones.
         """
-        program, plain = self._program, self._plain
+        program, plain = self._executable, self._plain
         if program is not None and plain is not None and not kwargs and fits(plain, args):
             arguments = None
         else:
@@ -259,7 +254,7 @@ class PoplarExecutor:
             return self._run(program, arguments, args)
 
     def isAttachedToDevice(self) -> bool:
-        return self._program is not None and self._program.attached
+        return self._executable is not None and self._executable.attached
 
     @unaffected
     def attachToDevice(self) -> None:
@@ -295,12 +290,12 @@ class PoplarExecutor:
         Raises:
             Error: The model was compiled again after an earlier destroy(), and is no longer wrapped.
         """
-        program = self._program
+        program = self._executable
         if program is None:
             return
         if program.attached:
             self._detach(program)
-        self._program = None
+        self._executable = None
         if self._optimizer is not None:
             self._optimizer.forget_program()
         if self._device_state.wrapping is not None:
@@ -353,7 +348,7 @@ class PoplarExecutor:
         Raises:
             Error: The file is damaged, of another version, or was made from another model or with other options.
         """
-        if self._program is not None:
+        if self._executable is not None:
             logger.warning("Call to loadExecutable() ignored: the model is already compiled.")
             return
         file = saving.read_executable(filename, self._training)
@@ -418,12 +413,12 @@ class PoplarExecutor:
         return result
 
     def _compiled(self, what: str) -> DeviceProgram:
-        if self._program is None:
+        if self._executable is None:
             raise python_error(
                 f"{what} needs a compiled model: this one has not been compiled or has been destroyed. "
                 "Call it, or compile(), first."
             )
-        return self._program
+        return self._executable
 
     def _compile(self, arguments: Arguments, adopt: Optional[Callable[[DeviceProgram], None]] = None) -> DeviceProgram:
         """Compile; `adopt` gives the program what was compiled earlier, before it is loaded."""
@@ -447,7 +442,7 @@ class PoplarExecutor:
                     adopt(program)
                 self._observation.report = program.report
             progress(1, 2)
-            self._program = program
+            self._executable = program
             self._plain = None if self._is_offline else self._signature.shapes_of_tensors(program.arguments)
             self._meter.add(compiles=1)
             self._device_state.wrap_again()
@@ -455,7 +450,7 @@ class PoplarExecutor:
                 if self._options.connection_type == ConnectionType.Always and program.needs_ipu:
                     self._device_state.load(program, self)
             except Error:
-                self._program = None
+                self._executable = None
                 raise
             progress(2, 2)
         return program

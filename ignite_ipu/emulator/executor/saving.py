@@ -26,7 +26,7 @@ from ignite_ipu.emulator.runtime.program import DeviceProgram
 from ignite_ipu.emulator.values.arguments import Arguments
 from ignite_ipu.emulator.version import __version__
 
-MAGIC = b"ignite-ipu compiled model 2\n"
+MAGIC = b"ignite-ipu compiled model 3\n"
 _DEFAULT_NAME = "model.poptorch"
 MODEL, _ARGUMENTS = "model", "arguments"
 
@@ -99,15 +99,13 @@ def save(
         "version": __version__,
         "training": training,
         "arguments": arguments,
-        "executable": {
-            "fingerprint": _fingerprint(program),
-            "source": graph.source,
-            "batching": repr(program.batching),
-            "ipus": program.ipus,
-            "constants": list(graph.constants),
-            "frozen": dict(graph.frozen),
-        },
         "rng_state": random_state,
+        "fingerprint": _fingerprint(program),
+        "source": graph.source,
+        "batching": repr(program.batching),
+        "ipus": program.ipus,
+        "constants": list(graph.constants),
+        "frozen": dict(graph.frozen),
         "signed": {section: (data, trust.sign(data)) for section, data in pickles.items()},
     }
     container.write(path, MAGIC, content)
@@ -162,7 +160,7 @@ def read(filename: str) -> File:
         content = container.read(filename, MAGIC)
         fields = content.pop("arguments")
         arguments = None if fields is None else Arguments(**fields)
-        file = File(name=filename, arguments=arguments, **content.pop("executable"), **content)
+        file = File(name=filename, arguments=arguments, **content)
         if arguments is None and _ARGUMENTS not in file.signed:
             raise KeyError(_ARGUMENTS)
         numbers: List[Any] = [*(file.rng_state or ()), file.ipus]

@@ -27,38 +27,31 @@ Shapes = List[Tuple[torch.Size, torch.dtype]]
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """One call's arguments, bound to forward's parameters: those of `*args` and `**kwargs`, too."""
+    """One call's arguments, bound to forward's parameters: those of `*args` and `**kwargs`, too.
 
-    positional: Tuple[Any, ...]
-    keyword: Dict[str, Any]
+    Frameworks read `args` and `kwargs`, which PopTorch has as well.
+    """
+
+    args: Tuple[Any, ...]  # passed by position
+    kwargs: Dict[str, Any]
     names: Tuple[str, ...]  # what error messages call each positional value
     # Types of values whose parser made something else of them when they were frozen, by name.
     types: Mapping[str, type] = dataclasses.field(default_factory=dict)
 
-    @property
-    def args(self) -> Tuple[Any, ...]:
-        """`positional`, under PopTorch's private name, which frameworks read."""
-        return self.positional
-
-    @property
-    def kwargs(self) -> Dict[str, Any]:
-        """`keyword`, likewise."""
-        return self.keyword
-
     def named(self) -> Iterator[Tuple[str, Any]]:
         """Yield every argument with the name that messages use for it."""
-        yield from zip(self.names, self.positional)
-        yield from self.keyword.items()
+        yield from zip(self.names, self.args)
+        yield from self.kwargs.items()
 
     def tensors_like(self, compiled: Arguments) -> List[torch.Tensor]:
         """Return the tensors of all arguments in the order in which the graph of `compiled` takes them."""
-        positional = [_in_order_of(expected, value) for expected, value in zip(compiled.positional, self.positional)]
-        keyword = [_in_order_of(expected, self.keyword[name]) for name, expected in compiled.keyword.items()]
+        positional = [_in_order_of(expected, value) for expected, value in zip(compiled.args, self.args)]
+        keyword = [_in_order_of(expected, self.kwargs[name]) for name, expected in compiled.kwargs.items()]
         return flatten_tensors((positional, keyword))
 
     def frozen(self) -> Arguments:
         """Return these arguments with their tensors' shapes and types only, so that no batch is kept alive."""
-        positional, keyword = map_tensors((self.positional, self.keyword), _without_values)
+        positional, keyword = map_tensors((self.args, self.kwargs), _without_values)
         types = {
             name: type(value)
             for argument, given in self.named()
@@ -95,14 +88,14 @@ class Signature:
         A call whose arguments are just such tensors needs no `bind` and no `check_call`. None otherwise.
         """
         count = 0
-        while count < len(compiled.positional) and type(compiled.positional[count]) is torch.Tensor:
+        while count < len(compiled.args) and type(compiled.args[count]) is torch.Tensor:
             count += 1
-        rest = list(zip(compiled.positional[count:], self._positional[count:]))
-        if compiled.keyword or len(compiled.positional) != max(count, len(self._positional)):
+        rest = list(zip(compiled.args[count:], self._positional[count:]))
+        if compiled.kwargs or len(compiled.args) != max(count, len(self._positional)):
             return None
         if any(value is not parameter.default or isinstance(value, torch.Tensor) for value, parameter in rest):
             return None
-        return [(value.shape, value.dtype) for value in compiled.positional[:count]]
+        return [(value.shape, value.dtype) for value in compiled.args[:count]]
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
         """Bind a call's arguments as Python would, with defaults inserted as if they had been passed.
@@ -163,16 +156,16 @@ def check_for_compile(arguments: Arguments) -> None:
 
 def check_call(compiled: Arguments, given: Arguments) -> None:
     """Compare a call's arguments with those that the model was compiled for."""
-    if len(given.positional) != len(compiled.positional):
+    if len(given.args) != len(compiled.args):
         raise python_error(
-            f"Number of positional arguments mismatch: expected {len(compiled.positional)} but got "
-            f"{len(given.positional)}.{_ADVICE}"
+            f"Number of positional arguments mismatch: expected {len(compiled.args)} but got "
+            f"{len(given.args)}.{_ADVICE}"
         )
-    for name, expected, value in zip(compiled.names, compiled.positional, given.positional):
+    for name, expected, value in zip(compiled.names, compiled.args, given.args):
         _compare(name, expected, value, compiled.types)
-    _compare_keys("keyword arguments", compiled.keyword, given.keyword)
-    for name, expected in compiled.keyword.items():
-        _compare(name, expected, given.keyword[name], compiled.types)
+    _compare_keys("keyword arguments", compiled.kwargs, given.kwargs)
+    for name, expected in compiled.kwargs.items():
+        _compare(name, expected, given.kwargs[name], compiled.types)
 
 
 def _compare(name: str, expected: Any, value: Any, types: Mapping[str, type]) -> None:

@@ -227,7 +227,7 @@ def test_nothing_is_wrapped_while_it_is_off():
     for options in (poptorch.Options(), stochastic()):
         executor = poptorch.inferenceModel(Calls(torch.div), options)
         executor.compile(x, y)
-        kernels.append([value for name, value in executor._program.graph.run.__globals__.items() if name == "_0"])
+        kernels.append([value for name, value in executor._executable.graph.run.__globals__.items() if name == "_0"])
         executor.destroy()
     assert kernels[0] == [torch.div] and kernels[1] != [torch.div]
 
