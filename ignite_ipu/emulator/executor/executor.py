@@ -11,7 +11,7 @@ from torch import nn
 
 from ignite_ipu.emulator.device.device import Meter
 from ignite_ipu.emulator.enums import ConnectionType
-from ignite_ipu.emulator.errors import Error, python_error
+from ignite_ipu.emulator.errors import Error, cut_long_message, python_error
 from ignite_ipu.emulator.executor import saving
 from ignite_ipu.emulator.executor.device_state import DeviceState
 from ignite_ipu.emulator.executor.observation import Observation
@@ -248,7 +248,7 @@ class PoplarExecutor:
             try:
                 return self._run(program, arguments, args)
             except Error as error:
-                observation.cut(error)
+                cut_long_message(error, self._options.log_dir)
                 raise
         with observation.call("modelExecution"):
             return self._run(program, arguments, args)

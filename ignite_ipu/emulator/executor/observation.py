@@ -34,9 +34,6 @@ class Observation:
         """True if no timeline is wanted, so that errors are all there is to observe."""
         return self.report is None and not self._channel.is_recorded
 
-    def cut(self, error: Error) -> None:
-        cut_long_message(error, self._options.log_dir)
-
     @contextlib.contextmanager
     def call(self, what: str) -> Iterator[None]:
         """Put the `with` block on the timelines that are wanted, and the text of a very long error into a file."""
@@ -45,7 +42,7 @@ class Observation:
             try:
                 yield
             except Error as error:
-                self.cut(error)
+                cut_long_message(error, self._options.log_dir)
                 raise
 
     def write_report(self, program: DeviceProgram, meter: Meter) -> None:

@@ -65,7 +65,12 @@ class File(NamedTuple):
             )
         if self.fingerprint != _fingerprint(program):
             raise _invalid(self.name, "it was compiled from another model: forward recorded other operators or shapes")
-        program.adopt(self.constants, self.frozen)
+        graph = program.graph
+        expected, given = [*graph.constants, *graph.frozen.values()], [*self.constants, *self.frozen.values()]
+        same = [(value.shape, value.dtype) for value in expected] == [(value.shape, value.dtype) for value in given]
+        if not same or list(graph.frozen) != list(self.frozen):
+            raise python_error("Invalid file: its compiled-in values are not those of this model.")
+        program.graph = dataclasses.replace(graph, constants=tuple(self.constants), frozen=self.frozen)
 
     @property
     def versions(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import time
@@ -157,14 +156,6 @@ class DeviceProgram:
         self._count_upload(executable)
         if self._optimizer is not None:
             self._step = self._training_step(executable, self._optimizer)
-
-    def adopt(self, constants: Sequence[torch.Tensor], frozen: Mapping[int, torch.Tensor]) -> None:
-        """Take over the compiled-in values of an earlier compile of the same graph."""
-        expected, given = [*self.graph.constants, *self.graph.frozen.values()], [*constants, *frozen.values()]
-        same = [(value.shape, value.dtype) for value in expected] == [(value.shape, value.dtype) for value in given]
-        if not same or list(self.graph.frozen) != list(frozen):
-            raise python_error("Invalid file: its compiled-in values are not those of this model.")
-        self.graph = dataclasses.replace(self.graph, constants=tuple(constants), frozen=dict(frozen))
 
     def detach(self) -> None:
         if self._executable is not None:
