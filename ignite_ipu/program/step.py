@@ -201,7 +201,8 @@ class BatchStep(nn.Module):
             for kind in ("_parameters", "_buffers"):
                 for path, tensors in [(path, module.__dict__[kind]) for path, module in modules]:
                     before.append((tensors, dict(tensors)))
-                    for name, tensor in tensors.items():
+                    # Pruning and parametrizations register the same tensors in another order.
+                    for name, tensor in sorted(tensors.items()):
                         if tensor is None or id(tensor) in found:
                             continue
                         # Buffers may be written into. Of weights nobody needs the newest values.

@@ -302,6 +302,8 @@ class ModelProgram:
         attached = self.ready
         state = self.read_random_state() if attached else self._random_state
         self._copied(lambda executor: executor.destroy())
+        if self.training:
+            self._weights.counters.advance()
         self._random_state = state
         if self.executor is not None:
             self._forget(self.executor)

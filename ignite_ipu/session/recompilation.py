@@ -5,7 +5,7 @@ They hold its parameters and buffers of then, and have Python values and whole n
 
 from __future__ import annotations
 
-from typing import Callable, List, Sequence
+from typing import Callable, List, Sequence, Tuple
 
 from torch import nn
 
@@ -48,8 +48,7 @@ class ModelChanges:
 
     def refuse_replaced(self) -> None:
         """Refuse a model, or a loss that is a module, whose tensors are not those of the session."""
-        changed = self._weights.replaced(self._model)
-        beside = self._weights.replaced_beside()
+        changed, beside = self._replaced()
         if changed or beside:
             what = f"{', '.join(changed)} of the model" if changed else f"{', '.join(beside)} of the trainer"
             raise SessionError(
@@ -58,6 +57,10 @@ class ModelChanges:
                 "load_state_dict), or call trainer.ipu.close() and create the engines again."
             )
         self._registrations = REGISTRATIONS.count
+
+    def _replaced(self) -> Tuple[Sequence[str], Sequence[str]]:
+        """Return the names of replaced tensors of the model, and of those beside it."""
+        return self._weights.replaced(self._model), self._weights.replaced_beside()
 
     def follow(self, program: ModelProgram) -> None:
         """Have a program compiled again if what it has as constants has changed."""
@@ -84,7 +87,12 @@ class ModelChanges:
             self.look_again(program)
 
     def look_again(self, program: ModelProgram) -> None:
-        """Trace a program's module a second time, and have it compiled again if that computes something else."""
+        """Trace a program's module a second time, and have it compiled again if that computes something else.
+
+        With other tensors, which the next call finds, it is another module.
+        """
+        if self._registrations != REGISTRATIONS.count and any(self._replaced()):
+            return
         compiled = program.compiled
         calls = 0 if compiled is None else compiled.retrace.calls
         found = "" if compiled is None else compiled.computed_otherwise()

@@ -9,14 +9,21 @@ import gc
 import io
 import linecache
 import logging
+import math
 import random
+import re
+import runpy
+import tempfile
 import traceback
 import types
+import unittest.mock
 import warnings
-from typing import Any, Iterator, List, Optional, Tuple
+from pathlib import Path
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import torch
 
+from ignite_ipu.running import run_script
 from tests.accelerate_state import forget
 from tests.differential.program import Program
 from tests.differential.refusals import LEFT_OUT, REFUSALS
@@ -25,6 +32,8 @@ from tests.ignite.side import differences
 
 #: Relative and absolute, about what float32 loses in a few dozen updates in another order of sums.
 TOLERANCE = 2e-4
+Note = Callable[..., None]
+Execute = Callable[[str, bool, Note], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +44,7 @@ class Verdict:
         kind: "same", "refused" by the device by name, "left out" as known, "different", or "broken" when the program
             itself does not run natively.
         text: Why.
-        error: Class and first words of the error that was raised.
+        error: Class and first words of the error that was raised, without lines of the script.
     """
 
     kind: str
@@ -58,13 +67,16 @@ def judge(program: Program) -> Verdict:
         if known.when(program):
             return Verdict("left out", known.reason)
     text = render(program)
-    expected, error = run(text, device=False)
+    execute = run_script_of if program.front == "run" else run_module_of
+    expected, error = run(text, False, execute)
     if error is not None and program.loss == "detached":
-        found, error = run(text, device=True)
+        found, error = run(text, True, execute)
         return Verdict("different", "natively it is an error") if error is None else Verdict("same")
     if error is not None:
         return Verdict("broken", f"natively: {_described(error)}", _begun(error))
-    found, error = run(text, device=True)
+    if not _finite(expected):
+        return Verdict("broken", "natively: numbers that are not finite", "not finite")
+    found, error = run(text, True, execute)
     if error is not None:
         for refusal in REFUSALS:
             if refusal.covers(program, error):
@@ -85,22 +97,54 @@ def compared(expected: List[Any], found: List[Any]) -> Verdict:
     return Verdict("same")
 
 
-def run(text: str, device: bool) -> Tuple[List[Any], Optional[Exception]]:
+def run(text: str, device: bool, execute: Execute) -> Tuple[List[Any], Optional[Exception]]:
     """Return what a script notes on one side, and what it has raised."""
     record: List[Any] = []
-    name = f"<differential {'device' if device else 'native'}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    module = types.ModuleType("program")
     error: Optional[Exception] = None
     with _quiet():
         try:
-            exec(compile(text, name, "exec"), module.__dict__)
-            module.run(device, lambda *values: record.append(_kept(values)))
+            execute(text, device, lambda *values: record.append(_kept(values)))
         except Exception as raised:
             error = raised
     if error is not None:
         traceback.clear_frames(error.__traceback__)
     return record, error
+
+
+def run_module_of(text: str, device: bool, note: Note) -> None:
+    """Run a script that itself tells its sides apart."""
+    name = f"<differential {'device' if device else 'native'}>"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    module = types.ModuleType("program")
+    exec(compile(text, name, "exec"), module.__dict__)
+    module.run(device, note)
+
+
+def run_script_of(text: str, device: bool, note: Note) -> None:
+    """Run a script as `python` or `ignite-ipu run` does, and note what it prints."""
+
+    def printed(*values: Any, sep: str = "") -> None:
+        note(*values)
+
+    with tempfile.TemporaryDirectory() as folder, unittest.mock.patch("builtins.print", printed):
+        path = Path(folder, f"{'device' if device else 'native'}.py")
+        path.write_text(text, encoding="utf-8")
+        if device:
+            run_script(str(path), ["device"])
+        else:
+            with unittest.mock.patch("sys.argv", [str(path), "native"]):
+                runpy.run_path(str(path), run_name="__main__")
+
+
+def _finite(value: Any) -> bool:
+    """Tell whether there is no infinity, and nothing that is no number, in what was noted."""
+    if isinstance(value, dict):
+        return all(map(_finite, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_finite, value))
+    if isinstance(value, torch.Tensor):
+        return not value.is_floating_point() or bool(value.isfinite().all())
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _kept(value: Any) -> Any:
@@ -136,4 +180,4 @@ def _described(error: Exception) -> str:
 
 
 def _begun(error: Exception) -> str:
-    return " ".join(_described(error).split()[:4])
+    return " ".join(re.sub(r"\S+\.py:\d+:?", "", _described(error)).split()[:8])

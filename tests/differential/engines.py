@@ -6,6 +6,7 @@ import textwrap
 from typing import Dict, List
 
 from tests.differential import parts
+from tests.differential.ingredients import lines_of
 from tests.differential.program import Edit, Program
 
 #: What is attached to a trainer; `loss` stands for the loss in its output.
@@ -68,7 +69,7 @@ def engine_job(program: Program) -> List[str]:
     trainer = [*_loader(program), *_trainer(program), *_attached(program)]
     if swaps:
         trainer = ["def make(device):", *_indented([*trainer, "return trainer, loader"]), ""]
-    lines = [*_before(program), *trainer, *_story(program)]
+    lines = [*_loss_function(program), *_before(program), *trainer, *_story(program)]
     lines.append('note("weights", copy.deepcopy(model.state_dict()))')
     lines.append('note("optimizer", copy.deepcopy(optimizer.state_dict()))')
     if "early state" in program.handlers:
@@ -77,6 +78,15 @@ def engine_job(program: Program) -> List[str]:
         lines += ['if device and hasattr(trainer, "ipu"):', "    trainer.ipu.close()"]
         lines.append('note("closed", copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()))')
     return lines
+
+
+def _loss_function(program: Program) -> List[str]:
+    """Return what makes a loss function of what an engine's ingredients add to a loss; metrics have the one without."""
+    added = lines_of(program.ingredients, "loss")
+    if program.front == "step" or not added:
+        return []
+    body = ["loss = loss_fn(scores, targets)", *added, "return loss"]
+    return ["def whole_loss(scores, targets):", *_indented(body), ""]
 
 
 def edit_lines(edit: Edit) -> List[str]:
@@ -111,6 +121,7 @@ def _trainer(program: Program) -> List[str]:
 
 def _factory_trainer(program: Program) -> List[str]:
     predictions = "accuracy" in program.handlers
+    loss = "whole_loss" if lines_of(program.ingredients, "loss") else "loss_fn"
     both = ["output_transform=lambda x, y, y_pred, loss: (y_pred, y, loss.item())"] if predictions else []
     if "deterministic" in program.handlers:
         both.append("deterministic=True")
@@ -128,22 +139,22 @@ def _factory_trainer(program: Program) -> List[str]:
         own.append("config={'share_ipus': True}")
     if "seed" in program.handlers:
         own.append("seed=5")
-    lines = ["if device:", f"    trainer = {_call('create_ipu_trainer', [*both, *own])}"]
+    lines = ["if device:", f"    trainer = {_call('create_ipu_trainer', loss, [*both, *own])}"]
     if program.every:
         lines.append(f'    Recovery(folder + "/recovery", every={program.every}, backoff=0.0).attach(trainer)')
     lines.append("else:")
     if "seed" in program.handlers:
         lines.append("    torch.manual_seed(5)")
     if program.micro_batches == 1 and not program.clip:
-        return [*lines, f"    trainer = {_call('create_supervised_trainer', both)}"]
-    return [*lines, *_indented(_native_step(program, predictions)), ""]
+        return [*lines, f"    trainer = {_call('create_supervised_trainer', loss, both)}"]
+    return [*lines, *_indented(_native_step(program, loss, predictions)), ""]
 
 
-def _call(factory: str, arguments: List[str]) -> str:
-    return f"{factory}({', '.join(['model', 'optimizer', 'loss_fn', *arguments])})"
+def _call(factory: str, loss: str, arguments: List[str]) -> str:
+    return f"{factory}({', '.join(['model', 'optimizer', loss, *arguments])})"
 
 
-def _native_step(program: Program, predictions: bool) -> List[str]:
+def _native_step(program: Program, loss: str, predictions: bool) -> List[str]:
     """Return a step in plain PyTorch that computes what one device call does."""
     of_one = program.accumulation * program.replicas
     start, update = ["optimizer.zero_grad()"], [*_clipped(program), "optimizer.step()"]
@@ -153,7 +164,7 @@ def _native_step(program: Program, predictions: bool) -> List[str]:
     loop = [
         *start,
         "scores = model(inputs)",
-        "loss = loss_fn(scores, targets)",
+        f"loss = {loss}(scores, targets)",
         f"(loss / {of_one}).backward()" if of_one > 1 else "loss.backward()",
         "losses.append(loss.item())",
         *(["outputs.append(scores.detach())"] if predictions else []),
@@ -182,12 +193,13 @@ def _step_trainer(program: Program) -> List[str]:
     clip = ["if not device:", *_indented(_clipped(program))] if program.clip else []
     zero = ["optimizer.zero_grad()"]
     first, last = ([], zero) if "late zero" in program.handlers else (zero, [])
-    forward = ["scores = model(x)", "loss = loss_fn(scores, y)"]
+    more = lines_of(program.ingredients, "scores"), lines_of(program.ingredients, "loss")
+    forward = ["scores = model(inputs)", *more[0], "loss = loss_fn(scores, targets)", *more[1]]
     if program.period > 1:
         body = [
             *(["if engine.state.iteration % STEPS == 1:", *_indented(first)] if first else []),
-            *forward[:1],
-            "loss = loss_fn(scores, y) / STEPS",
+            *forward,
+            "loss = loss / STEPS",
             "loss.backward()",
             "if engine.state.iteration % STEPS == 0:",
             *_indented([*clip, "optimizer.step()", *last]),
@@ -197,11 +209,8 @@ def _step_trainer(program: Program) -> List[str]:
         body = [
             *first,
             "total = 0.0",
-            f"for part_x, part_y in zip(x.split({program.batch}), y.split({program.batch})):",
-            "    scores = model(part_x)",
-            "    loss = loss_fn(scores, part_y) / STEPS",
-            "    loss.backward()",
-            "    total = total + loss.detach()",
+            f"for inputs, targets in zip(inputs.split({program.batch}), targets.split({program.batch})):",
+            *_indented([*forward, "loss = loss / STEPS", "loss.backward()", "total = total + loss.detach()"]),
             *clip,
             "optimizer.step()",
             *last,
@@ -214,7 +223,7 @@ def _step_trainer(program: Program) -> List[str]:
     wrapped = f"ipu_step(train_step{f', max_grad_norm={program.clip}' if program.clip else ''})"
     return [
         "def train_step(engine, batch):",
-        *_indented(["model.train()", "x, y = batch", *text.splitlines()]),
+        *_indented(["model.train()", "inputs, targets = batch", *text.splitlines()]),
         "",
         f"trainer = Engine({wrapped} if device else train_step)",
     ]
@@ -264,16 +273,13 @@ def _moment(edit: Edit, program: Program) -> str:
 
 
 def _scheduled(program: Program, every: str) -> List[str]:
-    _, unit = parts.SCHEDULES[program.schedule]
-    if unit == "engine":
+    if program.unit == "engine":
         return ["trainer.add_event_handler(Events.ITERATION_STARTED, schedule)"]
-    if unit == "iteration":
-        return [f"trainer.add_event_handler(Events.ITERATION_COMPLETED{every}, lambda: schedule.step())"]
-    if unit == "epoch":
-        return ["trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: schedule.step())"]
-    if unit == "plateau":
-        return [f"trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: schedule.step({_last_loss(program)}))"]
-    return []
+    if not program.unit:
+        return []
+    event = f"ITERATION_COMPLETED{every}" if program.unit == "iteration" else "EPOCH_COMPLETED"
+    of = _last_loss(program) if program.schedule == "plateau" else ""
+    return [f"trainer.add_event_handler(Events.{event}, lambda: schedule.step({of}))"]
 
 
 def _classifies(program: Program) -> bool:
@@ -341,12 +347,11 @@ def _story_lines(program: Program, whole: str, one: str, between: List[str]) -> 
             "    if failures:",
             "        raise Crash(failures.pop())",
             "",
-            "try:",
-            f"    {whole}",
-            "except Crash as error:",
-            '    note("raised", str(error))',
-            whole,
-            whole,
+            "for _ in range(3):  # a run may end before it fails",
+            "    try:",
+            f"        {whole}",
+            "    except Crash as error:",
+            '        note("raised", str(error))',
         ]
     if story in ("new trainer", "from native", "to native"):
         first = "False" if story == "from native" else "device"

@@ -1,99 +1,188 @@
-"""Jobs of loops that are written for accelerate."""
+"""Jobs of loops that are written out: for accelerate, and for nothing, which `ignite-ipu run` runs as they are."""
 
 from __future__ import annotations
 
+import re
 from typing import List
 
 from tests.differential import parts
 from tests.differential.engines import edit_lines
+from tests.differential.ingredients import INGREDIENTS, lines_of
 from tests.differential.program import Program
 
 
 def loop_job(program: Program) -> List[str]:
     """Return the lines of a job after its model, optimizer and schedule."""
-    steps = f", gradient_accumulation_steps={program.accumulation}" if program.accumulation > 1 else ""
-    scheduled = parts.SCHEDULES[program.schedule][1]
-    prepared = ["model", "optimizer", "loader", *(["schedule"] if scheduled in ("iteration", "epoch") else [])]
-    names = ", ".join(prepared)
     shuffle = ", shuffle=True" if program.data == "shuffled" else ""
     drops = ", drop_last=True" if parts.MODELS[program.model].mixes else ""
-    lines = [
-        f"loader = DataLoader(TensorDataset(x, y), batch_size={program.batch}{shuffle}{drops})",
-        f"accelerator = (IPUAccelerator if device else Accelerator)(cpu=True{steps})",
-        f"{names} = accelerator.prepare({names})",
-    ]
+    lines = [f"loader = DataLoader(TensorDataset(x, y), batch_size={program.batch}{shuffle}{drops})"]
+    lines += _prepared(program) if program.front == "accelerate" else []
     if "early state" in program.handlers:
         lines.append("early = model.state_dict()")
-    lines += [*_restored(program), "done = 0"]
+    lines += [*_restored(program), "done = 0", *(["count = 0"] if _carries(program) else [])]
     lines += [f"for epoch in range({_first_epoch(program)}, {program.epochs}):", *_indented(_epoch(program))]
     lines.append('note("weights", copy.deepcopy(model.state_dict()))')
     lines.append('note("optimizer", copy.deepcopy(optimizer.state_dict()))')
     if "early state" in program.handlers:
         lines.append('note("early state", copy.deepcopy(early))')
-    lines += ["accelerator.free_memory()", 'note("freed", copy.deepcopy(model.state_dict()))']
-    return lines
+    if program.front == "accelerate":
+        lines += ["accelerator.free_memory()", 'note("freed", copy.deepcopy(model.state_dict()))']
+    return _spoken(program, lines)
+
+
+def _spoken(program: Program, lines: List[str]) -> List[str]:
+    """Return lines in the words of who trains."""
+    text = "\n".join(lines)
+    if program.front == "accelerate":
+        text = re.sub(r"(\w+)\.backward\(\)", r"accelerator.backward(\1)", text)
+        text = re.sub(r"(\w+)\.backward\((?=\w+=)", r"accelerator.backward(\1, ", text)
+        return text.replace("CLIP(", "accelerator.clip_grad_norm_(").splitlines()
+    return text.replace("CLIP(", "nn.utils.clip_grad_norm_(").splitlines()
+
+
+def _prepared(program: Program) -> List[str]:
+    steps = f", gradient_accumulation_steps={program.accumulation}" if program.accumulation > 1 else ""
+    beside = [name for each in program.ingredients for name in INGREDIENTS[each].prepared]
+    scheduled = program.unit and program.schedule != "plateau"
+    names = ", ".join(["model", "optimizer", "loader", *(["schedule"] if scheduled else []), *beside])
+    return [
+        f"accelerator = (IPUAccelerator if device else Accelerator)(cpu=True{steps})",
+        f"{names} = accelerator.prepare({names})",
+    ]
 
 
 def _first_epoch(program: Program) -> str:
     return "int(restarted)" if program.story == "restore" else "0"
 
 
+def _objects(program: Program) -> str:
+    """Return what a loop saves, as a list."""
+    beside = [name for each in program.ingredients for name in INGREDIENTS[each].prepared]
+    return ", ".join(["model", "optimizer", *(["schedule"] if program.unit else []), *beside])
+
+
 def _restored(program: Program) -> List[str]:
-    return ["if restarted:", '    accelerator.load_state(folder + "/state")'] if program.rebuilds else []
+    if not program.rebuilds:
+        return []
+    if program.front == "accelerate":
+        return ["if restarted:", '    accelerator.load_state(folder + "/state")']
+    restored = f"for each, state in zip([{_objects(program)}], torch.load(folder + '/state', weights_only=False)):"
+    return ["if restarted:", f"    {restored}", "        each.load_state_dict(state)"]
+
+
+def _saved(program: Program) -> str:
+    if program.front == "accelerate":
+        return 'accelerator.save_state(folder + "/state")'
+    return f"torch.save([each.state_dict() for each in [{_objects(program)}]], folder + '/state')"
+
+
+def _carries(program: Program) -> bool:
+    """Tell whether losses of one epoch may count in an update of the next."""
+    return program.front == "run" and program.period > 1 and not program.inside
 
 
 def _epoch(program: Program) -> List[str]:
-    unit = parts.SCHEDULES[program.schedule][1]
-    step = [
-        f"if accelerator.sync_gradients:\n    accelerator.clip_grad_norm_(model.parameters(), {program.clip})"
-        if program.clip
-        else "",
-        "value = loss.item()" if "loss before step" in program.handlers and program.accumulation == 1 else "",
-        "optimizer.step()",
-        "schedule.step()" if unit == "iteration" else "",
-        _zero(program) if "late zero" in program.handlers else "",
-    ]
-    body = [
-        "" if "late zero" in program.handlers else _zero(program),
-        "scores = model(inputs)",
-        "loss = loss_fn(scores, targets)",
-        "accelerator.backward(loss)",
-        *step,
-    ]
-    after = [
-        "done += 1",
-        'note("loss", done, loss.item(), [group["lr"] for group in optimizer.param_groups])',
-        *(
-            ['note("gathered", *accelerator.gather_for_metrics((scores.argmax(-1), targets)))']
-            if "gather" in program.handlers
-            else []
-        ),
-        *_edits(program, "iteration", "done"),
-    ]
-    if program.story == "stop early":
-        after += [f"if done == {program.at}:", "    break"]
-    if program.story == "skip batches":
-        after += [f"if done == {program.at} and not restarted:", '    accelerator.save_state(folder + "/state")']
-        after += ["    raise Crash"]
+    lines = ["model.train()", *lines_of(program.ingredients, "epoch")]
     batches = "loader"
-    lines = ["model.train()"]
     if program.story == "skip batches":
         skipped = program.at * program.accumulation
         lines.append("batches = loader")
         lines += ["if restarted and not epoch:", f"    batches = accelerator.skip_first_batches(loader, {skipped})"]
         batches = "batches"
-    lines += [f"for inputs, targets in {batches}:", "    with accelerator.accumulate(model):"]
-    lines += _indented(_indented("\n".join(line for line in body if line).splitlines()))
-    lines += ["    if accelerator.sync_gradients:", *_indented(_indented(after))]
-    if unit == "epoch":
-        lines.append("schedule.step()")
-    elif unit == "plateau":
-        lines.append("schedule.step(loss.item())")
-    lines += _edits(program, "epoch", "epoch + 1")
+    batch = _accelerate_batch(program) if program.front == "accelerate" else _plain_batch(program)
+    counts = program.front == "run" and program.period > 1 and program.inside
+    if counts:
+        lines += [f"for number, (inputs, targets) in enumerate({batches}):", *_indented(batch)]
+    else:
+        lines += [f"for inputs, targets in {batches}:", *_indented(batch)]
+    if program.unit == "epoch":
+        lines.append(_scheduled(program))
+    lines += [*lines_of(program.ingredients, "end"), *_edits(program, "epoch", "epoch + 1")]
     if "evaluate" in program.handlers:
         lines += ["model.eval()", "with torch.no_grad():", '    note("scores", copy.deepcopy(model(x)))']
     if program.story == "restore":
-        lines += ["if not restarted:", '    accelerator.save_state(folder + "/state")', "    raise Crash"]
+        lines += ["if not restarted:", f"    {_saved(program)}", "    raise Crash"]
+    return lines
+
+
+def _scheduled(program: Program) -> str:
+    return f"schedule.step({'loss.item()' if program.schedule == 'plateau' else ''})"
+
+
+def _forward(program: Program) -> List[str]:
+    scores, loss = lines_of(program.ingredients, "scores"), lines_of(program.ingredients, "loss")
+    return ["scores = model(inputs)", *scores, "loss = loss_fn(scores, targets)", *loss]
+
+
+def _update(program: Program) -> List[str]:
+    return [
+        "optimizer.step()",
+        *lines_of(program.ingredients, "update"),
+        *([_scheduled(program)] if program.unit == "iteration" else []),
+        *([_zero(program)] if "late zero" in program.handlers else []),
+    ]
+
+
+def _gradients(program: Program) -> List[str]:
+    clip = [f"CLIP(model.parameters(), {program.clip})"] if program.clip else []
+    return [*clip, *lines_of(program.ingredients, "gradients")]
+
+
+def _early(program: Program) -> List[str]:
+    return ["value = loss.item()"] if "loss before step" in program.handlers and program.accumulation == 1 else []
+
+
+def _accelerate_batch(program: Program) -> List[str]:
+    gradients = _gradients(program)
+    body = [
+        *([] if "late zero" in program.handlers else [_zero(program)]),
+        *_forward(program),
+        "loss.backward()",
+        *(["if accelerator.sync_gradients:", *_indented(gradients)] if gradients else []),
+        *_early(program),
+        *_update(program),
+    ]
+    after = _after(program)
+    if "gather" in program.handlers:
+        after.insert(2, 'note("gathered", *accelerator.gather_for_metrics((scores.argmax(-1), targets)))')
+    return [
+        "with accelerator.accumulate(model):",
+        *_indented(body),
+        "if accelerator.sync_gradients:",
+        *_indented(after),
+    ]
+
+
+def _plain_batch(program: Program) -> List[str]:
+    steps, zero = program.period, [] if "late zero" in program.handlers else [_zero(program)]
+    update = [*_gradients(program), *_early(program), *_update(program), *_after(program)]
+    if steps == 1:
+        return [*zero, *_forward(program), "loss.backward()", *update]
+    number = "count" if _carries(program) else "number"
+    complete = "count % STEPS == 0" if _carries(program) else "(number + 1) % STEPS == 0 or number + 1 == len(loader)"
+    return [
+        *([f"if {number} % {steps} == 0:", *_indented(zero)] if zero else []),
+        *_forward(program),
+        f"loss = loss / {steps}",
+        "loss.backward()",
+        *(["count += 1"] if _carries(program) else []),
+        f"if {complete.replace('STEPS', str(steps))}:",
+        *_indented(update),
+    ]
+
+
+def _after(program: Program) -> List[str]:
+    """Return what follows an update."""
+    lines = [
+        "done += 1",
+        'note("loss", done, loss.item(), [group["lr"] for group in optimizer.param_groups])',
+        *lines_of(program.ingredients, "step"),
+        *_edits(program, "iteration", "done"),
+    ]
+    if program.story == "stop early":
+        lines += [f"if done == {program.at}:", "    break"]
+    if program.story == "skip batches":
+        lines += [f"if done == {program.at} and not restarted:", f"    {_saved(program)}", "    raise Crash"]
     return lines
 
 

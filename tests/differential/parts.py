@@ -16,6 +16,8 @@ class Model:
         inputs: The expression of `n` inputs.
         edits: What handlers may do to this model alone, beside `EDITS`.
         mixes: Whether the samples of a batch have to do with each other.
+        writes_buffers: Whether a call in training mode writes into buffers.
+        parametrized: Whether the first layer's weight is computed.
     """
 
     make: str
@@ -23,6 +25,8 @@ class Model:
     inputs: str = "torch.randn(n, 4)"
     edits: Tuple[str, ...] = ()
     mixes: bool = False
+    writes_buffers: bool = False
+    parametrized: bool = False
 
 
 MODELS: Dict[str, Model] = {
@@ -34,6 +38,7 @@ MODELS: Dict[str, Model] = {
         "nn.Sequential(nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 3))",
         edits=("running mean",),
         mixes=True,
+        writes_buffers=True,
     ),
     "convolution": Model(
         "nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(9, 3))"
@@ -113,6 +118,7 @@ class Net(nn.Module):
         return self.linear(x) * self.scale.clone()
 """,
         edits=("buffer",),
+        writes_buffers=True,
     ),
     "attribute": Model(
         "Net()",
@@ -129,15 +135,15 @@ class Net(nn.Module):
         edits=("attribute",),
     ),
     "weight norm": Model(
-        "nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)), nn.ReLU(), nn.Linear(5, 3))"
+        "nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)), nn.ReLU(), nn.Linear(5, 3))",
+        parametrized=True,
     ),
     "pruned": Model(
         "nn.Sequential(prune.l1_unstructured(nn.Linear(4, 5), 'weight', 0.4), nn.Tanh(), nn.Linear(5, 3))",
         edits=("prune again",),
+        parametrized=True,
     ),
 }
-
-WRITES_BUFFERS = ("batch norm", "written buffer")
 
 FLOATS = "torch.randn(n, 3)"
 PROBABILITIES = "torch.rand(n, 3)"
@@ -182,6 +188,12 @@ OPTIMIZERS: Dict[str, str] = {
 NO_DEVICE_UPDATE = ("dampening", "amsgrad", "maximize", "adagrad")
 WITH_MOMENTUM = ("momentum", "nesterov", "momentum with decay", "rmsprop with momentum")
 
+
+def clips(optimizer: str) -> bool:
+    """Tell whether a device clips gradients for an optimizer."""
+    return not (optimizer in WITH_MOMENTUM or optimizer in NO_DEVICE_UPDATE or "RMSprop" in OPTIMIZERS[optimizer])
+
+
 GROUPS: Dict[str, str] = {
     "one": "model.parameters()",
     "rates": '[{"params": parameters[:1], "lr": 0.03}, {"params": parameters[1:]}]',
@@ -194,21 +206,34 @@ GROUPS: Dict[str, str] = {
     "trained alone": "parameters[1:]",
 }
 
-# The schedule, and the unit that steps it; those of Ignite are attached to an engine.
+# The schedule, and the unit that steps it: "any" if batches and epochs may; those of Ignite are attached to an engine.
+_RATES = "torch.optim.lr_scheduler"
 SCHEDULES: Dict[str, Tuple[str, str]] = {
     "none": ("", ""),
-    "exponential": ("torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)", "iteration"),
-    "steps": ("torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)", "epoch"),
-    "milestones": ("torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 5], gamma=0.5)", "iteration"),
-    "cosine": ("torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 7)", "iteration"),
-    "function": ("torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))", "iteration"),
-    "warm-up": (
-        "torch.optim.lr_scheduler.SequentialLR(optimizer, [torch.optim.lr_scheduler.LinearLR(optimizer, 0.2, "
-        "total_iters=3), torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)], [3])",
-        "iteration",
+    "exponential": (f"{_RATES}.ExponentialLR(optimizer, 0.8)", "any"),
+    "steps": (f"{_RATES}.StepLR(optimizer, 2, gamma=0.5)", "any"),
+    "milestones": (f"{_RATES}.MultiStepLR(optimizer, [1, 5], gamma=0.5)", "any"),
+    "constant": (f"{_RATES}.ConstantLR(optimizer, 0.5, total_iters=2)", "any"),
+    "linear": (f"{_RATES}.LinearLR(optimizer, 0.3, total_iters=4)", "any"),
+    "polynomial": (f"{_RATES}.PolynomialLR(optimizer, 5)", "any"),
+    "cosine": (f"{_RATES}.CosineAnnealingLR(optimizer, 7)", "any"),
+    "restarts": (f"{_RATES}.CosineAnnealingWarmRestarts(optimizer, 3)", "any"),
+    "function": (f"{_RATES}.LambdaLR(optimizer, lambda step: 1 / (1 + step))", "any"),
+    "factors": (f"{_RATES}.MultiplicativeLR(optimizer, lambda step: 0.9)", "any"),
+    "chained": (
+        f"{_RATES}.ChainedScheduler([{_RATES}.ConstantLR(optimizer, 0.2, total_iters=2), "
+        f"{_RATES}.ExponentialLR(optimizer, 0.9)])",
+        "any",
     ),
-    "one cycle": ("torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=400)", "iteration"),
-    "plateau": ("torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)", "plateau"),
+    "warm-up": (
+        f"{_RATES}.SequentialLR(optimizer, [{_RATES}.LinearLR(optimizer, 0.2, total_iters=3), "
+        f"{_RATES}.ExponentialLR(optimizer, 0.9)], [3])",
+        "any",
+    ),
+    "one cycle": (f"{_RATES}.OneCycleLR(optimizer, 0.2, total_steps=400)", "any"),
+    "cyclic": (f"{_RATES}.CyclicLR(optimizer, 0.01, 0.1, step_size_up=2, cycle_momentum=False)", "any"),
+    "plateau": (f"{_RATES}.ReduceLROnPlateau(optimizer, patience=0)", "any"),
+    "averaging": ("torch.optim.swa_utils.SWALR(optimizer, swa_lr=0.02, anneal_epochs=3)", "any"),
     "ignite cosine": ('handlers.CosineAnnealingScheduler(optimizer, "lr", 0.1, 0.01, 6)', "engine"),
     "ignite piecewise": (
         'handlers.PiecewiseLinear(optimizer, "lr", milestones_values=[(0, 0.01), (3, 0.1), (8, 0.02)])',
@@ -251,7 +276,7 @@ EDITS: Dict[str, str] = {
     "running mean": "model[1].running_mean.mul_(0.5)",
     "buffer": "model.scale.mul_(0.5)",
     "attribute": "model.factor *= 0.5",
-    "prune again": "prune.l1_unstructured(model[0], 'weight', 0.3)",
+    "prune again": "prune.l1_unstructured(layer, 'weight', 0.3)",
 }
 MODEL_EDITS = {edit for model in MODELS.values() for edit in model.edits}
 COMMON_EDITS = tuple(edit for edit in EDITS if edit not in MODEL_EDITS)

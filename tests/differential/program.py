@@ -7,8 +7,10 @@ import random
 from typing import Any, Iterable, List, Sequence, Tuple
 
 from tests.differential import parts
+from tests.differential.ingredients import INGREDIENTS, Ingredient
 
-FRONTS = ("engine", "step", "accelerate")
+FRONTS = ("engine", "step", "accelerate", "run")
+LOOPS = ("accelerate", "run")
 #: How a run is interrupted, and goes on.
 STORIES = {
     "engine": (
@@ -17,6 +19,7 @@ STORIES = {
     ),
     "step": ("once", "more epochs", "again", "terminate", "interrupt", "raise", "restore"),
     "accelerate": ("once", "restore", "skip batches", "stop early"),
+    "run": ("once", "restore", "stop early"),
 }
 #: What may be attached to an engine or done in a loop.
 HANDLERS = {
@@ -35,6 +38,7 @@ HANDLERS = {
         "late zero",
     ),
     "accelerate": ("evaluate", "early state", "late zero", "loss before step", "gather", "set to none"),
+    "run": ("evaluate", "early state", "late zero", "loss before step", "set to none"),
 }
 DATA = ("loader", "shuffled", "generator", "list", "sampler", "iterable")
 #: Edits of what no checkpoint holds.
@@ -63,13 +67,14 @@ class Program:
 
     Attributes:
         seed: Of weights, data and shuffling.
-        front: Who trains: "engine" for the factories, "step" for `ipu_step`, "accelerate".
+        front: Who trains: "engine" for the factories, "step" for `ipu_step`, "accelerate", "run" for a plain script.
         model, loss, optimizer, groups, schedule: Names in the tables of `parts`.
+        by_batch: Whether a schedule of PyTorch's is stepped after each update; after each epoch otherwise.
         data: What the batches come from.
         batch: Samples of a micro-batch.
         updates: Weight updates of one iteration (deviceIterations).
         accumulation: Micro-batches of one weight update and replica.
-        inside: Whether a step accumulates within one iteration; over several otherwise.
+        inside: Whether a step accumulates within one iteration, and a loop within one epoch; over several otherwise.
         replicas: Replicas of the model.
         calls: Iterations of an epoch.
         rest: Samples that fill no iteration.
@@ -77,6 +82,7 @@ class Program:
         epoch_length: Iterations of an epoch if not all; 0 for all.
         clip: Norm that gradients are clipped to; 0 for none.
         handlers: What is attached beside.
+        ingredients: What model, loss and loop have beside, names in `INGREDIENTS`.
         edits: What is changed on the way.
         story: How the run is interrupted.
         at: The iteration or update at which it is.
@@ -91,6 +97,7 @@ class Program:
     optimizer: str = "sgd"
     groups: str = "one"
     schedule: str = "none"
+    by_batch: bool = True
     data: str = "loader"
     batch: int = 2
     updates: int = 1
@@ -103,6 +110,7 @@ class Program:
     epoch_length: int = 0
     clip: float = 0.0
     handlers: Tuple[str, ...] = ()
+    ingredients: Tuple[str, ...] = ()
     edits: Tuple[Edit, ...] = ()
     story: str = "once"
     at: int = 1
@@ -128,13 +136,14 @@ class Program:
     @property
     def period(self) -> int:
         """Iterations for one weight update, or more of them in one."""
-        return self.accumulation if self.front == "accelerate" or (self.front == "step" and not self.inside) else 1
+        return self.accumulation if self.front in LOOPS or (self.front == "step" and not self.inside) else 1
 
     @property
     def waits(self) -> bool:
-        """Whether handlers may come between the losses of an update and the update."""
+        """Whether handlers or the end of an epoch may come between the losses of an update and the update."""
         batches = self.samples // self.batch if parts.MODELS[self.model].mixes else -(-self.samples // self.batch)
-        return self.front == "step" and self.period > 1 and (self.epoch_length or batches) % self.period > 0
+        over_epochs = self.front == "step" or (self.front == "run" and not self.inside)
+        return over_epochs and self.period > 1 and (self.epoch_length or batches) % self.period > 0
 
     @property
     def story_ends_an_epoch(self) -> bool:
@@ -145,6 +154,79 @@ class Program:
     def rebuilds(self) -> bool:
         """Whether a second model takes the place of the first."""
         return self.story in ("resume", "resume at epoch", "restore", "skip batches")
+
+    @property
+    def unit(self) -> str:
+        """What steps the schedule: "iteration", "epoch", "engine" or nothing."""
+        unit = parts.SCHEDULES[self.schedule][1]
+        return ("iteration" if self.by_batch else "epoch") if unit == "any" else unit
+
+    # What ingredients need.
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether the model's layers are in it, to be replaced there."""
+        return self.model != "linear"
+
+    @property
+    def plain(self) -> bool:
+        """Whether the first layer's weight is a parameter."""
+        return not (parts.MODELS[self.model].parametrized or self._has_one("parametrized"))
+
+    @property
+    def copied(self) -> bool:
+        """Whether a copy of the model is another model."""
+        return self.model != "pruned" and all(INGREDIENTS[name].copied for name in self.ingredients)
+
+    @property
+    def keeps_weights(self) -> bool:
+        return not any(INGREDIENTS[name].replaces for name in self.ingredients)
+
+    @property
+    def writes_buffers(self) -> bool:
+        """Whether a call of the model in training mode writes into buffers."""
+        each = [INGREDIENTS[name].writes_buffers for name in self.ingredients]
+        return parts.MODELS[self.model].writes_buffers or any(each)
+
+    @property
+    def writes_no_buffers(self) -> bool:
+        return not self.writes_buffers
+
+    @property
+    def trains_alone(self) -> bool:
+        """Whether an optimizer leaves out the first parameter."""
+        return self.groups == "trained alone"
+
+    @property
+    def updates_each_batch(self) -> bool:
+        return self.accumulation == 1
+
+    @property
+    def clips(self) -> bool:
+        """Whether an ingredient may clip gradients, which nothing else does."""
+        return not self.clip and parts.clips(self.optimizer) and self.trains_model_alone
+
+    @property
+    def trains_model_alone(self) -> bool:
+        """Whether the optimizer has the model's parameters, and no others."""
+        each = [INGREDIENTS[name] for name in self.ingredients]
+        return not any(one.optimizer for one in each) and not self._has_one("optimizers")
+
+    @property
+    def starts_fresh(self) -> bool:
+        return not self.rebuilds
+
+    @property
+    def remakes(self) -> bool:
+        """Whether optimizer and schedule may be made anew."""
+        return self.front == "run" and not self.rebuilds and not self.waits
+
+    @property
+    def no_schedule(self) -> bool:
+        return self.schedule == "none"
+
+    def _has_one(self, kind: str) -> bool:
+        return any(INGREDIENTS[name].once == kind != "" for name in self.ingredients)
 
     def size(self) -> int:
         """How much the program does beyond the simplest one."""
@@ -158,7 +240,7 @@ class Program:
 def draw(seed: int, number: int) -> Program:
     """Return the program of that number in the campaign of that seed."""
     random_ = random.Random(f"differential {seed} {number}")
-    front = random_.choices(FRONTS, (5, 3, 2))[0]
+    front = random_.choices(FRONTS, (4, 3, 2, 4))[0]
 
     def some(values: Sequence[str], least: float = 0.6) -> str:
         return random_.choice(values) if random_.random() < least else values[0]
@@ -167,6 +249,7 @@ def draw(seed: int, number: int) -> Program:
         return random_.choice(rare if random_.random() < 0.03 else [name for name in values if name not in rare])
 
     model = random_.choice(list(parts.MODELS))
+    optimizer = mostly(parts.OPTIMIZERS, parts.NO_DEVICE_UPDATE)
     epochs = random_.choice((1, 2, 2, 3))
     calls = random_.choice((2, 3, 4, 5))
     program = Program(
@@ -174,9 +257,10 @@ def draw(seed: int, number: int) -> Program:
         front=front,
         model=model,
         loss=mostly(parts.LOSSES, parts.RARE_LOSSES),
-        optimizer=mostly(parts.OPTIMIZERS, parts.NO_DEVICE_UPDATE),
+        optimizer=optimizer,
         groups=some(list(parts.GROUPS), 0.5),
         schedule=some(list(parts.SCHEDULES)),
+        by_batch=random_.random() < 0.6,
         data=some(DATA),
         batch=random_.choice((2, 3, 4)),
         updates=random_.choice((1, 1, 2, 3)),
@@ -187,7 +271,7 @@ def draw(seed: int, number: int) -> Program:
         rest=random_.choice((0, 0, 1, 3)),
         epochs=epochs,
         epoch_length=random_.choice((0, 0, 0, calls - 1, calls + 1)),
-        clip=random_.choice((0.0, 0.0, 0.0, 0.3)),
+        clip=random_.choice((0.0, 0.0, 0.3 if parts.clips(optimizer) or random_.random() < 0.1 else 0.0)),
         handlers=tuple(sorted(set(random_.choices(HANDLERS[front], k=random_.choice((0, 1, 2, 3)))))),
         edits=_edits(random_, model, calls, epochs),
         story=some(STORIES[front], 0.7),
@@ -196,7 +280,20 @@ def draw(seed: int, number: int) -> Program:
     )
     calls_made = program.length * program.epochs
     faults = tuple(sorted(random_.sample(range(1, calls_made + 1), k=min(calls_made, random_.choice((1, 1, 2))))))
-    return sound(dataclasses.replace(program, faults=faults if program.every else ()))
+    program = sound(dataclasses.replace(program, faults=faults if program.every else ()))
+    return sound(dataclasses.replace(program, ingredients=_ingredients(random_, program)))
+
+
+def _ingredients(random_: random.Random, program: Program) -> Tuple[str, ...]:
+    fitting = {name: each for name, each in INGREDIENTS.items() if _fits(each, program)}
+    number = random_.choice((0, 1, 2, 3, 4) if program.front in LOOPS else (0, 0, 1, 2))
+    # What fits few programs comes more often in those.
+    weights = [1 + 2 * len(each.needs) for each in fitting.values()]
+    return tuple(sorted(set(random_.choices(list(fitting), weights, k=number))))
+
+
+def _fits(ingredient: Ingredient, program: Program) -> bool:
+    return program.front in ingredient.fronts and all(getattr(program, need) for need in ingredient.needs)
 
 
 def _edits(random_: random.Random, model: str, calls: int, epochs: int) -> Tuple[Edit, ...]:
@@ -223,8 +320,9 @@ def sound(program: Program) -> Program:
     but(handlers=tuple(handler for handler in program.handlers if handler in HANDLERS[program.front]))
     if program.front != "engine":
         but(updates=1, replicas=1, every=0, faults=())
-    if program.front == "accelerate":
-        but(inside=False, epoch_length=0, data=program.data if program.data in ("loader", "shuffled") else "loader")
+    if program.front in LOOPS:
+        but(epoch_length=0, data=program.data if program.data in ("loader", "shuffled") else "loader")
+        but(inside=program.inside and program.front == "run")
         if program.schedule.startswith("ignite"):
             but(schedule="exponential")
     if program.epoch_length < 0 or program.epoch_length == program.calls:
@@ -247,11 +345,15 @@ def sound(program: Program) -> Program:
         but(epochs=2)
     if "deterministic" in program.handlers and program.data == "iterable":
         but(handlers=tuple(handler for handler in program.handlers if handler != "deterministic"))
-    if program.waits and program.model in parts.WRITES_BUFFERS:
+    but(ingredients=_sound_ingredients(program))
+    if not program.trains_model_alone:
+        but(clip=0.0)  # a device clips the norm of all
+    if program.writes_buffers:
+        but(replicas=1)  # every replica has buffers of its own
+    if program.waits and program.writes_buffers:
         # Between its losses and the update, buffers hold what they held before: docs/accelerate.md, "Limits".
         but(rest=0, epoch_length=0, calls=program.calls * program.period)
-    if program.model == "pruned":
-        # PyTorch copies no module whose hooks have computed a weight.
+    if not program.copied:
         edits = tuple(edit for edit in program.edits if edit.what != "copy")
         but(edits=edits, handlers=tuple(each for each in program.handlers if each not in ("ema", "swa")))
     if program.schedule == "plateau" and program.waits:
@@ -270,6 +372,18 @@ def sound(program: Program) -> Program:
     return program
 
 
+def _sound_ingredients(program: Program) -> Tuple[str, ...]:
+    """Return the ingredients that a program may have, each looked at with those before it."""
+    kept: Tuple[str, ...] = ()
+    for name in program.ingredients:
+        found, so_far = INGREDIENTS[name], dataclasses.replace(program, ingredients=kept)
+        taken = not so_far.plain if found.once == "parametrized" else so_far._has_one(found.once)
+        together = dataclasses.replace(program, ingredients=(*kept, name))
+        if not taken and all(_fits(INGREDIENTS[each], together) for each in together.ingredients):
+            kept = together.ingredients
+    return kept
+
+
 def _sound_edits(program: Program) -> Tuple[Edit, ...]:
     own = parts.MODELS[program.model].edits
     edits = [edit for edit in program.edits if edit.what in own or edit.what in parts.COMMON_EDITS]
@@ -283,8 +397,8 @@ def _sound_edits(program: Program) -> Tuple[Edit, ...]:
         # Ignite begins a resumed epoch with its EPOCH_STARTED, again.
         events = ("between", "epoch start")
         edits = [edit for edit in edits if edit.what not in UNSAVED and edit.event not in events]
-    if program.front == "accelerate" or program.story not in ("more epochs", "again", "release", "new trainer"):
+    if program.front in LOOPS or program.story not in ("more epochs", "again", "release", "new trainer"):
         edits = [edit for edit in edits if edit.event != "between"]
-    if program.front == "accelerate":
+    if program.front in LOOPS:
         edits = [edit for edit in edits if edit.event not in ("iteration start", "epoch start")]
     return tuple(edits)

@@ -8,8 +8,9 @@ from typing import Iterator, List, Tuple
 
 from tests.differential import parts
 from tests.differential.engines import engine_job
+from tests.differential.ingredients import INGREDIENTS, lines_of
 from tests.differential.loops import loop_job
-from tests.differential.program import Program
+from tests.differential.program import LOOPS, Program
 
 _HEADER = '''
 """`python FILE native` and `python FILE device` print what must be the same but for rounding."""
@@ -69,9 +70,9 @@ class Stream(IterableDataset):
 
 def render(program: Program) -> str:
     """Return the script's source text; its `run(device, note)` calls `note` with everything that is compared."""
-    loop = program.front == "accelerate"
-    job = [*_data(program), *(loop_job(program) if loop else engine_job(program))]
-    classes = parts.MODELS[program.model].classes + (_STREAM if program.data == "iterable" else "")
+    job = _without_unused([*_data(program), *(loop_job(program) if program.front in LOOPS else engine_job(program))])
+    definitions = [parts.MODELS[program.model].classes, *(INGREDIENTS[name].classes for name in program.ingredients)]
+    classes = "".join(dict.fromkeys(definitions)) + (_STREAM if program.data == "iterable" else "")
     if program.story in ("resume", "resume at epoch"):
         run = """
             if device:
@@ -130,12 +131,24 @@ def _data(program: Program) -> List[str]:
         f"n = {program.samples}",
         f"x, y = {model.inputs}, {targets}",
         f"model = {model.make}",
+        "layer = next(module for module in model.modules() if isinstance(module, nn.Linear))",
+        *lines_of(program.ingredients, "model"),
         "parameters = list(model.parameters())",
     ]
     if program.groups in ("frozen", "trained alone"):
         lines.append("parameters[0].requires_grad_(False)")
-    lines += [f"loss_fn = {loss}", f"optimizer = {optimizer}"]
     schedule, _ = parts.SCHEDULES[program.schedule]
-    if schedule:
-        lines.append(f"schedule = {schedule}")
+    lines.append(f"loss_fn = {loss}")
+    optimizers = [f"optimizer = {optimizer}", *lines_of(program.ingredients, "optimizer")]
+    if any("make_optimizer" in INGREDIENTS[name].end for name in program.ingredients):
+        lines += ["def make_optimizer():", *(f"    {line}" for line in [*optimizers, "return optimizer"])]
+        lines += ["def make_schedule():", f"    return {schedule or None}"]
+        optimizers, schedule = ["optimizer = make_optimizer()"], schedule and "make_schedule()"
+    lines += [*optimizers, *([f"schedule = {schedule}"] if schedule else []), *lines_of(program.ingredients, "setup")]
     return lines
+
+
+def _without_unused(lines: List[str]) -> List[str]:
+    """Return a job without the name of its first layer if nothing uses it."""
+    uses = [line for line in lines if re.search(r"\blayer\b", line)]
+    return [line for line in lines if len(uses) > 1 or line not in uses]

@@ -10,13 +10,14 @@ import pytest
 from tests.differential import parts, program, refusals
 from tests.differential.campaign import explained, shrunk
 from tests.differential.comparing import judge
+from tests.differential.ingredients import INGREDIENTS
 from tests.differential.program import Edit, Program, draw
 from tests.differential.rendering import render
 from tests.scripts import Scripts
 
 #: Of the sample's programs; another one is another sample.
 SEED = int(os.environ.get("IGNITE_IPU_DIFFERENTIAL_SEED", "0"))
-SAMPLE, TOGETHER = 64, 4
+SAMPLE, TOGETHER = 32, 4
 
 # Layers, a schedule, an interruption and handlers, of which one thing alone is planted to do otherwise on a device.
 PLANTED = Program(
@@ -89,4 +90,5 @@ def test_programs_are_reproducible_and_cover_every_part() -> None:
         handler for handlers in program.HANDLERS.values() for handler in handlers
     }
     assert {edit.what for each in drawn for edit in each.edits} == set(parts.EDITS)
+    assert {name for each in drawn for name in each.ingredients} == set(INGREDIENTS)
     assert any(each.faults for each in drawn) and any(each.replicas > 1 and each.updates > 1 for each in drawn)

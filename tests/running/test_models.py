@@ -177,6 +177,39 @@ optimizers = [torch.optim.Adam(model.parameters(), lr=0.05) for model in (first,
 for model, optimizer in [(first, optimizers[0]), (second, optimizers[1]), (first, optimizers[0])]:
     fit(model, optimizer)
 """,
+    "a parameter of no model that joins with a parameter group": """
+model, temperature = Net().to(device), nn.Parameter(torch.ones((), device=device))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer.add_param_group({"params": [temperature]})
+for _ in range(3):
+    update(optimizer, lambda: F.cross_entropy(model(x) * temperature.exp(), y))
+out.append(temperature.item())
+""",
+    "a layer whose weight is computed, by a part that is called before": """
+model = Net().to(device)
+nn.utils.parametrizations.spectral_norm(model.head)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+for _ in range(3):
+    update(optimizer, lambda: F.cross_entropy(model(x), y))
+out += [value.sum().item() for value in model.state_dict().values()]
+""",
+    "counts of batches over programs, of which nobody reads any": """
+model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for done in range(4):
+    update(optimizer, lambda: F.cross_entropy(model(x), y) * (1 - 0.1 * done))
+out.append(model[1].num_batches_tracked.item())
+""",
+    "a layer that is pruned for good after the loop, which registers its weight anew": """
+model = Net().to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    update(optimizer, lambda: F.cross_entropy(model(x), y))
+from torch.nn.utils import prune
+prune.l1_unstructured(model.head, "weight", 0.3)
+prune.remove(model.head, "weight")
+out += model.head.weight.flatten().tolist()
+""",
     "evaluation without torch.no_grad()": """
 model = Net().to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)

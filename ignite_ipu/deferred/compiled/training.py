@@ -93,8 +93,14 @@ class CapturedTraining:
             raise CaptureError(
                 f"Clipping at {current_line()} by the {norm_type}-norm: an IPU clips by the 2-norm only."
             )
-        self._clip_to(max_norm, read_at)
+        before = self.clipped_to
+        self._clip_to(max_norm if before is None else min(before, max_norm), read_at)
         self._clips_by_call = self.clipped = True
+
+    @property
+    def clipped_to(self) -> Optional[float]:
+        """The norm that the gradients of the coming update are clipped to so far."""
+        return self.max_grad_norm if self.clipped else None
 
     def finish_update(self, read_at: Optional[Line]) -> None:
         """Clip no gradients of an update for which that was not asked, which may have been made early."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import Operation, Value, replayed
+from ignite_ipu.deferred.graph.operations import Operation, Value, by_number, replayed
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.errors import CaptureError
@@ -28,11 +28,15 @@ _EPSILON = 1e-6
 
 
 class _Norm(NamedTuple):
-    """Norm that clipping is to return: weakly its value, whose gradients (None for all), and which norm."""
+    """Norm that clipping is to return.
+
+    Weakly its value, whose gradients (None for all), which norm, and what they have been clipped to before (or None).
+    """
 
     value: weakref.ref[Value]
     parameters: Optional[List[torch.Tensor]]
     kind: float
+    clipped: Optional[float]
 
 
 class UpdateGradients:
@@ -47,7 +51,7 @@ class UpdateGradients:
         self.unused: Set[int] = set()
         self._program: Callable[[], Optional[ModelProgram]] = lambda: None
         self._found: Dict[int, Optional[torch.Tensor]] = {}
-        self._factor: Optional[torch.Tensor] = None
+        self._factors: Dict[float, torch.Tensor] = {}
         self._norms: List[_Norm] = []
 
     def look_for_readers(self) -> None:
@@ -66,9 +70,11 @@ class UpdateGradients:
         """Have a program that will be compiled with some options bring them back."""
         anchor_gradients(options, [name for name, _ in self._trained()])
 
-    def await_norm(self, value: Value, parameters: Optional[List[torch.Tensor]], kind: float) -> None:
+    def await_norm(
+        self, value: Value, parameters: Optional[List[torch.Tensor]], kind: float, clipped: Optional[float]
+    ) -> None:
         """Let a value become the norm of the coming update's gradients, of some parameters or all."""
-        self._norms.append(_Norm(weakref.ref(value), parameters, kind))
+        self._norms.append(_Norm(weakref.ref(value), parameters, kind, clipped))
 
     @property
     def awaited(self) -> bool:
@@ -83,7 +89,7 @@ class UpdateGradients:
 
     def follow(self, program: Optional[ModelProgram]) -> None:
         """Take the update that a program has just made; None for one that brings no gradients back."""
-        self._found, self._factor = {}, None
+        self._found, self._factors = {}, {}
         if program is None:
             self._program, self.unused = lambda: None, set()
             return
@@ -94,13 +100,13 @@ class UpdateGradients:
 
     def compute(self, losses: Sequence[Loss]) -> None:
         """Have the host compute those of losses, with the newest weights, and show them until the update is made."""
-        self._found, self._factor, self._program = _on_host(self._session.model, losses), None, lambda: None
+        self._found, self._factors, self._program = _on_host(self._session.model, losses), {}, lambda: None
         self.unused = {key for key, gradient in self._found.items() if gradient is None}
 
     def settle_norms(self) -> None:
         awaited, self._norms = self._awaited(), []
         for value, norm in awaited:
-            value.take(self.norm(norm.parameters, norm.kind))
+            value.take(self.norm(norm.parameters, norm.kind, norm.clipped))
             value.operation.finish()
 
     def give_up(self, problem: str) -> None:
@@ -122,12 +128,24 @@ class UpdateGradients:
         gradient = self._all().get(id(parameter))
         if gradient is None or max_norm is None:
             return gradient
-        if self._factor is None:
-            self._factor = torch.clamp(max_norm / (self.norm() + _EPSILON), max=1.0)
-        return gradient * self._factor.to(gradient.dtype)
+        return gradient * self._factor(max_norm).to(gradient.dtype)
 
-    def norm(self, parameters: Optional[Iterable[torch.Tensor]] = None, kind: float = 2.0) -> torch.Tensor:
-        """Return the norm of the gradients of parameters, or of all, as `clip_grad_norm_` does."""
+    def _factor(self, max_norm: float) -> torch.Tensor:
+        """Return what gradients are multiplied with to clip them to a norm."""
+        factor = self._factors.get(max_norm)
+        if factor is None:
+            factor = self._factors[max_norm] = torch.clamp(max_norm / (self.norm() + _EPSILON), max=1.0)
+        return factor
+
+    def norm(
+        self,
+        parameters: Optional[Iterable[torch.Tensor]] = None,
+        kind: float = 2.0,
+        clipped: Optional[float] = None,
+    ) -> torch.Tensor:
+        """Return the norm of the gradients of parameters, or of all, as `clip_grad_norm_` does that follows another."""
+        if clipped is not None:
+            return self.norm(parameters, kind) * self._factor(clipped)
         every = self._all()
         ids = every if parameters is None else dict.fromkeys(map(id, parameters))
         found = [gradient for gradient in map(every.get, ids) if gradient is not None]
@@ -162,36 +180,32 @@ def _on_host(model: nn.Module, losses: Sequence[Loss]) -> Dict[int, Optional[tor
     """
     with torch._C.DisableTorchFunctionSubclass():
         trained = {id(each): plain(each).requires_grad_() for each in model.parameters() if requires_grad(each)}
-    sums: Dict[int, Optional[torch.Tensor]] = dict.fromkeys(trained)
-    with torch.random.fork_rng(devices=[]), torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
-        for loss in losses:
-            found = torch.autograd.grad(_recomputed(loss, trained).sum(), list(trained.values()), allow_unused=True)
-            for key, gradient in zip(trained, found):
-                before = sums[key]
-                if gradient is not None:
-                    sums[key] = gradient if before is None else before + gradient
-    return sums
-
-
-def _recomputed(loss: Loss, trained: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """Return a loss as a tensor that depends on copies of parameters."""
+    operations = {each for loss in losses for each in loss.operations}
+    buffers: Dict[int, torch.Tensor] = {}
 
     def tensor_of(leaf: Input, operation: Operation) -> torch.Tensor:
         return trained.get(id(leaf.tensor), torch.Tensor.detach(leaf.tensor))
 
-    results = replayed(loss.operations, tensor_of, functools.partial(_called, trained))
-    return results[loss.value.operation][loss.value.index]
+    with torch.random.fork_rng(devices=[]), torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+        called = functools.partial(_called, trained, buffers)
+        results = replayed(sorted(operations, key=by_number), tensor_of, called)
+        total = torch.stack([results[loss.value.operation][loss.value.index].sum() for loss in losses]).sum()
+        found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
+    return dict(zip(trained, found))
 
 
-def _called(trained: Mapping[int, torch.Tensor], operation: Operation, leaves: List[Any]) -> Any:
-    """Return what a model computes with copies of its parameters, and of its buffers, in which it may write."""
+def _called(
+    trained: Mapping[int, torch.Tensor], buffers: Dict[int, torch.Tensor], operation: Operation, leaves: List[Any]
+) -> Any:
+    """Return what a model computes with copies of its parameters, and of its buffers as the calls before left them."""
     assert operation.model is not None
     model, (args, kwargs) = operation.model.model, unflatten(operation.signature.structure, leaves)
     # Each tensor of each module by one name: PyTorch puts back a copy where a module has several.
-    tensors = {
-        name: trained[id(each)] if id(each) in trained else torch.Tensor.detach(each).clone()
-        for name, each in named_tensors(model).items()
-    }
+    tensors = named_tensors(model)
+    # What a call before has written is copied again, since its gradients may need it.
+    copies = {id(each): buffers.get(id(each), torch.Tensor.detach(each)).clone() for each in tensors.values()}
+    buffers.update(copies)
+    given = {name: trained.get(id(each), copies[id(each)]) for name, each in tensors.items()}
     with EAGER:
-        call = functools.partial(torch.func.functional_call, model, tensors, args, kwargs, tie_weights=False)
+        call = functools.partial(torch.func.functional_call, model, given, args, kwargs, tie_weights=False)
         return called_beside(operation.signature.left, call)

@@ -7,6 +7,7 @@ contain attributes.
 
 from __future__ import annotations
 
+import weakref
 from types import MethodType
 from typing import Any, Callable, Dict, Optional
 
@@ -49,7 +50,7 @@ def capture_model(
         owners = {owner for owner in map(owner_of, named_tensors(model).values()) if owner is not None}
     for part in [owner for owner in owners if owner.is_untrained and _is_within(owner.model, model)]:
         # It was asked for the shape of what it returns, or evaluated, before the model that it is a part of.
-        part.close()
+        part.close(optimizers=False)
         owners.discard(part)
     part_of = next((owner for owner in owners if _is_within(model, owner.model)), None)
     capture = CapturedModel(model, config, joined_by_optimizers, postponed, clip_remedy, part_of, observer)
@@ -87,11 +88,22 @@ class HeldWeights(SessionHooks):
 
     def __init__(self, optimizer: torch.optim.Optimizer, alone: bool) -> None:
         super().__init__()
-        self._parameters = held_tensors(optimizer)
+        self._optimizer = weakref.ref(optimizer)
         self._alone = alone
+        self._begin()
+
+    def _begin(self) -> None:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        self._parameters = held_tensors(optimizer)
         watch_parameters(self._parameters)
         mine = [each for each in self._parameters if is_watched(type(each))]
         self._accesses = AccessTracker(mine, self._bring_nothing, self)
+
+    def renew(self) -> None:
+        """Watch the parameters that the optimizer holds now."""
+        self.end()
+        self._begin()
 
     def record(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return what is recorded, `NotImplemented` for what the host computes."""
@@ -148,6 +160,7 @@ def _add_param_group(self: torch.optim.Optimizer, param_group: Dict[str, Any]) -
     if updates is not None and updates.training.optimizer is self:
         updates.training.forget_program()
     type(self).add_param_group(self, param_group)
+    self.__dict__[WATCH].renew()
     if updates is not None and updates.reach is not None:
         updates.train_held()
 

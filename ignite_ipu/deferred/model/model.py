@@ -451,14 +451,18 @@ class CapturedModel:
         self.modes = whole.modes
         self.session.serve(self.model)
 
-    def close(self) -> None:
+    def close(self, optimizers: bool = True) -> None:
         """End the capture: the model and its optimizer are ordinary ones again, with the newest weights and state.
+
+        Args:
+            optimizers: Whether its optimizer is ordinary again, too, which may hold what else is captured.
 
         Raises:
             SessionError: Something on the device could not be copied; the capture has ended all the same.
         """
         if self.whole is not self:
-            return self.whole.close()
+            return self.whole.close(optimizers)
+        self.buffer_writes.make_up_unused()
         lost = [loss for loss in self.pending if not loss.value.operation.done]
         if lost:
             logger.warning(
@@ -474,7 +478,7 @@ class CapturedModel:
             self.session.close()
         finally:
             for turn in self.turns:
-                if turn.training.optimizer is not None:
+                if optimizers and turn.training.optimizer is not None:
                     release_optimizer(turn.training.optimizer)
             for capture in (self, *self.parts):
                 release_class(capture.model)

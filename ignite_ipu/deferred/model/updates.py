@@ -251,8 +251,8 @@ class Updates:
                 had = requires_grad(parameter) and id(parameter) not in training.gradients.unused
             zeros = had and training.zeroed is not None
             return torch.zeros_like(torch.Tensor.detach(parameter)) if zeros else None
-        clipped = training.clipped if self.early is not None or self.pending else True
-        return training.gradients.of(parameter, training.max_grad_norm if clipped else None)
+        awaits_step = self.early is not None or self.pending
+        return training.gradients.of(parameter, training.clipped_to if awaits_step else training.max_grad_norm)
 
     def show_host_gradients(self, line: Line) -> bool:
         """Have the host compute the gradients of what went backward so far, where more may follow before the update.
@@ -263,6 +263,7 @@ class Updates:
         if complete or self.reach is not None or not self._model.computes_on_host(line):
             return False
         if self._shown != len(self.pending):
+            self._model.buffer_writes.make_up_unused()
             self.training.gradients.compute(self.pending)
             self.gradients.remove(self.training.gradients.unused)
             self._shown = len(self.pending)
@@ -297,16 +298,17 @@ class Updates:
             given: What the loop has passed, as far as it tells where the parameters come from.
         """
         chosen = list(parameters) if max_norm == math.inf else None
+        before = self.training.clipped_to
         if chosen is None:
             self._check_all(parameters, given)
             self.training.clip(max_norm, norm_type, None if self.early is None else self.early.line)
         found = self.training.gradients
         if not self.pending and self._gone_backward() and found.available:
-            return found.norm(chosen, norm_type)
+            return found.norm(chosen, norm_type, before)
         operation = Operation(NORM, self._model.whole, (), current_line())
         norm: torch.Tensor = deferred_results(operation)
         if self.pending:
-            found.await_norm(norm.value, chosen, norm_type)  # type: ignore[attr-defined]
+            found.await_norm(norm.value, chosen, norm_type, before)  # type: ignore[attr-defined]
         else:
             operation.problem = "the update was made before the norm of its gradients was asked for"
         return norm
@@ -399,6 +401,7 @@ class Updates:
     def give_up(self, problem: str) -> None:
         """Drop what went backward: its values will never be known, for a reason."""
         self._shown = 0
+        self.training.clipped = False
         self.training.gradients.give_up(problem)
         losses, self.pending = self.pending, []
         self._older.clear()

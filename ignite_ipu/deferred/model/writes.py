@@ -70,8 +70,12 @@ class BufferWrites:
         self.waiting: Dict[int, Operation] = {}
         self._passed: Set[int] = set()  # those that have waited while another optimizer stepped
 
-    def check_evaluation(self, model: Captured) -> None:
+    def make_up_unused(self) -> None:
+        """Make those calls on the host from which nobody can go backward any more."""
         self._make_up([call for call in self.waiting.values() if not _is_awaited(call)], ())
+
+    def check_evaluation(self, model: Captured) -> None:
+        self.make_up_unused()
         if self.waiting:
             first = self._first()
             raise CaptureError(

@@ -119,6 +119,33 @@ def clipped(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
     return seen
 
 
+def clipped_again(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
+    """Each norm is of what the calls before have left, and the least of the norms counts."""
+    seen: Seen = []
+    for update in range(4):
+        optimizer.zero_grad()
+        loss(model, update).backward()  # type: ignore[no-untyped-call]
+        seen += [clip(model.parameters(), norm) for norm in (0.08, 0.05, 0.07, float("inf"))]
+        optimizer.step()
+        seen += [p.detach().clone() for p in model.parameters()]
+    return seen
+
+
+def clipped_and_dropped(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
+    """Gradients that are dropped take their clipping with them."""
+    seen: Seen = []
+    for update in range(2):
+        loss(model, update).backward()  # type: ignore[no-untyped-call]
+        clip(model.parameters(), 0.01)
+        optimizer.zero_grad()
+        loss(model, update).backward()  # type: ignore[no-untyped-call]
+        seen.append(clip(model.parameters(), float("inf")))
+        optimizer.step()
+        optimizer.zero_grad()
+        seen += [p.detach().clone() for p in model.parameters()]
+    return seen
+
+
 def kept(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
     """What a loop holds of earlier updates is theirs."""
     held: Seen = []
@@ -144,6 +171,43 @@ def trained(use: Callable[..., Seen], prepared: bool, dtype: torch.dtype, config
     return found
 
 
+class Decaying(nn.Module):
+    """Writes a buffer that the next call reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 2)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scale.mul_(0.5).add_(0.1)
+        return self.linear(x) * self.scale.clone()
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_those_of_the_host_are_by_the_buffers_that_the_calls_before_have_written(dropped: bool) -> None:
+    """Also where a call before is part of no update, since its gradients were cleared."""
+    found: List[Seen] = []
+    for prepared in (False, True):
+        torch.manual_seed(0)
+        model = Decaying()
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = ipu_prepare(optimizer, model) if prepared else optimizer
+        found.append([])
+        for update in range(4):
+            loss(model, update).backward()  # type: ignore[no-untyped-call]
+            if dropped and update % 2 == 0:
+                optimizer.zero_grad()
+                continue
+            found[-1] += gradients_now(model)
+            if update % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        found[-1].append(model.scale.clone())
+    for mine, theirs in zip(*found):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("use", "replicas"),
     [
@@ -155,6 +219,8 @@ def trained(use: Callable[..., Seen], prepared: bool, dtype: torch.dtype, config
         (so_far, 2),
         (by_hand_and_clipped, 1),
         (clipped, 1),
+        (clipped_again, 1),
+        (clipped_and_dropped, 1),
         (kept, 1),
     ],
 )

@@ -1,0 +1,368 @@
+"""What loops and models are made with beyond the simplest: lines of source text for places of a script, by name.
+
+Ingredients go together in any number; a script has the lines of each in the places that it has them for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from typing import Dict, List, Sequence, Tuple
+
+
+@dataclasses.dataclass(frozen=True)
+class Ingredient:
+    """Something that a program does beside its plain training.
+
+    In scope are `model`, `layer` (its first linear layer), `parameters`, `x` and, in a loop, `optimizer`, `epoch`,
+    `done` (updates so far), `inputs`, `targets`, `scores` and `loss`. `CLIP` stands for what clips gradients.
+
+    Attributes:
+        classes: Definitions before the job.
+        model: What is done to the model before its optimizer is made.
+        optimizer: What is done to the optimizer before its schedule is made.
+        setup: What comes before the loop.
+        epoch: How an epoch starts.
+        scores: What follows the model's call.
+        loss: What follows the loss function.
+        gradients: What comes between backward and the update.
+        update: What follows the update.
+        step: What follows when gradients are cleared.
+        end: How an epoch ends.
+        prepared: Names of models and optimizers beside `model` and `optimizer`.
+        once: What an ingredient is one of; a program has one of each at most.
+        needs: Properties that a program must have, as names of `Program`.
+        writes_buffers: Whether a call of the model in training mode writes into buffers.
+        copied: Whether a copy of such a model is another model. PyTorch copies none that holds what a call has
+            computed, and hooks of a copy write where the model's do.
+        replaces: Whether it puts other weights into the model while it trains.
+    """
+
+    classes: str = ""
+    model: str = ""
+    optimizer: str = ""
+    setup: str = ""
+    epoch: str = ""
+    scores: str = ""
+    loss: str = ""
+    gradients: str = ""
+    update: str = ""
+    step: str = ""
+    end: str = ""
+    prepared: Tuple[str, ...] = ()
+    once: str = ""
+    needs: Tuple[str, ...] = ()
+    writes_buffers: bool = False
+    copied: bool = True
+    replaces: bool = False
+
+    @property
+    def fronts(self) -> Tuple[str, ...]:
+        """Who can train with it: engines have a model and a loss, and only loops have the rest."""
+        loops = self.optimizer, self.setup, self.epoch, self.gradients, self.update, self.step, self.end
+        if any(loops) or "done" in self.loss or "note(" in self.loss + self.scores:
+            return ("accelerate", "run")
+        inside = self.scores or "inputs" in self.loss or ".backward(" in self.loss
+        return ("step", "accelerate", "run") if inside else ("engine", "step", "accelerate", "run")
+
+
+_SWAP = """
+def swap(model, old, new):
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child is old:
+                setattr(parent, name, new)
+    return new
+"""
+
+_LORA = """
+class Lora(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner.requires_grad_(False)
+        self.down = nn.Linear(inner.in_features, 2, bias=False)
+        self.up = nn.Linear(2, inner.out_features, bias=False)
+
+    def forward(self, x):
+        return self.inner(x) + self.up(self.down(x))
+"""
+
+_WATCHED = """
+class Watched(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        y = self.inner(x)
+        self.balance = y.pow(2).mean()
+        return y
+"""
+
+_BOUNDED = """
+class Bounded(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, weight):
+        return self.scale * torch.tanh(weight)
+"""
+
+_AVERAGE = """
+with torch.no_grad():
+    for mean, new in zip(NAME.parameters(), model.parameters()):
+        mean.mul_(0.9).add_(new.detach(), alpha=0.1)
+    for mean, new in zip(NAME.buffers(), model.buffers()):
+        mean.copy_(new)
+"""
+
+_REMADE = """
+parameters = list(model.parameters())
+optimizer = make_optimizer()
+schedule = make_schedule()
+"""
+
+
+def _first_epoch(lines: str) -> str:
+    return "if epoch == 0:\n" + textwrap.indent(lines.strip(), "    ")
+
+
+def _evaluated(context: str, mode: str = "eval") -> str:
+    return f'model.{mode}()\nwith {context}:\n    note("scores", model(x).detach().clone())\nmodel.train()\n'
+
+
+INGREDIENTS: Dict[str, Ingredient] = {
+    # models
+    "spectral norm": Ingredient(
+        model="nn.utils.parametrizations.spectral_norm(layer)", once="parametrized", writes_buffers=True
+    ),
+    "spectral norm by hooks": Ingredient(
+        model="nn.utils.spectral_norm(layer)", once="parametrized", writes_buffers=True, copied=False
+    ),
+    "weight norm by hooks": Ingredient(model="nn.utils.weight_norm(layer)", once="parametrized", copied=False),
+    "parametrized": Ingredient(
+        classes=_BOUNDED,
+        model='nn.utils.parametrize.register_parametrization(layer, "weight", Bounded())',
+        once="parametrized",
+    ),
+    "lora": Ingredient(
+        classes=_SWAP + _LORA, model="swap(model, layer, Lora(layer))", needs=("has_layers",), once="wrapped"
+    ),
+    # tensors that a call leaves behind
+    "features": Ingredient(
+        model=(
+            "features = {}\nlayer.register_forward_hook(lambda module, inputs, output: features.update(last=output))"
+        ),
+        loss='loss = loss + 0.1 * features["last"].abs().mean()',
+        copied=False,
+    ),
+    "balance": Ingredient(
+        classes=_SWAP + _WATCHED,
+        model="watched = swap(model, layer, Watched(layer))",
+        loss="loss = loss + 0.1 * watched.balance",
+        needs=("has_layers",),
+        once="wrapped",
+        copied=False,
+    ),
+    "features read": Ingredient(
+        model=(
+            "seen = {}\nlayer.register_forward_hook(lambda module, inputs, output: seen.update(mean=output.mean()))"
+        ),
+        step='note("seen", seen["mean"].item())',
+        copied=False,
+    ),
+    # losses
+    "weights in loss": Ingredient(loss="loss = loss + 0.01 * sum(p.abs().sum() for p in model.parameters())"),
+    "annealed": Ingredient(loss="loss = loss * (1.0 - 0.05 * done) + 0.01 * done * scores.pow(2).mean()"),
+    "by classes": Ingredient(loss="loss = loss + 0.1 * (scores[:, :1] * scores[:, 1:]).pow(2).mean().sqrt()"),
+    "two backwards": Ingredient(loss="extra = 0.1 * scores.pow(2).mean()\nextra.backward(retain_graph=True)"),
+    "second call": Ingredient(
+        loss="loss = loss + 0.1 * F.mse_loss(model(inputs.flip(0)), scores.flip(0).detach() + 0.1)",
+        needs=("writes_no_buffers",),
+    ),
+    "loss read early": Ingredient(loss='note("early", loss.item())'),
+    "running total": Ingredient(
+        epoch="total = 0.0", loss="total = total + loss.detach()", end='note("total", float(total))'
+    ),
+    "temperature": Ingredient(
+        model="temperature = nn.Parameter(torch.ones(()))",
+        optimizer='optimizer.add_param_group({"params": [temperature]})',
+        scores="scores = scores * temperature.exp() / 2.7",
+    ),
+    # several models
+    "second model": Ingredient(
+        model="second = nn.Sequential(nn.Linear(3, 3), nn.Tanh())",
+        optimizer='optimizer.add_param_group({"params": list(second.parameters())})',
+        scores="scores = scores + second(scores)",
+        prepared=("second",),
+    ),
+    "second optimizer": Ingredient(
+        model="aside = nn.Linear(3, 3)",
+        setup="aside_optimizer = torch.optim.SGD(aside.parameters(), lr=0.05)",
+        scores="scores = scores + aside(scores)",
+        update="aside_optimizer.step()",
+        step='aside_optimizer.zero_grad()\nnote("aside", float(aside.weight.norm()))',
+        prepared=("aside", "aside_optimizer"),
+        once="optimizers",
+    ),
+    "parts": Ingredient(
+        setup="parameters[0].requires_grad_(True)\npart_optimizer = torch.optim.Adam(parameters[:1], eps=1e-4)",
+        update="part_optimizer.step()",
+        step="part_optimizer.zero_grad()",
+        prepared=("part_optimizer",),
+        once="optimizers",
+        needs=("trains_alone",),
+    ),
+    "critic": Ingredient(
+        model="critic = nn.Linear(3, 1)",
+        setup="critic_optimizer = torch.optim.SGD(critic.parameters(), lr=0.05)",
+        scores=(
+            "critic_optimizer.zero_grad()\n"
+            "critic_loss = (critic(scores.detach()) - 1).pow(2).mean()\n"
+            "critic_loss.backward()\n"
+            "critic_optimizer.step()\n"
+            'note("critic", critic_loss.item())'
+        ),
+        loss="loss = loss + 0.1 * critic(scores).pow(2).mean()",
+        prepared=("critic", "critic_optimizer"),
+        once="optimizers",
+        needs=("updates_each_batch",),
+    ),
+    "teacher": Ingredient(
+        setup="teacher = copy.deepcopy(model).requires_grad_(False).eval()",
+        loss="with torch.no_grad():\n    wanted = teacher(inputs)\nloss = loss + 0.1 * F.mse_loss(scores, wanted)",
+        step=_AVERAGE.replace("NAME", "teacher"),
+        needs=("copied", "keeps_weights"),
+    ),
+    "ema": Ingredient(
+        setup="ema = copy.deepcopy(model)",
+        step=_AVERAGE.replace("NAME", "ema"),
+        end='ema.eval()\nwith torch.no_grad():\n    note("ema", ema(x).clone())',
+        needs=("copied", "keeps_weights"),
+    ),
+    "swa": Ingredient(
+        setup="averaged = torch.optim.swa_utils.AveragedModel(model)",
+        end=(
+            "averaged.update_parameters(model)\n"
+            "torch.optim.swa_utils.update_bn([x], averaged)\n"
+            'averaged.eval()\nwith torch.no_grad():\n    note("swa", averaged(x).clone())'
+        ),
+        needs=("copied", "keeps_weights"),
+    ),
+    "exponential swa": Ingredient(
+        setup=(
+            "moving = torch.optim.swa_utils.AveragedModel("
+            "model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))"
+        ),
+        step="moving.update_parameters(model)",
+        end='note("moving", copy.deepcopy(moving.module.state_dict()))',
+        needs=("copied", "keeps_weights"),
+    ),
+    # gradients
+    "changing norm": Ingredient(
+        gradients="CLIP(model.parameters(), 0.5 if done < 2 else 0.2)", once="clipped", needs=("clips",)
+    ),
+    "norm sometimes": Ingredient(
+        gradients="if done % 2:\n    CLIP(model.parameters(), 0.3)", once="clipped", needs=("clips",)
+    ),
+    "own norm": Ingredient(
+        gradients="norm = CLIP(model.parameters(), 0.5 + 0.1 * epoch)",
+        step='note("norm", float(norm))',
+        once="clipped",
+        needs=("clips",),
+    ),
+    "norm alone": Ingredient(
+        gradients='size = CLIP(model.parameters(), float("inf"))', step='note("size", float(size))'
+    ),
+    "gradients read": Ingredient(
+        gradients='note("gradients", [None if p.grad is None else p.grad.clone() for p in model.parameters()])'
+    ),
+    # weights between updates
+    "projected": Ingredient(step="with torch.no_grad():\n    parameters[-1].clamp_(-0.3, 0.3)"),
+    "lookahead": Ingredient(
+        setup="slow = [p.detach().clone() for p in model.parameters()]",
+        step=(
+            "if done % 2 == 0:\n"
+            "    with torch.no_grad():\n"
+            "        for p, s in zip(model.parameters(), slow):\n"
+            "            s.lerp_(p, 0.5)\n"
+            "            p.copy_(s)"
+        ),
+        needs=("keeps_weights",),
+    ),
+    "best kept": Ingredient(
+        setup="best = None",
+        step=(
+            "if done == 1:\n"
+            "    best = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())\n"
+            "if done == 3:\n"
+            "    model.load_state_dict(best[0])\n"
+            "    optimizer.load_state_dict(best[1])"
+        ),
+        needs=("starts_fresh", "keeps_weights"),
+    ),
+    "saved and loaded": Ingredient(
+        end=(
+            'torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, folder + "/all.pt")\n'
+            'saved = torch.load(folder + "/all.pt")\n'
+            'model.load_state_dict(saved["model"])\n'
+            'optimizer.load_state_dict(saved["optimizer"])'
+        ),
+    ),
+    # other weights during training
+    "new optimizer": Ingredient(end="optimizer.zero_grad()" + _REMADE, needs=("remakes",), once="optimizers"),
+    "new head": Ingredient(
+        classes=_SWAP,
+        end=_first_epoch(
+            "head = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]\n"
+            "torch.manual_seed(1)\n"
+            "swap(model, head, nn.Linear(head.in_features, 3))" + _REMADE
+        ),
+        needs=("remakes", "has_layers"),
+        once="optimizers",
+        replaces=True,
+    ),
+    "lora later": Ingredient(
+        classes=_SWAP + _LORA,
+        end=_first_epoch("torch.manual_seed(1)\nswap(model, layer, Lora(layer))" + _REMADE),
+        needs=("remakes", "has_layers"),
+        once="optimizers",
+        replaces=True,
+    ),
+    "pruned later": Ingredient(
+        end=_first_epoch('prune.l1_unstructured(layer, "weight", 0.4)'),
+        needs=("starts_fresh",),
+        once="parametrized",
+        copied=False,
+        replaces=True,
+    ),
+    "pruned for good": Ingredient(
+        end='prune.l1_unstructured(layer, "weight", 0.2)\nprune.remove(layer, "weight")',
+        once="parametrized",
+        replaces=True,
+    ),
+    "unfrozen later": Ingredient(
+        end=_first_epoch('parameters[0].requires_grad_(True)\noptimizer.add_param_group({"params": parameters[:1]})'),
+        needs=("trains_alone", "no_schedule", "starts_fresh"),
+        once="optimizers",
+    ),
+    # evaluations
+    "evaluated": Ingredient(end=_evaluated("torch.no_grad()")),
+    "evaluated often": Ingredient(step=_evaluated("torch.no_grad()")),
+    "inference mode": Ingredient(step=_evaluated("torch.inference_mode()")),
+    "evaluated with gradients": Ingredient(end=_evaluated("contextlib.nullcontext()")),
+    "evaluated in training": Ingredient(end=_evaluated("torch.no_grad()", "train"), needs=("writes_no_buffers",)),
+    "layer evaluated": Ingredient(
+        end='model.eval()\nwith torch.no_grad():\n    note("layer", layer(torch.ones(2, layer.in_features)).clone())'
+    ),
+    "frozen batch statistics": Ingredient(
+        epoch="for module in model.modules():\n    if isinstance(module, nn.BatchNorm1d):\n        module.eval()"
+    ),
+    "modes of a layer": Ingredient(epoch="layer.train(epoch % 2 == 0)", needs=("has_layers",)),
+}
+
+
+def lines_of(names: Sequence[str], place: str) -> List[str]:
+    """Return what ingredients have for a place of the script."""
+    return [line for name in names for line in getattr(INGREDIENTS[name], place).strip().splitlines()]
