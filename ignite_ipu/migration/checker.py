@@ -68,7 +68,11 @@ def check_paths(paths: Sequence[str], rules: Optional[Iterable[Rule]] = None) ->
     found = discover(paths)
     report = Report(skipped=found.skipped, files=len(found.files))
     files = [path for path, _ in found.files]
-    with _without_collections():
+    with contextlib.ExitStack() as stack:
+        if gc.isenabled():
+            # Each tree would set off collections of garbage. Trees have no circles, and need none.
+            gc.disable()
+            stack.callback(gc.enable)
         checked = on_all_cores(partial(_check_file, chosen), files)
         for _, (findings, suppressed) in zip(following(files, "Checking"), checked):
             report.findings.extend(findings)
@@ -106,17 +110,6 @@ def on_all_cores(function: Callable[[Item], Result], items: Sequence[Item]) -> I
                 f"one of {cores} processes died while they worked on {len(items)} files, as it does when memory "
                 "runs out: name fewer files or folders at a time"
             ) from None
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Leave out the collections of garbage that every tree would set off: trees have no circles, and need none."""
-    enable = gc.enable if gc.isenabled() else gc.disable
-    gc.disable()
-    try:
-        yield
-    finally:
-        enable()
 
 
 def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tuple[List[Finding], int]:

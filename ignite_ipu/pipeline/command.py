@@ -20,7 +20,6 @@ from ignite_ipu.pipeline.planning.comparison import compare, draw_scaling, scale
 from ignite_ipu.pipeline.planning.drawing import write_trace
 from ignite_ipu.pipeline.planning.plan import Plan, text_table
 from ignite_ipu.pipeline.planning.plan_file import load_plan, save_plan
-from ignite_ipu.pipeline.profiling.layers import Granularity
 from ignite_ipu.pipeline.profiling.measure import measure
 
 _MACHINES = {"mk2": MK2, "bow": BOW}
@@ -53,7 +52,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--inference", action="store_true", help="plan inference instead of training")
     parser.add_argument("--global-batch", type=int, help="fix the samples per weight update")
     parser.add_argument(
-        "--granularity", type=_granularity, default="blocks", help="blocks, leaves or a depth (default: blocks)"
+        "--granularity",
+        type=lambda text: int(text) if text.isdigit() else text,
+        default="blocks",
+        help="blocks, leaves or a depth (default: blocks)",
     )
     parser.add_argument("--real", action="store_true", help="measure a real run, for a forward that needs values")
     parser.add_argument("--rows", type=int, default=10, help="plans to list (default: %(default)s)")
@@ -149,7 +151,3 @@ def _size(text: str) -> int:
     if match is None or match.group(2).upper() not in _UNITS:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write it as 900MB or 897MiB")
     return int(float(match.group(1)) * _UNITS[match.group(2).upper()])
-
-
-def _granularity(text: str) -> Granularity:
-    return int(text) if text.isdigit() else text

@@ -44,14 +44,16 @@ class PipelineRequest:
                 or placement contradicts.
         """
         spec, execution, ipus, memory_per_ipu = config.pipeline, config.execution, config.ipus, config.memory_per_ipu
-        others = {"execution": execution, "ipus": ipus, "memory_per_ipu": memory_per_ipu}
+        others: Dict[str, Any] = {"execution": execution, "ipus": ipus, "memory_per_ipu": memory_per_ipu}
         if spec is None:
             for name, value in others.items():
                 if value is not None:
                     raise PlanError(f'{name}={value!r} says nothing without pipeline=; pass pipeline="auto" or layers.')
             return None
         for name in ("ipus", "memory_per_ipu"):
-            _check_positive(name, others[name])
+            number = others[name]
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+                raise PlanError(f"{name} is {number!r}; it must be a number of at least 1.")
         if execution is not None and execution not in EXECUTIONS:
             raise PlanError(f"Execution is {execution!r}.{did_you_mean(str(execution), EXECUTIONS)}")
         if isinstance(spec, str):
@@ -117,13 +119,6 @@ class PipelineRequest:
             # Without the loss's IPU, three may be left of four: an evaluation must not fail after hours of training.
             return replace(self, spec=self.spec.without_loss(), round_up=True)
         return self
-
-
-def _check_positive(name: str, value: Any) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise PlanError(f"{name} is {value!r}; it must be a number of at least 1.")
 
 
 def _check_auto(spec: str, execution: Optional[str], ipus: Optional[int]) -> None:

@@ -6,6 +6,7 @@ import copy
 import os
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple, Union
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +76,7 @@ def _recorded(
         stack.enter_context(modes_kept(model))
         stack.callback(_restore, model, kept)
         # Entering a fake tensor mode makes torch name its compiler's cache directory in the environment.
-        stack.callback(_restore_environment, dict(os.environ))
+        stack.enter_context(mock.patch.dict(os.environ))
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(_plain_operators())
         model.train(training)
@@ -162,11 +163,6 @@ def _plain_operators() -> Iterator[None]:
         attention.enable_flash_sdp(flash)
         attention.enable_mem_efficient_sdp(efficient)
         allow(allowed)
-
-
-def _restore_environment(before: Dict[str, str]) -> None:
-    for name in set(os.environ) - set(before):
-        del os.environ[name]
 
 
 def _restore(model: nn.Module, buffers: Dict[str, Tensor]) -> None:
