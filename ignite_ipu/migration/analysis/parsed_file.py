@@ -99,12 +99,7 @@ class ParsedFile:
 
     @cached_property
     def _calls_by_name(self) -> Dict[str, List[ast.Call]]:
-        found: Dict[str, List[ast.Call]] = {}
-        for call in self.nodes(ast.Call):
-            name = self.names.resolve(call.func)
-            if name is not None:
-                found.setdefault(name, []).append(call)
-        return found
+        return _grouped((self.names.resolve(call.func), call) for call in self.nodes(ast.Call))
 
     def method_calls(self, *methods: str) -> Iterable[Tuple[ast.Call, str]]:
         """Return the calls of methods of these names, each with the source of the object, as `method_calls` does."""
@@ -112,12 +107,8 @@ class ParsedFile:
 
     @cached_property
     def _calls_by_last_name(self) -> Dict[str, List[ast.Call]]:
-        found: Dict[str, List[ast.Call]] = {}
-        for call in self.nodes(ast.Call):
-            name = getattr(call.func, "attr", getattr(call.func, "id", None))
-            if name is not None:
-                found.setdefault(name, []).append(call)
-        return found
+        calls = self.nodes(ast.Call)
+        return _grouped((getattr(call.func, "attr", getattr(call.func, "id", None)), call) for call in calls)
 
     def given(self, function: Function, name: str) -> List[Optional[ast.expr]]:
         """Return what each call of a function, or of the class whose constructor it is, gives a parameter by name."""
@@ -194,15 +185,20 @@ class ParsedFile:
 
     @cached_property
     def values(self) -> Dict[str, List[ast.expr]]:
-        found: Dict[str, List[ast.expr]] = {}
-        for target, value in self.assigned:
-            found.setdefault(target, []).append(value)
-        return found
+        return _grouped(self.assigned)
 
     @cached_property
     def traced(self) -> Set[ast.AST]:
         """The nodes of models, whose `forward` an IPU would compile."""
         return {node for model in self.models for node in walk(model.node)}
+
+
+def _grouped(named: Iterable[Tuple[Optional[str], Node]]) -> Dict[str, List[Node]]:
+    found: Dict[str, List[Node]] = {}
+    for name, node in named:
+        if name is not None:
+            found.setdefault(name, []).append(node)
+    return found
 
 
 def _in_order(groups: List[List[Tuple[ast.Call, str]]]) -> List[Tuple[ast.Call, str]]:

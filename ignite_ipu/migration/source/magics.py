@@ -49,14 +49,12 @@ def hide_magics(source: str) -> Optional[List[str]]:
     named = _CELL_MAGIC.match(source.lstrip())
     if named is not None and _ELSEWHERE.fullmatch(named.group(1)):
         return None
-    hidden = _hidden(lines, _HIDDEN)
-    if parses("\n".join(hidden)):
-        return hidden
     # An indented block of nothing but magics needs a statement.
-    stated = _hidden(lines, _HIDDEN_STATEMENT)
-    if parses("\n".join(stated)):
-        return stated
-    return None if named is not None and named.group(1) not in _RUN_PYTHON else hidden
+    for mark in (_HIDDEN, _HIDDEN_STATEMENT):
+        hidden = _hidden(lines, mark)
+        if parses("\n".join(hidden)):
+            return hidden
+    return None if named is not None and named.group(1) not in _RUN_PYTHON else _hidden(lines, _HIDDEN)
 
 
 def show_magics(lines: Sequence[str]) -> List[str]:
