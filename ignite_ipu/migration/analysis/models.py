@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, Iterator, List, Optional
+from typing import Dict, Iterable, List, Optional
 
 from ignite_ipu.migration.analysis.kinds import Function, Kind, parameters_of
-from ignite_ipu.migration.analysis.names import Names, argument, assignments, constant, dotted, owner_of, walk
+from ignite_ipu.migration.analysis.names import Names, argument, assignments, constant, owner_of, walk
 from ignite_ipu.migration.analysis.tensor_methods import words
 
-# Layers without weights, which a loss may be made of; and those whose names end in Loss.
-_WEIGHTLESS = words(
-    "Module Identity Flatten Softmax LogSoftmax Sigmoid LogSigmoid Tanh ReLU GELU Softplus Dropout CosineSimilarity "
-    "PairwiseDistance AvgPool1d AvgPool2d MaxPool1d MaxPool2d Upsample Unfold"
-)
 _CONTAINERS = words("torch.nn.ModuleList torch.nn.ModuleDict torch.nn.ParameterList torch.nn.ParameterDict")
 TENSOR_FACTORIES = words(
     "torch.arange torch.empty torch.eye torch.from_numpy torch.full torch.linspace torch.logspace torch.ones "
@@ -33,15 +28,13 @@ _REGISTERED = {
 class Model:
     """A class that PyTorch would run as a module, with the file's own models that it inherits from, nearest first.
 
-    `holds` says what its attributes are, inherited ones included, and `values` what `__init__` gives them. It `learns`
-    if it has weights, as far as the file shows; a loss with none is no model that is trained.
+    `holds` says what its attributes are, inherited ones included, and `values` what `__init__` gives them.
     """
 
     node: ast.ClassDef
     bases: List[Model] = field(default_factory=list)
     holds: Dict[str, Kind] = field(default_factory=dict)
     values: Dict[str, ast.expr] = field(default_factory=dict)
-    learns: bool = True
 
     @property
     def name(self) -> str:
@@ -89,7 +82,6 @@ def _visit(
             model.holds.update(base.holds)
             model.values.update(base.values)
         _collect(model, names)
-        model.learns = _learns(model, names)
     return models[name]
 
 
@@ -127,40 +119,6 @@ def _collect(model: Model, names: Names) -> None:
             label = constant(argument(node, "name", 0))
             if isinstance(label, str):
                 model.holds[label] = _REGISTERED[getattr(node.func, "attr", "")]
-
-
-def _learns(model: Model, names: Names) -> bool:
-    """Tell whether a model may have weights: some of what it holds or calls is not known to have none."""
-    if any(base.learns for base in model.bases) or {Kind.PARAMETER, Kind.MODULES} & {*model.holds.values()}:
-        return True
-    parts = {name for name, kind in model.holds.items() if kind is Kind.MODULE}
-    parts |= model.values.keys() & _called_by_self(model.node)
-    made = [names.called(model.values[name]) if name in model.values else None for name in parts]
-    # A name that resolves to nothing is a class of the file.
-    made += [names.resolve(base) for base in model.node.bases if not isinstance(base, ast.Name) or names.resolve(base)]
-    if not all(map(_is_weightless, made)):
-        return True
-    # What changes itself in every call is more than a loss.
-    forward = model.method("forward")
-    helpers = map(model.method, () if forward is None else _called_by_self(forward))
-    return forward is None or any(
-        isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-        for function in filter(None, [forward, *helpers])
-        for node in walk(function)
-    )
-
-
-def _called_by_self(node: ast.AST) -> Iterator[str]:
-    """Yield the attributes of `self` that are called, or of which a part is."""
-    for call in walk(node):
-        names = (dotted(call.func) or "").split(".") if isinstance(call, ast.Call) else []
-        if names[:1] == ["self"] and len(names) > 1:
-            yield names[1]
-
-
-def _is_weightless(name: Optional[str]) -> bool:
-    module, _, last = (name or "").rpartition(".")
-    return module == "torch.nn" and (last in _WEIGHTLESS or last.endswith("Loss"))
 
 
 def _kind(value: ast.expr, names: Names) -> Optional[Kind]:

@@ -72,18 +72,22 @@ class Training:
     @cached_property
     def models(self) -> Set[str]:
         """Variables that hold a model: made, used or annotated as models are, and parameters that are given one."""
-        own = {model.name for model in self.file.models if model.learns}
+        own = {model.name for model in self.file.models if not model.name.endswith("Loss")}
         found: Set[str] = set()
         for target, value in self.file.assigned:
             made = unmoved(value)
             name = self.file.names.called(made) or ""
             local = isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id in own
-            if local or name == "torch.nn.Sequential" or name.startswith("torchvision.models."):
+            if (
+                (local and not self._is_loss(target))
+                or name == "torch.nn.Sequential"
+                or name.startswith("torchvision.models.")
+            ):
                 found.add(target)
         for call, owner in self.file.method_calls("parameters", "train", "eval"):
             # A loss module has modes, too; its name and its place tell it from a model where nothing else does.
             learns = owner_of(call, "parameters") is not None
-            known = owner in ("", "self", *self.losses, *self.own_losses, *found)
+            known = owner in ("", "self", *self.losses, *found)
             if not call.args and not known and (learns or not self._is_loss(owner)):
                 found.add(owner)
         return found | self._parameters(found)
@@ -122,13 +126,6 @@ class Training:
         calls = {id(call): call for call, name in self.file.calls("torch.nn.*") if name.endswith("Loss")}
         made = ((target, id(unmoved(value))) for target, value in self.file.assigned)
         return {target: calls[value] for target, value in made if value in calls}
-
-    @cached_property
-    def own_losses(self) -> Dict[str, ast.Call]:
-        """Variables that hold a module of the file's without weights, such as a loss, moved to a device or not."""
-        weightless = {model.name for model in self.file.models if not model.learns}
-        made = ((target, unmoved(value)) for target, value in self.file.assigned)
-        return {name: call for name, call in made if isinstance(call, ast.Call) and dotted(call.func) in weightless}
 
     @cached_property
     def schedulers(self) -> Dict[str, ast.Call]:

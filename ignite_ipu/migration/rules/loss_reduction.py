@@ -30,9 +30,9 @@ from ignite_ipu.migration.analysis.names import (
     dotted,
     names_bound,
     names_loaded,
+    unmoved,
     walk,
 )
-from ignite_ipu.migration.analysis.training import Training
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.WARNING, Outcome.UNCHANGED
@@ -51,28 +51,22 @@ def check(program: Program) -> Hits:
             continue  # of which something is computed, such as its mean
         if is_loss and reduction in ("sum", "none") and not program.without_gradients(call):
             yield Hit(call, f"the loss is reduced by {reduction!r}; accumulation and replicas average it")
-    for call in _summed_losses(training):
+    reader = _Reader(program)
+    for function in sorted(training.loss_functions):
+        reader.read_called(function)
+    for call in reader.found:
         if not program.without_gradients(call):
             yield Hit(call, "the loss is a sum over the batch; accumulation and replicas average it")
 
 
-def _summed_losses(training: Training) -> List[ast.Call]:
-    """Return the calls of `sum()` that a loss function returns: `((output - y) ** 2).sum()`.
+class _Reader:
+    """Follows a loss through sums, names and the file's own functions to calls of `sum()`: `((output - y) ** 2).sum()`.
 
     A sum that is divided by something is taken for a mean, and one of weights for a penalty.
     """
-    reader = _Reader(training)
-    for name in sorted(training.loss_functions):
-        reader.read_called(name)
-    return reader.found
 
-
-class _Reader:
-    """Follows a loss through sums, names and the file's own functions."""
-
-    def __init__(self, training: Training) -> None:
-        self._training = training
-        self._file = training.file
+    def __init__(self, file: Program) -> None:
+        self._file = file
         self._seen: Set[Tuple[int, str]] = set()
         self.found: List[ast.Call] = []
 
@@ -92,9 +86,9 @@ class _Reader:
         """Look at what a function of the file returns, or the forward of a loss module's class."""
         function = self._file.functions.get(name)
         if function is None:
-            made = self._training.own_losses.get(name)
-            kind = None if made is None else dotted(made.func)
-            function = next((model.method("forward") for model in self._file.models if model.name == kind), None)
+            made = map(unmoved, self._file.values.get(name, ()))
+            kinds = {dotted(value.func) for value in made if isinstance(value, ast.Call)}
+            function = next((model.method("forward") for model in self._file.models if model.name in kinds), None)
         if function is None or (id(function), "") in self._seen:
             return
         self._seen.add((id(function), ""))
