@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
-from typing import Any, Dict, Iterator, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional
 
 import numpy as np
 import torch
@@ -44,18 +43,6 @@ def write_random_states(states: Mapping[str, Any], generator: Optional[torch.Gen
     np.random.set_state((numpy["kind"], keys, numpy["position"], numpy["has_gauss"], numpy["gauss"]))
     if generator is not None and "generator" in states:
         generator.set_state(states["generator"])
-
-
-@contextlib.contextmanager
-def random_states_kept(*generators: Optional[torch.Generator]) -> Iterator[None]:
-    """Put back the states of all generators, these among them, after the `with` block."""
-    states, own = read_random_states(), [(each, each.get_state()) for each in generators if each is not None]
-    try:
-        yield
-    finally:
-        write_random_states(states)
-        for generator, state in own:
-            generator.set_state(state)
 
 
 def read_device_states(path: str) -> List[Optional[List[int]]]:

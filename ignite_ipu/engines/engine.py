@@ -12,7 +12,7 @@ from ignite.engine import Engine, Events, State
 from ignite.handlers import Checkpoint
 from torch.utils.data import DataLoader, IterableDataset
 
-from ignite_ipu.checkpoints.random_states import random_states_kept, read_random_states, write_random_states
+from ignite_ipu.checkpoints.random_states import read_random_states, write_random_states
 from ignite_ipu.engines.counting import Counts
 from ignite_ipu.engines.loaders import Loaders
 from ignite_ipu.engines.resume.accumulations import Accumulations, plain_values, same_values
@@ -20,6 +20,7 @@ from ignite_ipu.engines.resume.position import DataPosition, DeterministicRuns
 from ignite_ipu.engines.steps import IPUStep
 from ignite_ipu.errors import logger
 from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.session.executables import Executable, PathLike
@@ -114,14 +115,14 @@ class IPUEngine(Engine):
         self._step.program().take(Executable(path))
 
     def _compiled(self, batch: Any) -> ModelProgram:
-        with random_states_kept():
+        with draws_put_back():
             return self._step.compile(self.one_batch(batch))
 
     def one_batch(self, data: Any) -> Any:
         """Return the first batch of a `DataLoader` that fills a device call; other data is taken for such a batch."""
         if not isinstance(data, DataLoader):
             return data
-        with random_states_kept(data.generator, getattr(data.sampler, "generator", None)):
+        with draws_put_back(data.generator, getattr(data.sampler, "generator", None)):
             return next(iter(self._swapped(data)))
 
     def prepared(self, batch: Any) -> Any:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import traceback
 import weakref
-from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Tuple
 
-import ignite
 import torch
 from ignite.engine import Engine
 
-import ignite_ipu
 from ignite_ipu.errors import SessionError, logger
 from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
 from ignite_ipu.program.tensors.trees import tensors_in
+from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession, session_of
@@ -22,7 +19,6 @@ from ignite_ipu.session.session import IPUSession, session_of
 __all__ = ["Recompilation", "RecompileWatch"]
 
 _PLAIN = (bool, int, float, str, list, tuple, dict)
-_LIBRARIES = tuple(str(Path(str(package.__file__)).parent) for package in (ignite, ignite_ipu, torch))
 
 
 class Recompilation(NamedTuple):
@@ -98,7 +94,7 @@ class RecompileWatch:
         last = self._seen.get(key)
         self._seen[key] = iteration, facts
         if last is not None:
-            found = Recompilation(name, iteration, last[0], _changes(last[1], facts), _users_line())
+            found = Recompilation(name, iteration, last[0], _changes(last[1], facts), str(current_line()))
             self.found.append(found)
             logger.warning("%s", found)
 
@@ -170,11 +166,3 @@ def _changes(before: Dict[str, str], now: Dict[str, str]) -> List[str]:
         for name in {**before, **now}
         if before.get(name) != now.get(name)
     ]
-
-
-def _users_line() -> str:
-    """Return the innermost place on the stack that is not in a library."""
-    for frame in reversed(traceback.extract_stack()):
-        if not frame.filename.startswith((*_LIBRARIES, "<")):
-            return f"{frame.filename}:{frame.lineno}"
-    return "an unknown place"

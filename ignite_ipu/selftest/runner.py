@@ -15,7 +15,7 @@ from typing import Callable, Iterator, List
 from ignite.utils import manual_seed
 
 from ignite_ipu import backend
-from ignite_ipu.checkpoints.random_states import random_states_kept
+from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.selftest.bench import Bench
 from ignite_ipu.selftest.promises import Promise, Skipped
 from ignite_ipu.selftest.report import FAILED, SKIPPED, Outcome
@@ -52,7 +52,7 @@ def run(promise: Promise, ipus: int) -> Outcome:
         return Outcome(promise, SKIPPED, needed)
     outcome = Outcome(promise)
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="ignite-ipu-selftest-") as folder, random_states_kept(), _heard(outcome):
+    with tempfile.TemporaryDirectory(prefix="ignite-ipu-selftest-") as folder, draws_put_back(), _heard(outcome):
         manual_seed(_SEED)
         _try_on_a_bench(promise, outcome, Path(folder))
         # An executor and its optimizer hold each other, and the IPUs with them.

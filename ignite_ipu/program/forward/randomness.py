@@ -8,7 +8,7 @@ import operator
 import pickle
 import random
 from types import GeneratorType
-from typing import Any, Hashable, Iterator, List, Sequence, Tuple
+from typing import Any, Hashable, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -24,15 +24,18 @@ SEED = 0x1691_7E19_0
 
 
 @contextlib.contextmanager
-def draws_put_back() -> Iterator[None]:
-    """Let Python's, numpy's and torch's own generators go on after the `with` block as if nothing had been drawn."""
+def draws_put_back(*generators: Optional[torch.Generator]) -> Iterator[None]:
+    """Let Python's, numpy's and torch's own generators, and these, go on after the `with` block as before it."""
     python, of_numpy = random.getstate(), np.random.get_state()
+    others = [(each, each.get_state()) for each in generators if each is not None]
     with torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
             random.setstate(python)
             np.random.set_state(of_numpy)
+            for generator, state in others:
+                generator.set_state(state)
 
 
 def generator_states() -> Tuple[Hashable, Hashable]:

@@ -11,14 +11,13 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from ignite_ipu.errors import LostEditError, logger
+from ignite_ipu.errors import LostEditError, listed, logger
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import named_tensors, plain, version_of, with_tensors
 from ignite_ipu.session.hooks import IPUEvents, SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker, is_kept, unwatch_parameters, watch_parameters
 
-_MOST_NAMES = 3
 Counted = Sequence[Tuple[torch.Tensor, int]]
 """Counters of batches, and by how much one forward advances each."""
 
@@ -239,11 +238,11 @@ class Weights:
         if self._lost:
             names, self._lost = self._lost, []
             self._versions = _count_edits(self._tensors)
-            shown = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
             raise LostEditError(
-                f"{shown} of the model was written through a tensor that shares its memory (what detach(), a view or "
-                "an index returned before the last training step), while the newest weights were on the device: the "
-                "write is lost. Write into the parameter itself, or take the sharing tensor again after each step."
+                f"{listed(names)} of the model was written through a tensor that shares its memory (what detach(), a "
+                "view or an index returned before the last training step), while the newest weights were on the "
+                "device: the write is lost. Write into the parameter itself, or take the sharing tensor again after "
+                "each step."
             )
         if not edited:
             return False
@@ -336,9 +335,7 @@ class Weights:
     def put_back(self, copies: Sequence[torch.Tensor]) -> None:
         """Make copies that `read` returned the newest weights, when those on the device are lost."""
         self.counters.forget()
-        with torch.no_grad():
-            for tensor, copy in zip(self._tensors, copies):
-                plain(tensor).copy_(copy)
+        self._put(list(zip(map(plain, self._tensors), copies)))
         self.host_changed()
 
     @contextlib.contextmanager
