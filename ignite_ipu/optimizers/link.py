@@ -102,34 +102,25 @@ class OptimizerLink:
         """Return what differs from what the device was told last, in O(number of groups)."""
         return self._numbers.changes()
 
-    def push(self, executor: Executor) -> Tuple[Change, ...]:
+    def push(self, executor: Optional[Executor] = None) -> Tuple[Change, ...]:
         """Tell the device what changed, if anything did; returns it.
 
         Before the model is compiled everything may change. After that a constant may not: `ConstantAttributeError` is
-        raised and nothing sent.
+        raised and nothing sent. There is no executor before a model is wrapped, when PopTorch reads the optimizer.
         """
         if self._shown is not None:
             self._send_edits()
         changes = self._numbers.changes()
         if changes:
-            compiled = executor.isCompiled()
-            constants = {change.attribute for change in changes} - self.conversion.variable
-            self._send(changes, constants if compiled else self.conversion.kind.settled, executor)
+            constants: Collection[str] = self.conversion.kind.settled
+            if executor is not None and executor.isCompiled():
+                constants = {change.attribute for change in changes} - self.conversion.variable
+            self._send(changes, constants, executor)
         elif self._scaling != self._numbers.told.loss_scaling:
             self._rescale(self._numbers.told.loss_scaling)
         return changes
 
-    def prepare(self) -> Tuple[Change, ...]:
-        """Write every changed value, constants too, into the device's optimizer; returns the changes.
-
-        For use before a model is wrapped: PopTorch reads the optimizer then, and compiles the constants it finds.
-        """
-        self._send_edits()
-        changes = self._numbers.changes()
-        self._send(changes, self.conversion.kind.settled)
-        return changes
-
-    def _send(self, changes: Sequence[Change], constants: Collection[str], executor: Optional[Executor] = None) -> None:
+    def _send(self, changes: Sequence[Change], constants: Collection[str], executor: Optional[Executor]) -> None:
         numbers = self._numbers
         numbers.refuse(changes, constants)
         # torch leaves the momentum's buffers alone while momentum is zero, and the device does not.

@@ -348,7 +348,7 @@ class IPUSession:
                 trained.check_any_trained()
             with programs.loading(program):
                 if executor is None:
-                    link.prepare()
+                    link.push()
                 executor = program.load(leaves, batch)
         if link.push(executor):
             self.hooks.fire(IPUEvents.OPTIMIZER_SENT)

@@ -82,7 +82,7 @@ class Trained:
     def replace(self, step: BatchStep, options: Options, keep: bool) -> None:
         """Train by another program from now on, with the weights and the optimizer's state of the one before.
 
-        To `keep` is to keep that for `resume`, if it is compiled and no parameters were frozen or unfrozen.
+        `keep` keeps that for `resume`, if it is compiled and no parameters were frozen or unfrozen.
         """
         check_ipus(options)
         program, changed = self.program, bool(self._trainable.change())

@@ -191,7 +191,7 @@ def test_what_the_conversion_settled_cannot_change_before_compilation_either(nam
     if name not in optimizer.param_groups[0]:
         pytest.skip(f"torch.optim.Adam of this PyTorch has no {name}")
     optimizer.param_groups[0][name] = not optimizer.param_groups[0][name]
-    for send in (link.prepare, lambda: link.push(Executor(compiled=False))):
+    for send in (link.push, lambda: link.push(Executor(compiled=False))):
         with pytest.raises(ConstantAttributeError, match=name):
             send()
 
@@ -217,9 +217,9 @@ def test_a_model_that_is_wrapped_anew_takes_every_value() -> None:
     """PopTorch reads the optimizer when it wraps the model: constants are compiled anew, nothing needs sending."""
     _, optimizer, link = linked(momentum_sgd)
     optimizer.param_groups[0]["weight_decay"] = 0.1
-    assert link.prepare() == (Change(0, "weight_decay", 0.0, 0.1),)
+    assert link.push() == (Change(0, "weight_decay", 0.0, 0.1),)
     assert link.conversion.optimizer.param_groups[0]["weight_decay"] == 0.1
-    assert link.prepare() == () and link.push(Executor()) == ()
+    assert link.push() == () and link.push(Executor()) == ()
 
 
 def test_a_refused_description_is_taken_back() -> None:

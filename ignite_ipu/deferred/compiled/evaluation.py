@@ -218,7 +218,7 @@ class _Evaluated(torch.autograd.Function):
 def with_gradients(output: Any, arguments: Any, trained: bool) -> Any:
     """Let the output of a model require gradients as natively, so that no step takes its tensors for constants.
 
-    They are those of what it was called with, and of the model's weights if an optimizer has some: if it is `trained`.
+    They may be asked of the arguments, and of the model's weights if an optimizer has some (`trained`).
     """
     with torch._C.DisableTorchFunctionSubclass():
         differentiated = [tensor for tensor in leaves_in(arguments) if tensor.requires_grad]

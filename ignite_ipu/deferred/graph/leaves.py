@@ -118,7 +118,10 @@ class Input:
         self.tensor, self.weight, self.parameter, self.model = self.weight, None, parameter, model
 
     def check(self, line: Line, late: bool = False) -> None:
-        """Refuse a tensor that was written into since a line recorded it; `late` for a value of no loss."""
+        """Refuse a tensor that was written into since a line recorded it.
+
+        It is `late` where the host computes with it, for somebody who reads a value that is no part of the loss.
+        """
         if self.parameter is not None:
             return
         if type(self.tensor) is not torch.Tensor:

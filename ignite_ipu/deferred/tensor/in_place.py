@@ -63,7 +63,10 @@ def out_of_place(name: str) -> Optional[Callable[..., Any]]:
 
 
 def recorded_as(name: str, target: torch.Tensor, value: Optional[Value]) -> Callable[..., Any]:
-    """Return what is recorded for a function that writes into a tensor, the host's without a value; refuse some."""
+    """Return the function that is recorded for one that writes into a tensor; refuse those for which there is none.
+
+    The tensor stands for `value`, a tensor of the host for None.
+    """
     plain, line = out_of_place(name), current_line()
     if name == "requires_grad_":
         raise CaptureError(
