@@ -173,7 +173,7 @@ class BatchStep(nn.Module):
                 inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in kept]
                 recorder.mark([*tensors_in(inputs), *variable])
                 # Later calls are compared with the first one, operator by operator.
-                recorder.writes = None if checked else WeightWriteGuard(self.model)
+                recorder.writes = None if checked else WeightWriteGuard(self.model, dict(self.model.named_buffers()))
                 with recorder:
                     result = self.forward(*inputs)
                 checked = True

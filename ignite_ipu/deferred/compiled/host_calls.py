@@ -8,7 +8,7 @@ tells. Made in a trace, it would be the device's, and no code on the host could 
 from __future__ import annotations
 
 import random
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -141,8 +141,9 @@ def called_on_host(
     """Call a model on the host, without a trace in its weights, its buffers, its arguments or randomness.
 
     `places` are where it leaves tensors for others, as far as these are known. A `CaptureError` where its code changes
-    in every call what a compiled program would not, Python values, its arguments or buffers of integers, or puts other
-    tensors in the place of buffers; a `LossError` where it registers hooks on gradients.
+    in every call what a compiled program would not, Python values or its arguments, or puts other tensors in the place
+    of buffers; a `SessionError` where it writes into weights or into buffers that are no floats; a `LossError` where it
+    registers hooks on gradients.
     """
     # A touch of a weight in the call would download them, buffers too, into what stands there for the call.
     weights.to_host()
@@ -169,7 +170,7 @@ def called_on_host(
             raise CaptureError(what + _CHANGES_ARGUMENT) from None
         random = torch.get_rng_state()
         before_last[:] = [LeftBehind(model, state, words)]
-        recorder.writes = WeightWriteGuard(model)
+        recorder.writes = WeightWriteGuard(model, buffers)
         with GradientHookGuard(), ForwardGuard(), recorder:
             # Which leaves there what it finds in the place of each buffer afterwards.
             output = torch.func.functional_call(model, left_there, args, kwargs)
@@ -210,24 +211,9 @@ def called_on_host(
     owners = {path.rpartition(".")[0] for path in written}
     norms = {path for path in owners if isinstance(model.get_submodule(path), _NormBase)}
     writes = [path for path in buffers if path in written or path.rpartition(".")[0] in norms]
-    _refuse_counters(model, {path: before[path].dtype for path in writes}, what)
     with torch._C.DisableTorchFunctionSubclass():
         shared = [tensor.untyped_storage()._cdata for tensor in (*copies, *buffers.values(), *model.parameters())]
     return HostCall(results, writes, bool(drawn), frozenset(shared), places)
-
-
-def _refuse_counters(model: nn.Module, written: Mapping[str, torch.dtype], what: str) -> None:
-    for path, dtype in written.items():
-        owner, _, attribute = path.rpartition(".")
-        norm = model.get_submodule(owner)
-        if isinstance(norm, _NormBase) and attribute == "num_batches_tracked" and norm.momentum is not None:
-            continue  # nothing is computed from it
-        if not dtype.is_floating_point:
-            raise CaptureError(
-                f"{what} writes into the buffer {path} of type {dtype}, but PopTorch compiles buffers in that are no "
-                "floats: it would keep its value. Make it a torch.float32 buffer; or count in the loop, and pass the "
-                "number to the model as a tensor. (A BatchNorm counts for momentum=None: give it a momentum.)"
-            )
 
 
 def _was_written(buffer: torch.Tensor, before: torch.Tensor) -> bool:
@@ -250,7 +236,7 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
     with session.weights.put_back_unnoticed():
         try:
             with EAGER, without_generation_cache(model), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-                with WeightWriteGuard(model):
+                with WeightWriteGuard(model, {}):
                     model(*args, **kwargs)
         except SessionError:
             raise

@@ -1,11 +1,12 @@
-"""Writes of a forward into its weights, which a compiled program would make into copies that nobody sees."""
+"""Writes of a forward that a compiled program would not keep: into weights, and into buffers that are no floats."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -14,14 +15,23 @@ from ignite_ipu.program.user_code import current_line
 
 
 class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses operators that write into a model's weights, under whatever alias, in its `with` block on the host."""
+    """Refuses operators that write into a model's weights, under whatever alias, in its `with` block on the host.
 
-    def __init__(self, model: nn.Module) -> None:
+    Also into those of `buffers` that are no floats, unless they are counters of normalisations from which nothing is
+    computed.
+    """
+
+    def __init__(self, model: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         with torch._C.DisableTorchFunctionSubclass():
             weights: Any = model.named_parameters()
-            self._names: Dict[Optional[int], str] = {
+            self._weights: Dict[Optional[int], str] = {
                 weight.untyped_storage()._cdata: name for name, weight in weights if not is_lazy(weight)
+            }
+            self._constants: Dict[Optional[int], str] = {
+                buffer.untyped_storage()._cdata: f"{name} of type {buffer.dtype}"
+                for name, buffer in buffers.items()
+                if not (is_lazy(buffer) or buffer.is_floating_point() or _is_idle(model, name))
             }
 
     @classmethod
@@ -42,10 +52,23 @@ class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
             value = args[place] if place < len(args) else kwargs.get(argument.name)
             for tensor in value if isinstance(value, (list, tuple)) else [value]:
                 memory = tensor.untyped_storage()._cdata if isinstance(tensor, torch.Tensor) else None
-                if memory in self._names:
+                if memory in self._constants:
                     raise SessionError(
-                        f"A forward writes into the weight {self._names[memory]} at {current_line()}, and a compiled "
+                        f"A forward writes into the buffer {self._constants[memory]} at {current_line()}, but PopTorch "
+                        "compiles buffers in that are no floats: it would keep its value. Make it a torch.float32 "
+                        "buffer; or count in the loop, and pass the number to the model as a tensor. (A BatchNorm "
+                        "counts for momentum=None: give it a momentum.)"
+                    )
+                if memory in self._weights:
+                    raise SessionError(
+                        f"A forward writes into the weight {self._weights[memory]} at {current_line()}, and a compiled "
                         "program would write into a copy that nobody sees. Write it in the loop, before the model is "
                         "called: under torch.no_grad(), weight.copy_(...); or compute with what it would be "
                         "(w = F.normalize(weight))."
                     )
+
+
+def _is_idle(model: nn.Module, name: str) -> bool:
+    owner, _, attribute = name.rpartition(".")
+    norm = model.get_submodule(owner)
+    return isinstance(norm, _NormBase) and attribute == "num_batches_tracked" and norm.momentum is not None
