@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Collection, Hashable, List, Sequence, Tuple
+from typing import Collection, Hashable, Iterator, List, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -18,45 +18,6 @@ from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import is_users_file
 from ignite_ipu.session.weights.tracker import Weights
-
-
-class CompiledBuffers:
-    """Constants that one compiled program has of its module's buffers: those of integers and booleans.
-
-    PopTorch compiles them in, so that writes on the host never reach it: an index that is permuted, a mask, a table.
-    Which of them it reads, the names in the user's code (`words`) tell.
-    """
-
-    def __init__(self, step: nn.Module, words: Collection[str], weights: Weights) -> None:
-        self._weights = weights
-        self._seen = weights.edits
-        self._compiled: List[Tuple[str, torch.Tensor, torch.Tensor]] = []
-        for path, module in step.named_modules():
-            for kind in ("_buffers", "_parameters"):
-                for name, tensor in module.__dict__[kind].items():
-                    if tensor is not None and not plain(tensor).is_floating_point() and _is_used(module, name, words):
-                        full = f"{path}.{name}" if path else name
-                        self._compiled.append((full, tensor, plain(tensor).clone()))
-
-    def changed(self) -> List[str]:
-        """Return the names of those that have other values now; looks at them only after a write on the host."""
-        edits = self._weights.edits
-        if edits == self._seen or not self._compiled:
-            return []
-        names = [name for name, tensor, value in self._compiled if not torch.equal(plain(tensor), value)]
-        if not names:
-            self._seen = edits
-        return names
-
-
-def _is_used(module: nn.Module, name: str, words: Collection[str]) -> bool:
-    """Tell whether a program may depend on a buffer; PyTorch's counters of batches and of averages it does not."""
-    if isinstance(module, _NormBase) and name == "num_batches_tracked":
-        return module.momentum is None
-    if isinstance(module, AveragedModel) and name == "n_averaged":
-        return False
-    code = getattr(type(module).forward, "__code__", None)
-    return code is None or not is_users_file(code.co_filename) or name in words
 
 
 class CompiledProgram:
@@ -82,7 +43,8 @@ class CompiledProgram:
         self._traced: List[Hashable] = self._python.values()
         self._traced_modes = modes_of(step)
         self._modes: List[bool] = []
-        self.constants = CompiledBuffers(step, self._python.words, weights)
+        self._weights, self._edits = weights, weights.edits
+        self._buffers = list(_compiled_in(step, self._python.words))
 
     def set_modes(self) -> None:
         """Put the user's model in its mode; calls none of its code where no module's mode has changed since."""
@@ -104,6 +66,16 @@ class CompiledProgram:
             return []
         return [name for name in attributes.changed(self._traced) if name not in self._changed]
 
+    def changed_buffers(self) -> List[str]:
+        """Return the names of buffers that have other values now; looks at them only after a write on the host."""
+        edits = self._weights.edits
+        if edits == self._edits or not self._buffers:
+            return []
+        names = [name for name, tensor, value in self._buffers if not torch.equal(plain(tensor), value)]
+        if not names:
+            self._edits = edits
+        return names
+
     def computed_otherwise(self) -> str:
         """Return in words what a call on the host computes otherwise than when this was compiled; empty for nothing.
 
@@ -116,3 +88,25 @@ class CompiledProgram:
             found = self.retrace.again()
         kept.put_back(always=True)
         return found
+
+
+def _compiled_in(step: nn.Module, words: Collection[str]) -> Iterator[Tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yield the buffers of integers and booleans that a program reads, by the names in its code, with their values.
+
+    PopTorch compiles them in, so that writes on the host never reach it: an index that is permuted, a mask, a table.
+    """
+    for path, module in step.named_modules():
+        for kind in ("_buffers", "_parameters"):
+            for name, tensor in module.__dict__[kind].items():
+                if tensor is not None and not plain(tensor).is_floating_point() and _is_used(module, name, words):
+                    yield f"{path}.{name}" if path else name, tensor, plain(tensor).clone()
+
+
+def _is_used(module: nn.Module, name: str, words: Collection[str]) -> bool:
+    """Tell whether a program may depend on a buffer; PyTorch's counters of batches and of averages it does not."""
+    if isinstance(module, _NormBase) and name == "num_batches_tracked":
+        return module.momentum is None
+    if isinstance(module, AveragedModel) and name == "n_averaged":
+        return False
+    code = getattr(type(module).forward, "__code__", None)
+    return code is None or not is_users_file(code.co_filename) or name in words

@@ -80,7 +80,7 @@ class ModelChanges:
         traced = program.traced
         if traced is None:
             return
-        changed = traced.constants.changed()
+        changed = traced.changed_buffers()
         if changed:
             self._replace(program, changed, _BUFFERS_CHANGED)
         elif traced.retrace.is_due:

@@ -15,7 +15,7 @@ from ignite_ipu.errors import SessionError, logger
 from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.optimizers.link import OptimizerLink, check_parameters
 from ignite_ipu.poptorch_types import Executor, Options
-from ignite_ipu.program.forward.gradients import GradientHooks
+from ignite_ipu.program.forward.gradients import problem_of_hooks
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.options import check_ipus
@@ -75,7 +75,8 @@ class IPUSession:
         self.evaluations: List[ModelProgram] = programs.evaluations
         self.inference = Inference(programs)
         self.data: Optional[str] = None
-        self._gradient_hooks = GradientHooks(model)
+        # How many handles of hooks PyTorch had given out when there were none on gradients.
+        self._hooks_handles = -1
         self._looks = 0
         self.serve(model)
 
@@ -338,10 +339,11 @@ class IPUSession:
         programs = self._programs
         trained = programs.trained or self.with_trainer()
         program, link, executor = trained.program, trained.link, trained.program.executor
-        if self._gradient_hooks.handles != RemovableHandle.next_id:
-            problem = self._gradient_hooks.problem()
+        if self._hooks_handles != RemovableHandle.next_id:
+            problem = problem_of_hooks(self.model)
             if problem is not None:
                 raise SessionError(problem)
+            self._hooks_handles = RemovableHandle.next_id
         programs.shared.take_over()
         if executor is None or not executor.isAttachedToDevice():
             if not program.compiled:

@@ -7,7 +7,7 @@ two of them need, as a generator's call for the discriminator's update and then 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Protocol, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -91,13 +91,6 @@ def gradient_path(value: Value) -> Dict[Operation, None]:
     )
 
 
-class _Turn(Protocol):
-    """Updates of another optimizer."""
-
-    reach: Optional[Reach]
-    stepped: int
-
-
 @dataclasses.dataclass(frozen=True)
 class Older:
     """Weights of one optimizer before its step, taken when `CLOCK` showed a number."""
@@ -109,27 +102,6 @@ class Older:
     def of(cls, session: IPUSession, own: FrozenSet[int]) -> Older:
         session.weights.to_host()
         return cls(CLOCK.now, [(each, plain(each).clone()) for each in session.weights.tensors if id(each) in own])
-
-
-def older_values(operations: Sequence[Operation], older: Mapping[Any, Older], others: Iterable[_Turn]) -> Values:
-    """Return the weights of other optimizers with which operations were recorded, where these have stepped since."""
-    values: Values = []
-    for other in others:
-        assert other.reach is not None
-        used = [operation for operation in operations if other.reach.uses(operation)]
-        stale = [operation for operation in used if operation.number <= other.stepped]
-        if not stale:
-            continue
-        known = older.get(other)
-        if known is None or any(operation.number > known.taken for operation in used):
-            raise CaptureError(
-                f"The update at {current_line()} needs what was computed at {stale[0].line} with weights that another "
-                "optimizer has changed since, and a device computes a loss together with its update. Compute it after "
-                "that optimizer's step(), or call backward() on it before, and step() of both without another in "
-                "between."
-            )
-        values += known.values
-    return values
 
 
 def keep_buffers(

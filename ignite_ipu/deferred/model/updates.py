@@ -17,7 +17,7 @@ from ignite_ipu.deferred.graph.owners import Captured, held_by
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.device_gradients import DeviceGradients, refuse_uncleared
 from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, incomplete
-from ignite_ipu.deferred.model.turns import Older, Reach, begin_again, forget, gradient_path, keep_buffers, older_values
+from ignite_ipu.deferred.model.turns import Older, Reach, Values, begin_again, forget, gradient_path, keep_buffers
 from ignite_ipu.deferred.model.writes import BufferWrites, WeightEdits
 from ignite_ipu.deferred.tensor.device_gradient import DeviceGradient
 from ignite_ipu.deferred.tensor.routing import has_gone_backward
@@ -381,7 +381,7 @@ class Updates:
             return trains and (operation not in path or operation in awaited)
 
         operations = [operation for loss in chosen for operation in loss.operations]
-        values = older_values(operations, self._older, others)
+        values = self._older_values(operations)
         values += begin_again(operations)
         keep_buffers(operations, awaited, keeps, weights)
         self._older.clear()
@@ -389,6 +389,26 @@ class Updates:
             self.training.run(chosen, keeps)
         self.stepped = CLOCK.now
         forget(path - awaited)
+
+    def _older_values(self, operations: Sequence[Operation]) -> Values:
+        """Return the weights of other optimizers with which operations were recorded, if these have stepped since."""
+        values: Values = []
+        for other in self._others:
+            assert other.reach is not None
+            used = [operation for operation in operations if other.reach.uses(operation)]
+            stale = [operation for operation in used if operation.number <= other.stepped]
+            if not stale:
+                continue
+            known = self._older.get(other)
+            if known is None or any(operation.number > known.taken for operation in used):
+                raise CaptureError(
+                    f"The update at {current_line()} needs what was computed at {stale[0].line} with weights that "
+                    "another optimizer has changed since, and a device computes a loss together with its update. "
+                    "Compute it after that optimizer's step(), or call backward() on it before, and step() of both "
+                    "without another in between."
+                )
+            values += known.values
+        return values
 
     def keep_older(self, stepping: Updates) -> None:
         """Keep the weights that another optimizer is about to change, if what is pending was computed with them."""

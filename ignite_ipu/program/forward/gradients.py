@@ -15,7 +15,6 @@ from unittest import mock
 import torch
 from torch import nn
 from torch.nn.modules import module as _of_all_modules
-from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu import backend
 from ignite_ipu.errors import LossError, listed
@@ -59,35 +58,15 @@ class GradientHookGuard(FunctionGuard):
             raise LossError(f"The model's forward calls {func.__name__}() on a tensor of shape {shape}, {_REMEDY}")
 
 
-class GradientHooks:
-    """Finds the hooks on gradients of one model; next to nothing is done while PyTorch registers no hooks.
-
-    PyTorch had given out so many `handles` of hooks when there were none on gradients.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self.handles = -1
-
-    def problem(self) -> Optional[str]:
-        """Return why the model cannot be trained with its hooks, None if it has none on gradients."""
-        names = self._hooked()
-        if not names:
-            self.handles = RemovableHandle.next_id
-            return None
-        return f"Hooks on gradients are registered on {listed(names)}, {_REMEDY}"
-
-    def _hooked(self) -> List[str]:
-        with torch._C.DisableTorchFunctionSubclass():
-            names = [
-                name for name, tensor in self._model.named_parameters() if any(hooks(tensor) for hooks in _OF_TENSORS)
-            ]
-        names += [
-            path or "the model"
-            for path, module in self._model.named_modules()
-            if any(module.__dict__.get(kind) for kind in _OF_MODULES)
-        ]
-        return [*names, "all modules"] if any(_ON_ALL) else names
+def problem_of_hooks(model: nn.Module) -> Optional[str]:
+    """Return why a model cannot be trained with its hooks, None if it has none on gradients."""
+    with torch._C.DisableTorchFunctionSubclass():
+        names = [name for name, tensor in model.named_parameters() if any(hooks(tensor) for hooks in _OF_TENSORS)]
+    for path, module in model.named_modules():
+        if any(module.__dict__.get(kind) for kind in _OF_MODULES):
+            names.append(path or "the model")
+    names += ["all modules"] if any(_ON_ALL) else []
+    return f"Hooks on gradients are registered on {listed(names)}, {_REMEDY}" if names else None
 
 
 @contextlib.contextmanager
