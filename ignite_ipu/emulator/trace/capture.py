@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
 import torch
 from torch import fx
+from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import BackwardHook
 
@@ -364,19 +365,11 @@ def _forward_only() -> Iterator[None]:
             yield
 
 
-class _Context:
+class _Context(FunctionCtx):
     """Takes what a forward wants to keep for the backward."""
 
-    saved_tensors: Tuple[torch.Tensor, ...] = ()
     needs_input_grad: Tuple[bool, ...] = ()
 
-    def save_for_backward(self, *tensors: torch.Tensor) -> None:
-        self.saved_tensors = tensors
-
-    def mark_dirty(self, *tensors: torch.Tensor) -> None:
-        pass
-
-    mark_non_differentiable = mark_dirty
-
-    def set_materialize_grads(self, value: bool) -> None:
-        pass
+    @property
+    def saved_tensors(self) -> Tuple[torch.Tensor, ...]:
+        return getattr(self, "to_save", ())
