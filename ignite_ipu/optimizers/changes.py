@@ -60,7 +60,8 @@ class HyperParameters:
         found = []
         if seen != self._seen:
             values = self._values()
-            self._seen = seen if values == self.told.groups and not _may_change_in_place(seen) else []
+            fixed = all(isinstance(value, (float, int, tuple)) for given in seen for value in given)
+            self._seen = seen if fixed and values == self.told.groups else []
             for number, (names, old, new) in enumerate(zip(self._names, self.told.groups, values)):
                 found += [Change(number, *change) for change in zip(names, old, new) if change[1] != change[2]]
         loss_scaling = self._loss_scaling()
@@ -127,10 +128,6 @@ class HyperParameters:
                 setattr(self._device, change.attribute, value)
             else:
                 self._device.param_groups[change.group][change.attribute] = value
-
-
-def _may_change_in_place(groups: Sequence[Any]) -> bool:
-    return not all(isinstance(value, (float, int, tuple)) for values in groups for value in values)
 
 
 def _constant_changed(change: Change, conversion: Conversion) -> ConstantAttributeError:

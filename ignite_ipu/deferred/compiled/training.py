@@ -339,8 +339,9 @@ class CapturedTraining:
         """Make the program that serves from now on, and return what it will be compiled for when it runs."""
         modes = self._own_modes(self.modes.now())
         if modes != wanted.modes:
+            called_at = next(step.line for step in wanted.graph.steps if step.function is None)
             raise CaptureError(
-                f"The model was called at {wanted.graph.called_at}, and before the update of that call at "
+                f"The model was called at {called_at}, and before the update of that call at "
                 f"{current_line()} {wanted.modes.difference(modes)}. The device makes both together, and is compiled "
                 "with the model as it is now. Change it after optimizer.step(), or before the call."
             )

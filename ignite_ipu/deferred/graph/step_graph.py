@@ -65,10 +65,6 @@ class StepGraph:
         """Equal for graphs that compile to the same program."""
         return (tuple([step.key for step in self.steps]), self.losses, self.inputs)
 
-    @property
-    def called_at(self) -> Line:
-        return next(step.line for step in self.steps if step.function is None)
-
     @functools.cached_property
     def body(self) -> Hashable:
         """Equal for graphs that differ in the shapes of tensors alone, as that of an incomplete batch does."""

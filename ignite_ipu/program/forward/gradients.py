@@ -75,14 +75,11 @@ def own_backwards_refused() -> Iterator[None]:
     original = torch.autograd.Function.__dict__["apply"]
 
     def called(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and has_own_backward(cls) and backend.poptorch().isRunningOnIpu():
+        # Whether it may pass other gradients than the derivatives of its forward.
+        own = cls.backward is not torch.autograd.Function.backward and cls.__module__.split(".")[0] not in _DERIVATIVES
+        if own and torch.is_grad_enabled() and backend.poptorch().isRunningOnIpu():
             raise LossError(OWN_BACKWARD.format(name=cls.__name__))
         return original.__get__(None, cls)(*args, **kwargs)
 
     with mock.patch.object(torch.autograd.Function, "apply", classmethod(called)):
         yield
-
-
-def has_own_backward(kind: Any) -> bool:
-    """Tell whether a subclass of `autograd.Function` may pass other gradients than the derivatives of its forward."""
-    return kind.backward is not torch.autograd.Function.backward and kind.__module__.split(".")[0] not in _DERIVATIVES
