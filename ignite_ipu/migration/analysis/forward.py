@@ -47,17 +47,20 @@ class ForwardAnalysis:
 
     def run(self, function: Function, model: Optional[Model] = None) -> None:
         """Analyse a function that is traced itself, such as a loss or a model's forward, and what it calls."""
-        given: Environment = {}
+        given: Dict[Optional[str], Kind] = {}
         for arg in parameters_of(function)[model is not None :]:
             kind = declared_kind(function, arg)
             tensor = kind is Kind.UNKNOWN and used_as_tensor(function, arg.arg, self.names, self.layers)
             given[arg.arg] = Kind.TENSOR if tensor else kind
-        self.call(function, given, model)
+        self.call(function, model, (), given)
 
-    def call(self, function: Function, given: Mapping[str, Kind], model: Optional[Model]) -> Kind:
+    def call(
+        self, function: Function, model: Optional[Model], kinds: Sequence[Kind], keywords: Mapping[Optional[str], Kind]
+    ) -> Kind:
         """Analyse a function for arguments of these kinds and return the kind of its result."""
         parameters = parameters_of(function)
-        environment = {arg.arg: given.get(arg.arg) or declared_kind(function, arg) for arg in parameters}
+        environment = {arg.arg: keywords.get(arg.arg) or declared_kind(function, arg) for arg in parameters}
+        environment.update(zip([arg.arg for arg in parameters[model is not None :]], kinds))
         if model and parameters:
             environment[parameters[0].arg] = Kind.PYTHON
         key = (id(function), model.name if model else "", *environment.values())
@@ -166,7 +169,12 @@ class _Walker:
             if target.id in self.globals:
                 self.fact("mutation", target, target.id)
         elif isinstance(target, (ast.Tuple, ast.List)):
-            self.unpack(target.elts, kind, value)
+            if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
+                for one, part in zip(target.elts, value.elts):
+                    self.assign(one, self.expression(part), part)
+            else:
+                for one in target.elts:
+                    self.assign(one, Kind.TENSOR if kind.has_tensors else kind, None)
         elif isinstance(target, ast.Starred):
             self.assign(target.value, Kind.TENSORS if kind.is_tensor else kind, None)
         elif isinstance(target, ast.Attribute):
@@ -179,14 +187,6 @@ class _Walker:
             self.expression(index_of(target))
             if self.is_own(target.value) and not self.expression(target.value).is_tensor:
                 self.mutation(target, dotted(target.value) or "", kind, value)
-
-    def unpack(self, targets: Sequence[ast.expr], kind: Kind, value: Optional[ast.expr]) -> None:
-        if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(targets):
-            for one, part in zip(targets, value.elts):
-                self.assign(one, self.expression(part), part)
-            return
-        for one in targets:
-            self.assign(one, Kind.TENSOR if kind.has_tensors else kind, None)
 
     def is_registered(self, node: ast.Attribute) -> bool:
         """Tell whether an attribute of the model itself is a buffer or a parameter."""
@@ -357,24 +357,12 @@ class _Walker:
         function = node.func
         if isinstance(function, ast.Name):
             if function.id in self.analysis.functions:
-                return self.follow(self.analysis.functions[function.id], kinds, keywords)
+                return self.analysis.call(self.analysis.functions[function.id], None, kinds, keywords)
             return Kind.UNKNOWN
         if isinstance(function, ast.Attribute):
             return self.method_call(node, function, kinds, keywords)
         base = self.expression(function)
         return Kind.TENSOR if base is Kind.MODULE else Kind.UNKNOWN
-
-    def follow(
-        self,
-        function: Function,
-        kinds: Sequence[Kind],
-        keywords: Dict[Optional[str], Kind],
-        model: Optional[Model] = None,
-    ) -> Kind:
-        names = [arg.arg for arg in parameters_of(function)]
-        given = dict(zip(names[model is not None :], kinds))
-        given.update({name: kind for name, kind in keywords.items() if name is not None})
-        return self.analysis.call(function, given, model)
 
     def named_call(self, node: ast.Call, name: str, kinds: Sequence[Kind]) -> Kind:
         first = kinds[0] if kinds else Kind.UNKNOWN
@@ -420,7 +408,7 @@ class _Walker:
         if self.is_own(function) and isinstance(function.value, ast.Name) and self.model is not None:
             method = self.model.method(function.attr)
             if method is not None:
-                return self.follow(method, kinds, keywords, self.model)
+                return self.analysis.call(method, self.model, kinds, keywords)
             held = self.model.holds.get(function.attr)
             return self.module_result(function.attr) if held is Kind.MODULE else Kind.UNKNOWN
         if function.attr == "apply" and isinstance(function.value, ast.Name):
