@@ -22,15 +22,19 @@ def with_traced(found: Sequence[Finding], trial: Trial, rules: Mapping[str, Rule
     Where both say the same of a line it is said once, by whichever says it is worse. Returned are all findings by file
     and line, and how many of the trace's a comment silenced.
     """
-    files = _Files([*(finding.path for finding in found), trial.target.rpartition(":")[0]])
+    named = [*(finding.path for finding in found), trial.target.rpartition(":")[0]]
+    names = {os.path.realpath(path): path for path in named if os.path.isfile(path)}
+    programs: Dict[str, Program] = {}
     findings, suppressed = list(found), 0
     for note in trial.notes:
         rule = rules.get(note.rule)
         if rule is None:
             continue
         severity, place = note.severity or rule.severity, note.place or trial.factory
-        program = Program(Source(trial.target, "")) if place is None else files.program(place.path)
-        line = 1 if place is None else place.line
+        path, line = ("", 1) if place is None else (place.path, place.line)
+        if path not in programs:
+            programs[path] = _read(path, names) if path else Program(Source(trial.target, ""))
+        program = programs[path]
         if program.is_suppressed(rule.name, _ends(program.tree, line)):
             suppressed += 1
             continue
@@ -74,20 +78,11 @@ def _ends(tree: ast.AST, line: int) -> Iterator[int]:
             yield last
 
 
-class _Files:
-    """The files that findings are placed in, by the names that the user has for them."""
-
-    def __init__(self, named: Sequence[str]) -> None:
-        self._names: Dict[str, str] = {os.path.realpath(path): path for path in named if os.path.isfile(path)}
-        self._read: Dict[str, Program] = {}
-
-    def program(self, path: str) -> Program:
-        """Return a file under its name; one without text if it cannot be read."""
-        if path not in self._read:
-            relative = os.path.relpath(path)
-            shown = self._names.get(os.path.realpath(path), path if relative.startswith(os.pardir) else relative)
-            try:
-                self._read[path] = Program(read_source(shown))
-            except (OSError, SourceError):
-                self._read[path] = Program(Source(shown, ""))
-        return self._read[path]
+def _read(path: str, names: Mapping[str, str]) -> Program:
+    """Return a file under the name that the user has for it; one without text if it cannot be read."""
+    relative = os.path.relpath(path)
+    shown = names.get(os.path.realpath(path), path if relative.startswith(os.pardir) else relative)
+    try:
+        return Program(read_source(shown))
+    except (OSError, SourceError):
+        return Program(Source(shown, ""))

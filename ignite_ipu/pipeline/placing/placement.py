@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Collection,
-    Dict,
-    List,
-    Optional,
-    Protocol,
-    Sequence,
-    Tuple,
-    Union,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Protocol, Sequence, Tuple, Union, runtime_checkable
 
 from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.errors import PlanError
-from ignite_ipu.pipeline.costs.checks import (
-    accumulation_problem,
-    device_iterations_problem,
-    replication_problem,
-    shared_weight_problems,
-)
+from ignite_ipu.pipeline.costs import checks
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
 from ignite_ipu.pipeline.placing.applied import AppliedPlacement, Start, order_text
 from ignite_ipu.pipeline.profiling.layers import Granularity, layer_names, names_of, select_layers
@@ -214,7 +197,7 @@ class Placement:
         count = machine.ipus_per_process if available is None else available
         found = [
             self.depth_problem(training, accumulation, device_iterations),
-            replication_problem(self.ipus_per_replica, replicas, count, machine),
+            checks.replication_problem(self.ipus_per_replica, replicas, count, machine),
         ]
         if profile is not None:
             try:
@@ -223,7 +206,7 @@ class Placement:
                 found.append(str(error))
             else:
                 ipus = [start.ipu for start, size in zip(self.starts, sizes) for _ in range(size)]
-                found += shared_weight_problems(profile, ipus)
+                found += checks.shared_weight_problems(profile, ipus)
         return [problem for problem in found if problem]
 
     def depth_problem(self, training: bool, accumulation: int, device_iterations: int) -> Optional[str]:
@@ -231,8 +214,8 @@ class Placement:
         if self.execution != "pipelined" or self.ipus_per_replica == 1:
             return None
         if training:
-            return accumulation_problem(self.stages, accumulation)
-        return device_iterations_problem(self.stages, device_iterations)
+            return checks.accumulation_problem(self.stages, accumulation)
+        return checks.device_iterations_problem(self.stages, device_iterations)
 
     def sizes(self, profile: Profile) -> List[int]:
         """Return how many of a profile's layers each stage has.
@@ -331,11 +314,11 @@ def _starts(model: nn.Module, entries: Sequence[Entry], granularity: Granularity
             raise PlanError(f"Layer {layer!r} names no call; the second call of a module ends in #2, the third in #3.")
         starts.append(Start(module, ipu, int(call) - 1 if call else 0))
     for text, held in ranges:
-        _check_range(text, held, {*known}, [start.layer for start in starts])
+        _check_range(text, held, [*known], [start.layer for start in starts])
     return starts
 
 
-def _check_range(text: str, held: Sequence[str], known: Collection[str], starts: Sequence[str]) -> None:
+def _check_range(text: str, held: Sequence[str], known: Sequence[str], starts: Sequence[str]) -> None:
     """Refuse a range that says something else than where the stages begin."""
     container, _, last = held[-1].rpartition(".")
     follower = f"{container}.{int(last) + 1}".lstrip(".")

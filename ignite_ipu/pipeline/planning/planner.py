@@ -12,25 +12,11 @@ import numpy.typing as npt
 from torch.optim import Optimizer
 
 from ignite_ipu.errors import PlanError
-from ignite_ipu.pipeline.costs.checks import (
-    accumulation_problem,
-    device_iterations_problem,
-    memory_problem,
-    process_note,
-    replication_problem,
-    shared_weight_problems,
-)
+from ignite_ipu.pipeline.costs import checks
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
 from ignite_ipu.pipeline.costs.partition import Index, Matrix, partition
 from ignite_ipu.pipeline.costs.schedule import simulate
-from ignite_ipu.pipeline.costs.stages import (
-    MemoryModel,
-    OptimizerState,
-    StageMemory,
-    Strategy,
-    TimeModel,
-    optimizer_state,
-)
+from ignite_ipu.pipeline.costs.stages import MemoryModel, OptimizerState, Strategy, TimeModel, optimizer_state
 from ignite_ipu.pipeline.placing.placement import Placement
 from ignite_ipu.pipeline.planning.plan import Plan, StagePlan
 from ignite_ipu.pipeline.profiling.profile import Profile
@@ -116,13 +102,13 @@ def plan(
             step = fill + accumulation * probe.period + update
             device_iterations, reason = _propose_training_iterations(step, machine)
             reasons.append(reason)
-    reasons.append(process_note(ipus_per_replica * replicas, machine))
+    reasons.append(checks.process_note(ipus_per_replica * replicas, machine))
     problems = [
-        replication_problem(ipus_per_replica, replicas, available or ipus_per_replica * replicas, machine),
-        accumulation_problem(depth, accumulation)
+        checks.replication_problem(ipus_per_replica, replicas, available or ipus_per_replica * replicas, machine),
+        checks.accumulation_problem(depth, accumulation)
         if profile.training
-        else device_iterations_problem(depth, device_iterations),
-        *shared_weight_problems(profile, [stage.ipu for stage in stages for _ in stage.layers]),
+        else checks.device_iterations_problem(depth, device_iterations),
+        *checks.shared_weight_problems(profile, [stage.ipu for stage in stages for _ in stage.layers]),
         *_memory_problems(stages, memory, machine),
     ]
     return Plan(
@@ -316,10 +302,11 @@ def _memory_problems(stages: Sequence[StagePlan], memory: MemoryModel, machine: 
     for ipu in sorted({stage.ipu for stage in stages}):
         here = [(number, stage) for number, stage in enumerate(stages) if stage.ipu == ipu]
         alone = [
-            memory_problem(memory, stage.begin, stage.end, number, len(stages), machine, ipu) for number, stage in here
+            checks.memory_problem(memory, stage.begin, stage.end, number, len(stages), machine, ipu)
+            for number, stage in here
         ]
         problems += alone
-        total = sum((stage.memory for _, stage in here), StageMemory()).total
+        total = sum(stage.memory.total for _, stage in here)
         if not any(alone) and total > machine.usable_memory:
             parts = " and ".join(f"stage {number} {bytes_text(stage.memory.total)}" for number, stage in here)
             problems.append(
