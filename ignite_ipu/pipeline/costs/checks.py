@@ -81,7 +81,7 @@ def shared_weight_problems(profile: Profile, ipus: Sequence[int]) -> List[str]:
 
 
 def memory_problem(
-    memory: MemoryModel, begin: int, end: int, stage: int, stages: int, machine: Machine, ipu: Optional[int] = None
+    memory: MemoryModel, begin: int, end: int, stage: int, stages: int, machine: Machine, ipu: int
 ) -> Optional[str]:
     """Check one stage's estimated memory, and name its biggest tensors and what would help."""
     need = memory.stage(begin, end, stage, stages)
@@ -91,7 +91,7 @@ def memory_problem(
     span = layers[0].name if len(layers) == 1 else f"{layers[0].name} to {layers[-1].name}"
     tensors = ", ".join(f"{t.name} {bytes_text(t.bytes)}" for t in memory.biggest(begin, end, stage, stages))
     return (
-        f"Stage {stage} (IPU {stage if ipu is None else ipu}, {span}) needs an estimated {bytes_text(need.total)}, "
+        f"Stage {stage} (IPU {ipu}, {span}) needs an estimated {bytes_text(need.total)}, "
         f"but one IPU has {bytes_text(machine.usable_memory)} for tensors ({machine.usable_fraction:.0%} of "
         f"{bytes_text(machine.memory)}): weights {bytes_text(need.weights)}, gradients {bytes_text(need.gradients)}, "
         f"optimizer {bytes_text(need.optimizer)}, activations {bytes_text(need.activations)}, working space "
