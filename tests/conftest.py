@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.freezing import freeze
 from tests.scripts import Scripts
 
 # Tests run in parallel processes; threads inside each would fight over the same cores and change summation orders.
@@ -84,13 +85,20 @@ def _seed() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _collections_are_quick() -> None:
-    """Spare garbage collections the million objects that finding the tests has made.
+def _seeding_is_quick() -> Iterator[None]:
+    """Spare `torch.manual_seed` the stack that it notes of every call for accelerators that are not there."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("cuda", "xpu", "mtia"):
+            accelerator = getattr(torch, kind, None)
+            if hasattr(accelerator, "manual_seed_all") and not accelerator.is_available():
+                patch.setattr(accelerator, "manual_seed_all", lambda seed: None)
+        yield
 
-    Only before the first test: a model of the last one would be frozen with the IPUs that it has.
-    """
-    gc.collect()
-    gc.freeze()
+
+@pytest.fixture(scope="module", autouse=True)
+def _collections_are_quick() -> None:
+    """Spare garbage collections what is there before a module's tests: what was imported, and what pytest keeps."""
+    freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,7 +7,6 @@ As a program it answers the arguments of `_run` with the items of `Ran`, in line
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import json
 import os
@@ -109,6 +108,7 @@ def _run(path: str, backend: str, folder: Optional[str], *arguments: str) -> Ran
     from ignite_ipu.emulator.device import device
     from ignite_ipu.errors import RunError
     from ignite_ipu.running import run_script
+    from tests.freezing import freeze
 
     if "accelerate" in sys.modules:
         from tests.accelerate_state import forget
@@ -130,7 +130,7 @@ def _run(path: str, backend: str, folder: Optional[str], *arguments: str) -> Ran
                 error = f"refused: {refusal}"
             except (Exception, SystemExit) as reason:
                 error = traceback.format_exc() if getattr(reason, "code", True) else ""
-    gc.collect()
+    freeze()
     results = [line[len("RESULT ") :] for line in output.getvalue().splitlines() if line.startswith("RESULT ")]
     updates = (device.counters() - before).optimizer_updates
     result = json.loads((results or ["null"])[-1])

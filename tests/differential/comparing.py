@@ -106,8 +106,8 @@ def run(text: str, device: bool, execute: Execute) -> Tuple[List[Any], Optional[
             execute(text, device, lambda *values: record.append(_kept(values)))
         except Exception as raised:
             error = raised
-    if error is not None:
-        traceback.clear_frames(error.__traceback__)
+            traceback.clear_frames(raised.__traceback__)
+            gc.collect()  # IPUs that the program held
     return record, error
 
 
@@ -170,7 +170,6 @@ def _quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
-        gc.collect()  # IPUs that a failed program held
         logging.disable(disabled)
         forget()
 
