@@ -24,9 +24,10 @@ demo: .venv/ready-examples-$(SETUP)
 	@mkdir -p demo-output
 	$(BIN)/python examples/digits.py --curve demo-output/learning-curve.png
 
-test: lint types
+# Documentation and types are checked beside each other: neither keeps two processors busy.
+test: .venv/ready-dev-$(SETUP)
+	@$(MAKE) --no-print-directory -j 2 docs lint types
 	$(BIN)/python -m pytest -n 2 --dist worksteal
-	@$(MAKE) --no-print-directory docs
 
 oldest: .venv-oldest/ready-$(SETUP_OLDEST)
 	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal
@@ -52,11 +53,13 @@ format: .venv/ready-dev-$(SETUP)
 	$(BIN)/ruff format .
 
 # The build backend comes first and from the constraints too, which pip does not apply to an isolated build.
+# pip would compile one file after the other; packages have some that no Python compiles, and nothing imports.
 .venv/ready-%-$(SETUP):
 	@echo "Setting up .venv for '$*': a few minutes the first time"
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { python=$(PYTHON_FOR_VENV) && $(MAKE_VENV); }
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt hatchling editables
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable ".[$*]"
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt hatchling editables
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --no-build-isolation --editable ".[$*]"
+	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	@rm -f .venv/ready-$*-*
 	@touch $@
 
