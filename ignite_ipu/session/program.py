@@ -283,6 +283,7 @@ class ModelProgram:
         """Let go of an executor that keeps its IPUs whatever is asked of it: they are free when nobody has it."""
         with contextlib.suppress(Exception):
             executor.destroy()
+        self._weights.counters.forget()
         if self._link is not None:
             with contextlib.suppress(Exception):
                 executor.setOptimizer(self._link.stand_in())

@@ -176,13 +176,13 @@ class Weights:
         self._beside.pop(step, None)
 
     def remove(self, executor: Executor) -> None:
-        """Forget an executor that was destroyed."""
+        """Forget an executor that was destroyed, which brings the newest weights to the host."""
         self._inference = [copy for copy in self._inference if copy.executor is not executor]
         if self._training is not None and self._training.executor is executor:
             self._training = None
             self._forget_accesses()
             self._host_is_stale = False
-            self.counters.forget()
+            self.counters.advance()
         if self._training is None and self._hooks.recorder is not None:
             self.watch_parameters()
         elif not self._inference:

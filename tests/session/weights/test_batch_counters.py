@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu import create_ipu_evaluator, create_ipu_trainer, ipu_prepare
 from ignite_ipu.errors import OptionsError, UnsupportedArgumentError
 from ignite_ipu.handlers import Recovery
 from tests.supervised import assert_same_weights, task, train_natively
@@ -133,6 +133,18 @@ def test_calls_that_a_fault_has_lost_are_not_counted(tmp_path):
         trainer.run(LOADER)
     assert trainer.state.recovery.recoveries == 2
     assert model.norm.num_batches_tracked == 32
+
+
+def test_calls_of_a_program_that_is_replaced_are_counted():
+    """A number that changes in the loop for the first time becomes an input of another program."""
+    model, optimizer = made()
+    optimizer = ipu_prepare(optimizer, model)
+    for number, (x, y) in enumerate(LOADER, 1):
+        loss = CROSS_ENTROPY(model(x), y) / number
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert model.norm.num_batches_tracked == 2 * len(LOADER)
 
 
 def test_a_norm_without_momentum_is_refused():
