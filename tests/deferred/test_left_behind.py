@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections import defaultdict, deque
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, List
 
 import pytest
@@ -61,7 +64,12 @@ LOSSES: Dict[str, Callable[[Any], torch.Tensor]] = {
 
 
 def trained(
-    net: Any, added: Callable[[Any], torch.Tensor], captures: bool, accumulates: bool = False, reads: bool = False
+    net: Any,
+    added: Callable[[Any], torch.Tensor],
+    captures: bool,
+    accumulates: bool = False,
+    reads: bool = False,
+    clear: Callable[[], None] = lambda: None,
 ) -> List[float]:
     """Return the losses of a few updates, what a call in evaluation mode leaves, and the trained weights."""
     optimizer: Any = torch.optim.Adam(net.parameters(), lr=0.02)
@@ -69,6 +77,7 @@ def trained(
         optimizer = ipu_prepare(optimizer, net)
     found = []
     for number, (x, y) in enumerate(zip(X, Y)):
+        clear()
         loss = F.cross_entropy(net(x), y) + 0.5 * added(net)
         if reads:
             found.append(loss.item())
@@ -81,6 +90,7 @@ def trained(
         found += [loss.item(), added(net).item()] if not accumulates or number % 2 else []
     optimizer.zero_grad()
     net.eval()
+    clear()
     with torch.no_grad():
         net(X[0])
     return [*found, added(net).item(), *(float(value.sum()) for value in net.state_dict().values())]
@@ -127,6 +137,126 @@ def test_what_hooks_put_into_a_dictionary() -> None:
         found.append(trained(net, added, captures))
     assert (emulator.counters() - before).compiles == 3
     assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-6)
+
+
+class Keeper:
+    """Keeps what a hook is given, in the way that is named, and shows it."""
+
+    ours: Any = None
+
+    def __init__(self) -> None:
+        self.mine: Any = None
+        self.space, self.slotted = SimpleNamespace(), Slotted()
+        self.list: List[Any] = []
+        self.lists: Any = defaultdict(list)
+        self.latest: Any = deque(maxlen=1)
+        self.variable, self.shown = variable()
+        self.by_argument: Dict[str, Any] = {}
+
+    def clear(self) -> None:
+        """Do what the loop does before each call."""
+        self.list.clear()
+        self.lists = defaultdict(list)
+
+    def hooks(self) -> Dict[str, Callable[..., Any]]:
+        def attribute(module: nn.Module, inputs: Any, output: Any) -> None:
+            self.mine = output
+
+        def of_class(module: nn.Module, inputs: Any, output: Any) -> None:
+            Keeper.ours = output
+
+        def namespace(module: nn.Module, inputs: Any, output: Any) -> None:
+            self.space.h = output
+
+        def slot(module: nn.Module, inputs: Any, output: Any) -> None:
+            self.slotted.h = output
+
+        def cleared_list(module: nn.Module, inputs: Any, output: Any) -> None:
+            self.list.append(("inner", output))
+
+        def new_lists(module: nn.Module, inputs: Any, output: Any) -> None:
+            self.lists["inner"].append(output)
+
+        def newest(module: nn.Module, inputs: Any, output: Any) -> None:
+            self.latest.append(output)
+
+        def of_module(module: nn.Module, inputs: Any, output: Any) -> None:
+            global KEPT
+            KEPT = output
+
+        def given(kept: Dict[str, Any], module: nn.Module, inputs: Any, output: Any) -> None:
+            kept["h"] = output
+
+        kinds = (attribute, of_class, namespace, slot, cleared_list, new_lists, newest, of_module)
+        named = {function.__name__: function for function in kinds}
+        return {**named, "variable": self.variable, "argument": functools.partial(given, self.by_argument)}
+
+
+class Slotted:
+    __slots__ = ("h",)
+
+
+KEPT: Any = None
+
+
+def variable() -> Any:
+    kept = None
+
+    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+        nonlocal kept
+        kept = output
+
+    return keep, lambda: kept
+
+
+SHOWN: Dict[str, Callable[[Keeper], torch.Tensor]] = {
+    "attribute": lambda keeper: keeper.mine,
+    "of_class": lambda keeper: Keeper.ours,
+    "namespace": lambda keeper: keeper.space.h,
+    "slot": lambda keeper: keeper.slotted.h,
+    "cleared_list": lambda keeper: keeper.list[0][1],
+    "new_lists": lambda keeper: keeper.lists["inner"][0],
+    "newest": lambda keeper: keeper.latest[0],
+    "of_module": lambda keeper: KEPT,
+    "variable": lambda keeper: keeper.shown(),
+    "argument": lambda keeper: keeper.by_argument["h"],
+}
+
+
+@pytest.mark.parametrize("kind", SHOWN)
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_what_hooks_keep_in_other_ways(kind: str, accumulates: bool) -> None:
+    """Of the model itself, and of a frozen one that goes on from what it computes, as a perceptual loss does."""
+    found = []
+    for captures in (False, True):
+        net, frozen = Net(""), Net("").eval().requires_grad_(False)
+        mine, theirs = Keeper(), Keeper()
+        net.inner.register_forward_hook(mine.hooks()[kind])
+        frozen.inner.register_forward_hook(theirs.hooks()[kind])
+        if captures:
+            capture_model(frozen)
+
+        def added(net: Any, mine: Any = mine, theirs: Any = theirs, frozen: Any = frozen) -> torch.Tensor:
+            kept = SHOWN[kind](mine)
+            if kind in ("of_class", "of_module"):
+                return kept.square().mean()
+            theirs.clear()
+            frozen(kept)
+            return kept.square().mean() + SHOWN[kind](theirs).square().mean()
+
+        found.append(trained(net, added, captures, accumulates, clear=mine.clear))
+    assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-6)
+
+
+def test_a_list_that_grows_over_calls_is_refused() -> None:
+    """A compiled program leaves the tensors of one call."""
+    net, kept = Net(""), []
+    net.inner.register_forward_hook(lambda module, inputs, output: kept.append(output))
+    optimizer = ipu_prepare(torch.optim.SGD(net.parameters(), lr=0.1), net)
+    F.cross_entropy(net(X[0]) + kept[-1].mean(), Y[0]).backward()
+    optimizer.step()
+    with pytest.raises(CaptureError, match=r"adds tensors to a list that still has those of the call before.*Clear"):
+        net(X[1])
 
 
 class Experts(nn.Module):

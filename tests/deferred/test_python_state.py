@@ -469,10 +469,6 @@ class Grows:
         return output * self.calls
 
 
-def collect_in_list(net: Any, collected: Any = []) -> None:  # noqa: B006
-    net.first.register_forward_hook(lambda module, inputs, output: collected.append(output))
-
-
 def count_in_object(net: Any) -> None:
     net.first.register_forward_hook(Grows())
 
@@ -490,7 +486,6 @@ def count_by_generator(net: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        (collect_in_list, "collected"),
         (count_in_object, r"self\.calls"),
         (count_by_iterator, "counted"),
         (count_by_generator, "counted"),

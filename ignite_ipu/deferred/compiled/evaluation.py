@@ -74,9 +74,9 @@ class CapturedEvaluation:
                     self._row_wise[larger] = False
             for tensor in tensors:
                 refuse_sparse(tensor, current_line())
-            call_first(model, args, kwargs, self._session)
+            grows = call_first(model, args, kwargs, self._session)
             kind = self._kind(model, structure, shapes)
-            program = self._new(model, structure, tensors)
+            program = self._new(model, structure, tensors, grows)
             self._programs[kind, shapes] = program
             outputs = self._call(program, tensors)
             if program.varying:
@@ -126,11 +126,11 @@ class CapturedEvaluation:
         for modes in self._modes.values():
             modes.look_again()
 
-    def _new(self, model: nn.Module, structure: Any, tensors: Sequence[torch.Tensor]) -> ModelProgram:
+    def _new(self, model: nn.Module, structure: Any, tensors: Sequence[torch.Tensor], grows: bool) -> ModelProgram:
         if not tensors:
             raise CaptureError(f"The model was called without a tensor at {current_line()}.")
         shapes = [tuple(tensor.shape) for tensor in tensors]
-        step = CalledStep(model, structure, shapes, self._config.half_products, words_read())
+        step = CalledStep(model, structure, shapes, self._config.half_products, words_read(), grows)
         options = self._session.inference.options(_OPTIONS)
         if len(self._programs) == _MANY:
             logger.warning(

@@ -7,6 +7,7 @@ tells. Made in a trace, it would be the device's, and no code on the host could 
 
 from __future__ import annotations
 
+import functools
 import random
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -24,7 +25,7 @@ from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.errors import CaptureError, SessionError, listed
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.gradients import GradientHookGuard
-from ignite_ipu.program.forward.left_behind import LeftBehind, Place
+from ignite_ipu.program.forward.left_behind import LeftBehind, Place, called_beside
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import GENERATORS
@@ -155,11 +156,15 @@ def called_on_host(
 
     drawn: List[bool] = []
     given: List[Any] = []
-    before_last: List[LeftBehind] = []
+    left_at: List[Place] = []
+    left: List[Any] = []
+    begun: List[LeftBehind] = []
+    grows = False
     words = words_read() if places is None else ()
     what = f"The forward of {name}, called at {current_line()},"
 
-    def call(recorder: Recorder) -> Any:
+    def call_once(recorder: Recorder) -> Any:
+        nonlocal grows
         buffers.update({path: buffer.clone() for path, buffer in before.items()})
         left_there.update(buffers)
         copies[:] = [tensor.clone() for tensor in tensors]
@@ -169,14 +174,25 @@ def called_on_host(
         except CaptureError:
             raise CaptureError(what + _CHANGES_ARGUMENT) from None
         random = torch.get_rng_state()
-        before_last[:] = [LeftBehind(model, state, words)]
+        behind = LeftBehind(model, words)
         recorder.writes = WeightWriteGuard(model, buffers)
         with GradientHookGuard(), ForwardGuard(), recorder:
             # Which leaves there what it finds in the place of each buffer afterwards.
-            output = torch.func.functional_call(model, left_there, args, kwargs)
+            call = functools.partial(torch.func.functional_call, model, left_there, args, kwargs)
+            output = called_beside(places or (), call)
         if not torch.equal(random, torch.get_rng_state()):
             drawn[:] = [True]
         held.check(buffers, left_there)
+        if places is None:
+            left_at[:] = [place for place in behind.places(grows) if is_flat(place.read())]
+            left[:] = [place.read() for place in left_at]
+            if grows:
+                behind.shrink()
+            elif begun and behind.grows:
+                # The first call has begun some of these lists.
+                begun[0].shrink()
+                grows = True
+            begun.append(behind)
         return output
 
     try:
@@ -185,19 +201,19 @@ def called_on_host(
         raise CaptureError(what + _CHANGES_ARGUMENT) from None
     drawn_from = [value for value in (*args, *kwargs.values()) if isinstance(value, (*GENERATORS, Iterator))]
     with EAGER, without_generation_cache(model), torch.no_grad():
-        called, kept = Retrace(call, lambda: PythonState(model), drawn_from), ModuleAttributes(model)
+        called, kept = Retrace(call_once, lambda: PythonState(model), drawn_from), ModuleAttributes(model)
         state = PythonState(model)
         changed = called.begin(state, everywhere=True)
-    if places is None:
-        places = [place for place in before_last[0].places() if is_flat(place.read())]
-    results = (called.result, [place.read() for place in places]) if places else called.result
+        if grows:
+            changed = called.begin(state, everywhere=True)
+    results = (called.result, left) if left_at else called.result  # of `called_beside`, for known places
     # What forward leaves for others to look at; what it reads itself, as a table by length, stays as natively.
     kept.put_back(always=True, but=state.words)
     if changed:
         raise CaptureError(changes_in_every_call(what, changed))
-    left: List[Any] = []
-    same = flatten(tuple(given), left).key == structure.key and len(left) == len(copies)
-    if not same or any(mine is not theirs for mine, theirs in zip(left, copies)):
+    now: List[Any] = []
+    same = flatten(tuple(given), now).key == structure.key and len(now) == len(copies)
+    if not same or any(mine is not theirs for mine, theirs in zip(now, copies)):
         raise CaptureError(what + _CHANGES_ARGUMENT)
     for copy in copies:
         if copy._version:
@@ -213,7 +229,7 @@ def called_on_host(
     writes = [path for path in buffers if path in written or path.rpartition(".")[0] in norms]
     with torch._C.DisableTorchFunctionSubclass():
         shared = [tensor.untyped_storage()._cdata for tensor in (*copies, *buffers.values(), *model.parameters())]
-    return HostCall(results, writes, bool(drawn), frozenset(shared), places)
+    return HostCall(results, writes, bool(drawn), frozenset(shared), places or left_at)
 
 
 def _was_written(buffer: torch.Tensor, before: torch.Tensor) -> bool:
@@ -221,27 +237,35 @@ def _was_written(buffer: torch.Tensor, before: torch.Tensor) -> bool:
     return bool(buffer._version) or not torch.allclose(buffer, before, rtol=0, atol=0, equal_nan=True)
 
 
-def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], session: IPUSession) -> None:
+def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], session: IPUSession) -> bool:
     """Call a model on the host, which leaves tensors that it is given, its buffers and random numbers as they are.
 
     Before anything is trained it may make weights and buffers, for which random numbers are drawn as natively. A
     `ReplacedError` where it has made some of which the session does not know, a `SessionError` where it writes into
     weights.
+    Tells whether each call adds to lists.
     """
     session.weights.to_host()
     before, held = named_tensors(model), HeldBuffers(model)
     buffers = [(plain(each), plain(each).clone()) for each in model.buffers() if not is_lazy(each)]
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     args, kwargs = mapped((args, kwargs), torch.Tensor.clone)
+    behind, grows = LeftBehind(model, ()), False
     with session.weights.put_back_unnoticed():
         try:
             with EAGER, without_generation_cache(model), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
                 with WeightWriteGuard(model, {}):
                     model(*args, **kwargs)
+                    if behind.may_grow:
+                        again = LeftBehind(model, ())
+                        model(*args, **kwargs)
+                        grows = again.grows
         except SessionError:
             raise
         except RuntimeError:
             pass  # the host lacks operators in half precision that a device has; else the trace says what is wrong
+        if grows:
+            behind.shrink()
         for buffer, values in buffers:
             if not torch.equal(buffer, values):
                 buffer.copy_(values)
@@ -255,3 +279,4 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
     refuse_replaced(session.weights, session.model)
+    return grows

@@ -16,8 +16,7 @@ from ignite_ipu.deferred.graph.step_graph import result_of
 from ignite_ipu.deferred.graph.structure import Structure, flatten, is_flat, leaves_in, unflatten
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import EAGER
-from ignite_ipu.program.forward.left_behind import LeftBehind, Place, called_beside, put
-from ignite_ipu.program.guards.python_state import PythonState
+from ignite_ipu.program.forward.left_behind import LeftBehind, Place, called_beside, leave_all, put
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.user_code import Line
 
@@ -98,7 +97,8 @@ class CapturedStep(_ReadyStep):
 class CalledStep(_ReadyStep):
     """The module compiled to evaluate: one call of the model, with tensors of these shapes among its arguments.
 
-    `words` are the names of attributes that others read, in which it may leave tensors for them.
+    `words` are the names of attributes that others read, in which it may leave tensors for them; `grows` tells whether
+    each call adds to lists.
     """
 
     leaves_behind = True
@@ -110,9 +110,10 @@ class CalledStep(_ReadyStep):
         shapes: Sequence[Tuple[int, ...]],
         half: bool = False,
         words: Container[str] = (),
+        grows: bool = False,
     ) -> None:
         super().__init__(model, half)
-        self._words = words
+        self._words, self._grows = words, grows
         self._structure = structure
         self._shapes = tuple(shapes)
         # What surrounds the tensors that come back; a list, because PopTorch traces a shallow copy of this module.
@@ -146,12 +147,12 @@ class CalledStep(_ReadyStep):
         """Return what a call returns and leaves behind, the first of which says where."""
         if self._output:
             return called_beside(self._left, call)
-        behind = LeftBehind(self.model, PythonState(self.model), self._words)
+        behind = LeftBehind(self.model, self._words)
         output = call()
-        self._left[:] = [place for place in behind.places() if is_flat(place.read())]
+        self._left[:] = [place for place in behind.places(self._grows) if is_flat(place.read())]
         left = [place.read() for place in self._left]
         behind.put_back()
-        put(self._left, [place.read() for place in self._left])
+        leave_all([place.read() for place in self._left])
         return (output, left) if left else output
 
 

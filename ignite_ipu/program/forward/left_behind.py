@@ -6,100 +6,254 @@ call, and gradients flow through them. To a compiled program they are results, b
 
 from __future__ import annotations
 
-from typing import Any, Callable, Container, List, Mapping, Sequence, Set, Tuple
+from collections import deque
+from types import CellType, GetSetDescriptorType, MemberDescriptorType, ModuleType
+from typing import Any, Callable, Container, Iterable, List, Sequence, Set, Tuple
 
 from torch import nn
 
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.module_attributes import plain_attributes, tensors_in
-from ignite_ipu.program.guards.python_state import PythonState
-from ignite_ipu.program.guards.values import leave_behind
+from ignite_ipu.program.guards.names import Named
+from ignite_ipu.program.guards.python_state import parts_of
+from ignite_ipu.program.guards.values import FUNCTIONS, elements_of, leave_behind
+from ignite_ipu.program.tensors.trees import attributes_of
+from ignite_ipu.program.user_code import current_line
 
-__all__ = ["LeftBehind", "Place", "called_beside", "put"]
+__all__ = ["LeftBehind", "Place", "called_beside", "leave_all", "put"]
 
 
-_FILLED = (list, dict)
+_FILLED = (list, deque, dict)
+_MOST_ENTRIES = 1024
+# What holds no tensors of calls.
+_CODE = (nn.Module, type, ModuleType, *FUNCTIONS)
+_DESCRIPTORS = (MemberDescriptorType, GetSetDescriptorType)
+_MISSING = object()
 
 
 class Place:
-    """An attribute, or an entry of a list or a dictionary, in which each call leaves tensors that it has computed.
+    """An attribute, a variable, or an entry of a list or a dictionary, in which a call leaves tensors that it computes.
 
     Args:
-        own: The attributes, the list or the dictionary.
-        key: The attribute's name, or where in the list or dictionary it is.
+        owner: The object, the cell, or the place of the list or dictionary, in which the loop may put another.
+        key: Where in it.
     """
 
-    def __init__(self, own: Any, key: Any) -> None:
-        self._own, self._key = own, key
+    def __init__(self, owner: Any, key: Any) -> None:
+        self._owner, self._key = owner, key
 
     def read(self) -> Any:
         """Return what is there."""
-        return self._own[self._key]
+        own, key = self._own, self._key
+        if isinstance(own, CellType):
+            return _cell_contents(own)
+        if isinstance(own, dict):
+            return own.get(key, _MISSING)
+        if isinstance(own, (list, deque, tuple)):
+            return own[key] if key < len(own) else _MISSING
+        found = getattr(own, "__dict__", {}).get(key, _MISSING)
+        if found is _MISSING and isinstance(getattr(type(own), key, None), _DESCRIPTORS):
+            found = getattr(own, key, _MISSING)
+        return found
 
     def write(self, value: Any) -> None:
-        """Put something else there; a list may have been cleared by the loop."""
-        if isinstance(self._own, list) and self._key == len(self._own):
-            self._own.append(value)
+        """Put something else there."""
+        own, key = self._own, self._key
+        if value is _MISSING:
+            if self.read() is not _MISSING:
+                _remove(own, key)
+        elif isinstance(own, (list, deque)) and key == len(own):
+            own.append(value)
+        elif isinstance(own, (list, deque, dict)):
+            own[key] = value
+        elif isinstance(own, CellType):
+            own.cell_contents = value
+        elif key in getattr(own, "__dict__", ()) and not isinstance(own, type):
+            own.__dict__[key] = value
         else:
-            self._own[self._key] = value
+            setattr(own, key, value)
+
+    def clear(self) -> None:
+        """Take away, before a call, what natively is not there then."""
+
+    def check(self) -> None:
+        """Refuse to write where natively a call would not."""
+
+    @property
+    def _own(self) -> Any:
+        return self._owner.read() if isinstance(self._owner, Place) else self._owner
+
+
+class Added(Place):
+    """An entry that a call adds to a list, or with a list to a dictionary: loops clear these before each call."""
+
+    def clear(self) -> None:
+        self.write(_MISSING)
+
+    def check(self) -> None:
+        if self.read() is not _MISSING:
+            raise CaptureError(
+                f"Each call of the model, as that at {current_line()}, adds tensors to a list that still has those of "
+                "the call before, but a compiled program leaves those of one call. Clear the list before each call, "
+                "and keep in the loop what is needed of it later."
+            )
 
 
 class LeftBehind:
     """Finds the places of a model in which there are other tensors after a call than before, when this was made.
 
     Args:
-        state: The values that its code names; entries of lists and dictionaries among them are such places, too.
-        words: The names of the attributes that may be such places.
+        words: The names of the attributes and variables that may be such places; entries of all lists and dictionaries
+            that its code gets at are.
     """
 
-    def __init__(self, model: nn.Module, state: PythonState, words: Container[str]) -> None:
+    def __init__(self, model: nn.Module, words: Container[str]) -> None:
         self._before: List[Tuple[Place, Any]] = []
+        # Those that are filled, and what is in each.
+        self._filled: List[Tuple[Place, Any, Any]] = []
         self._known: Set[int] = set()
         self._seen: Set[int] = set()
-        for own in [each.__dict__ for each in model.modules()]:
-            self._note(own, {name: value for name, value in plain_attributes(own).items() if name in words})
-        for container in state.containers():
-            self._note(container, _entries(container))
+        named = Named(parts_of(model))
+        for own in named.objects:
+            is_module = isinstance(own, nn.Module)
+            held = (
+                plain_attributes(own.__dict__)
+                if is_module
+                else vars(own)
+                if isinstance(own, type)
+                else attributes_of(own)
+            )
+            for name in list(held):
+                if name in words:
+                    self._note(Place(own.__dict__ if is_module else own, name))
+        for owner, key in named.owners:
+            place = Place(owner.__dict__ if isinstance(owner, nn.Module) else owner, key)
+            if key in words or isinstance(owner, CellType) or isinstance(place.read(), (*_FILLED, tuple)):
+                self._note(place)
 
-    def _note(self, own: Any, values: Mapping[Any, Any]) -> None:
-        if id(own) in self._seen:
+    def _note(self, place: Place) -> None:
+        value = place.read()
+        if isinstance(value, _CODE):
             return
-        self._seen.add(id(own))
-        for key, value in values.items():
-            self._before.append((Place(own, key), value))
-            self._known.update(map(id, tensors_in(value)))
-            if type(value) in _FILLED:
-                self._note(value, _entries(value))
+        self._before.append((place, value))
+        self._known.update(map(id, tensors_in(value)))
+        is_filled = isinstance(value, _FILLED)
+        if is_filled or isinstance(value, tuple):
+            if id(value) in self._seen or len(elements_of(value)) > _MOST_ENTRIES:
+                return
+            self._seen.add(id(value))
+            entries = _entries(value)
+            if is_filled:
+                self._filled.append((place, value, dict(entries) if isinstance(value, dict) else list(value)))
+            for key, entry in entries:
+                if is_filled or isinstance(entry, (*_FILLED, tuple)):
+                    self._note(Place(place, key))
 
-    def places(self) -> List[Place]:
-        """Return where there are others now."""
+    def places(self, grows: bool = False) -> List[Place]:
+        """Return where there are others now; those of lists that grow are taken away before each call."""
         found = []
         for place, before in self._before:
-            try:
-                value = place.read()
-            except LookupError:
-                continue
-            # Of a list or a dictionary that has stayed the entries are places.
-            stays = value is before and type(value) in _FILLED
-            if not stays and any(id(tensor) not in self._known for tensor in tensors_in(value)):
+            value = place.read()
+            # In what has stayed there are other places.
+            if value is not before and self._is_new(value):
                 found.append(place)
+        for place, filled, before in self._filled:
+            if place.read() is filled:
+                for key, value in _added(filled, before):
+                    if self._is_new(value):
+                        found.append((Added if grows and _grows(filled, value) else Place)(place, key))
         return found
+
+    def _is_new(self, value: Any) -> bool:
+        """Tell whether a value has tensors that were not there before."""
+        return any(id(tensor) not in self._known for tensor in tensors_in(value))
+
+    @property
+    def may_grow(self) -> bool:
+        """True if lists have more tensors, or dictionaries have other lists: so they may in each call."""
+        return bool(self._growing())
+
+    @property
+    def grows(self) -> bool:
+        """True if there are more tensors in lists than before this call, which is not the first."""
+        return any(not isinstance(filled, dict) for filled, _ in self._growing())
+
+    def shrink(self) -> None:
+        """Take out again what `may_grow` has found."""
+        for filled, key in reversed(self._growing()):
+            _remove(filled, key)
+
+    def _growing(self) -> List[Tuple[Any, Any]]:
+        return [
+            (filled, key)
+            for _, filled, before in self._filled
+            for key, value in _added(filled, before)
+            if _grows(filled, value) and self._is_new(value)
+        ]
 
     def put_back(self) -> None:
         """Put everything back."""
         for place, value in self._before:
-            place.write(value)
+            if place.read() is not value:
+                place.write(value)
+        for _, filled, before in self._filled:
+            filled.clear()
+            (filled.update if isinstance(filled, dict) else filled.extend)(before)
 
 
-def _entries(container: Any) -> Mapping[Any, Any]:
-    return dict(container if type(container) is dict else enumerate(container))
+def _cell_contents(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # the variable has no value yet
+        return _MISSING
 
 
-def put(places: Sequence[Place], values: Sequence[Any]) -> None:
-    """Put values into places, where they count for nothing when the next call comes, which writes there first."""
+def _remove(own: Any, key: Any) -> None:
+    if isinstance(own, CellType):
+        del own.cell_contents
+    elif isinstance(own, _FILLED):
+        del own[key]
+    else:
+        delattr(own, key)
+
+
+def _entries(filled: Any) -> List[Tuple[Any, Any]]:
+    return list(elements_of(filled) if isinstance(filled, dict) else enumerate(filled))
+
+
+def _added(filled: Any, before: Any) -> List[Tuple[Any, Any]]:
+    """Return the entries that a list or a dictionary has in addition to those of before."""
+    if isinstance(filled, dict):
+        return [(key, value) for key, value in _entries(filled) if key not in before]
+    return _entries(filled)[len(before) :]
+
+
+def _grows(filled: Any, added: Any) -> bool:
+    """Tell whether a container to which a call has added a value may hold more after another call."""
+    within = added.values() if isinstance(added, dict) else [added]
+    return not isinstance(filled, dict) or any(map(_is_list, within))
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, deque))
+
+
+def put(places: Sequence[Place], values: Iterable[Any]) -> None:
+    """Put values into places, where they count for nothing when the next call comes, which writes there first.
+
+    Raises:
+        CaptureError: A list was not cleared since the last call.
+    """
     for place, value in zip(places, values):
-        for tensor in tensors_in(value):
-            leave_behind(tensor)
+        place.check()
+        leave_all(value)
         place.write(value)
+
+
+def leave_all(value: Any) -> None:
+    """Let the tensors in a value count for nothing."""
+    for tensor in tensors_in(value):
+        leave_behind(tensor)
 
 
 def called_beside(places: Sequence[Place], call: Callable[[], Any]) -> Any:
@@ -107,8 +261,10 @@ def called_beside(places: Sequence[Place], call: Callable[[], Any]) -> Any:
     if not places:
         return call()
     before = [place.read() for place in places]
+    for place in reversed(places):
+        place.clear()
     try:
         return call(), [place.read() for place in places]
     finally:
-        for place, value in zip(places, before):
+        for place, value in reversed(list(zip(places, before))):
             place.write(value)

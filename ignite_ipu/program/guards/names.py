@@ -58,6 +58,9 @@ class Named:
 
     Attributes:
         places: What messages call the places, and what returns the value of this moment there, None for none.
+        owners: What has each place (a dictionary, a cell, a class or an object) and its name there, and the globals
+            that code sets.
+        objects: The objects in which names were looked up.
         names: All names that the user's code that was found reads, and the texts in it, which may be for `getattr`.
         iterators: The iterators and random generators among the values.
         codes: The code of the user's functions that were found.
@@ -65,6 +68,7 @@ class Named:
 
     def __init__(self, parts: Iterable[Tuple[str, Any]]) -> None:
         self.places: List[Tuple[str, Callable[[], Any]]] = []
+        self.owners: List[Tuple[Any, str]] = []
         self.names: Set[str] = set()
         self.iterators: List[Any] = []
         self.codes: List[types.CodeType] = []
@@ -73,8 +77,8 @@ class Named:
         self._seen: Dict[int, Any] = {}
         parts = list(parts)
         self._objects = [(path, part) for path, part in parts if isinstance(part, nn.Module)]
-        # The namespaces of the user's own classes, and the objects in which no names are looked up.
-        self._own: Dict[type, List[Any]] = {}
+        # The user's own classes among the bases of each, and the objects in which no names are looked up.
+        self._own: Dict[type, List[type]] = {}
         self._settled: Set[int] = set()
         self._inside = {id(part) for _, part in self._objects}
         for path, part in parts:
@@ -85,6 +89,7 @@ class Named:
             for path, found in self._objects:
                 if id(found) not in self._settled:
                     self._look_at(path, found)
+        self.objects = [found for _, found in self._objects]
         if self.names & {"environ", "getenv"}:
             self._add("os.environ", partial(getattr, os.environ, "_data"), os.environ)
 
@@ -95,6 +100,7 @@ class Named:
             self._known.add((id(owner), key))
             if not isinstance(value, (types.ModuleType, type)):
                 self.places.append((name, read))
+                self.owners.append((owner, key))
         self._visit(path or name, value)
 
     def _visit(self, path: str, value: Any) -> None:
@@ -144,6 +150,7 @@ class Named:
             return
         self.codes.append(code)
         self.names |= read_by(code)
+        self.owners += [(outside, name) for name in loaded_by(code, "STORE_GLOBAL")]
         self._give(function, function, "__defaults__", "__kwdefaults__")
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
             if name != "__class__":
@@ -169,16 +176,16 @@ class Named:
         kind = found if is_class else type(found)
         if kind not in self._own:
             # A part may be captured meanwhile, whose class then has members that are none of the user's.
-            users = [base for base in kind.__mro__ if _is_users(base) and not _is_derived_here(base)]
-            self._own[kind] = [vars(base) for base in users]
+            self._own[kind] = [base for base in kind.__mro__ if _is_users(base) and not _is_derived_here(base)]
         bases = self._own[kind]
         names = self.names & own.keys()
         entries, in_class = self.names | (_ENTRIES | _MAKING if is_class else _ENTRIES), set()
         for base in bases:
-            for name in sorted(entries & base.keys()):
+            members = vars(base)
+            for name in sorted(entries & members.keys()):
                 in_class.add(name)
-                self._add(f"self.{name}", partial(base.get, name), base, name)
-                if isinstance(base[name], types.MemberDescriptorType) and not is_class:
+                self._add(f"self.{name}", partial(members.get, name), base, name)
+                if isinstance(members[name], types.MemberDescriptorType) and not is_class:
                     self._add(f"self.{name}", partial(getattr, found, name, None), found, name)
         if is_module:
             if not bases:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from itertools import chain, cycle
 from types import FunctionType
-from typing import Any, Callable, Container, Dict, Hashable, Iterable, List, Sequence
+from typing import Any, Callable, Container, Dict, Hashable, Iterable, List, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ from ignite_ipu.program.guards.values import FIXED, FUNCTIONS, READ, Reader, lea
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.user_code import read_by
 
-__all__ = ["PythonState"]
+__all__ = ["PythonState", "parts_of"]
 
 _STAYING = (*FIXED, *FUNCTIONS)
 _VALUES = (*READ, *FUNCTIONS, nn.Module)
@@ -70,10 +70,8 @@ class PythonState:
     """
 
     def __init__(self, model: nn.Module, *others: Any) -> None:
-        called = list(model.named_modules())
-        for other in others:
-            called += other.named_modules() if isinstance(other, nn.Module) else [("", other)]
-        named = Named([*called, *[("self", hook) for hooks in _GLOBAL_HOOKS for hook in hooks.values()]])
+        called = parts_of(model, *others)
+        named = Named(called)
         self.words, self.iterators = named.names, named.iterators
         modules = [part for _, part in called if isinstance(part, nn.Module)]
         self._attributes = [vars(part) for part in modules]
@@ -176,14 +174,18 @@ class PythonState:
             leave_behind(tensor)
         self._found = []  # which is compared by what is there
 
-    def containers(self) -> List[Any]:
-        """Return the lists and dictionaries among the values of this moment."""
-        return [value for value in (read() for read in self._reads) if type(value) in (list, dict)]
-
     def changed(self, before: List[Hashable], but: Container[int] = ()) -> List[str]:
         """Return the names of the attributes that had other values before, `but` those of these numbers."""
         pairs = enumerate(zip(self.names, before, self.values()))
         return list(dict.fromkeys(name for number, (name, old, new) in pairs if old != new and number not in but))
+
+
+def parts_of(*called: Any) -> List[Tuple[str, Any]]:
+    """Return what a call of modules and functions runs, each with its path: all modules, and the hooks of any."""
+    parts: List[Tuple[str, Any]] = []
+    for each in called:
+        parts += each.named_modules() if isinstance(each, nn.Module) else [("", each)]
+    return [*parts, *[("self", hook) for hooks in _GLOBAL_HOOKS for hook in hooks.values()]]
 
 
 def _is_pytorchs(kind: type) -> bool:

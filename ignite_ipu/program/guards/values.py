@@ -111,6 +111,14 @@ class _Version(Same):
         return hash(self.number)
 
 
+class _Emptied(Tuple[Any, ...]):
+    """A container that holds tensors that are left behind alone: the same as an empty one."""
+
+
+def _is_left(read: Hashable) -> bool:
+    return type(read) is _Emptied or (type(read) is _Version and read.number < 0)
+
+
 def replaced_tensors(before: Hashable, now: Hashable) -> Optional[List[Tuple[torch.Tensor, torch.Tensor]]]:
     """Return the tensors in which what a `Reader` returned at two times differs, None if in anything else."""
     if isinstance(before, _Version) and isinstance(now, _Version):
@@ -125,7 +133,7 @@ class Reader:
     """Reads values: containers by what they hold, and all else by what it is, which the methods say."""
 
     def read(self, value: Any) -> Hashable:
-        """Return a value in a comparable form."""
+        """Return a value in a comparable form, a container without the tensors that calls leave in it."""
         kind: Any = type(value)
         if isinstance(value, FIXED):
             return kind, value
@@ -134,12 +142,17 @@ class Reader:
         if isinstance(value, _SETS):
             return kind, frozenset((type(each), each) for each in value)
         if isinstance(value, CONTAINERS):
+            elements = elements_of(value)
+            if not elements:
+                return (kind,)
             try:
                 # Computed by C, where there are no objects in it. Later formats write down which are the same, too.
                 plain: Any = list(value) if isinstance(value, deque) else value
                 return kind, hash(marshal.dumps(plain, 2))
             except ValueError:
-                return (kind, *map(self.read, elements_of(value)))
+                found = [each for each in map(self.read, elements) if not _is_left(each)]
+                left = len(found) < len(elements) and (not found or isinstance(value, tuple))
+                return _Emptied((kind,)) if left else (kind, *found)
         if isinstance(value, np.ndarray):
             return value.shape, value.dtype.str, hash(value.tobytes())
         if isinstance(value, _MEMORY):
