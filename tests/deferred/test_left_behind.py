@@ -352,3 +352,24 @@ def test_what_lies_beside_a_tensor_that_is_left_still_counts() -> None:
             optimizer.zero_grad()
             losses.append(loss.item())
     assert losses[len(X) :] == pytest.approx(losses[: len(X)], rel=1e-5)
+
+
+class Remembers(nn.Module):
+    """Computes something once, until the loop says that it is to be computed again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.table, self.last, self.known = nn.Linear(4, 4), nn.Embedding(3, 4), nn.Linear(4, 3), None
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.known is None:
+            self.known = self.inner(self.table.weight).mean(0)
+        return self.last(x * self.known)
+
+
+def test_what_a_model_computes_from_weights_once_for_several_calls_is_refused() -> None:
+    """Natively the loop clears it for each step, and gradients flow through it."""
+    net = Remembers()
+    capture_model(net)
+    with pytest.raises(CaptureError, match=r"computed from weights and kept.*Compute it in each call"):
+        net(X[0])

@@ -48,6 +48,11 @@ _CHANGES_ARGUMENT = (
     "Let it return what is to be kept. If it only sets something up, as a cached property does, do that before the "
     "first call."
 )
+_KEEPS_COMPUTED = (
+    " goes on from a tensor that an earlier call has computed from weights and kept, through which natively gradients "
+    "flow to them. Each step is a program of its own, and would have it as a constant, also where the loop clears it "
+    "before each step. Compute it in each call; or keep it without gradients (detach())."
+)
 
 
 class ForwardGuard(FunctionGuard):
@@ -159,6 +164,7 @@ def called_on_host(
     left_at: List[Place] = []
     left: List[Any] = []
     begun: List[LeftBehind] = []
+    kept_before: List[torch.Tensor] = []
     grows = False
     words = words_read() if places is None else ()
     what = f"The forward of {name}, called at {current_line()},"
@@ -183,6 +189,9 @@ def called_on_host(
         if not torch.equal(random, torch.get_rng_state()):
             drawn[:] = [True]
         held.check(buffers, left_there)
+        kept_before[:] = [
+            each for each in recorder.constants if type(each) is torch.Tensor and each.grad_fn is not None
+        ]
         if places is None:
             left_at[:] = [place for place in behind.places(grows) if is_flat(place.read())]
             left[:] = [place.read() for place in left_at]
@@ -211,6 +220,8 @@ def called_on_host(
     kept.put_back(always=True, but=state.words)
     if changed:
         raise CaptureError(changes_in_every_call(what, changed))
+    if kept_before:
+        raise CaptureError(what + _KEEPS_COMPUTED)
     now: List[Any] = []
     same = flatten(tuple(given), now).key == structure.key and len(now) == len(copies)
     if not same or any(mine is not theirs for mine, theirs in zip(now, copies)):
@@ -253,8 +264,9 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
     behind, grows = LeftBehind(model, ()), False
     with session.weights.put_back_unnoticed():
         try:
-            with EAGER, without_generation_cache(model), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-                with WeightWriteGuard(model, {}):
+            with EAGER, without_generation_cache(model), torch._C.DisableTorchFunctionSubclass():
+                # What it keeps for later calls is then told from a constant.
+                with WeightWriteGuard(model, {}), torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
                     model(*args, **kwargs)
                     if behind.may_grow:
                         again = LeftBehind(model, ())
