@@ -147,7 +147,6 @@ class Trace(TorchFunctionMode, abc.ABC):
         self.inputs: Dict[str, IpuTensor] = {}
         self.weights: Dict[str, IpuTensor] = {}
         self.buffers: Dict[str, IpuTensor] = {}
-        self.constants: Dict[str, IpuTensor] = {}
         self.constant_values: Dict[fx.Node, torch.Tensor] = {}
         self.trained: Dict[
             str, Tuple[fx.Node, torch.Tensor]

@@ -79,9 +79,7 @@ class Capture(Trace):
         with self.outside():
             value = torch.Tensor.detach(tensor).to(number_formats.narrow(tensor.dtype)).clone()
         traced = self._stand_in(self._placeholder(name, value, requires_grad=False), tensor)
-        unique = str(traced.node.target)
         traced.node.meta["varies"] = False
-        self.constants[unique] = traced
         self.constant_values[traced.origin] = value
         return traced
 

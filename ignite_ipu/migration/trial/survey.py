@@ -158,7 +158,7 @@ class Survey(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         self.operators.setdefault(name_of(func), current_place())
-        known = set() if self.capture is None else set(self.capture.constants)
+        known = set() if self.capture is None else set(self.capture.constant_values)
         try:
             result = func(*args, **kwargs)
         except (inspection.Error, LossError, inspection.DynamicOutputShape) as error:
@@ -205,14 +205,14 @@ class Survey(TorchFunctionMode):
             raise Stopped from error
         return map_leaves(native, _onto_ipu)
 
-    def _watch(self, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any], result: Any, known: Set[str]) -> None:
+    def _watch(self, name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any], result: Any, known: Set[Any]) -> None:
         place = current_place()
         for value in leaves(result):
             if isinstance(value, IpuTensor) and value.node.op == "call_function":
                 self.nodes.setdefault(value.node.name, place)
-        constants = set(() if self.capture is None else self.capture.constants) - known
+        constants = set(() if self.capture is None else self.capture.constant_values) - known
         for constant in constants:
-            self.constants[constant] = place
+            self.constants[constant.name] = place
             data = args[0] if args else kwargs.get("data")
             if name == "to" or (name in _FROM_DATA and isinstance(data, (np.ndarray, torch.Tensor))):
                 text = "moves a tensor of the host to the device; the program keeps the value it has while compiling"

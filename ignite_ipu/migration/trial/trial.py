@@ -243,7 +243,7 @@ def _look_at_batches(subject: Subject, notes: Notes) -> None:
 
 def _look_at_counters(subject: Subject, capture: Trace, notes: Notes) -> None:
     """Note integer buffers that forward counts in: PopTorch compiles them in as constants."""
-    written = {name for name, traced in capture.constants.items() if capture.is_written(traced.origin)}
+    written = {node.name for node in capture.constant_values if capture.is_written(node)}
     for prefix, module in subject.model.named_modules():
         if type(module).__module__.startswith("torch."):
             continue
