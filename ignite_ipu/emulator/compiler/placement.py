@@ -43,6 +43,7 @@ class Placement:
         self._strategy = strategy
         self._site: Optional[Site] = BEFORE_ANY_BLOCK
         self._next_auto_id = 0
+        self._met: Dict[str, int] = {}
         self._has_unmarked_operators = False
         self.blocks: List[Site] = []
 
@@ -53,7 +54,7 @@ class Placement:
         if not user_id:
             user_id = str(self._next_auto_id)
             self._next_auto_id += 1
-        self._site = Site(*self._strategy._place(user_id, ipu_id), user_id)
+        self._site = Site(*self._strategy._stages_manager.place(user_id, ipu_id, self._met), user_id)
         self.blocks.append(self._site)
         return user_id
 

@@ -89,22 +89,18 @@ class Phase:
 
 
 class _AutomaticStages:
-    """Makes a stage of each block as it is met in a trace."""
+    """Makes a stage of each block as it is `met` in a trace, which keeps the numbers of those before it."""
 
     def __init__(self, mode: AutoStage) -> None:
         self._mode = mode
-        self.restart()
 
     def __repr__(self) -> str:
         return f"AutoStage.{self._mode.name}"
 
-    def restart(self) -> None:
-        self._numbers: Dict[BlockId, int] = {}
-
-    def place(self, block_id: BlockId, ipu_id: Optional[int]) -> Place:
+    def place(self, block_id: BlockId, ipu_id: Optional[int], met: Dict[BlockId, int]) -> Place:
         if self._mode is AutoStage.AutoIncrement:
             # PopTorch counts from 1: stage 0 is what comes before the first block.
-            number = self._numbers.setdefault(block_id, len(self._numbers) + 1)
+            number = met.setdefault(block_id, len(met) + 1)
             return number, 0, number if ipu_id is None else ipu_id
         if ipu_id is None:
             raise AssertionError(
@@ -129,13 +125,10 @@ class _ListedStages:
     def __repr__(self) -> str:
         return ", ".join(map(repr, self._stages))
 
-    def restart(self) -> None:
-        """Forget nothing: no trace adds a stage."""
-
     def by_block(self) -> Dict[BlockId, Stage]:
         return {block_id: stage for block_id, (_, _, stage) in self._found.items()}
 
-    def place(self, block_id: BlockId, ipu_id: Optional[int]) -> Place:
+    def place(self, block_id: BlockId, ipu_id: Optional[int], met: Dict[BlockId, int]) -> Place:
         if block_id not in self._found:
             raise AssertionError(f"Unknown Block {block_id!r}: list of expected Blocks is {sorted(self._found)}.")
         number, phase, stage = self._found[block_id]
@@ -162,12 +155,10 @@ class _IExecutionStrategy:
         return self._block_map[block_id]
 
     def onStartTracing(self) -> None:
-        """Forget the blocks of earlier traces."""
-        self._stages_manager.restart()
+        """Hear that a model which uses the strategy is about to be traced."""
 
     def onEndTracing(self) -> None:
-        """Forget the blocks of the trace that ends."""
-        self._stages_manager.restart()
+        """Hear that the trace is over."""
 
     def backendOptions(self) -> Dict[str, Union[int, bool]]:
         """Return the entries this strategy adds to `Options.toDict()`."""
@@ -177,9 +168,6 @@ class _IExecutionStrategy:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._stages_manager!r})"
-
-    def _place(self, block_id: BlockId, ipu_id: Optional[int]) -> Place:
-        return self._stages_manager.place(block_id, ipu_id)
 
 
 class PipelinedExecution(_IExecutionStrategy):
