@@ -5,10 +5,12 @@ from __future__ import annotations
 import enum
 import inspect
 from collections import OrderedDict
-from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
+import numpy as np
 import torch
 from ignite.engine import Engine, Events, State
+from ignite.engine.deterministic import DeterministicEngine, _set_rng_states
 from ignite.handlers import Checkpoint
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -16,7 +18,7 @@ from ignite_ipu.checkpoints.random_states import read_random_states, write_rando
 from ignite_ipu.engines.counting import Counts
 from ignite_ipu.engines.loaders import Loaders
 from ignite_ipu.engines.resume.accumulations import Accumulations, plain_values, same_values
-from ignite_ipu.engines.resume.position import DataPosition, DeterministicRuns
+from ignite_ipu.engines.resume.position import DataPosition, RewindableSampler
 from ignite_ipu.engines.steps import IPUStep
 from ignite_ipu.errors import logger
 from ignite_ipu.program.config import IPUConfig
@@ -429,15 +431,52 @@ class IPUTrainer(IPUEngine):
         write_random_states(states, self._generator)
 
 
-class DeterministicIPUTrainer(IPUTrainer, DeterministicRuns):
-    """The engine that `create_ipu_trainer(..., deterministic=True)` returns; see Ignite's `DeterministicEngine`."""
+class DeterministicIPUTrainer(IPUTrainer, DeterministicEngine):
+    """The engine that `create_ipu_trainer(..., deterministic=True)` returns; see Ignite's `DeterministicEngine`.
+
+    Data is set up in another way than there, and a resumed run starts where it was in it. The state dictionary holds
+    the same random states, as plain data that a checkpoint can be read back with.
+    """
+
+    def state_dict(self) -> OrderedDict[str, Any]:
+        """Return Ignite's state dictionary, numpy's numbers in it as a list."""
+        state: OrderedDict[str, Any] = super().state_dict()
+        python, pytorch, numpy = state["rng_states"]
+        plain = tuple(each.tolist() if isinstance(each, np.ndarray) else each for each in numpy)
+        state["rng_states"] = [python, pytorch, plain]
+        return state
+
+    def _setup_engine(self) -> None:
+        state: Any = self.state
+        data = state.dataloader
+        if data is None:
+            raise ValueError("A deterministic engine needs data: data=None leaves it nothing to repeat.")
+        self._dataloader_len = self._get_data_length(data)
+        iteration = state.iteration
+        self._dataloader_iter = self._from_iteration(iteration)
+        self._init_iter = iteration % state.epoch_length if state.epoch_length else iteration
+        states = getattr(state, "rng_states", None)
+        if states is not None and self._dataloader_len and iteration % self._dataloader_len:
+            _set_rng_states(states)
+            state.rng_states = None
+
+    def _from_iteration(self, iteration: int) -> Iterator[Any]:
+        data: Any = self.state.dataloader
+        sampler = getattr(data, "sampler", None)
+        if not isinstance(sampler, RewindableSampler):
+            # Without indices there is nothing to rewind: batches are fetched and thrown away.
+            return super()._from_iteration(iteration)
+        self._position.rewind_generator(data, over=iteration % len(data) == 0)
+        self._setup_seed()
+        sampler.rewind(iteration % len(data) * data.combinedBatchSize)
+        batches: Iterator[Any] = iter(data)
+        # Now, while the host is seeded: afterwards a resume sets the random state of where it was interrupted.
+        sampler.draw()
+        return batches
 
     def _setup_dataloader_iter(self) -> None:
         self._position.note_generator(self.state.dataloader)
-        DeterministicRuns._setup_dataloader_iter(self)
-
-    def _begin_pass(self, over: bool) -> None:
-        self._position.rewind_generator(self.state.dataloader, over)
+        DeterministicEngine._setup_dataloader_iter(self)
 
     def _restore_pinned(self) -> None:
         # The engine seeds the host itself, at every start of the data.

@@ -166,8 +166,10 @@ class ModelProgram:
 
     def read_random_state(self) -> Optional[List[int]]:
         """Return the random state; None before the program was compiled, or if it has no seed and never ran."""
-        # Asked for again in a retry, after which there may be another executor.
-        return self._hooks.copy(self._known_random_state) if self.training else self._known_random_state()
+        if self.compiled is None:
+            return self._random_state
+        state = self._copied(lambda executor: executor.rng_state)
+        return None if state is None else list(state)
 
     def set_random_state(self, state: List[int]) -> None:
         """Continue a random stream with the next call."""
@@ -176,13 +178,6 @@ class ModelProgram:
             self._random_state = list(state)
         else:
             compiled.executor.rng_state = list(state)
-
-    def _known_random_state(self) -> Optional[List[int]]:
-        compiled = self.compiled
-        if compiled is None:
-            return self._random_state
-        state = compiled.executor.rng_state
-        return None if state is None else list(state)
 
     def start_random_stream(self) -> None:
         """Give the random stream a start that can be gone back to, if it has not started and PopTorch tells of none."""

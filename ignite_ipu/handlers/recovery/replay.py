@@ -82,7 +82,8 @@ class Replay:
 
     def put_back(self, steps: Optional[int] = None) -> None:
         """Set the host to the snapshot, and give up the IPUs of the training program; `steps` replaces its count."""
-        snapshot = self._newest()
+        snapshot = self.snapshot
+        assert snapshot is not None  # whoever goes back has looked
         self._trained.program.abandon(snapshot.random_state)
         self._weights.put_back(snapshot.weights)
         self._trained.link.put_back(snapshot.optimizer, steps)
@@ -92,7 +93,8 @@ class Replay:
 
         What the host has set since then and not sent yet, it has still.
         """
-        snapshot, weights, link, program = self._newest(), self._weights, self._trained.link, self._trained.program
+        snapshot, weights, link, program = self.snapshot, self._weights, self._trained.link, self._trained.program
+        assert snapshot is not None
         if self._set_by_host is None:
             # Once, should this fail and be tried again: going back sets the host, too.
             self._set_by_host = (weights.read() if weights.has_unsent() else None, link.read() if link.loaded else None)
@@ -117,11 +119,6 @@ class Replay:
             link.put_back(optimizer)
         self._set_by_host = None
         return len(self._calls)
-
-    def _newest(self) -> Snapshot:
-        if self.snapshot is None:
-            raise RuntimeError("There is no snapshot to go back to.")
-        return self.snapshot
 
     def _drop_calls(self) -> None:
         self._set_by_host = None
