@@ -34,7 +34,19 @@ COMPUTED: Dict[str, Optional[FrozenSet[str]]] = {
     **dict.fromkeys(
         ("hypot", "addbmm", "vdot", "quantile", "aminmax", "fmax", "fmin", "copysign", "signbit", "sgn", "sinc")
     ),
-    **dict.fromkeys(("heaviside", "isposinf", "isneginf", "diag_embed", "diagflat", "gelu", "celu")),
+    **dict.fromkeys(
+        (
+            "masked_scatter",
+            "floor_divide",
+            "heaviside",
+            "isposinf",
+            "isneginf",
+            "diag_embed",
+            "diagflat",
+            "gelu",
+            "celu",
+        )
+    ),
     **dict.fromkeys(("log_sigmoid", "binary_cross_entropy", "kl_div", "round", "rsub", "div", "divide", "true_divide")),
     **dict.fromkeys(("index_put", "var", "std", "var_mean", "std_mean", "argmax", "argmin", "amax", "amin")),
     **dict.fromkeys(("count_nonzero", "sum", "mean", "prod", "cumprod", "norm", "index_fill", "take_along_dim")),

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 
 Function = Callable[..., Any]
 
+_MOST_COUNTED = 2**24  # PopTorch counts in float32
+
 
 def reduction_of(size_average: Optional[bool], reduce: Optional[bool], reduction: str) -> str:
     """Return the reduction that is asked for, be it by PyTorch's arguments of before."""
@@ -108,8 +110,7 @@ def _max_pool(
 
 def _div(func: Function, input: Any, other: Any, *, rounding_mode: Optional[str] = None) -> torch.Tensor:
     """Divide integers into floats, and round as asked for."""
-    numbers = [value.dtype if isinstance(value, torch.Tensor) else type(value) for value in (input, other)]
-    whole = all(kind in (int, bool) or getattr(kind, "is_floating_point", True) is False for kind in numbers)
+    whole = _are_whole(input, other)
     if rounding_mode is None:
         return func(input.to(torch.get_default_dtype()) if whole else input, other)  # type: ignore[no-any-return]
     if rounding_mode == "trunc":
@@ -123,6 +124,16 @@ def _div(func: Function, input: Any, other: Any, *, rounding_mode: Optional[str]
     quotient = quotient - ((rest != 0) & ((other < 0) != (rest < 0))).to(quotient.dtype)
     floor = torch.floor(quotient)
     return floor + (quotient - floor > 0.5).to(floor.dtype)  # type: ignore[no-any-return]
+
+
+def _floor_divide(func: Function, input: Any, other: Any) -> torch.Tensor:
+    """Divide whole numbers downwards, negative ones too; PopTorch divides them towards 0."""
+    return _div(torch.div, input, other, rounding_mode="floor") if _are_whole(input, other) else func(input, other)
+
+
+def _are_whole(*values: Any) -> bool:
+    kinds = [value.dtype if isinstance(value, torch.Tensor) else type(value) for value in values]
+    return all(kind in (int, bool) or getattr(kind, "is_floating_point", True) is False for kind in kinds)
 
 
 def _of_floats(func: Function, input: torch.Tensor, **kwargs: Any) -> torch.Tensor:
@@ -193,6 +204,37 @@ def _index_put(
     source = values.expand(*places.shape, *rest).reshape(-1, *rest)
     where = places.reshape(-1, *[1] * len(rest)).expand_as(source)
     return flat.scatter_add(0, where, source).reshape(input.shape)
+
+
+def _write_under_mask(func: Function, input: torch.Tensor, index: Any, value: Any) -> None:
+    """Write values where a mask is true, if it has not the tensor's shape or they are several."""
+    mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
+    is_mask = isinstance(mask, torch.Tensor) and mask.dtype is torch.bool
+    if not is_mask or (mask.dim() == input.dim() and (not isinstance(value, torch.Tensor) or value.numel() == 1)):
+        func(input, index, value)
+    else:
+        rest = input.shape[mask.dim() :]
+        value = value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=input.dtype).to(input.device)
+        input.copy_(_under_mask(input, mask.reshape(*mask.shape, *[1] * len(rest)), value, len(rest)))
+
+
+def _under_mask(input: torch.Tensor, mask: torch.Tensor, value: torch.Tensor, row: int) -> torch.Tensor:
+    """Return `input` with a value, or the next one of several in the first dimension, where the mask is true.
+
+    Values have at most `row` dimensions, or several of these.
+    """
+    if value.dim() > row and len(value) > 1:
+        places = mask.reshape(-1).int().cumsum(0).clamp(1, len(value)) - 1
+        value = value[places].reshape(*mask.shape[: mask.dim() - row], *value.shape[1:])
+    elif value.dim() > row:
+        value = value[0]
+    return torch.where(mask, value.to(input.dtype), input)
+
+
+def _masked_scatter(func: Function, input: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    if mask.dim() > input.dim() or input.numel() > _MOST_COUNTED:
+        return func(input, mask, source)  # type: ignore[no-any-return]
+    return _under_mask(input, mask.expand_as(input), source.reshape(-1), 0)
 
 
 def _is_whole(index: torch.Tensor) -> bool:
@@ -306,6 +348,7 @@ EXACT_TENSORS: Dict[str, Function] = {
     **dict.fromkeys(("div", "divide", "true_divide"), _div),
     "round": _round,
     **dict.fromkeys(("index_fill", "take_along_dim"), _from_front),
+    "floor_divide": _floor_divide,
     "rsub": lambda func, input, other, *, alpha=1: func(input * alpha if alpha != 1 else input, other),
     "index_put": _index_put,
     "var": lambda *args, **kwargs: _spread(1.0, *args, **kwargs),
@@ -325,6 +368,7 @@ EXACT_TENSORS: Dict[str, Function] = {
     "fmin": lambda *args: _either(torch.minimum, *args),
     "sgn": lambda func, input: torch.sign(input),
     "sinc": _sinc,
+    "masked_scatter": _masked_scatter,
     "heaviside": lambda func, input, values: torch.where(
         input == 0, values.to(input.dtype), (input > 0).to(input.dtype)
     ),
@@ -345,6 +389,9 @@ _OF_FLOATS = (
     "acos acosh asin asinh atan atanh cos cosh erf erfc exp expm1 log log10 log1p log2 rsqrt sigmoid sin sinh sqrt"
 )
 EXACT_VALUES: Dict[str, Function] = {
+    "__setitem__": _write_under_mask,
+    "__floordiv__": _floor_divide,
+    "__rfloordiv__": lambda func, input, other: _floor_divide(torch.floor_divide, other, input),
     **dict.fromkeys((*_OF_FLOATS.split(), "tan", "tanh"), _of_floats),
     **dict.fromkeys(("sum", "mean", "prod", "cumprod", "norm"), _in_type),
     "count_nonzero": lambda func, input, dim=None: func(input.reshape(-1), 0) if dim is None else func(input, dim),

@@ -24,6 +24,7 @@ def normal(*shape: int) -> torch.Tensor:
 CLASSES = torch.tensor([0, 2, -100, 1])
 PIXELS = torch.randint(0, 3, (4, 5), generator=RANDOM)
 WEIGHT = torch.tensor([1.0, 2.0, 0.5])
+MASK = torch.tensor([[True, False, True], [False, True, True]])
 PROBABILITIES = normal(4, 3).softmax(1)
 Case = Tuple[Callable[..., Any], Tuple[torch.Tensor, ...]]
 # What a function is called with is a list of inputs, the others are constants.
@@ -198,6 +199,24 @@ CASES.update(
             lambda x: torch.div((9 * x).int(), torch.tensor([2, -2, 3]).to(x.device), rounding_mode="floor").float(),
             (normal(7, 3),),
         ),
+        "floor division of whole numbers": (
+            lambda x: ((9 * x).int() // 4 + 7 // ((9 * x).int() * 2 + 1)).float() + x.floor_divide(0.4),
+            (normal(9),),
+        ),
+        "floor division in place": (lambda x: (9 * x).int().floor_divide_(-2).float(), (normal(9),)),
+        "rows under a mask": (lambda x, y: written(x * 1, x[..., 0] > 0, y), (normal(4, 5, 3), normal(3))),
+        "a number under a mask of rows": (lambda x: written(x * 1, x[..., 0] > 0, 2.0), (normal(4, 5, 3),)),
+        "values under a mask": (lambda x, y: written(x * 1, MASK.to(x.device), y), (normal(2, 3), normal(4))),
+        "rows, one for each, under a mask": (
+            lambda x, y: written(x * 1, (MASK[0].to(x.device),), y),
+            (normal(3, 5), normal(2, 5)),
+        ),
+        "one row under a mask": (lambda x, y: written(x * 1, MASK[0].to(x.device), y), (normal(3, 5), normal(1, 5))),
+        "one value under a mask": (lambda x: written(x * 1, x > 0, 2.0), (normal(3, 5),)),
+        "masked_scatter": (
+            lambda x, y: x.masked_scatter(MASK.to(x.device)[..., None], y) + (x * 2).masked_scatter_(x > 0, y * 3),
+            (normal(2, 3, 2), normal(4, 3)),
+        ),
         "quotient without its rest": (lambda x, y: x.divide(y, rounding_mode="trunc"), (9 * normal(9), normal(9))),
         "rounding": (lambda x: torch.round(x, decimals=2) + (1000 * x).round(decimals=-2) + x.round(), (normal(9),)),
         "functions of whole numbers": (
@@ -272,10 +291,16 @@ CASES.update(
     }
 )
 NO_GRADIENT = {
+    *("floor division of whole numbers", "floor division in place"),
     *("logical_xor", "nan_to_num", "floor of whole numbers", "division of whole numbers", "argsort", "infinities"),
     *("signs", "steps", "either", "number of others than zero", "functions of whole numbers"),
     *(name for name in CASES if any(each in name for each in ("logical_xor_", "copysign_", "heaviside_"))),
 }
+
+
+def written(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
+    x[index] = value
+    return x
 
 
 def _on(weight: Any, x: torch.Tensor) -> Any:

@@ -10,6 +10,7 @@ from torch.overrides import resolve_name
 from ignite_ipu.emulator.trace.operators import table as operator_table
 from ignite_ipu.emulator.trace.operators.table import Restriction
 from ignite_ipu.program.forward.equivalents import EQUIVALENTS
+from ignite_ipu.program.forward.exact import EXACT_VALUES
 
 _HEAD = """\
 # Which operators compile
@@ -85,13 +86,15 @@ Of `F.cross_entropy` and `F.nll_loss` that means weights of classes and smoothed
 without bias; of `F.group_norm` channels without dimensions behind them; of `torch.lstm` several layers, both
 directions, dropout in between and no bias; of pooling, windows of unlike sizes, strides that are not given, unlike
 paddings and divisors; of `F.pad` all modes but `constant`; of `F.smooth_l1_loss` a beta of 0. Functions of floats
-take integers, and sums and means a `dtype`. `F.gelu` is computed by the error function; `approximate="tanh"` is
-PopTorch's own, and faster.
+take integers, sums, products and norms a `dtype`, `count_nonzero` no dimension, and writes under a mask
+(`x[mask] = rows`) masks of fewer dimensions and values for each place; `//` of integers rounds down. `F.gelu` is
+computed by the error function; `approximate="tanh"` is PopTorch's own, and faster.
 """
 
 
 def _equivalents() -> Iterator[str]:
-    names = [resolve_name(func) or "" for func in EQUIVALENTS if not func.__name__.endswith("_")]
+    plain = [func for func in EQUIVALENTS if not func.__name__.endswith("_") and func.__name__ not in EXACT_VALUES]
+    names = [resolve_name(func) or "" for func in plain]
     short = {name.replace("torch.nn.functional.", "F.").replace("torch.Tensor.", "torch.") for name in names}
     yield _BY_OTHERS.format(names=_code(sorted(short)))
 
