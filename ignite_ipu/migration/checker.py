@@ -59,11 +59,7 @@ class Report:
 
 
 def check_paths(paths: Sequence[str], rules: Optional[Iterable[Rule]] = None) -> Report:
-    """Check files and directories.
-
-    Raises:
-        UserError: A path does not exist.
-    """
+    """Check files and directories; a path that does not exist is a `UserError`."""
     chosen = [rule.name for rule in all_rules().values() if rules is None or rule in rules]
     found = discover(paths)
     report = Report(skipped=found.skipped, files=len(found.files))

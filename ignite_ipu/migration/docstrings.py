@@ -70,10 +70,9 @@ class Texts(NamedTuple):
 
 
 def texts_of(module: ModuleType) -> Texts:
-    """Return the parts of a module's docstring; a model gets a factory where the module has no `check` to read it.
+    """Return the parts of a module's docstring, which is a `UserError` where Python was told to leave docstrings out.
 
-    Raises:
-        UserError: Python was told to leave docstrings out.
+    A model gets a factory where the module has no `check` to read it.
     """
     if module.__doc__ is None:
         raise UserError("rules and rewrites are described by their docstrings, which python -OO leaves out")

@@ -81,11 +81,7 @@ def left_alone(source: Source, line: int, reason: str) -> Migration:
 
 
 def migrate_source(source: Source) -> Migration:
-    """Rewrite one file's text.
-
-    Raises:
-        SourceError: It is not Python; the error's line is one of the source's text.
-    """
+    """Rewrite one file's text; where it is not Python, the line of the `SourceError` is one of the source's text."""
     program = Program(replace(source, notebook=None))
     result, training = _migrated(source, program), program.training
     accelerated = program.calls("accelerate.Accelerator", "accelerate.accelerator.Accelerator", _ACCELERATOR)

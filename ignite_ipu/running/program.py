@@ -53,11 +53,7 @@ def started(first_argument: str, argv: Sequence[str], first_path: str) -> Iterat
 
 
 def script_program(path: str) -> Main:
-    """Return a script as a program.
-
-    Raises:
-        UserError: There is no such script, or it is no text.
-    """
+    """Return a script as a program; raises `UserError` where there is no such script, or it is no text."""
     if os.path.isdir(path):
         raise UserError(f"{path!r} is a directory; name the script in it")
     if not os.path.isfile(path):
@@ -67,11 +63,7 @@ def script_program(path: str) -> Main:
 
 
 def module_program(name: str) -> Main:
-    """Return a module, or the `__main__` of a package, as a program.
-
-    Raises:
-        UserError: It is not found on `sys.path`, or it is no text.
-    """
+    """Return a module, or a package's `__main__`, as a program; not on `sys.path`, or no text, it is a `UserError`."""
     specs = _module_specs(name)
     spec = specs[-1] if len(specs) == name.count(".") + 1 else None
     if spec is not None and spec.submodule_search_locations is not None:

@@ -34,11 +34,7 @@ class Setup:
 
     @classmethod
     def of(cls, made: Any) -> Setup:
-        """Return what a factory returned as a `Setup`.
-
-        Raises:
-            ParityError: It is something else.
-        """
+        """Return what a factory returned as a `Setup`; something else is a `ParityError`."""
         names = [field.name for field in dataclasses.fields(cls)]
         if isinstance(made, Mapping) and set(made) == set(names):
             made = cls(**made)
@@ -121,11 +117,7 @@ class Subject(NamedTuple):
 
     @classmethod
     def of(cls, made: Any) -> Subject:
-        """Return what a factory returned as a `Subject`.
-
-        Raises:
-            UserError: It is something else, or there are no batches.
-        """
+        """Return what a factory returned as a `Subject`; something else, or no batches, is a `UserError`."""
         if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], nn.Module):
             model, inputs, *optimizer = made
             return cls(model, [(inputs, None)], ModelCall.with_inputs(inputs), *optimizer)

@@ -21,11 +21,7 @@ _ACCELERATORS = ("accelerate.Accelerator", "accelerate.accelerator.Accelerator")
 
 
 def apply(editor: Editor) -> None:
-    """Replace the class where it is called or handed on; what is prepared, and the loop, stay as they are.
-
-    Raises:
-        RewriteRefused: The file derives a class from it.
-    """
+    """Replace the class where it is called or handed on, and refuse files that derive one from it."""
     for node in _uses(editor.program):
         if isinstance(editor.program.parents[node], ast.ClassDef):
             raise RewriteRefused(

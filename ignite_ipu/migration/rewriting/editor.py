@@ -103,11 +103,7 @@ class Editor:
         self.remarks.append(Remark(getattr(node, "lineno", 1), self.subject, message))
 
     def need(self, name: str, node: ast.AST) -> str:
-        """Have `name` imported from ignite_ipu; returns it.
-
-        Raises:
-            RewriteRefused: The file uses that name for something else.
-        """
+        """Have `name` imported from ignite_ipu, and return it; a file that uses it for something else is refused."""
         imported = self.program.names.imports.get(name)
         if name in self.program.names.bound or (imported is not None and imported != f"{_PACKAGE}.{name}"):
             raise RewriteRefused(

@@ -30,10 +30,7 @@ def discover(paths: Sequence[str]) -> Discovery:
 
     A file that is named itself is always taken, whatever its suffix. Links to places outside a walked directory, and
     links that lead back to one of their own parents, are passed over with a remark. Hidden directories, virtual
-    environments and caches are passed over silently.
-
-    Raises:
-        UserError: A path does not exist.
+    environments and caches are passed over silently. A path that does not exist is a `UserError`.
     """
     found = Discovery()
     ways: Dict[str, List[_Way]] = {}

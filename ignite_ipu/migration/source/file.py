@@ -38,9 +38,7 @@ class Source:
     def encode(self, text: str) -> bytes:
         """Return the file's new bytes with `text` in place of its Python.
 
-        Raises:
-            UnicodeEncodeError: the file's encoding lacks a character of `text`.
-            SourceError: the notebook's cells cannot be told apart in `text`.
+        Its encoding may lack a character of it (`UnicodeEncodeError`), and cells may not be told apart (`SourceError`).
         """
         if self.notebook is not None:
             text = self.notebook.replace(text)

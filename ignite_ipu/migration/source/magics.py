@@ -58,11 +58,7 @@ def hide_magics(source: str) -> Optional[List[str]]:
 
 
 def show_magics(lines: Sequence[str]) -> List[str]:
-    """Return the cell's lines with its magics again.
-
-    Raises:
-        SourceError: The statement that a magic runs is not there any more.
-    """
+    """Return the cell's lines with its magics again; one whose statement is not there any more is a `SourceError`."""
     shown = [_shown(line) for line in lines]
     headers = (number for number, line in enumerate(shown) if line.startswith("%%") and line != lines[number])
     header = next(headers, 0)

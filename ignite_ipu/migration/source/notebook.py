@@ -37,11 +37,7 @@ class Notebook:
 
     @classmethod
     def parse(cls, data: bytes) -> Notebook:
-        """Read a notebook of format 4.
-
-        Raises:
-            SourceError: It is not JSON, or not a notebook.
-        """
+        """Read a notebook of format 4; anything else is a `SourceError`."""
         try:
             raw = data[len(codecs.BOM_UTF8) :] if data.startswith(codecs.BOM_UTF8) else data
             decoded = raw.decode("utf-8")
@@ -91,9 +87,7 @@ class Notebook:
     def replace(self, text: str) -> str:
         """Return the file's new text with the code cells taken from `text`; everything else, outputs too, is kept.
 
-        Raises:
-            SourceError: The markers in `text` are not those of this notebook, in order, or a magic has lost what
-                it runs.
+        It is a `SourceError` if its markers are not the notebook's, in order, or a magic has lost what it runs.
         """
         parts: List[Tuple[int, List[str]]] = []
         for line in text.rstrip("\n").split("\n") if text.strip() else []:

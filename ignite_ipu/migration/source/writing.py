@@ -21,10 +21,8 @@ def replace_file(path: str, data: bytes, expected: bytes) -> None:
     """Give a file a new content, by renaming a complete and synced copy onto it.
 
     Its permissions are kept, and a link keeps pointing to it. At every moment the path holds the old content, from
-    which the new one was made and which is `expected`, or the new one.
-
-    Raises:
-        WriteError: The file is read-only or has changed meanwhile, or the system refuses.
+    which the new one was made and which is `expected`, or the new one. A `WriteError` says that the file is read-only
+    or has changed meanwhile, or that the system refuses.
     """
     real = os.path.realpath(path)
     try:
@@ -40,11 +38,7 @@ def replace_file(path: str, data: bytes, expected: bytes) -> None:
 
 
 def write_new_file(path: str, data: bytes, mode: int) -> None:
-    """Write a file that need not exist yet, and its directories.
-
-    Raises:
-        WriteError: The system refuses.
-    """
+    """Write a file that need not exist yet, and its directories; raises `WriteError` where the system refuses."""
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         _write(path, data, mode)

@@ -106,8 +106,7 @@ class Answers(TorchFunctionMode):
     def take(self, place: Optional[Place], name: str) -> Any:
         """Return what the operator gave when it was called for the n-th time in this line, for the n-th asking.
 
-        Raises:
-            LookupError: It was not called there.
+        It is a `LookupError` if it was not called there.
         """
         results = self._results.get((place, name))
         if not results:

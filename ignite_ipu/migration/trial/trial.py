@@ -62,8 +62,7 @@ class Trial:
 def try_out(target: str) -> Trial:
     """Run the factory of a target, compile its model on the emulator, and tell what that shows.
 
-    Raises:
-        UserError: The factory cannot be found, fails, or returns something else than a model with example batches.
+    It is a `UserError` if there is none, it fails, or returns something else than a model with example batches.
     """
     with _apart(target):
         with blamed_on(target):
