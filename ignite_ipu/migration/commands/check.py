@@ -199,7 +199,16 @@ def json_report(report: Report) -> str:
 def sarif_report(report: Report, rules: Mapping[str, Rule]) -> str:
     """Return the findings as a SARIF 2.1.0 log with the rules that were applied."""
     order = {name: index for index, name in enumerate(rules)}
-    applied = [_sarif_rule(rule) for rule in rules.values()]
+    applied = [
+        {
+            "id": rule.name,
+            "shortDescription": {"text": rule.summary},
+            "fullDescription": {"text": rule.rationale},
+            "help": {"text": rule.remedy},
+            "defaultConfiguration": {"level": rule.severity.value},
+        }
+        for rule in rules.values()
+    ]
     skipped = [f"skipped {path}: {reason}" for path, reason in report.skipped]
     invocation = {
         "executionSuccessful": True,
@@ -217,16 +226,6 @@ def sarif_report(report: Report, rules: Mapping[str, Rule]) -> str:
 
 def _tried(report: Report) -> Any:
     return None if report.run is None else {"target": report.run.target, "compiled": report.run.compiled}
-
-
-def _sarif_rule(rule: Rule) -> Dict[str, Any]:
-    return {
-        "id": rule.name,
-        "shortDescription": {"text": rule.summary},
-        "fullDescription": {"text": rule.rationale},
-        "help": {"text": rule.remedy},
-        "defaultConfiguration": {"level": rule.severity.value},
-    }
 
 
 def _sarif_result(finding: Finding, order: Mapping[str, int]) -> Dict[str, Any]:

@@ -57,7 +57,15 @@ class PipelineRequest:
         if execution is not None and execution not in EXECUTIONS:
             raise PlanError(f"Execution is {execution!r}.{did_you_mean(str(execution), EXECUTIONS)}")
         if isinstance(spec, str):
-            _check_auto(spec, execution, ipus)
+            if spec != "auto":
+                raise PlanError(f'pipeline is {spec!r}; the only word it knows is "auto". Pass a list of layer names.')
+            if ipus is None:
+                raise PlanError('pipeline="auto" has to know how many IPUs there are: pass ipus=4, for example.')
+            if execution not in (None, "pipelined", "sharded"):
+                raise PlanError(
+                    f'pipeline="auto" plans pipelined and sharded execution, not {execution}. List the layers at which '
+                    "its phases begin."
+                )
             return cls(spec, execution, ipus, memory_per_ipu)
         if isinstance(spec, (Planned, Placement)):
             if execution not in (None, spec.execution):
@@ -119,15 +127,3 @@ class PipelineRequest:
             # Without the loss's IPU, three may be left of four: an evaluation must not fail after hours of training.
             return replace(self, spec=self.spec.without_loss(), round_up=True)
         return self
-
-
-def _check_auto(spec: str, execution: Optional[str], ipus: Optional[int]) -> None:
-    if spec != "auto":
-        raise PlanError(f'pipeline is {spec!r}; the only word it knows is "auto". Pass a list of layer names.')
-    if ipus is None:
-        raise PlanError('pipeline="auto" has to know how many IPUs there are: pass ipus=4, for example.')
-    if execution not in (None, "pipelined", "sharded"):
-        raise PlanError(
-            f'pipeline="auto" plans pipelined and sharded execution, not {execution}. List the layers at which its '
-            "phases begin."
-        )

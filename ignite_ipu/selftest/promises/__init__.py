@@ -21,15 +21,10 @@ class Skipped(Exception):
 
 
 class Promise(NamedTuple):
-    """One promise.
+    """One promise, under the names of its group and its program, in one sentence and with the page in `docs/`.
 
-    Attributes:
-        name: The group's name, a dot, and the program's own.
-        text: What is promised, in one sentence.
-        page: The page in `docs/` that promises it.
-        program: Raises if the promise is broken, `Skipped` if that cannot be told here.
-        ipus: IPUs that the program holds at once.
-        needs_emulator: Whether only the emulator can provoke what the program looks at.
+    The program, which holds so many IPUs at once, raises if the promise is broken, and `Skipped` if that cannot be told
+    here. What some look at, only the emulator can provoke.
     """
 
     name: str
