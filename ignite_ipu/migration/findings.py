@@ -35,11 +35,6 @@ class Outcome(str, enum.Enum):
     """It leaves the code as it is, so that the finding holds."""
 
 
-def handled_if(condition: bool) -> Optional[Outcome]:
-    """Return what `run` makes of a hit if it differs from the rule's own, on a condition."""
-    return Outcome.HANDLED if condition else None
-
-
 @dataclass(frozen=True)
 class Hit:
     """A node that breaks a rule, before it is placed in a file; what is None there is as the rule has it."""

@@ -245,8 +245,5 @@ class Training:
             return False
         last = name.rsplit(".", 1)[-1].lower()
         named = last.startswith("opt") or last.endswith(("optimizer", "optim", "_opt"))
-        return name in self.optimizers or named or name in self._cleared
-
-    @cached_property
-    def _cleared(self) -> Set[str]:
-        return {owner for _, owner in self.file.method_calls("zero_grad")} - self.models
+        cleared = any(owner == name for _, owner in self.file.method_calls("zero_grad"))
+        return name in self.optimizers or named or (cleared and name not in self.models)

@@ -12,7 +12,6 @@ Example:
 from __future__ import annotations
 
 import ast
-from typing import Iterator
 
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rewriting.editor import Editor, RewriteRefused
@@ -22,8 +21,11 @@ _ACCELERATORS = ("accelerate.Accelerator", "accelerate.accelerator.Accelerator")
 
 def apply(editor: Editor) -> None:
     """Replace the class where it is called or handed on, and refuse files that derive one from it."""
-    for node in _uses(editor.program):
-        if isinstance(editor.program.parents[node], ast.ClassDef):
+    program = editor.program
+    for node in [*program.nodes(ast.Name), *program.nodes(ast.Attribute)]:
+        if program.names.resolve(node) not in _ACCELERATORS or _only_names_it(program, node):
+            continue
+        if isinstance(program.parents[node], ast.ClassDef):
             raise RewriteRefused(
                 node.lineno,
                 "a class derived from accelerate's Accelerator trains on the host. Use an Accelerator as it is, or "
@@ -31,12 +33,6 @@ def apply(editor: Editor) -> None:
             )
         editor.forget("accelerate.Accelerator")
         editor.expression(node, editor.need("IPUAccelerator", node))
-
-
-def _uses(program: Program) -> Iterator[ast.expr]:
-    for node in [*program.nodes(ast.Name), *program.nodes(ast.Attribute)]:
-        if program.names.resolve(node) in _ACCELERATORS and not _only_names_it(program, node):
-            yield node
 
 
 def _only_names_it(program: Program, node: ast.AST) -> bool:

@@ -14,7 +14,7 @@ In forward:
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, handled_if
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
@@ -23,4 +23,4 @@ def check(program: Program) -> Hits:
     """Find what asks for a value; a move alone is left out where this library calls the model."""
     for fact in program.facts_of("host"):
         message = f"{fact.where} takes a tensor's value to the host with {fact.name}, which a trace does not have"
-        yield Hit(fact.node, message, run=handled_if(fact.name in ("cpu", 'to("cpu")')))
+        yield Hit(fact.node, message, run=Outcome.HANDLED if fact.name in ("cpu", 'to("cpu")') else None)

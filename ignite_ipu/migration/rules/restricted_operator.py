@@ -19,7 +19,7 @@ import ast
 from typing import Iterator, Tuple
 
 from ignite_ipu.migration.analysis.operators import is_handled, is_loss, problem, refused_arguments
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, handled_if
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
@@ -28,10 +28,10 @@ def check(program: Program) -> Hits:
     for call, name in _calls(program):
         found = problem(name) if is_loss(name) else None
         if found is not None and not program.without_gradients(call):
-            yield Hit(call, f"{name}, {found.message}", found.remedy, run=handled_if(found.is_handled))
+            yield Hit(call, f"{name}, {found.message}", found.remedy, run=Outcome.HANDLED if found.is_handled else None)
         for node, restriction in refused_arguments(program, name, call):
             doubt = ", as PopTorch's sources read" if restriction.likely else ""
-            severity, run = None, handled_if(is_handled(name, restriction))
+            severity, run = None, Outcome.HANDLED if is_handled(name, restriction) else None
             if run is None and not restriction.refused:
                 severity, run = Severity.NOTE, Outcome.UNCHANGED
             yield Hit(node, f"{name}: {restriction.says}{doubt}", restriction.instead, severity, run)

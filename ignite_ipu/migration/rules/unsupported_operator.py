@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.analysis.operators import is_loss, is_made_here, problem
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, handled_if
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
@@ -26,20 +26,12 @@ def check(program: Program) -> Hits:
         found = None if is_loss(fact.name) else problem(fact.name)
         made_here = isinstance(fact.node, ast.Call) and is_made_here(program.names, fact.node)
         if found is not None and not made_here:
-            yield Hit(
-                fact.node,
-                f"{fact.where} uses {fact.name}, {found.message}",
-                found.remedy,
-                run=handled_if(found.is_handled),
-            )
+            message = f"{fact.where} uses {fact.name}, {found.message}"
+            yield Hit(fact.node, message, found.remedy, run=Outcome.HANDLED if found.is_handled else None)
     for model in program.models:
         for name, value in sorted(model.values.items()):
             layer = program.names.called(value)
             found = problem(layer) if layer is not None and layer.startswith("torch.nn.") else None
             if found is not None and not is_loss(layer or ""):
-                yield Hit(
-                    value,
-                    f"{model.name}.{name} is a {layer}, {found.message}",
-                    found.remedy,
-                    run=handled_if(found.is_handled),
-                )
+                message = f"{model.name}.{name} is a {layer}, {found.message}"
+                yield Hit(value, message, found.remedy, run=Outcome.HANDLED if found.is_handled else None)

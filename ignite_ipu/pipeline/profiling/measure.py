@@ -56,7 +56,8 @@ def measure(
         # know the meta device, and may raise anything then. A mistake of theirs is raised again below.
         with suppress(Exception):
             shapes = tree_map(lambda x: x.to("meta") if isinstance(x, Tensor) else x, _arguments(inputs))
-            return _recorded(_twin(model, _shape_alone), names, shapes, training, fake, run)
+            twin = _twin(model, lambda x: torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta"))
+            return _recorded(twin, names, shapes, training, fake, run)
     return _recorded(_ordinary(model), names, _arguments(inputs), training, fake, run)
 
 
@@ -105,10 +106,6 @@ def _recorded(
                 "do not give. Pass fake=False to measure a real run. A compiled IPU program cannot branch on it either."
             ) from error
     return recorder.profile(output)
-
-
-def _shape_alone(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _ordinary(model: nn.Module) -> nn.Module:
