@@ -42,6 +42,8 @@ class SharedWeights:
         self._known = 0
         # By other model: its updates, a list of one number, and how many they were when it was asked last.
         self._others: Dict[weakref.ref[SharedWeights], Tuple[Sequence[int], int]] = {}
+        # What the host had when this began needs no copy.
+        self._before = {weakref.ref(each): each._weights.updates[0] for each in _ALL if each._weights.host_is_newest}
         _ALL.add(self)
         self.look_again()
 
@@ -56,7 +58,8 @@ class SharedWeights:
             mine = set(map(id, self._weights.tensors))
             for shared in list(_ALL):
                 if shared is not self and not mine.isdisjoint(map(id, shared._weights.tensors)):
-                    self._others.setdefault(weakref.ref(shared), (shared._weights.updates, 0))
+                    reference = weakref.ref(shared)
+                    self._others.setdefault(reference, (shared._weights.updates, self._before.get(reference, 0)))
         if not self._others:
             return
         for reference, (updates, seen) in list(self._others.items()):

@@ -193,6 +193,42 @@ for _ in range(3):
     update(optimizer, lambda: F.cross_entropy(model(x), y))
 out += [value.sum().item() for value in model.state_dict().values()]
 """,
+    "layers that are replaced in models that are trained together": """
+tower, head = nn.Sequential(nn.Linear(4, 6), nn.Tanh()).to(device), nn.Sequential(nn.Linear(6, 2)).to(device)
+def optimize():
+    return torch.optim.SGD([*tower.parameters(), *head.parameters()], lr=0.1, momentum=0.9)
+optimizer = optimize()
+for _ in range(2):
+    update(optimizer, lambda: F.cross_entropy(head(tower(x)), y))
+from torch.nn.utils import prune
+prune.l1_unstructured(tower[0], "weight", 0.3)
+for _ in range(2):
+    update(optimizer, lambda: F.cross_entropy(head(tower(x)), y))
+head[0] = nn.Linear(6, 2).to(device)
+optimizer = optimize()
+for _ in range(2):
+    update(optimizer, lambda: F.cross_entropy(head(tower(x)), y))
+""",
+    "layers that are replaced in models that train each other": """
+model, critic = Net().to(device), nn.Linear(2, 1).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+other = torch.optim.SGD(critic.parameters(), lr=0.1)
+from torch.nn.utils import prune
+for done in range(4):
+    if done == 2:
+        prune.l1_unstructured(model.head, "weight", 0.3)
+    scores = model(x)
+    update(other, lambda: (critic(scores.detach()) - 1).pow(2).mean())
+    update(optimizer, lambda: F.cross_entropy(scores, y) + critic(scores).pow(2).mean())
+""",
+    "all layers replaced, whose gradients nobody clears": """
+model = nn.Sequential(nn.Linear(4, 2)).to(device)
+for _ in range(2):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        update(optimizer, lambda: F.cross_entropy(model(x), y))
+    model[0] = nn.Linear(4, 2).to(device)
+""",
     "counts of batches over programs, of which nobody reads any": """
 model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -115,26 +115,35 @@ class CapturedModel:
         """Take the model as it is now, with the optimizer's state there is; returns whether that was possible.
 
         Loops make layers in a model's first call, put another head on it for another task, and prune it, again and
-        again. Between the losses of an update and the update, and of several models that one trains, that is refused.
+        again. Between the losses of an update and the update that is refused.
         """
-        if not self.is_alone or self.several:
+        before, several = self.turns, self.several
+        if any(turn.early or not turn.is_known for turn in before):
             return False
-        (before,) = self.turns
-        if before.training.prepared:
+        if any(turn.training.prepared for turn in before):
             logger.warning(
                 "Weights of %s were replaced, added or removed before it was called at %s: its programs are compiled "
                 "again. On IPUs each compilation takes minutes.",
                 self.name,
                 current_line(),
             )
-        before.training.forget_program()
-        before.gradients.remove()
+        for turn in before:
+            turn.training.forget_program()
+            turn.gradients.remove()
         self.session.close()
         self._begin()
-        self.turns[0].uncleared, self.training.zeroed = before.uncleared, before.training.zeroed
-        state = before.training.random_state()
-        if state is not None:
-            self.training.set_random_state(state)
+        within = set(map(id, self.model.modules()))
+        parts, self.parts = self.parts, []
+        for part in parts:
+            if id(part.model) in within:
+                part._follow(self)
+                self.parts.append(part)
+            else:
+                release_class(part.model)
+        for turn in before:
+            # Of several optimizers each goes on; else one may follow that holds the weights of now.
+            now = self.turn_of(turn.training.optimizer) if several and turn.training.optimizer else self.turns[0]
+            now.go_on_from(turn)
         return True
 
     @property
@@ -169,7 +178,7 @@ class CapturedModel:
         try:
             return self._answer(args, kwargs)
         except ReplacedError:
-            if not self._begin_again():
+            if not self.whole._begin_again():
                 raise
             return self._answer(args, kwargs)
 

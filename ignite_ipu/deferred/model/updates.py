@@ -92,6 +92,24 @@ class Updates:
     def _others(self) -> List[Updates]:
         return [turn for turn in self._model.turns if turn is not self]
 
+    @property
+    def is_known(self) -> bool:
+        """True if all that went backward for the coming update was computed for those of other optimizers."""
+        return all(loss.value.operation.done for loss in self.pending)
+
+    def go_on_from(self, before: Updates) -> None:
+        """Go on from the updates of a model that has other weights by now, of which some may be left."""
+        if before.pending:
+            before.uncleared = before.pending[-1].line
+            before.give_up("weights of the model were replaced")
+        modes = before.training.modes
+        left = {id(parameter) for parameter, trained in zip(modes.parameters, modes.trained()) if trained}
+        if not left.isdisjoint(map(id, self.training.session.weights.tensors)):
+            self.uncleared, self.training.zeroed = before.uncleared, before.training.zeroed
+        state = before.training.random_state()
+        if state is not None:
+            self.training.set_random_state(state)
+
     def chosen(self, losses: Sequence[Loss]) -> List[Loss]:
         """Return losses with the operations that this optimizer's update makes; without those that do not reach it."""
         if self.reach is None:
