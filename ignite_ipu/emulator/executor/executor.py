@@ -374,7 +374,7 @@ class PoplarExecutor:
 
     def getHostIpuLatency(self) -> Latency:
         """Return (min, max, average) seconds that the inputs took to reach the device."""
-        return 0.0, 0.0, 0.0
+        return 0.0, 0.0, 0.0  # as `Times` explains
 
     def getComputeLatency(self) -> Latency:
         """Return (min, max, average) seconds from the last input's arrival to the last output's start."""
@@ -382,7 +382,7 @@ class PoplarExecutor:
 
     def getIpuHostLatency(self) -> Latency:
         """Return (min, max, average) seconds that the outputs took to reach the host."""
-        return 0.0, 0.0, 0.0
+        return 0.0, 0.0, 0.0  # likewise
 
     def _run(self, program: DeviceProgram, arguments: Optional[Arguments], given: Sequence[torch.Tensor]) -> Any:
         """Run on `arguments`, or on `given` alone where these are tensors known to fit."""
