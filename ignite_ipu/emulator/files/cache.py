@@ -78,29 +78,27 @@ class Lookup:
     context: List[str]
     about: Dict[str, Any]
     meter: Meter
-    key: Optional[str] = None  # Stays None if the executable depends on something without a fingerprint.
-    missed: bool = False
+    missing: Optional[str] = None  # The key of the entry to write; None, too, where something has no fingerprint.
 
     def fold(self, capture: Capture) -> Dict[fx.Node, torch.Tensor]:
         """Return the values of nodes that depend on constants alone: from the cache, or computed."""
         found = self._find(capture)
-        self.missed = found is None
         self.meter.add(**{"cache_misses" if found is None else "cache_hits": 1})
         return fold_constants(capture) if found is None else found
 
     def store(self, graph: Graph) -> None:
         """Write the entry that was missing."""
-        if not self.missed or self.key is None:
+        if self.missing is None:
             return
         entry = {
             **self.about,
-            "key": self.key,
+            "key": self.missing,
             "operators": sum(node.op == "call_function" for node in graph.nodes.nodes),
             "values": dict(graph.folded),
         }
         try:
             os.makedirs(self.directory, exist_ok=True)
-            container.write(self._path(self.key), MAGIC, entry)
+            container.write(self._path(self.missing), MAGIC, entry)
         except OSError as error:
             logger.warning("The executable could not be cached in %s: %s.", self.directory, error)
 
@@ -111,10 +109,10 @@ class Lookup:
         except NoFingerprint as reason:
             logger.info("The executable is not cached: it depends on %s.", reason)
             return None
-        self.key = hashlib.sha256(text.encode()).hexdigest()
-        path = self._path(self.key)
+        self.missing = key = hashlib.sha256(text.encode()).hexdigest()
+        path = self._path(key)
         try:
-            values = _read(path, self.key)["values"]
+            values = _read(path, key)["values"]
             nodes = {node.name: node for node in capture.graph.nodes}
             found = {nodes[name]: value for name, value in values.items() if _fits(nodes.get(name), value)}
             if len(found) != len(values):
@@ -126,6 +124,7 @@ class Lookup:
             logger.warning("Cache entry %s is not used, because %s; the model is compiled again.", path, error)
             return None
         logger.info("Executable found in the cache: %s.", path)
+        self.missing = None
         return found
 
     def _path(self, key: str) -> str:
