@@ -94,6 +94,7 @@ class Compiled:
     name: str
     run: Optional[Run] = None
     is_begun: bool = False
+    used: Tuple[bool, ...] = ()  # of a training step: whether the loss depends on each trainable weight
 
     def begin(self, graph: Graph, functions: Sequence[Callable[..., Sequence[torch.Tensor]]], given: Tensors) -> None:
         """Trace the first of some functions that can be traced, and have it compiled.

@@ -12,6 +12,7 @@ from torch import nn
 
 from ignite_ipu.emulator.compiler import batching
 from ignite_ipu.emulator.compiler.graph import Graph, dump, on_the_host
+from ignite_ipu.emulator.compiler.inductor import Compiled
 from ignite_ipu.emulator.compiler.inductor import compiled as torch_compiled
 from ignite_ipu.emulator.compiler.inductor import wanted as torch_compile_wanted
 from ignite_ipu.emulator.compiler.placement import Placement
@@ -26,7 +27,7 @@ from ignite_ipu.emulator.runtime.executable import Executable, RandomStream
 from ignite_ipu.emulator.runtime.host_tensors import HostTensors, receive, shares_memory
 from ignite_ipu.emulator.runtime.optimizer_tracker import OptimizerTracker
 from ignite_ipu.emulator.runtime.report import report_for
-from ignite_ipu.emulator.runtime.training_step import CompiledStep, CompiledTraining, TrainingStep, reducer, store_for
+from ignite_ipu.emulator.runtime.training_step import CompiledStep, TrainingStep, reducer, store_for
 from ignite_ipu.emulator.trace import number_formats
 from ignite_ipu.emulator.trace.active import IpuTensor
 from ignite_ipu.emulator.trace.refusals import without_half_kernel
@@ -122,7 +123,7 @@ class DeviceProgram:
         each_result = self._precision.floating_point_exceptions or self._precision.stochastic_rounding
         self._compiles_with_torch = torch_compile_wanted() and not each_result
         self._compiled: Optional[Graph] = None
-        self._compiled_step = CompiledTraining(self._name)
+        self._compiled_step = Compiled(self._name)
         self._executable: Optional[Executable] = None
         self._step: Optional[TrainingStep] = None
         self._give_back: Optional[Callable[[], object]] = None

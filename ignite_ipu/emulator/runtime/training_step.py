@@ -211,20 +211,14 @@ class TrainingStep:
         return gradients
 
 
-class CompiledTraining(Compiled):
-    """Compiled function of one training program, however often it is loaded.
+class CompiledStep(TrainingStep):
+    """A `TrainingStep` that goes over to compiled code when that is there, which `compiled` keeps for its program.
 
-    It takes the factor on the loss gradient and what the graph takes, and returns what the graph returns, and then the
-    gradients.
+    The compiled function takes the factor on the loss gradient and what the graph takes, and returns what the graph
+    returns, and then the gradients.
     """
 
-    used: Tuple[bool, ...] = ()  # For each trainable weight, whether the loss depends on it.
-
-
-class CompiledStep(TrainingStep):
-    """A `TrainingStep` that goes over to compiled code when that is there, which `compiled` keeps for its program."""
-
-    def __init__(self, compiled: CompiledTraining, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, compiled: Compiled, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._compiled = compiled
         self._graph = graph = self._executable.graph
