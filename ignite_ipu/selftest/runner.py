@@ -26,23 +26,6 @@ _SEED = 1
 _REASON_LENGTH = 300
 
 
-@contextlib.contextmanager
-def quick_collections() -> Iterator[None]:
-    """Leave what is in memory now out of the garbage collections after each program, which then take no time.
-
-    Where somebody has done so already, that stays as it is: it could not be had back.
-    """
-    if gc.get_freeze_count():
-        yield
-        return
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
 def run(promise: Promise, ipus: int) -> Outcome:
     """Run one program and give its IPUs back; there are `ipus` IPUs."""
     if promise.needs_emulator and not backend.is_emulator():
