@@ -11,12 +11,15 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
 
+from ignite_ipu import backend
 from ignite_ipu.checkpoints.atomic_files import whole_file
 from ignite_ipu.cli.command import EXIT_DONE, EXIT_FINDINGS
+from ignite_ipu.cli.environment import report as environment_report
 from ignite_ipu.cli.terminal import Line, Progress, write_lines
 from ignite_ipu.errors import BackendError, UserError, did_you_mean, nearest
-from ignite_ipu.selftest.promises import Promise, every_promise
-from ignite_ipu.selftest.report import FAILED, Outcome, available, closing_lines, content, machine, row
+from ignite_ipu.selftest.promises import FAILED, OK, SKIPPED, Outcome, Promise, available, every_promise
+
+_STYLES = {OK: "green", FAILED: "bold red", SKIPPED: "yellow"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,12 +58,13 @@ def main(args: argparse.Namespace) -> int:
         raise UserError(str(error)) from error
     progress = Progress("Checking", len(chosen))
     # Asked for once, and only if somebody reads it: it starts the SDK's own tools.
-    found = machine() if args.report is not None or args.format == "json" else {}
+    read = args.report is not None or args.format == "json"
+    machine = {"device": _device(), "environment": environment_report()} if read else {}
     started = time.perf_counter()
     outcomes: List[Outcome] = []
 
     def report(running: Optional[Promise] = None) -> Dict[str, Any]:
-        so_far = content(outcomes, time.perf_counter() - started, found)
+        so_far = _content(outcomes, time.perf_counter() - started, machine)
         return so_far if running is None else {**so_far, "running": running.name}
 
     with contextlib.ExitStack() as stack:
@@ -77,13 +81,13 @@ def main(args: argparse.Namespace) -> int:
             outcomes.append(runner.run(promise, ipus))
             progress.clear()
             if args.format == "table":
-                write_lines([row(outcomes[-1], width)], sys.stdout)
+                write_lines([_row(outcomes[-1], width)], sys.stdout)
                 sys.stdout.flush()
     progress.close()
     if args.format == "json":
         print(json.dumps(report(), indent=2))
     else:
-        write_lines(closing_lines(outcomes, time.perf_counter() - started), sys.stdout)
+        write_lines(_closing_lines(outcomes, time.perf_counter() - started), sys.stdout)
     _write(args.report, report())
     return EXIT_FINDINGS if any(outcome.result == FAILED for outcome in outcomes) else EXIT_DONE
 
@@ -108,3 +112,60 @@ def _write(path: Optional[Path], report: Dict[str, Any]) -> None:
             file.write(json.dumps(report, indent=2).encode())
     except OSError as error:
         raise UserError(f"The report cannot be written to {path}: {error.strerror}. Name another file.") from error
+
+
+def _row(outcome: Outcome, width: int) -> Line:
+    """Return the table's row for one outcome; `width` is that of the longest name."""
+    reason = f"  {outcome.reason}" if outcome.reason else ""
+    text = f"{outcome.promise.name:<{width}} {outcome.seconds:>6.1f} s{reason}"
+    return Line([(f"{outcome.result:<8}", _STYLES[outcome.result]), (text, "")], 8)
+
+
+def _closing_lines(outcomes: Sequence[Outcome], seconds: float) -> List[Line]:
+    """Return what stands under the table: the promises that are broken, and how many there are of each result."""
+    lines = []
+    for outcome in outcomes:
+        if outcome.result == FAILED:
+            lines += [
+                Line([("", "")]),
+                Line([(outcome.promise.name, "bold red"), (f"  {outcome.promise.text}", "")], 2),
+                Line([(f"  docs/{outcome.promise.page}", "dim")]),
+                Line([(f"  {outcome.reason}", "")], 2),
+            ]
+    device = _device()
+    counted = ", ".join(f"{number} {result}" for result, number in _counts(outcomes).items() if number)
+    where = f"{device['backend']} (PopTorch {device['poptorch']}, IPUs: {device['ipus']})"
+    return [*lines, Line([("", "")]), Line([(f"{counted or 'nothing to do'} in {seconds:.0f} s, on {where}", "bold")])]
+
+
+def _content(outcomes: Sequence[Outcome], seconds: float, machine: Dict[str, Any]) -> Dict[str, Any]:
+    """Return all of it as JSON knows it, with what the programs run on: versions, backend and devices."""
+    entries = [
+        {
+            "name": each.promise.name,
+            "promise": each.promise.text,
+            "page": f"docs/{each.promise.page}",
+            "result": each.result,
+            "reason": each.reason,
+            "seconds": round(each.seconds, 2),
+            "traceback": each.traceback,
+            "messages": each.messages,
+        }
+        for each in outcomes
+    ]
+    return {"format": 1, "results": _counts(outcomes), "seconds": round(seconds, 1), **machine, "promises": entries}
+
+
+def _device() -> Dict[str, Any]:
+    poptorch = backend.poptorch()
+    return {
+        "backend": backend.name(),
+        "poptorch": poptorch.__version__,
+        "ipus": available(),
+        "hardware version": poptorch.ipuHardwareVersion() if poptorch.ipuHardwareIsAvailable() else None,
+    }
+
+
+def _counts(outcomes: Sequence[Outcome]) -> Dict[str, int]:
+    results = [outcome.result for outcome in outcomes]
+    return {result: results.count(result) for result in (OK, FAILED, SKIPPED)}

@@ -17,8 +17,7 @@ from ignite.utils import manual_seed
 from ignite_ipu import backend
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.selftest.bench import Bench
-from ignite_ipu.selftest.promises import Promise, Skipped
-from ignite_ipu.selftest.report import FAILED, SKIPPED, Outcome
+from ignite_ipu.selftest.promises import FAILED, SKIPPED, Outcome, Promise, Skipped
 
 # The root, where all others end, and those of PopTorch, which write by themselves.
 _LOGGERS = ("", "poptorch::python", "poptorch::cpp")

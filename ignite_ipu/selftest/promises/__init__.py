@@ -6,14 +6,21 @@ Programs that are made of others stand in its `MORE`.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 from typing import TYPE_CHECKING, Any, Callable, Iterator, List, NamedTuple
+
+from ignite_ipu import backend
+from ignite_ipu.program.options import is_simulated
 
 if TYPE_CHECKING:
     from ignite_ipu.selftest.bench import Bench
 
 Program = Callable[["Bench"], None]
+OK, FAILED, SKIPPED = "ok", "failed", "skipped"
+# PopTorch gives out devices of so many IPUs to one process.
+_SIZES = (64, 32, 16, 8, 4, 2, 1)
 
 
 class Skipped(Exception):
@@ -37,6 +44,29 @@ class Promise(NamedTuple):
     @property
     def group(self) -> str:
         return self.name.split(".")[0]
+
+
+@dataclasses.dataclass
+class Outcome:
+    """Outcome of one promise; the reason has one line, empty if it is ok.
+
+    `messages` are what was logged and warned of meanwhile.
+    """
+
+    promise: Promise
+    result: str = OK
+    reason: str = ""
+    traceback: str = ""
+    seconds: float = 0.0
+    messages: List[str] = dataclasses.field(default_factory=list)
+
+
+def available() -> int:
+    """Return the number of IPUs of the largest device that one program can have, 0 if there is none."""
+    poptorch = backend.poptorch()
+    if is_simulated(poptorch.Options()):
+        return _SIZES[0]  # IPU models have any number
+    return next((size for size in _SIZES if poptorch.ipuHardwareIsAvailable(size)), 0)
 
 
 def needs(**attributes: Any) -> Callable[[Program], Program]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from ignite_ipu.selftest.bench import Bench, agree, batches, expect, network
-from ignite_ipu.selftest.promises import needs
-from ignite_ipu.selftest.report import available
+from ignite_ipu.selftest.promises import available, needs
 
 PAGE = "first-hour.md"
 
