@@ -73,7 +73,6 @@ class IPUStats:
         self._counted: List[int] = []
         self._session: Optional[IPUSession] = None
         self._weight_bytes = 0
-        self._training = True
         self._reset()
 
     def attach(self, engine: Engine) -> None:
@@ -128,7 +127,8 @@ class IPUStats:
             rows = [tensor.shape[0] for tensor in tensors_in(engine.state.batch) if tensor.dim()]
             since["samples"] += min([geometry.global_batch_size, *rows])
             since["micro_batches"] += geometry.input_micro_batches
-            since["weight_updates"] += geometry.updates_per_call if self._training else 0
+            if self._program is None or self._program.training:
+                since["weight_updates"] += geometry.updates_per_call
 
     def _waited(self, engine: Engine, what: str) -> None:
         seconds = self._passed(what)
@@ -145,9 +145,8 @@ class IPUStats:
             return self._geometry()
         if self._session is None:
             return None
-        self._program = program = self._session.active
-        self._training = program is not None and program.training
-        return None if program is None else program.geometry
+        self._program = self._session.active
+        return None if self._program is None else self._program.geometry
 
     def _of_device(self, program: ModelProgram) -> Dict[str, float]:
         """Return what PopTorch and a plan say about a program; handlers in between may have taken its IPUs."""

@@ -42,7 +42,9 @@ class HyperParameters:
         self._source, self._device = conversion.source, conversion.optimizer
         groups = self._source.param_groups
         self._sizes = [len(group["params"]) for group in groups]
-        self._names = [tuple(name for name in conversion.kind.deciding if name in group) for group in groups]
+        kind = conversion.kind
+        deciding = (*kind.numbers, *kind.structural, *kind.settled)
+        self._names = [tuple(name for name in deciding if name in group) for group in groups]
         self._getters = [operator.itemgetter(*names) for names in self._names]
         self.told = self._now()
         # As found in the groups; only if this differs, or may have changed in place, are values converted and compared.

@@ -43,23 +43,11 @@ class OptimizerKind:
     device_counts_steps: bool
     scaled: Tuple[str, ...] = ()
 
-    @property
-    def deciding(self) -> Tuple[str, ...]:
-        """Every hyper-parameter that decides what an update is."""
-        return (*self.numbers, *self.structural, *self.settled)
-
-    def slots_in_torch(self, group: Mapping[str, Any]) -> Dict[str, str]:
-        """Return the slots that torch keeps for a parameter group with these hyper-parameters."""
-        return self._slots(bool(group.get("momentum", 0)), bool(group.get("centered", False)))
-
-    def slots_on_device(self, groups: Sequence[Mapping[str, Any]], variable: Collection[str]) -> Dict[str, str]:
-        """Return the slots that the device keeps for every parameter of an optimizer with these groups."""
+    def slots_of(self, groups: Sequence[Mapping[str, Any]], variable: Collection[str] = ()) -> Dict[str, str]:
+        """Return the slots that torch keeps for a parameter group, and the device for every one of all groups."""
         momentum = "momentum" in variable or any(group.get("momentum", 0) for group in groups)
-        return self._slots(momentum, any(group.get("centered", False) for group in groups))
-
-    def _slots(self, momentum: bool, centered: bool) -> Dict[str, str]:
-        unused = {slot for slot, used in (("momentum_buffer", momentum), ("grad_avg", centered)) if not used}
-        return {slot: prefix for slot, prefix in self.slots.items() if slot not in unused}
+        used = {"momentum_buffer": momentum, "grad_avg": any(group.get("centered", False) for group in groups)}
+        return {slot: prefix for slot, prefix in self.slots.items() if used.get(slot, True)}
 
 
 SGD = OptimizerKind(

@@ -43,7 +43,7 @@ def state_to_torch(
     """
     state: Dict[int, Dict[str, Any]] = {}
     for group in param_groups:
-        slots = kind.slots_in_torch(group)
+        slots = kind.slots_of([group])
         for number in group["params"]:
             name = names[number]
             found = {slot: device_state.get(_entry(prefix, name)) for slot, prefix in slots.items()}
@@ -84,7 +84,7 @@ def state_from_torch(
         known: What the device holds now, if that is known: only its entries are made, in their types.
     """
     result: Dict[str, torch.Tensor] = {}
-    slots = [*kind.slots_on_device(param_groups, variable).items()]
+    slots = [*kind.slots_of(param_groups, variable).items()]
     for number in (number for group in param_groups for number in group["params"]):
         name, entries = names[number], state.get(number, {})
         _check_entries(entries, name, kind)

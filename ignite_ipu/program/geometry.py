@@ -7,7 +7,6 @@ step, replica, row of the micro-batch. Each device iteration ends in one weight 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any, List, Optional
 
 import torch
@@ -173,8 +172,9 @@ class BatchGeometry:
         ]
 
     def row_index(self, output_mode: Any, return_period: int = 1) -> Optional[torch.Tensor]:
-        """Return `returned_rows` as an index tensor, or None where they are all rows in order; made once."""
-        return _row_index(self, getattr(output_mode, "name", output_mode), return_period)
+        """Return `returned_rows` as an index tensor, or None where they are all rows in order."""
+        rows = self.returned_rows(output_mode, return_period)
+        return None if rows == list(range(self.global_batch_size)) else torch.tensor(rows)
 
     def factors(self, between: str = " x ") -> str:
         """Return the factors of a call that options say, with their names there."""
@@ -203,9 +203,3 @@ class BatchGeometry:
             return f"{text}, {self.samples_dropped(samples)} samples dropped"
         padded = self.samples_padded(samples)
         return f"{text}, the last with {self.global_batch_size - padded} samples" if padded else text
-
-
-@functools.lru_cache(maxsize=64)
-def _row_index(geometry: BatchGeometry, output_mode: str, return_period: int) -> Optional[torch.Tensor]:
-    rows = geometry.returned_rows(output_mode, return_period)
-    return None if rows == list(range(geometry.global_batch_size)) else torch.tensor(rows)

@@ -353,16 +353,14 @@ class CapturedModel:
         whole, weights = self.whole, self.session.weights
         if any(turn.early is not None for turn in whole.turns):
             return False
-        if not weights.host_is_newest:
-            weights.to_host()
-            if not whole._told_of_host_reads:
-                whole._told_of_host_reads = True
-                logger.warning(
-                    "The value read at %s belongs to a weight update that is not complete, so the host computes it, "
-                    "here and in the steps to come: each time a forward pass on the CPU, with a copy of the weights "
-                    "after each update. Keep loss.detach() and read it after optimizer.step() to save both.",
-                    line,
-                )
+        if weights.to_host() and not whole._told_of_host_reads:
+            whole._told_of_host_reads = True
+            logger.warning(
+                "The value read at %s belongs to a weight update that is not complete, so the host computes it, "
+                "here and in the steps to come: each time a forward pass on the CPU, with a copy of the weights "
+                "after each update. Keep loss.detach() and read it after optimizer.step() to save both.",
+                line,
+            )
         return True
 
     def check_weights(self) -> None:

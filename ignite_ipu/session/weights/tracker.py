@@ -78,6 +78,7 @@ class Weights:
         updates: How often the training program was called; a list of one number, for those who outlive this.
         looks: How often `notice_edits` looked at every tensor.
         edits: How often the host's weights were found or said to be set.
+        host_is_stale: Whether somebody has trained since the host's copy was brought or written.
 
     PopTorch refreshes an inference executor by itself only when it wraps the same module object as the training one and
     was made after it, and then copies twice the first time. Our executors wrap different modules on purpose, so that
@@ -95,7 +96,7 @@ class Weights:
         self._beside: weakref.WeakKeyDictionary[nn.Module, Dict[str, torch.Tensor]] = weakref.WeakKeyDictionary()
         self._training: Optional[_Copy] = None
         self._inference: List[_Copy] = []
-        self._host_is_stale = False
+        self.host_is_stale = False
         self.looks = self.edits = 0
         self._accesses: Optional[AccessTracker] = None
         self._silent: List[int] = []  # while nobody trains: where the tensors are that cannot tell
@@ -109,11 +110,6 @@ class Weights:
     def tensors(self) -> Sequence[torch.Tensor]:
         """The host's copy: parameters and buffers, the model's first."""
         return self._tensors
-
-    @property
-    def host_is_newest(self) -> bool:
-        """True if nobody has trained since the host's copy was brought or written."""
-        return not self._host_is_stale
 
     @property
     def training_is_stale(self) -> bool:
@@ -181,7 +177,7 @@ class Weights:
         if self._training is not None and self._training.executor is executor:
             self._training = None
             self._forget_accesses()
-            self._host_is_stale = False
+            self.host_is_stale = False
             self.counters.advance()
         if self._training is None and self._hooks.recorder is not None:
             self.watch_parameters()
@@ -190,7 +186,7 @@ class Weights:
 
     def trained(self) -> None:
         """Remember that a training call has changed the weights on the device."""
-        self._host_is_stale = True
+        self.host_is_stale = True
         self.updates[0] += 1
         self.counters.note_call()
         if self._accesses is not None:
@@ -213,7 +209,7 @@ class Weights:
 
     def host_changed(self) -> None:
         """Remember that the host's weights were set, for example by `load_state_dict`: they are now the newest."""
-        self._host_is_stale = False
+        self.host_is_stale = False
         self.edits += 1
         for copy in self._copies():
             copy.stale = True
@@ -290,14 +286,14 @@ class Weights:
 
     def to_host(self) -> bool:
         """Make the host's copy the newest, and tell whether that took a copy."""
-        if not self._host_is_stale or self._training is None:
+        if not self.host_is_stale or self._training is None:
             return False
         self._hooks.check_shown()
         if self._accesses is not None:
             # From now on, who has a tensor with the memory of a weight may write into the newest values.
             self._accesses.note(reads=True, brings=False)
         copied = self._download()
-        self._host_is_stale = False
+        self.host_is_stale = False
         if copied:
             self._hooks.fire(IPUEvents.WEIGHTS_TO_HOST)
         return copied
@@ -392,7 +388,7 @@ class Weights:
 
     def _note_first_access(self, brings: bool) -> None:
         """See what was written without an access: an access downloads, and so overwrites it."""
-        if self._host_is_stale:
+        if self.host_is_stale:
             pairs = zip(self._names, self._versions, _count_edits(self._tensors))
             self._lost += [name for name, before, after in pairs if before != after]
             if brings:

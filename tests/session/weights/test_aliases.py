@@ -61,4 +61,4 @@ def test_a_state_that_nobody_takes_from_costs_no_copies() -> None:
     update(model, optimizer)
     model.load_state_dict(copy.deepcopy(state))
     update(model, optimizer)
-    assert not IPUSession.of(model).weights.host_is_newest
+    assert IPUSession.of(model).weights.host_is_stale
