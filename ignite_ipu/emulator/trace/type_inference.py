@@ -269,10 +269,16 @@ def _cov(kernel: _Kernel, input: torch.Tensor, **kwargs: Any) -> Any:
     return kernel(input, **kwargs)
 
 
+def _nansum(kernel: _Kernel, input: torch.Tensor, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
+    # Without a dimension to sum over PyTorch's stand-in keeps all of them, and its kernels none.
+    return kernel(input, None if dim in ((), []) else dim, *args, **kwargs)
+
+
 _FIXED: Dict[str, _Kernel] = {
     "bincount": _bincount,
     "cov": _cov,
     "ctc_loss": _ctc_loss,
+    "nansum": _nansum,
     "one_hot": _one_hot,
     "repeat_interleave": _repeat_interleave,
 }

@@ -224,7 +224,7 @@ def _under_mask(input: torch.Tensor, mask: torch.Tensor, value: torch.Tensor, ro
     Values have at most `row` dimensions, or several of these.
     """
     if value.dim() > row and len(value) > 1:
-        places = mask.reshape(-1).int().cumsum(0).clamp(1, len(value)) - 1
+        places = mask.reshape(-1).float().cumsum(0).int().clamp(1, len(value)) - 1
         value = value[places].reshape(*mask.shape[: mask.dim() - row], *value.shape[1:])
     elif value.dim() > row:
         value = value[0]

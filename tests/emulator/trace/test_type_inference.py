@@ -78,6 +78,7 @@ WITHOUT_VALUES = {
     "max_pool3d": lambda x: F.max_pool3d(x.reshape(1, 1, 2, 3, 4), 2, 2),
     "rrelu": lambda x: F.rrelu(x, 0.25, 0.25, training=True),
     "rrelu in place": lambda x: F.rrelu(x * 2, 0.25, 0.25, training=True, inplace=True),
+    "nansum": lambda x: x * x.nansum(()).reshape(()) + x.nansum(1, True),
     "repeat_interleave": lambda x: x.repeat_interleave(2, output_size=48),
     "repeat_interleave along": lambda x: torch.repeat_interleave(x, 3, dim=-1, output_size=18),
     "repeat_interleave by name": lambda x: x.repeat_interleave(repeats=2, dim=0, output_size=8),
