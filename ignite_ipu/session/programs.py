@@ -43,7 +43,7 @@ class SharedWeights:
         # By other model: its updates, a list of one number, and how many they were when it was asked last.
         self._others: Dict[weakref.ref[SharedWeights], Tuple[Sequence[int], int]] = {}
         # What the host had when this began needs no copy.
-        self._before = {weakref.ref(each): each._weights.updates[0] for each in _ALL if each._weights.host_is_newest}
+        self._before = {weakref.ref(each): each._weights.updates[0] for each in _ALL if not each._weights.host_is_stale}
         _ALL.add(self)
         self.look_again()
 
