@@ -206,8 +206,32 @@ def _index_put(
     return flat.scatter_add(0, where, source).reshape(input.shape)
 
 
+def _taken(func: Function, input: torch.Tensor, index: Any) -> Any:
+    return func(input, _counted_from_front(input, index))
+
+
+def _counted_from_front(input: torch.Tensor, index: Any) -> Any:
+    """Return an index in whose lists no number counts from the end; PopTorch reads them as they are."""
+    parts = list(index) if isinstance(index, tuple) else [index]
+    if not any(isinstance(part, list) and any(type(each) is int and each < 0 for each in part) for part in parts):
+        return index
+    # What is behind an ellipsis is counted from the last dimension.
+    behind = next((place for place, part in enumerate(parts) if part is ...), len(parts))
+    for places, step in ((range(behind), 1), (range(len(parts) - 1, behind, -1), -1)):
+        dimension = 0 if step > 0 else input.dim() - 1
+        for place in places:
+            part = parts[place]
+            if isinstance(part, list) and all(type(number) is int for number in part):
+                size = input.shape[dimension]
+                parts[place] = [number + size if -size <= number < 0 else number for number in part]
+            is_mask = isinstance(part, torch.Tensor) and part.dtype is torch.bool
+            dimension += step * (part.dim() if is_mask else part is not None)
+    return tuple(parts)
+
+
 def _write_under_mask(func: Function, input: torch.Tensor, index: Any, value: Any) -> None:
     """Write values where a mask is true, if it has not the tensor's shape or they are several."""
+    index = _counted_from_front(input, index)
     mask = index[0] if isinstance(index, tuple) and len(index) == 1 else index
     is_mask = isinstance(mask, torch.Tensor) and mask.dtype is torch.bool
     if not is_mask or (mask.dim() == input.dim() and (not isinstance(value, torch.Tensor) or value.numel() == 1)):
@@ -389,6 +413,7 @@ _OF_FLOATS = (
     "acos acosh asin asinh atan atanh cos cosh erf erfc exp expm1 log log10 log1p log2 rsqrt sigmoid sin sinh sqrt"
 )
 EXACT_VALUES: Dict[str, Function] = {
+    "__getitem__": _taken,
     "__setitem__": _write_under_mask,
     "__floordiv__": _floor_divide,
     "__rfloordiv__": lambda func, input, other: _floor_divide(torch.floor_divide, other, input),

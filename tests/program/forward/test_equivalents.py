@@ -204,6 +204,16 @@ CASES.update(
             (normal(9),),
         ),
         "floor division in place": (lambda x: (9 * x).int().floor_divide_(-2).float(), (normal(9),)),
+        "places from the end": (
+            lambda x: (
+                x[:, [-1], :]
+                + x[..., [-2, 0], None, :].sum(2)
+                + x[[0, -1], [1, -1]][:, None]
+                + x[[-1], ..., [2, -1]].sum()
+            ),
+            (normal(2, 3, 4),),
+        ),
+        "a write at places from the end": (lambda x: written(x * 1, (slice(None), [-1, 0]), 2.0), (normal(2, 3, 4),)),
         "rows under a mask": (lambda x, y: written(x * 1, x[..., 0] > 0, y), (normal(4, 5, 3), normal(3))),
         "a number under a mask of rows": (lambda x: written(x * 1, x[..., 0] > 0, 2.0), (normal(4, 5, 3),)),
         "values under a mask": (lambda x, y: written(x * 1, MASK.to(x.device), y), (normal(2, 3), normal(4))),

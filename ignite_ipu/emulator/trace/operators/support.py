@@ -324,6 +324,12 @@ def _turned(call: _Call) -> bool:
     return any((node.args[1] if name == "getattr" else name) in _TURNS for name, node in taken)
 
 
+def _from_the_end(call: _Call) -> bool:
+    index = call.get("index")
+    lists = [part for part in (index if isinstance(index, tuple) else (index,)) if isinstance(part, list)]
+    return any(isinstance(place, int) and place < 0 for place in leaves(lists))
+
+
 def _slices_constant(call: _Call) -> bool:
     base, index = call.get("input"), call.get("index")
     index = index if isinstance(index, tuple) else (index,)
@@ -358,6 +364,7 @@ _RULES: Dict[str, Callable[[_Call], bool]] = {
     "eight_bits": lambda call: call.dtypes() in ({torch.int8}, {torch.uint8}) and not call.has_fractions(),
     "flat": lambda call: _meta(call.get("input")).dim() == 2,
     "fractions_in_body": lambda call: call.capture.outer is not None and call.has_fractions("start", "end", "step"),
+    "from_the_end": _from_the_end,
     "frozen": _frozen,
     "integers": _integers,
     "joined_targets": lambda call: _meta(call.get("targets")).dim() == 1,

@@ -87,8 +87,9 @@ without bias; of `F.group_norm` channels without dimensions behind them; of `tor
 directions, dropout in between and no bias; of pooling, windows of unlike sizes, strides that are not given, unlike
 paddings and divisors; of `F.pad` all modes but `constant`; of `F.smooth_l1_loss` a beta of 0. Functions of floats
 take integers, sums, products and norms a `dtype`, `count_nonzero` no dimension, and writes under a mask
-(`x[mask] = rows`) masks of fewer dimensions and values for each place; `//` of integers rounds down. `F.gelu` is
-computed by the error function; `approximate="tanh"` is PopTorch's own, and faster.
+(`x[mask] = rows`) masks of fewer dimensions and values for each place; lists of places (`x[:, [-1]]`) may count from
+the end, and `//` of integers rounds down. `F.gelu` is computed by the error function; `approximate="tanh"` is
+PopTorch's own, and faster.
 """
 
 

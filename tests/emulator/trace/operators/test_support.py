@@ -394,6 +394,7 @@ DOUBTED: Dict[str, Tuple[Any, ...]] = {
         lambda x: x.take_along_dim(x.argmax(-1, True), -1).index_fill(2, torch.tensor([0]).to(x.device), 2),
         X,
     ),
+    "not counted from the end": (lambda x: x[:, [-1]], lambda x: x[:, [3, 0]] + x[:, -1:] + x[:, -1, None], X),
     "this one has another shape": (
         lambda x: (x * 1).__setitem__(x[..., 0] > 0, 1.0),
         lambda x: (x * 1).__setitem__(x > 0, 1.0),
