@@ -170,11 +170,9 @@ def _with_errors(source: Source, errors: List[Finding]) -> Migration:
         same = [finding for finding in original if _signature(finding) == _signature(error)]
         # A rewrite may have changed what the message says; the rule still finds the place.
         reasons += same or [finding for finding in original if finding.rule == error.rule] or [error]
-    lines = {finding: _line(source, finding) for finding in reasons}
-    remarks = {Remark(line, f.rule, f"{f.message}. {_OFFER.sub('', f.remedy)}") for f, line in lines.items()}
-    return Migration(
-        source, source.text, blocked=True, remarks=sorted(remarks, key=lambda remark: (remark.line, remark.subject))
-    )
+    remarks = {Remark(_line(source, f), f.rule, f"{f.message}. {_OFFER.sub('', f.remedy)}") for f in reasons}
+    ordered = sorted(remarks, key=lambda remark: (remark.line, remark.subject))
+    return Migration(source, source.text, blocked=True, remarks=ordered)
 
 
 def _line(source: Source, finding: Finding) -> int:

@@ -77,12 +77,8 @@ class Training:
         for target, value in self.file.assigned:
             made = unmoved(value)
             name = self.file.names.called(made) or ""
-            local = isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id in own
-            if (
-                (local and not self._is_loss(target))
-                or name == "torch.nn.Sequential"
-                or name.startswith("torchvision.models.")
-            ):
+            local = isinstance(made, ast.Call) and dotted(made.func) in own and not self._is_loss(target)
+            if local or name == "torch.nn.Sequential" or name.startswith("torchvision.models."):
                 found.add(target)
         for call, owner in self.file.method_calls("parameters", "train", "eval"):
             # A loss module has modes, too; its name and its place tell it from a model where nothing else does.
