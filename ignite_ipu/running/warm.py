@@ -139,7 +139,8 @@ def _save(original: Callable[..., Any], value: Any, file: Any, *args: Any, **kwa
 def _is_temporary(path: Any) -> bool:
     """Tell whether a file is the system's to remove: a learning rate finder keeps the weights of before in one."""
     temporary, here = map(os.path.realpath, (tempfile.gettempdir(), os.getcwd()))
-    place = os.path.realpath(path) + os.sep
+    # One that `tempfile` has opened may be known by its number alone.
+    place = os.path.realpath(f"/proc/self/fd/{path}" if isinstance(path, int) else path) + os.sep
     return place.startswith(temporary + os.sep) and not place.startswith(here + os.sep)
 
 

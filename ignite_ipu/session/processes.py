@@ -113,6 +113,7 @@ def on_one_device(wrapper: Any, model: nn.Module) -> None:
     own = {
         "forward": lambda wrapper, *inputs, **kwargs: wrapper.module(*inputs, **kwargs),
         "no_sync": lambda wrapper: contextlib.nullcontext(),
+        "train": nn.Module.train,
         "__module__": kind.__module__,
     }
     wrapper.__class__ = type(kind.__name__, (kind,), own)

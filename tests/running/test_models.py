@@ -104,7 +104,7 @@ for _ in range(3):
     "an autoencoder whose noise the loop draws": AUTOENCODER.format(noise=", torch.randn(8, 2)"),
     "an autoencoder without noise": AUTOENCODER.format(noise=""),
     "statistics of normalisations, evaluated in inference mode": """
-model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Linear(6, 2)).to(device)
+model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Linear(6, 2)).to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
 @torch.inference_mode()
 def evaluate():

@@ -7,11 +7,13 @@ first time; afterwards its arguments lead to the signature, and recording costs 
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, Container, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Container, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, name_of
@@ -22,6 +24,8 @@ from ignite_ipu.program.tensors.trees import PLAIN
 from ignite_ipu.program.user_code import Line
 
 _META = torch.device("meta")
+# Tags of operators whose results or their shapes depend on values.
+_BY_VALUES = frozenset([torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output])
 # What follows in errors of PyTorch 2.0 is a list of its backends.
 _ADVICE = " This could be because"
 _ARITHMETIC = frozenset(["add", "sub", "mul", "div", "radd", "rsub", "rmul", "rdiv", "truediv", "rtruediv"])
@@ -135,7 +139,7 @@ def _inferred(
     args, kwargs = unflatten(structure, metas)
     kwargs = {name: _META if isinstance(value, torch.device) else value for name, value in kwargs.items()}
     try:
-        with torch.set_grad_enabled(grad), torch._C.DisableTorchFunctionSubclass():
+        with torch.set_grad_enabled(grad), torch._C.DisableTorchFunctionSubclass(), _HostKernels():
             result = _SHAPES.get(function, function)(*args, **kwargs)
     except (NotImplementedError, RuntimeError) as error:
         # Some versions say so by the type alone.
@@ -183,6 +187,25 @@ def _multinomial(
 ) -> torch.Tensor:
     """Return what has the shape of drawn indices, of which PyTorch 2.0 has no meta kernel."""
     return input.new_empty((*input.shape[:-1], num_samples), dtype=torch.int64)
+
+
+class _HostKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Asks the CPU's kernels, of zeros, where PyTorch has none for tensors without values; an older one lacks many."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Mapping[str, Any]] = None
+    ) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except NotImplementedError:
+            if func._schema.is_mutable or _BY_VALUES.intersection(func.tags):
+                raise
+            given = tree_map_only(torch.Tensor, _zeros, (args, kwargs or {}))
+            return tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), func(*given[0], **given[1]))
+
+
+def _zeros(meta: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(meta.shape, dtype=meta.dtype)
 
 
 # What tells the shapes of a function's results in its place.

@@ -5,6 +5,7 @@ Types are `torch.cuda.FloatTensor` and its like, generators, and `with torch.dev
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import FrameType
 from typing import Any, Dict, Mapping
@@ -58,6 +59,9 @@ def substitute_devices(substitutes: Substitutes) -> None:
     substitutes.calls(torch.Tensor, "pin_memory", moves.kept, "tensor.pin_memory()", "left out")
     substitutes.calls(torch, "set_default_device", moves.set_default_device)
     substitutes.calls(DataLoader, "__init__", moves.loader)
+    for kind in vars(torch.optim).values():
+        if isinstance(kind, type) and "fused" in inspect.signature(kind).parameters:
+            substitutes.calls(kind, "__init__", moves.optimizer)
 
 
 class _Moves:
@@ -112,6 +116,12 @@ class _Moves:
     def loader(self, frame: FrameType, original: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("pin_memory") and self._mapped(frame, "DataLoader(pin_memory=True)", "False"):
             kwargs["pin_memory"] = False
+        original(*args, **kwargs)
+
+    def optimizer(self, frame: FrameType, original: Any, *args: Any, **kwargs: Any) -> None:
+        # An older PyTorch has fused updates for GPUs alone, and an IPU's are compiled anyway.
+        if kwargs.get("fused") and self._mapped(frame, "fused=True", "left out"):
+            kwargs["fused"] = None
         original(*args, **kwargs)
 
 
