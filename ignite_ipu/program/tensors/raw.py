@@ -30,7 +30,7 @@ version_of: Callable[[torch.Tensor], int] = _OF_TENSORS._version.__get__
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same memory as an ordinary tensor; this one needs nothing around it."""
     with torch._C.DisableTorchFunctionSubclass():
-        return torch.Tensor.detach(tensor).as_subclass(torch.Tensor)
+        return torch.Tensor.detach(tensor)
 
 
 def unwrap_tensors(model: nn.Module) -> None:
