@@ -186,7 +186,7 @@ def substituted(optimizer: torch.optim.Optimizer) -> List[Tuple[str, str, str]]:
             f"The {name} has trained already, and its state is not that of its substitute. Convert it before it trains."
         )
     if closest is not None:
-        known: Dict[str, Any] = closest([torch.zeros(1)]).defaults
+        known: Dict[str, Any] = closest([torch.zeros(1)], lr=1.0).defaults
         # Schedulers keep numbers of their own in groups.
         lost_names = [key for key in optimizer.defaults if key not in known]
         changed += [(key, str(optimizer.defaults[key]), f"{closest.__name__} has no such number") for key in lost_names]

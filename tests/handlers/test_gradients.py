@@ -7,14 +7,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 from ignite.engine import Engine, Events, create_supervised_trainer
-from ignite.handlers.tensorboard_logger import GradsScalarHandler, TensorboardLogger
 from torch import nn
 from torch.utils.data import DataLoader
 
 from ignite_ipu import create_ipu_trainer, emulator
 from ignite_ipu.errors import SessionError
 from ignite_ipu.handlers import Gradients
+from tests.ignite.side import Either
 from tests.supervised import network, pair, task
+
+tensorboard = Either("ignite.handlers.tensorboard_logger", "ignite.contrib.handlers.tensorboard_logger")
 
 
 def test_they_are_those_of_the_last_update_averaged_over_its_micro_batches():
@@ -123,7 +125,7 @@ def test_a_parameter_that_the_loss_does_not_depend_on_may_have_none(trainer_with
     assert model.used.weight.grad is not None and model.spare.weight.grad is None
 
 
-class Logger(TensorboardLogger):
+class Logger(tensorboard.TensorboardLogger):
     """Ignite's logger with a writer of our own, for which no TensorBoard has to be installed."""
 
     def __init__(self):
@@ -141,7 +143,7 @@ def test_a_trainer_whose_handlers_read_gradients_shows_them(late):
         if late:
             trainer.run(DataLoader(task(), batch_size=8), max_epochs=1)
         logger = Logger()
-        logger.attach(trainer, GradsScalarHandler(model), Events.ITERATION_COMPLETED(every=2))
+        logger.attach(trainer, tensorboard.GradsScalarHandler(model), Events.ITERATION_COMPLETED(every=2))
         trainer.run(DataLoader(task(), batch_size=8), max_epochs=2)
         logged.append(logger.entries)
     trainer.ipu.close()

@@ -7,12 +7,12 @@ import io
 import pytest
 import torch
 from ignite.engine import Engine, Events
-from ignite.handlers import ProgressBar, TensorboardLogger
 from torch import nn
 from torch.utils.data import DataLoader
 
 from ignite_ipu import BatchGeometry, IPUEvents, create_ipu_evaluator, create_ipu_trainer, emulator
 from ignite_ipu.handlers import IPUStats
+from tests.ignite.side import handlers
 from tests.supervised import pair, task
 
 
@@ -144,7 +144,7 @@ def test_a_progress_bar_shows_them():
     screen = io.StringIO()
     trainer = create_ipu_trainer(*pair(), nn.CrossEntropyLoss())
     IPUStats(every=1).attach(trainer)
-    bar = ProgressBar(file=screen, mininterval=0)
+    bar = handlers.ProgressBar(file=screen, mininterval=0)
     bar.attach(trainer, metric_names=["ipu/samples_per_second", "ipu/compute_seconds"])
     trainer.run(DataLoader(task(), batch_size=8))
     assert "ipu/samples_per_second=" in screen.getvalue() and "ipu/compute_seconds=" in screen.getvalue()
@@ -156,7 +156,7 @@ def test_tensorboard_shows_them(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     trainer = create_ipu_trainer(*pair(), nn.CrossEntropyLoss())
     IPUStats().attach(trainer)
-    with TensorboardLogger(log_dir=str(tmp_path)) as logger:
+    with handlers.TensorboardLogger(log_dir=str(tmp_path)) as logger:
         logger.attach_output_handler(trainer, Events.EPOCH_COMPLETED, tag="training", metric_names="all")
         trainer.run(DataLoader(task(), batch_size=8))
     events = accumulator.EventAccumulator(str(tmp_path))

@@ -111,7 +111,7 @@ def test_setters_of_a_name_and_a_value_take_several_as_a_mapping(tmp_path):
         "  setAvailableMemoryProportion: {IPU0: 0.5}\n"
     )
     trainer = create_ipu_trainer(*pair(), nn.CrossEntropyLoss(), config=path)
-    trainer.run(DataLoader(task(), batch_size=8), max_iters=1)
+    trainer.run(DataLoader(task(), batch_size=8), epoch_length=1)
     settings, executor = trainer.ipu.training.options, trainer.ipu.training.executor
     assert settings._Popart.options["autoRecomputation"] == 3 and settings._Popart.options["rearrangeAnchorsOnHost"]
     assert settings.available_memory_proportion == {0: 0.5}

@@ -46,8 +46,15 @@ TOLERANCE = {
     ),
     "vae": (0.02, "its noise is drawn on the device"),
 }
-if "lerp_(" not in inspect.getsource(inspect.getmodule(torch.optim.Adam)):
-    TOLERANCE["triplets"] = (0.005, "PyTorch 2.0's Adam rounds its averages otherwise, which 60 steps magnify")
+# With PyTorch 2.0, whose Adam rounds its averages otherwise, which many steps magnify.
+OLDER_TOLERANCE = (
+    {}
+    if "lerp_(" in inspect.getsource(inspect.getmodule(torch.optim.Adam))
+    else {
+        "reid_hard_mining": 1e-3,
+        "triplets": 0.005,
+    }
+)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +67,9 @@ if "lerp_(" not in inspect.getsource(inspect.getmodule(torch.optim.Adam)):
 )
 def test_scripts_end_with_the_native_result(name, scripts):
     native, run = (scripts.run(CORPUS / f"{name}.py", how) for how in ("native", RUN))
-    assert run.numbers == pytest.approx(native.numbers, rel=TOLERANCE.get(name, (1e-4,))[0], abs=1e-6)
+    assert run.numbers == pytest.approx(
+        native.numbers, rel=OLDER_TOLERANCE.get(name, TOLERANCE.get(name, (1e-4,))[0]), abs=1e-6
+    )
     assert run.updates > 0, "nothing was trained on the device"
     assert run.substitutions
 

@@ -382,6 +382,7 @@ def test_what_one_step_cannot_do_is_refused_at_its_line(run, name):
 
 def test_files_written_within_the_loop_are_the_native_ones(run, tmp_path, monkeypatch):
     """Of states, of whole models and of their parts: loading one needs the same classes, so weights only do, too."""
+    pytest.importorskip("cloudpickle")
     script = """
         import copy, cloudpickle, joblib, pickle, torch
         from torch import nn

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, name_of
@@ -201,7 +201,10 @@ class _HostKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func._schema.is_mutable or _BY_VALUES.intersection(func.tags):
                 raise
             given = tree_map_only(torch.Tensor, _zeros, (args, kwargs or {}))
-            return tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), func(*given[0], **given[1]))
+            result = func(*given[0], **given[1])
+            if not all(isinstance(leaf, torch.Tensor) for leaf in tree_flatten(result)[0]):
+                raise  # a number or a truth is of these values alone
+            return tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), result)
 
 
 def _zeros(meta: torch.Tensor) -> torch.Tensor:

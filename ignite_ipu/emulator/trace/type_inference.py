@@ -15,9 +15,9 @@ from ignite_ipu.emulator.errors import Error, Refusal, backend_error
 from ignite_ipu.emulator.trace import call_sites
 from ignite_ipu.emulator.trace.active import memory_of
 from ignite_ipu.emulator.trace.call_sites import name_of
-from ignite_ipu.emulator.trace.operators import support, table
+from ignite_ipu.emulator.trace.operators import support
 from ignite_ipu.emulator.trace.refusals import needs_value
-from ignite_ipu.emulator.values.structures import map_leaves
+from ignite_ipu.emulator.values.structures import leaves, map_leaves
 
 _Kernel = Callable[..., Any]
 
@@ -159,7 +159,7 @@ class _OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             return func(*args, **given)
         except NotImplementedError:
-            if not table.compiles(func.overloadpacket.__name__) or set(_DATA_DEPENDENT) & set(func.tags):
+            if set(_DATA_DEPENDENT) & set(func.tags):
                 raise
             metas: Dict[int, Any] = {}
 
@@ -174,7 +174,11 @@ class _OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return metas[id(value)] if id(value) in metas else value.to("meta")
 
             host_args, host_kwargs = map_leaves((args, given), sent)
-            return map_leaves(func(*host_args, **host_kwargs), received)
+            result = func(*host_args, **host_kwargs)
+            # A number or a truth is of these values alone, and a nested tensor is none of the IPU's.
+            if any(getattr(leaf, "is_nested", True) for leaf in leaves(result)):
+                raise
+            return map_leaves(result, received)
 
 
 def _failed(kernel: Callable[..., Any], error: Exception) -> Error:

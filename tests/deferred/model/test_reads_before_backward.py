@@ -178,7 +178,7 @@ def after_backward(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any,
     read.append(loss.item())
     if len(read) in (2, 4, 5):
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=True)
 
 
 def of_unlike_sizes(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:

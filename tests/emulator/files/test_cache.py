@@ -15,6 +15,7 @@ from torch import nn
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu.emulator.files import cache, cache_command, container
+from tests.half_precision import needs_half_precision
 
 
 class Model(nn.Module):
@@ -306,6 +307,7 @@ def test_a_cache_for_several_processes_must_be_writable(tmp_path):
             pass
 
 
+@needs_half_precision
 def test_methods_of_tensors_that_were_replaced(tmp_path, monkeypatch):
     """What somebody has put in their place is run in the trace, once, and the program is kept all the same."""
 

@@ -175,6 +175,9 @@ def test_refused_losses(words):
         trained(REFUSED[words], LOGITS, CLASSES)
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.0."), reason="PyTorch 2.0 selects targets that are not ignored, by values"
+)
 def test_label_smoothing_is_doubted(caplog):
     """It is computed as PyTorch does."""
     value, _ = trained(lambda x, y: F.cross_entropy(x, y, label_smoothing=0.3), LOGITS, CLASSES)
