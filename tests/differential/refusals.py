@@ -160,8 +160,14 @@ REFUSALS: Tuple[Refusal, ...] = (
     Refusal(
         "a layer that is pruned again, which replaces its mask",
         "(Session|Capture|Replaced)Error",
-        "weight_mask of the model was replaced, added or removed",
-        _edits("prune again"),
+        "of the model was replaced, added or removed",
+        lambda program: _edits("prune again")(program) or (program.waits and not program.keeps_weights),
+    ),
+    Refusal(
+        "losses read before their update, of calls that read what those before write",
+        "EarlyReadError",
+        "its loss has not gone backward",
+        lambda program: program.accumulation > 1 and program.writes_buffers,
     ),
     Refusal(
         "a layer that is pruned again between the losses of an update, by weights that its hook computes",

@@ -221,6 +221,40 @@ for done in range(4):
     update(other, lambda: (critic(scores.detach()) - 1).pow(2).mean())
     update(optimizer, lambda: F.cross_entropy(scores, y) + critic(scores).pow(2).mean())
 """,
+    "an optimizer that is put together for what is left of two models": """
+tower, head = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 6)).to(device), nn.Linear(6, 2).to(device)
+def optimize():
+    optimizer = torch.optim.SGD(tower.parameters(), lr=0.1)
+    optimizer.add_param_group({"params": head.parameters()})
+    return optimizer
+for _ in range(2):
+    optimizer = optimize()
+    for _ in range(2):
+        update(optimizer, lambda: F.cross_entropy(head(tower(x)), y))
+    tower[1] = nn.Linear(6, 6).to(device)
+""",
+    "a target of one optimizer's weights in another's update": """
+tower, head = nn.Linear(4, 2).to(device), nn.Linear(2, 2).to(device)
+first, second = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (tower, head)]
+for _ in range(3):
+    first.zero_grad()
+    second.zero_grad()
+    scores = tower(x)
+    loss = F.cross_entropy(head(scores), y) + F.mse_loss(head(scores.flip(0)), scores.detach() + 0.1)
+    loss.backward()
+    first.step()
+    second.step()
+    out += [loss.item(), tower.weight.sum().item(), head.weight.sum().item()]
+""",
+    "copies of a model whose weight is computed": """
+import copy
+model = nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+for _ in range(2):
+    update(optimizer, lambda: F.cross_entropy(model(x), y))
+    made = copy.deepcopy(model).eval()
+    out += [value.sum().item() for value in made.state_dict().values()]
+""",
     "all layers replaced, whose gradients nobody clears": """
 model = nn.Sequential(nn.Linear(4, 2)).to(device)
 for _ in range(2):

@@ -169,7 +169,7 @@ class CapturedTraining:
         `CaptureError` where it cannot be run as one device step, an `IPUOutOfMemoryError` where it does not fit.
         """
         batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
-        needed = needed_values(batches)
+        needed = needed_values(batches, keeps)
         modes = self._modes_of(batches)
         if self.own is None:
             compiled, results = self._call(batches, needed, modes)

@@ -108,15 +108,22 @@ class CompiledUpdate:
         CLOCK.settled = CLOCK.now
 
 
-def needed_values(batches: Sequence[MicroBatch]) -> List[Needed]:
-    """Return the values that somebody may ask for after an update."""
+def needed_values(batches: Sequence[MicroBatch], keeps: Optional[Callable[[Operation], bool]] = None) -> List[Needed]:
+    """Return the values that somebody may ask for after an update; `keeps` is as for `CompiledUpdate.settle`."""
     device = {operation for batch in batches for operation in batch.operations}
     needed = []
+
+    def is_handed_over(operation: Operation, value: Value) -> bool:
+        """Tell whether another update computes with a value, but does not compute it, as a target without gradients."""
+        return keeps is not None and not keeps(operation) and any(map(keeps, value.readers()))
+
     for number, batch in enumerate(batches):
         for position, operation in enumerate(batch.operations):
             for reference in operation.results:
                 value = reference()
-                if value is not None and value.tensor is None and value.is_needed(device):
+                if value is None or value.tensor is not None:
+                    continue
+                if value.is_needed(device) or is_handed_over(operation, value):
                     needed.append(((position, value.index), number, value))
     return needed
 

@@ -17,7 +17,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from ignite_ipu.deferred.graph.owners import OPTIMIZERS, WATCH, held_tensors, parameter_of
 from ignite_ipu.deferred.model.capturing_class import CAPTURE, capturing_class
-from ignite_ipu.deferred.model.joined import captured_by, joined_by_optimizers
+from ignite_ipu.deferred.model.joined import captured_by, joined_by_optimizers, trained_by
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
 from ignite_ipu.deferred.tensor.tensor import record_on_weights
@@ -156,8 +156,8 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
 
 
 def _add_param_group(self: torch.optim.Optimizer, param_group: Dict[str, Any]) -> None:
-    updates = captured_by(self)
-    if updates is not None and updates.training.optimizer is self:
+    updates = trained_by(self)
+    if updates is not None:
         updates.training.forget_program()
     type(self).add_param_group(self, param_group)
     self.__dict__[WATCH].renew()

@@ -73,6 +73,14 @@ def capturing_class(base: Any) -> Any:
             rest[0] = {key: value for key, value in rest[0].items() if key != CAPTURE}
         return (function, tuple(base if value is capturing else value for value in args), *rest)
 
+    def deepcopy(self: Any, memo: Any) -> Any:
+        capture = self.__dict__.get(CAPTURE)
+        if capture is not None:
+            memo[id(capture)] = None
+        made = base.__deepcopy__(self, memo)
+        made.__dict__.pop(CAPTURE, None)
+        return made
+
     def class_of(self: Any) -> Any:
         return base if CAPTURE in self.__dict__ else type(self)  # which pickle compares with what is reduced to
 
@@ -86,6 +94,8 @@ def capturing_class(base: Any) -> Any:
         "train": train,
         "zero_grad": zero_grad,
     }
+    if hasattr(base, "__deepcopy__"):
+        members["__deepcopy__"] = deepcopy
     capturing = _makes_ordinary(base)(base.__name__, (base,), members)
     return capturing
 

@@ -83,6 +83,12 @@ def joined_by_optimizers(models: Sequence[CapturedModel], line: Line) -> List[Ca
     return wholes
 
 
+def trained_by(optimizer: torch.optim.Optimizer) -> Optional[Updates]:
+    """Return the updates that an optimizer makes by what is known; None where its weights have another, or none yet."""
+    models = {owner.whole for owner in map(owner_of, held_tensors(optimizer)) if owner is not None}
+    return next((turn for model in models for turn in model.turns if turn.training.optimizer is optimizer), None)
+
+
 def captured_by(optimizer: torch.optim.Optimizer) -> Optional[Updates]:
     """Return the updates of captured models by an optimizer that holds parameters of these; None if it holds none.
 
