@@ -17,7 +17,7 @@ from tests.supervised import assert_same_weights
 CROSS_ENTROPY = nn.CrossEntropyLoss()
 MAKE = {
     "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
-    "Adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.01, eps=1e-5),
+    "Adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.01, eps=0.01),  # rounds alike in all versions
 }
 LENGTHS = [4, 8, 4, 4, 12, 8, 12, 4]
 SHARDED = {"pipeline": ["embed", "norm"], "execution": "sharded"}

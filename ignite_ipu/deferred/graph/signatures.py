@@ -139,7 +139,8 @@ def _inferred(
     args, kwargs = unflatten(structure, metas)
     kwargs = {name: _META if isinstance(value, torch.device) else value for name, value in kwargs.items()}
     try:
-        with torch.set_grad_enabled(grad), torch._C.DisableTorchFunctionSubclass(), _HostKernels():
+        host_kernels = _HostKernels()  # type: ignore[no-untyped-call]
+        with torch.set_grad_enabled(grad), torch._C.DisableTorchFunctionSubclass(), host_kernels:
             result = _SHAPES.get(function, function)(*args, **kwargs)
     except (NotImplementedError, RuntimeError) as error:
         # Some versions say so by the type alone.
