@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch
 import torch.nn.functional as F
 
-from ignite_ipu.program.forward.exact import EXACT_LAYERS, EXACT_TENSORS, EXACT_VALUES, diagonal_matrix, reduction_of
+from ignite_ipu.program.forward.exact import EXACT_LAYERS, EXACT_TENSORS, EXACT_VALUES, diagonal_matrix, loss_by_name
 from ignite_ipu.program.function_mode import FunctionContext
 
 Function = Callable[..., Any]
@@ -28,29 +28,16 @@ class Equivalents(FunctionContext):
         return func(*args, **kwargs) if equivalent is None else equivalent(func, *args, **kwargs)
 
 
-def _class_loss(
-    func: Function,
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: Optional[torch.Tensor] = None,
-    size_average: Optional[bool] = None,
-    ignore_index: int = -100,
-    reduce: Optional[bool] = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> torch.Tensor:
+@loss_by_name
+def _class_loss(func: Function, input: torch.Tensor, target: torch.Tensor, **asked: Any) -> torch.Tensor:
     """Compute cross entropy or NLL with class weights or smoothed labels; targets that are probabilities compile."""
-    smooths = func is F.cross_entropy
     if input.dim() == 1 and not target.dim():
-        input, target = input.unsqueeze(0), target.unsqueeze(0)
-        loss = _class_loss(func, input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing)
+        loss: torch.Tensor = _class_loss(func, input.unsqueeze(0), target.unsqueeze(0), **asked)
         return loss.squeeze(0) if loss.dim() else loss
-    if target.is_floating_point() or (weight is None and not label_smoothing):
-        rest = (weight, size_average, ignore_index, reduce, reduction, *([label_smoothing] if smooths else []))
-        return func(input, target, *rest)  # type: ignore[no-any-return]
-    scores = F.log_softmax(input, _class_dimension(input)) if smooths else input
-    reduction = reduction_of(size_average, reduce, reduction)
-    return _picked_loss(scores, target, weight, ignore_index, reduction, label_smoothing)
+    if target.is_floating_point() or (asked["weight"] is None and not asked.get("label_smoothing")):
+        return func(input, target, **asked)  # type: ignore[no-any-return]
+    scores = F.log_softmax(input, _class_dimension(input)) if func is F.cross_entropy else input
+    return _picked_loss(scores, target, **asked)
 
 
 def _picked_loss(
@@ -59,7 +46,7 @@ def _picked_loss(
     weight: Optional[torch.Tensor],
     ignore_index: int,
     reduction: str,
-    smoothing: float,
+    label_smoothing: float = 0.0,
 ) -> torch.Tensor:
     """Return the loss of log-probabilities `(N, C, ...)` at target classes `(N, ...)`.
 
@@ -72,12 +59,12 @@ def _picked_loss(
     if weight is not None:
         weights = weights * weight[index]
     loss = -scores.gather(classes, index.unsqueeze(classes)).squeeze(classes) * weights
-    if smoothing:
+    if label_smoothing:
         shape = [1] * scores.dim()
         shape[classes] = -1
         each = scores if weight is None else scores * weight.view(shape)
         smooth = -each.sum(classes) * counted.to(scores.dtype)
-        loss = (1 - smoothing) * loss + smoothing / scores.shape[classes] * smooth
+        loss = (1 - label_smoothing) * loss + label_smoothing / scores.shape[classes] * smooth
     if reduction == "none":
         return loss
     return loss.sum() / weights.sum() if reduction == "mean" else loss.sum()

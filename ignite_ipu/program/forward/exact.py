@@ -6,6 +6,7 @@ PyTorch's whether a doubt is justified or not. Source: as for `equivalents.py`.
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
@@ -17,13 +18,19 @@ Function = Callable[..., Any]
 _MOST_COUNTED = 2**24  # PopTorch counts in float32
 
 
-def reduction_of(size_average: Optional[bool], reduce: Optional[bool], reduction: str) -> str:
-    """Return the reduction that is asked for, be it by PyTorch's arguments of before."""
-    if size_average is None and reduce is None:
-        return reduction
-    if reduce is False:
-        return "none"
-    return "sum" if size_average is False else "mean"
+def loss_by_name(compute: Function) -> Function:
+    """Call a function with all arguments of a loss by name, and for PyTorch's two of before with the reduction."""
+
+    def call(func: Function, *args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(func).bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        average, reduce = given.pop("size_average"), given.pop("reduce")
+        if (average, reduce) != (None, None):
+            given["reduction"] = "none" if reduce is False else "sum" if average is False else "mean"
+        return compute(func, **given)
+
+    return call
 
 
 def _gelu(func: Function, input: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
@@ -40,17 +47,11 @@ def _celu(func: Function, input: torch.Tensor, alpha: float = 1.0, inplace: bool
     return input.copy_(result) if inplace else result
 
 
+@loss_by_name
 def _binary_cross_entropy(
-    func: Function,
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: Optional[torch.Tensor] = None,
-    size_average: Optional[bool] = None,
-    reduce: Optional[bool] = None,
-    reduction: str = "mean",
+    func: Function, input: torch.Tensor, target: torch.Tensor, weight: Optional[torch.Tensor], reduction: str
 ) -> torch.Tensor:
     """Compute binary cross entropy with logarithms of at least -100, as saturated sigmoids give them."""
-    reduction = reduction_of(size_average, reduce, reduction)
     loss = -(target * _log(input) + (1 - target) * _log(1 - input))
     loss = loss if weight is None else loss * weight
     return loss if reduction == "none" else loss.sum() if reduction == "sum" else loss.mean()
@@ -64,17 +65,12 @@ def _log(value: torch.Tensor) -> torch.Tensor:
     )
 
 
+@loss_by_name
 def _kl_div(
-    func: Function,
-    input: torch.Tensor,
-    target: torch.Tensor,
-    size_average: Optional[bool] = None,
-    reduce: Optional[bool] = None,
-    reduction: str = "mean",
-    log_target: bool = False,
+    func: Function, input: torch.Tensor, target: torch.Tensor, reduction: str, log_target: bool
 ) -> torch.Tensor:
-    if reduction_of(size_average, reduce, reduction) != "batchmean":
-        return func(input, target, size_average, reduce, reduction, log_target)  # type: ignore[no-any-return]
+    if reduction != "batchmean":
+        return func(input, target, reduction=reduction, log_target=log_target)  # type: ignore[no-any-return]
     return F.kl_div(input, target, reduction="sum", log_target=log_target) / input.shape[0]
 
 
@@ -169,18 +165,13 @@ def _group_norm(
     return normal if bias is None else normal + bias
 
 
+@loss_by_name
 def _smooth_l1_loss(
-    func: Function,
-    input: torch.Tensor,
-    target: torch.Tensor,
-    size_average: Optional[bool] = None,
-    reduce: Optional[bool] = None,
-    reduction: str = "mean",
-    beta: float = 1.0,
+    func: Function, input: torch.Tensor, target: torch.Tensor, reduction: str, beta: float
 ) -> torch.Tensor:
     if beta:
-        return func(input, target, size_average, reduce, reduction, beta)  # type: ignore[no-any-return]
-    return F.l1_loss(input, target, size_average, reduce, reduction)
+        return func(input, target, reduction=reduction, beta=beta)  # type: ignore[no-any-return]
+    return F.l1_loss(input, target, reduction=reduction)
 
 
 def _round(func: Function, input: torch.Tensor, *, decimals: int = 0) -> torch.Tensor:
