@@ -101,6 +101,49 @@ for _ in range(3):
     with torch.inference_mode():
         out += [model.features(x).sum().item(), wrapper(x)[:, 0].sum().item()]
 """,
+    "a wrapper trained after what it consists of, and some layers of a model": """
+model = Net().to(device)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+for _ in range(2):
+    update(optimizer, lambda: F.cross_entropy(model(x), y))
+update(optimizer, lambda: F.cross_entropy(model(x), y) + model.features[:1](x).square().mean())
+wrapper = nn.Sequential(model, nn.Linear(2, 2)).to(device)
+optimizer = torch.optim.SGD(wrapper.parameters(), lr=0.1)
+for _ in range(2):
+    update(optimizer, lambda: F.cross_entropy(wrapper(x), y))
+out.append(wrapper[1].weight.sum().item())
+""",
+    "parametrizations, which are called when they are registered, read and removed": """
+from torch.nn.utils import parametrize
+class Symmetric(nn.Module):
+    def forward(self, weight):
+        return weight.triu() + weight.triu(1).T
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+    def forward(self, weight):
+        return weight * self.scale
+model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)).to(device)
+parametrize.register_parametrization(model[0], "weight", Symmetric())
+parametrize.register_parametrization(model[0], "weight", Scaled())
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+for _ in range(3):
+    update(optimizer, lambda: F.cross_entropy(model(x), y))
+    out.append(model[0].weight.norm().item())
+parametrize.remove_parametrizations(model[0], "weight")
+out.append(model[0].weight.norm().item())
+""",
+    "a patch that is trained through a frozen model": """
+model = Net().to(device).eval().requires_grad_(False)
+patch = nn.Parameter(torch.zeros(4, device=device))
+optimizer = torch.optim.Adam([patch], lr=0.05)
+for _ in range(3):
+    update(optimizer, lambda: F.cross_entropy(model(x * 0.5 + F.pad(patch[1:3], (1, 1))), y))
+    with torch.no_grad():
+        patch.clamp_(-0.08, 0.08)
+        out.append(F.cross_entropy(model(x + patch), y).item())
+""",
     "an autoencoder whose noise the loop draws": AUTOENCODER.format(noise=", torch.randn(8, 2)"),
     "an autoencoder without noise": AUTOENCODER.format(noise=""),
     "statistics of normalisations, evaluated in inference mode": """
@@ -392,15 +435,6 @@ scores = decoder(encoder(x))  # here
 F.cross_entropy(scores, y).backward()
 """,
         "call model.train() to train that",
-    ),
-    "a wrapper trained after what it consists of": (
-        """
-model = Net()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-update(optimizer, lambda: F.cross_entropy(model(x), y))
-F.cross_entropy(nn.Sequential(model, nn.Linear(2, 2))(x), y)  # here
-""",
-        "trains as a model of its own",
     ),
 }
 

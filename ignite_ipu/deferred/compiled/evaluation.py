@@ -59,6 +59,11 @@ class CapturedEvaluation:
             return show(self.run_on_host(model, args, kwargs, current_line()))
         tensors: List[torch.Tensor] = []
         structure = flatten((args, kwargs), tensors)
+        if not tensors:
+            # It computes from weights alone, as parametrizations do, and no program runs without an input.
+            self._session.weights.to_host()
+            with EAGER, torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+                return show(model(*args, **kwargs))
         shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
         kind = self._kind(model, structure, shapes)
         program = self._programs.get((kind, shapes))
@@ -127,8 +132,6 @@ class CapturedEvaluation:
             modes.look_again()
 
     def _new(self, model: nn.Module, structure: Any, tensors: Sequence[torch.Tensor], grows: bool) -> ModelProgram:
-        if not tensors:
-            raise CaptureError(f"The model was called without a tensor at {current_line()}.")
         shapes = [tuple(tensor.shape) for tensor in tensors]
         step = CalledStep(model, structure, shapes, self._config.half_products, words_read(), grows)
         options = self._session.inference.options(_OPTIONS)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import weakref
 from types import MethodType
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Iterable, Optional, Set
 
 import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from ignite_ipu.deferred.graph.owners import OPTIMIZERS, WATCH, held_tensors, parameter_of
+from ignite_ipu.deferred.graph.owners import MODEL, OPTIMIZERS, WATCH, held_tensors, parameter_of
 from ignite_ipu.deferred.model.capturing_class import CAPTURE, capturing_class
 from ignite_ipu.deferred.model.joined import captured_by, joined_by_optimizers, trained_by
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
@@ -46,8 +46,7 @@ def capture_model(
     existing: Optional[CapturedModel] = model.__dict__.get(CAPTURE)
     if existing is not None:
         return existing
-    with torch._C.DisableTorchFunctionSubclass():
-        owners = {owner for owner in map(owner_of, named_tensors(model).values()) if owner is not None}
+    owners = _owners(named_tensors(model).values())
     for part in [owner for owner in owners if owner.is_untrained and _is_within(owner.model, model)]:
         # It was asked for the shape of what it returns, or evaluated, before the model that it is a part of.
         part.close(optimizers=False)
@@ -65,6 +64,18 @@ def captured(model: Any) -> Optional[CapturedModel]:
     """Return what captures a model, alone or together with others; None for an ordinary one."""
     found: Optional[CapturedModel] = getattr(model, "__dict__", {}).get(CAPTURE)
     return None if found is None else found.whole
+
+
+def consists_of_captured(model: nn.Module) -> bool:
+    """Tell whether a model has weights of other captured ones, of none of which it is a part, and that are trained."""
+    owners = _owners(named_tensors(model).values())
+    within = any(_is_within(model, owner.model) for owner in owners)
+    return not within and not all(owner.is_untrained and _is_within(owner.model, model) for owner in owners)
+
+
+def _owners(tensors: Iterable[torch.Tensor]) -> Set[CapturedModel]:
+    with torch._C.DisableTorchFunctionSubclass():
+        return {owner for owner in map(owner_of, tensors) if owner is not None}
 
 
 def _is_within(part: nn.Module, whole: nn.Module) -> bool:
@@ -145,7 +156,10 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> None:
 
 
 def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
-    updates = captured_by(self)
+    owners = set() if MODEL in self.__dict__ else _owners(held_tensors(self))
+    # Parts of a model may have been called before it, as parametrizations are: nothing joins them yet.
+    apart = len(owners) > 1 and all(owner.is_untrained and not owner.uncleared for owner in owners)
+    updates = None if apart else captured_by(self)
     if updates is None:
         type(self).zero_grad(self, set_to_none)
         return

@@ -64,6 +64,8 @@ def awaits_backward(value: Value) -> bool:
     if any(operation.problem is not None for operation in operations):
         return False
     models = {operation.model.whole for operation in operations if operation.model is not None}
+    if not models and torch.is_grad_enabled():
+        return value.shape.requires_grad  # it comes from weights alone, as a prompt that a frozen model is given
     return not all(has_gone_backward(operations, model) for model in models)
 
 

@@ -18,6 +18,7 @@ from torch import nn
 from ignite_ipu.deferred import CapturedModel, capture_model, capture_optimizer, captured
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.graph.owners import held_by, is_held, release_optimizer
+from ignite_ipu.deferred.model.capturing import consists_of_captured
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.prepare import host_step_reason
 from ignite_ipu.deferred.settings import CaptureObserver, refuse_for_capture
@@ -134,8 +135,11 @@ class _Loops(CaptureObserver):
             if session is not None:
                 return self._evaluate(session, module, args, kwargs)
             for whole in self._roots_of(module):
-                if captured(whole) is None:
+                if captured(whole) is None and not consists_of_captured(whole):
                     self._capture(whole)
+            if module.training and torch.is_grad_enabled() and consists_of_captured(module):
+                # Its own code is the loop's, as that of a wrapper, or of some layers of a model (`model[:2]`).
+                return original(module, *args, **kwargs)
             self._capture(module)
             return module(*args, **kwargs)
 
@@ -189,7 +193,8 @@ class _Loops(CaptureObserver):
 
     def _session_that_trains(self, module: nn.Module) -> Optional[IPUSession]:
         """Return the session of a model with a trainer of Ignite's that a module is, or is a part of."""
-        sessions = [IPUSession.of(model) for model in (module, *self._roots_of(module))]
+        models = [model for model in (module, *self._roots_of(module)) if captured(model) is None]
+        sessions = map(IPUSession.of, models)
         return next((session for session in sessions if session.training is not None), None)
 
     def _evaluate(self, session: IPUSession, model: nn.Module, args: Any, kwargs: Any) -> Any:
