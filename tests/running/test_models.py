@@ -426,6 +426,14 @@ optimizer.step()  # here
 """,
         "Trainable parameters are in no group of the optimizer",
     ),
+    "an ensemble by torch.func": (
+        """
+model = Net()
+call = lambda bias: torch.func.functional_call(model, {"head.bias": bias}, (x,))
+torch.func.vmap(call)(torch.zeros(3, 2))  # here
+""",
+        "within a transform of torch.func",
+    ),
     "an encoder in evaluation mode that is to be trained": (
         """
 encoder, decoder = nn.Linear(4, 6), nn.Linear(6, 2)

@@ -44,7 +44,7 @@ def capturing_class(base: Any) -> Any:
         capture = None if EAGER.is_on else self.__dict__.get(CAPTURE)
         if capture is None:
             return base.__call__(self, *args, **kwargs)
-        _refuse_transforms(capture)
+        refuse_transforms(capture.name)
         return capture.call(args, kwargs)
 
     def train(self: Any, mode: bool = True) -> Any:
@@ -130,23 +130,23 @@ except TypeError:
     _autocasts = getattr(torch, "is_autocast_cpu_enabled")  # noqa: B009
 
 
-def _refuse_transforms(model: Captured) -> None:
+def refuse_transforms(name: str) -> None:
     """Refuse a call that autocast or `torch.func` transforms: the program is compiled for the model's own weights."""
     if _autocasts():
         raise CaptureError(
-            f"{model.name} was called at {current_line()} under torch.autocast for the CPU, but its program is "
+            f"{name} was called at {current_line()} under torch.autocast for the CPU, but its program is "
             "compiled with the number format of IPUAccelerator(mixed_precision=...), 'no' or 'fp16'; bfloat16, which "
             "PyTorch's autocast chooses, does not exist on an IPU. Leave it out, or use accelerator.autocast()."
         )
     if _transform() is not None:
         raise CaptureError(
-            f"{model.name} was called at {current_line()} within a transform of torch.func (grad, vmap, jacrev, ...), "
+            f"{name} was called at {current_line()} within a transform of torch.func (grad, vmap, jacrev, ...), "
             "which PyTorch makes of operations on the host; a compiled program has none. Transform a copy that is not "
-            "captured, copy.deepcopy(model), or put what the transform computes into the model's forward."
+            "captured, copy.deepcopy(model) in a loop with ipu_prepare, or put what the transform computes into the model's forward."
         )
     if frame_of(_REPLACES) is not None:
         raise CaptureError(
-            f"{model.name} was called at {current_line()} by functional_call, with other weights than its own, but its "
+            f"{name} was called at {current_line()} by functional_call, with other weights than its own, but its "
             "program is compiled for those on the device. Call a copy that is not captured, copy.deepcopy(model); or "
             "write the weights into the model with load_state_dict."
         )

@@ -19,6 +19,7 @@ from ignite_ipu.deferred import CapturedModel, capture_model, capture_optimizer,
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.graph.owners import held_by, is_held, release_optimizer
 from ignite_ipu.deferred.model.capturing import consists_of_captured
+from ignite_ipu.deferred.model.capturing_class import refuse_transforms
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.prepare import host_step_reason
 from ignite_ipu.deferred.settings import CaptureObserver, refuse_for_capture
@@ -131,6 +132,7 @@ class _Loops(CaptureObserver):
                     f"{type(module).__name__}()",
                     "what torch.jit makes of a model is no Python that PopTorch could trace. Call the model itself.",
                 )
+            refuse_transforms(type(module).__name__)
             session = self._session_that_trains(module)
             if session is not None:
                 return self._evaluate(session, module, args, kwargs)
