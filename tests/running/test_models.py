@@ -134,6 +134,25 @@ for _ in range(3):
 parametrize.remove_parametrizations(model[0], "weight")
 out.append(model[0].weight.norm().item())
 """,
+    "weights that the first batch sets": """
+class Normalised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shift, self.scale = nn.Parameter(torch.zeros(6)), nn.Parameter(torch.ones(6))
+        self.norm, self.is_set = nn.BatchNorm1d(6), False
+    def forward(self, x):
+        if not self.is_set:
+            with torch.no_grad():
+                self.shift.data = -x.mean(0)
+                self.scale.copy_(1 / (x.std(0) + 0.1))
+            self.is_set = True
+        return self.norm((x + self.shift) * self.scale)
+model = nn.Sequential(nn.Linear(4, 6), Normalised(), nn.Linear(6, 2)).to(device)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+for _ in range(3):
+    update(optimizer, lambda: F.cross_entropy(model(x), y))
+out += [value.double().sum().item() for value in model.state_dict().values()]
+""",
     "a patch that is trained through a frozen model": """
 model = Net().to(device).eval().requires_grad_(False)
 patch = nn.Parameter(torch.zeros(4, device=device))
@@ -429,8 +448,8 @@ optimizer.step()  # here
     "an ensemble by torch.func": (
         """
 model = Net()
-call = lambda bias: torch.func.functional_call(model, {"head.bias": bias}, (x,))
-torch.func.vmap(call)(torch.zeros(3, 2))  # here
+call = lambda bias: torch.func.functional_call(model, {"head.bias": bias}, (x,))  # here
+torch.func.vmap(call)(torch.zeros(3, 2))
 """,
         "within a transform of torch.func",
     ),

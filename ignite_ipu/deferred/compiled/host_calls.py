@@ -248,12 +248,36 @@ def _was_written(buffer: torch.Tensor, before: torch.Tensor) -> bool:
     return bool(buffer._version) or not torch.allclose(buffer, before, rtol=0, atol=0, equal_nan=True)
 
 
+def _initialises(
+    model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], buffers: List[Tuple[torch.Tensor, torch.Tensor]]
+) -> bool:
+    """Let a model set weights by its first batch, if it does so once, and tell whether it does.
+
+    Args:
+        buffers: Those that are to be put back: what the first call alone has written, as a flag, is taken out.
+    """
+    with EAGER, without_generation_cache(model), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        parameters: Any = model.parameters()
+        weights = [(plain(each), plain(each).clone()) for each in parameters if not is_lazy(each)]
+        model(*args, **kwargs)
+        once = [buffer.clone() for buffer, _ in buffers]
+        try:
+            with WeightWriteGuard(model, {}):
+                model(*args, **kwargs)
+        except SessionError:
+            for weight, values in weights:
+                weight.copy_(values)
+            return False
+    buffers[:] = [pair for pair, then in zip(buffers, once) if not torch.equal(pair[0], then)]
+    return True
+
+
 def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], session: IPUSession) -> bool:
     """Call a model on the host, which leaves tensors that it is given, its buffers and random numbers as they are.
 
-    Before anything is trained it may make weights and buffers, for which random numbers are drawn as natively. A
-    `ReplacedError` where it has made some of which the session does not know, a `SessionError` where it writes into
-    weights.
+    Before anything is trained it may make weights and buffers, for which random numbers are drawn as natively, and set
+    weights by the first batch. A `ReplacedError` where it has made some of which the session does not know, a
+    `SessionError` where it writes into weights in every call.
     Tells whether each call adds to lists.
     """
     session.weights.to_host()
@@ -261,7 +285,7 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
     buffers = [(plain(each), plain(each).clone()) for each in model.buffers() if not is_lazy(each)]
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     args, kwargs = mapped((args, kwargs), torch.Tensor.clone)
-    behind, grows = LeftBehind(model, ()), False
+    behind, grows, initialised = LeftBehind(model, ()), False, False
     with session.weights.put_back_unnoticed():
         try:
             with EAGER, without_generation_cache(model), torch._C.DisableTorchFunctionSubclass():
@@ -273,7 +297,9 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
                         model(*args, **kwargs)
                         grows = again.grows
         except SessionError:
-            raise
+            initialised = session.training is None and _initialises(model, args, kwargs, buffers)
+            if not initialised:
+                raise
         except RuntimeError:
             pass  # the host lacks operators in half precision that a device has; else the trace says what is wrong
         if grows:
@@ -281,6 +307,8 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
         for buffer, values in buffers:
             if not torch.equal(buffer, values):
                 buffer.copy_(values)
+    if initialised:
+        session.weights.host_changed()
     after = named_tensors(model)
     made = after.keys() != before.keys() or any(after[name] is not each for name, each in before.items())
     if made and session.training is not None:

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.nn.utils import stateless
 
-from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.tensor.frames import frame_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.derived_class import derived_once
@@ -142,7 +141,8 @@ def refuse_transforms(name: str) -> None:
         raise CaptureError(
             f"{name} was called at {current_line()} within a transform of torch.func (grad, vmap, jacrev, ...), "
             "which PyTorch makes of operations on the host; a compiled program has none. Transform a copy that is not "
-            "captured, copy.deepcopy(model) in a loop with ipu_prepare, or put what the transform computes into the model's forward."
+            "captured, copy.deepcopy(model) in a loop with ipu_prepare, or put what the transform computes into the "
+            "model's forward."
         )
     if frame_of(_REPLACES) is not None:
         raise CaptureError(
