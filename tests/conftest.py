@@ -1,4 +1,7 @@
-"""What holds for every test: one thread, a fixed seed, repeatable examples, and an environment left as it was found."""
+"""What holds for every test: one thread, a fixed seed, repeatable examples, and an environment left as it was found.
+
+torch is imported by the fixtures, for the process that hands out the tests and runs none waits for all that is here.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,9 @@ from typing import Any, Dict, Iterator, List
 import hypothesis
 import numpy as np
 import pytest
-import torch
 
 from tests.freezing import freeze
 from tests.scripts import Scripts
-
-# Tests run in parallel processes; threads inside each would fight over the same cores and change summation orders.
-torch.set_num_threads(1)
 
 # deadline=None: a first call imports and traces, a later one does not; derandomize: a failure comes back on every run.
 hypothesis.settings.register_profile("ignite_ipu", deadline=None, derandomize=True, print_blob=True, max_examples=40)
@@ -35,13 +34,6 @@ _LONG = (
 
 # Set by pytest around each phase of a test, and by third-party libraries when they are first imported.
 _NOT_OURS = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "TORCHINDUCTOR_CACHE_DIR"}
-
-# torch.compile of PyTorch 2.0 takes the hooks off the optimizers' step(), for as long as the process lives.
-_STEPS: Dict[Any, Any] = {}
-if not hasattr(torch, "compiler"):
-    for _kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.LBFGS):
-        _kind([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # the first of a class puts them on
-        _STEPS[_kind] = _kind.step
 
 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
@@ -68,17 +60,40 @@ def _environment_is_left_alone() -> Iterator[None]:
     assert not changed, f"the test left environment variables changed: {', '.join(changed)}; use monkeypatch.setenv"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Keep threads from fighting over the cores of parallel test processes, and from changing summation orders."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def _steps() -> Dict[Any, Any]:
+    """Return the `step` of each optimizer whose hooks torch.compile of PyTorch 2.0 takes off for good."""
+    import torch
+
+    steps = {}
+    if not hasattr(torch, "compiler"):
+        for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.LBFGS):
+            kind([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # the first of a class puts them on
+            steps[kind] = kind.step
+    return steps
+
+
 @pytest.fixture(autouse=True)
-def _optimizers_keep_their_hooks() -> Iterator[None]:
+def _optimizers_keep_their_hooks(_steps: Dict[Any, Any]) -> Iterator[None]:
     """Give the classes of optimizers their `step` back."""
     yield
-    for kind, step in _STEPS.items():
+    for kind, step in _steps.items():
         kind.step = step
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     """Start every test from the same random state, whatever ran before it."""
+    import torch
+
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -87,6 +102,8 @@ def _seed() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _seeding_is_quick() -> Iterator[None]:
     """Spare `torch.manual_seed` the stack that it notes of every call for accelerators that are not there."""
+    import torch
+
     with pytest.MonkeyPatch.context() as patch:
         for kind in ("cuda", "xpu", "mtia"):
             accelerator = getattr(torch, kind, None)
