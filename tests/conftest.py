@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tests.freezing import freeze
+from tests.processes import Processes
 from tests.scripts import Scripts
 
 # deadline=None: a first call imports and traces, a later one does not; derandomize: a failure comes back on every run.
@@ -136,3 +137,11 @@ def scripts() -> Iterator[Scripts]:
     process = Scripts()
     yield process
     process.close()
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[Processes]:
+    """Processes that need not import torch."""
+    found = Processes()
+    yield found
+    found.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 import threading
 from datetime import timedelta
@@ -282,14 +281,14 @@ def test_a_very_long_error_is_written_in_full_to_the_log_directory(tmp_path):
     assert "x" * (2 * LONGEST_MESSAGE) in (tmp_path / "poptorch_error.log").read_text()
 
 
-def test_executors_put_their_calls_on_a_profiling_channel(tmp_path):
+def test_executors_put_their_calls_on_a_profiling_channel(tmp_path, processes):
     code = (
         "import torch, ignite_ipu.emulator as poptorch\n"
         "executor = poptorch.inferenceModel(torch.nn.Linear(2, 2).eval())\n"
         "executor(torch.ones(1, 2)); executor.copyWeightsToDevice()\n"
     )
     environment = {**os.environ, "PVTI_OPTIONS": f'{{"enable": "true", "directory": "{tmp_path}"}}'}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    processes.run(["-c", code], check=True, env=environment)
     (file,) = tmp_path.iterdir()
     text = file.read_text()
     for name in ("modelCompilation", "modelExecution", "copyWeightsToDevice", "poptorch.inferenceModel"):

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import pkgutil
 import re
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -330,7 +329,7 @@ def test_a_program_that_exits_or_fails_leaves_nothing_behind(script):
     assert state_of_the_process() == before
 
 
-def test_processes_that_a_program_starts_have_poptorch_too(script):
+def test_processes_that_a_program_starts_have_poptorch_too(script, processes):
     """By multiprocessing, which sends them `sys.path`, and as programs of their own."""
     path = script(
         """
@@ -353,11 +352,11 @@ def test_processes_that_a_program_starts_have_poptorch_too(script):
         """
     )
     code = f"from ignite_ipu.emulator import run_script; run_script({path!r})"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = processes.run(["-c", code], check=True)
     assert run.stdout.split() == [emulator.__version__] * 2
 
 
-def test_an_uncaught_error_of_a_program_is_logged(script):
+def test_an_uncaught_error_of_a_program_is_logged(script, processes):
     code = f"from ignite_ipu.emulator import run_script; run_script({script('1 / 0')!r})"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    run = processes.run(["-c", code])
     assert run.returncode == 1 and "ZeroDivisionError" in run.stderr

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
-import sys
 import tempfile
 import tokenize
 from pathlib import Path
@@ -20,6 +18,7 @@ import torch
 
 import ignite_ipu.emulator as emulator
 from tests.half_precision import needs_half_precision
+from tests.processes import Processes
 
 PROGRAMS = sorted((Path(__file__).parent / "programs").glob("*.py"))
 IN_HALF_PRECISION = {"autocast", "inference_model"}
@@ -85,10 +84,9 @@ def test_a_program_runs_and_finds_what_it_claims(program: Path) -> None:
     emulator.run_script(str(program))
 
 
-def test_the_command_runs_programs_too() -> None:
+def test_the_command_runs_programs_too(processes: Processes) -> None:
     program = Path(__file__).parent / "programs" / "buffers.py"
-    done = subprocess.run([sys.executable, "-m", "ignite_ipu", "run", str(program)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    processes.run(["-m", "ignite_ipu", "run", program], check=True)
 
 
 def test_programs_know_nothing_of_the_emulator() -> None:

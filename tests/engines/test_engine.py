@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import subprocess
-import sys
 import textwrap
 
 import ignite.engine
@@ -246,14 +244,13 @@ trainer.run(loader, max_epochs=4)
 """
 
 
-def test_a_resumed_run_ends_with_the_uninterrupted_runs_weights(tmp_path):
+def test_a_resumed_run_ends_with_the_uninterrupted_runs_weights(tmp_path, processes):
     """Stopped after any epoch and resumed in a new process: bit for bit the same, with shuffling and dropout."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
 
     def run(folder, stop, *resume):
-        command = [sys.executable, str(script), str(tmp_path / folder), str(stop), *map(str, resume)]
-        subprocess.run(command, check=True, cwd=".", env={**__import__("os").environ, "PYTHONPATH": "."}, timeout=120)
+        processes.run([script, tmp_path / folder, stop, *resume], check=True)
 
     run("whole", 4)
     whole = torch.load(tmp_path / "whole" / "checkpoint_16.pt", weights_only=True)
@@ -366,7 +363,7 @@ def test_outputs_of_other_kinds_are_made_up_for_if_they_are_plain_data(kind):
     torch.testing.assert_close(resumed[0], None if kind is set else expected[0])
 
 
-def test_a_checkpoint_loads_where_neither_this_library_nor_poptorch_is(tmp_path):
+def test_a_checkpoint_loads_where_neither_this_library_nor_poptorch_is(tmp_path, processes):
     """The files hold plain tensors under plain names."""
     model, optimizer = pair(momentum=0.9)
     trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY)
@@ -388,7 +385,7 @@ def test_a_checkpoint_loads_where_neither_this_library_nor_poptorch_is(tmp_path)
         """
     )
     file = tmp_path / "checkpoint_8.pt"
-    subprocess.run([sys.executable, "-I", "-c", program, str(file)], check=True, timeout=60)
+    processes.run(["-c", program, file], check=True)
 
 
 def test_the_session_answers_before_the_first_step():

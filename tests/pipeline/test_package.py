@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import ignite_ipu.pipeline
 
 
@@ -14,7 +11,7 @@ def test_every_name_exists_and_is_listed_once():
     assert all(hasattr(ignite_ipu.pipeline, name) for name in names)
 
 
-def test_importing_draws_nothing_and_asks_for_no_device():
+def test_importing_draws_nothing_and_asks_for_no_device(processes):
     """Neither matplotlib nor any PopTorch is imported; a trainer loads the planner when it is to place layers."""
     program = (
         "import sys, ignite_ipu; ignite_ipu.create_ipu_trainer; "
@@ -22,4 +19,4 @@ def test_importing_draws_nothing_and_asks_for_no_device():
         "import ignite_ipu.pipeline; "
         "assert not {'matplotlib', 'poptorch', 'ignite_ipu.emulator', 'ignite_ipu.pipeline.command'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    processes.run(["-c", program], check=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import subprocess
-import sys
 import weakref
 
 import pytest
@@ -436,7 +434,7 @@ def test_a_model_in_shared_memory_is_refused():
     ipu_train_batch(alone, torch.optim.SGD(alone.parameters(), lr=0.1), nn.CrossEntropyLoss(), x, target=y)
 
 
-def test_a_whole_model_can_be_pickled_and_copied_while_it_is_trained(tmp_path):
+def test_a_whole_model_can_be_pickled_and_copied_while_it_is_trained(tmp_path, processes):
     """The copy is an ordinary model with the newest weights, and loads where this library is not."""
     model, optimizer = pair()
     trainer = trainer_for(model, optimizer)
@@ -445,7 +443,7 @@ def test_a_whole_model_can_be_pickled_and_copied_while_it_is_trained(tmp_path):
     torch.save(model, file)
     program = "import sys, torch; m = torch.load(sys.argv[1], weights_only=False); m.load_state_dict(m.state_dict())"
     program += "; assert not [name for name in sys.modules if name.startswith('ignite')]"
-    subprocess.run([sys.executable, "-I", "-c", program, str(file)], check=True, timeout=60)
+    processes.run(["-c", program, file], check=True)
     duplicate = copy.deepcopy(model)
     assert_same_weights(duplicate, model)
     duplicate.load_state_dict(network().state_dict())

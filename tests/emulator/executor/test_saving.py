@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import subprocess
-import sys
 from typing import NamedTuple
 
 import pytest
@@ -267,11 +265,10 @@ def test_somebody_elses_model_is_unpickled_only_when_trusted(tmp_path, monkeypat
     assert (tmp_path / "ran").exists()
 
 
-def test_what_this_user_saved_loads_in_another_process(tmp_path):
+def test_what_this_user_saved_loads_in_another_process(tmp_path, processes):
     poptorch.inferenceModel(nn.Linear(3, 2)).compileAndExport(str(tmp_path / "model"), X)
     code = "import sys, torch, ignite_ipu.emulator as p; print(tuple(p.load(sys.argv[1])(torch.ones(4, 3)).shape))"
-    command = [sys.executable, "-c", code, str(tmp_path / "model")]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    run = processes.run(["-c", code, tmp_path / "model"], check=True)
     assert run.stdout.strip() == "(4, 2)"
 
 

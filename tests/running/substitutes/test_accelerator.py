@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 
 import pytest
@@ -61,11 +59,8 @@ print(model.bias.shape)
     assert run(script).output == ["torch.Size([1])"]
 
 
-def test_a_module_that_hides_accelerate_is_named(tmp_path):
+def test_a_module_that_hides_accelerate_is_named(tmp_path, processes):
     (tmp_path / "accelerate.py").write_text("")
     (tmp_path / "train.py").write_text("from ignite_ipu import IPUAccelerator\n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    found = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    found = processes.run(["train.py"], cwd=tmp_path)
     assert f"Python finds {tmp_path / 'accelerate.py'} under that name" in found.stderr
