@@ -176,3 +176,24 @@ def padding_of_an_embedding(bench: Bench) -> None:
     pair = bench.pair(model=embedding)
     pair.check(data)
     agree(pair.model.state_dict()["0.weight"][0], torch.ones(6), "the padding's row")
+
+
+class _ByOthers(nn.Module):
+    """Uses what PopTorch has no gradient or no operator for, or reads otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.norm = nn.Linear(6, 8), nn.GroupNorm(2, 8, eps=0.1)
+        self.token, self.out = nn.Parameter(torch.ones(4)), nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        states = self.norm(self.first(x)).view(-1, 2, 4) + 0
+        states[torch.stack([x[:, 0] > 0, x[:, 1] > 0], 1)] = self.token
+        states = F.pad(states[:, [-1, 0]], (1, 1), mode="reflect") + (3 * x[:, :1, None]).int().exp() / 30
+        return self.out(torch.cat([states[:, 0], states[:, [-1]].flatten(1)], 1))
+
+
+def computed_by_others(bench: Bench) -> None:
+    """Reflected padding, group norms of matrices, writes under masks and places from the end train as natively."""
+    bench.pair(model=_ByOthers).check()
