@@ -72,7 +72,7 @@ class Training:
     @cached_property
     def models(self) -> Set[str]:
         """Variables that hold a model: made, used or annotated as models are, and parameters that are given one."""
-        own = {model.name for model in self.file.models if not model.name.endswith("Loss")}
+        own = {model.name for model in self.file.models}
         found: Set[str] = set()
         for target, value in self.file.assigned:
             made = unmoved(value)
@@ -83,13 +83,16 @@ class Training:
         for call, owner in self.file.method_calls("parameters", "train", "eval"):
             # A loss module has modes, too; its name and its place tell it from a model where nothing else does.
             learns = owner_of(call, "parameters") is not None
-            known = owner in ("", "self", *self.losses, *found)
+            known = owner in ("", "self", *found)
             if not call.args and not known and (learns or not self._is_loss(owner)):
                 found.add(owner)
         return found | self._parameters(found)
 
     def _is_loss(self, name: str) -> bool:
-        """Tell whether a variable is named as a loss and always called with an output and a target."""
+        """Tell whether a variable is made as a loss, or named as one and always called with an output and a target."""
+        made = [value.func for value in map(unmoved, self.file.values.get(name, ())) if isinstance(value, ast.Call)]
+        if any((self.file.names.resolve(kind) or dotted(kind) or "").endswith("Loss") for kind in made):
+            return True
         named = _NAMES_OF_LOSSES.fullmatch(name) is not None
         calls = [call for call in self.file.nodes(ast.Call) if dotted(call.func) == name] if named else []
         return bool(calls) and all(len(call.args) + len(call.keywords) >= 2 for call in calls)
@@ -116,12 +119,6 @@ class Training:
             with contextlib.suppress(SyntaxError):
                 annotation = ast.parse(text, mode="eval").body
         return None if annotation is None else self.file.names.resolve(annotation)
-
-    @cached_property
-    def losses(self) -> Dict[str, ast.Call]:
-        calls = {id(call): call for call, name in self.file.calls("torch.nn.*") if name.endswith("Loss")}
-        made = ((target, id(unmoved(value))) for target, value in self.file.assigned)
-        return {target: calls[value] for target, value in made if value in calls}
 
     @cached_property
     def schedulers(self) -> Dict[str, ast.Call]:
