@@ -24,7 +24,7 @@ def check(program: Program) -> Hits:
     if any(True for _ in program.method_calls("copyWeightsToDevice")):
         return
     training = {dotted(argument(call, "model", 0)): call for call, _ in program.calls("poptorch.trainingModel")}
-    for call, _ in program.calls("poptorch.inferenceModel"):
-        name = dotted(argument(call, "model", 0))
+    inference = {dotted(argument(call, "model", 0)): call for call, _ in program.calls("poptorch.inferenceModel")}
+    for name, call in inference.items():
         if name is not None and name in training and program.follows(training[name], call):
             yield Hit(call, f"the inference executor of {name} is made before its training executor")

@@ -17,6 +17,7 @@ def test_same_options(lines):
         i = poptorch.inferenceModel(model, options)
     """
     assert lines(RULE, code) == [7]
+    assert lines(RULE, code.replace("i = ", "print(").replace("(model, options)", "(model, options)(x))")) == [7]
 
 
 def test_one_or_other_options(lines):
