@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Dict, Iterable, List, Optional
 
 from ignite_ipu.migration.analysis.kinds import Function, Kind, parameters_of
-from ignite_ipu.migration.analysis.names import Names, argument, assignments, constant, owner_of, walk
+from ignite_ipu.migration.analysis.names import Names, argument, assignments, constant, method_calls, walk
 from ignite_ipu.migration.analysis.tensor_methods import words
 
 _CONTAINERS = words("torch.nn.ModuleList torch.nn.ModuleDict torch.nn.ParameterList torch.nn.ParameterDict")
@@ -113,12 +113,10 @@ def _collect(model: Model, names: Names) -> None:
             kind = _kind(value, names)
             if kind is not None and model.holds.get(attribute) is not Kind.BUFFER:
                 model.holds[attribute] = kind
-    for node in nodes:
-        if owner_of(node, *_REGISTERED) == owner:
-            assert isinstance(node, ast.Call)
-            label = constant(argument(node, "name", 0))
-            if isinstance(label, str):
-                model.holds[label] = _REGISTERED[getattr(node.func, "attr", "")]
+    for call, of in method_calls(nodes, *_REGISTERED):
+        label = constant(argument(call, "name", 0))
+        if of == owner and isinstance(label, str):
+            model.holds[label] = _REGISTERED[getattr(call.func, "attr", "")]
 
 
 def _kind(value: ast.expr, names: Names) -> Optional[Kind]:

@@ -193,9 +193,7 @@ def owner_of(node: Optional[ast.AST], *methods: str) -> Optional[str]:
 
 def unmoved(value: ast.expr) -> ast.expr:
     """Return what is made in `Net().to(device).eval()`: the value without moves and modes."""
-    while owner_of(value, *_MOVES_AND_MODES) is not None:
-        assert isinstance(value, ast.Call)
-        assert isinstance(value.func, ast.Attribute)
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _MOVES_AND_MODES:
         value = value.func.value
     return value
 

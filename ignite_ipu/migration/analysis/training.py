@@ -62,10 +62,8 @@ class Training:
 
     def unwrapped(self, value: ast.expr) -> ast.expr:
         """Look through `idist.auto_optim(optimizer)` and `ipu_prepare(optimizer, model)`."""
-        while self.file.names.called(value) in ("ignite.distributed.auto_optim", "ignite_ipu.ipu_prepare"):
-            assert isinstance(value, ast.Call)
-            if not value.args:
-                break
+        wrappers = ("ignite.distributed.auto_optim", "ignite_ipu.ipu_prepare")
+        while isinstance(value, ast.Call) and value.args and self.file.names.called(value) in wrappers:
             value = value.args[0]
         return value
 

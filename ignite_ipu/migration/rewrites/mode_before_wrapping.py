@@ -37,13 +37,11 @@ def apply(editor: Editor) -> None:
 
 
 def _wrapped_model(program: Program, statement: ast.stmt) -> Optional[str]:
-    if not isinstance(statement, ast.Assign):
-        return None
-    if program.names.called(statement.value) not in ("poptorch.trainingModel", "poptorch.inferenceModel"):
+    wrappers = ("poptorch.trainingModel", "poptorch.inferenceModel")
+    if not isinstance(statement, ast.Assign) or program.names.called(statement.value) not in wrappers:
         return None
     assert isinstance(statement.value, ast.Call)
-    model = argument(statement.value, "model", 0)
-    return dotted(model) if model is not None else None
+    return dotted(argument(statement.value, "model", 0))
 
 
 def _rewritten(node: cst.SimpleStatementLine, source: str) -> cst.SimpleStatementLine:
