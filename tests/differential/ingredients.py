@@ -253,7 +253,7 @@ INGREDIENTS: Dict[str, Ingredient] = {
     "exponential swa": Ingredient(
         setup=(
             "moving = torch.optim.swa_utils.AveragedModel("
-            "model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))"
+            "model, avg_fn=lambda before, now, times: 0.9 * before + 0.1 * now)"
         ),
         step="moving.update_parameters(model)",
         end='note("moving", copy.deepcopy(moving.module.state_dict()))',

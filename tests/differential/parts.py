@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Dict, Tuple
 
+from torch.nn.utils import parametrizations
+
 
 @dataclasses.dataclass(frozen=True)
 class Model:
@@ -144,6 +146,9 @@ class Net(nn.Module):
         parametrized=True,
     ),
 }
+
+if not hasattr(parametrizations, "weight_norm"):
+    del MODELS["weight norm"]  # PyTorch 2.1 brought it
 
 FLOATS = "torch.randn(n, 3)"
 PROBABILITIES = "torch.rand(n, 3)"
