@@ -57,9 +57,10 @@ class CompiledProgram:
         attributes = self._python
         if not attributes.complete:
             known, before = attributes, dict(zip(attributes.names, self._traced))
-            attributes = self._python = self._step.python_state()
+            attributes = self._step.python_state()
             if attributes.parts != known.parts:
                 return [f"modules or hooks{known.within}"]
+            self._python = attributes
             self._traced = [before.get(name) for name in attributes.names]
         now = attributes.values()
         if now is self._traced or now == self._traced:

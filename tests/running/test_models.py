@@ -134,6 +134,23 @@ for _ in range(3):
 parametrize.remove_parametrizations(model[0], "weight")
 out.append(model[0].weight.norm().item())
 """,
+    "hooks that are there for one evaluation": """
+model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2)).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def features():
+    found = {}
+    handle = model[1].register_forward_hook(lambda module, given, output: found.update(h=output.detach()))
+    with torch.no_grad():
+        model(x)
+    handle.remove()
+    return found["h"].mean().item()
+for _ in range(3):
+    model.train()
+    for _ in range(4):
+        update(optimizer, lambda: F.cross_entropy(model(x), y))
+    model.eval()
+    out.append(features())
+""",
     "weights that the first batch sets": """
 class Normalised(nn.Module):
     def __init__(self):
