@@ -179,4 +179,4 @@ def _described(error: Exception) -> str:
 
 
 def _begun(error: Exception) -> str:
-    return " ".join(re.sub(r"\S+\.py:\d+:?", "", _described(error)).split()[:8])
+    return " ".join(re.sub(r"(\S+\.py|<\w+ \w+>):\d+:?", "", _described(error)).split()[:8])

@@ -170,6 +170,18 @@ REFUSALS: Tuple[Refusal, ...] = (
         lambda program: program.accumulation > 1 and program.writes_buffers,
     ),
     Refusal(
+        "an update that a read value made before the step of an optimizer that follows another",
+        "CaptureError",
+        "by another optimizer of the same weights",
+        lambda program: "loss before step" in program.handlers and "late zero" in program.handlers,
+    ),
+    Refusal(
+        "values of losses whose gradients were dropped",
+        "EarlyReadError",
+        "a value that will never exist: its gradients were dropped",
+        lambda program: program.accumulation > 1 and "late zero" not in program.handlers,
+    ),
+    Refusal(
         "a layer that is pruned again between the losses of an update, by weights that its hook computes",
         "CaptureError",
         "writes values that do not exist yet into a tensor",
@@ -189,5 +201,9 @@ REFUSALS: Tuple[Refusal, ...] = (
 LEFT_OUT: Tuple[LeftOut, ...] = (
     LeftOut(
         "tensors that hooks have set", lambda program: program.front == "engine" and _edits("prune again")(program)
+    ),
+    LeftOut(
+        "momentum of weights that no loss reaches, which natively have no state",
+        lambda program: program.loss == "detached" and not program.trains_model_alone,
     ),
 )
