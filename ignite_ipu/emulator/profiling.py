@@ -21,7 +21,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Text
 _Object = TypeVar("_Object")
 
 
-class Recorder:
+class EventRecorder:
     """Writes trace events to a file of this process in `directory`, in Chrome's trace-event format."""
 
     def __init__(self, directory: str) -> None:
@@ -104,7 +104,7 @@ class Channel:
         return contextlib.nullcontext() if _RECORDER is None else self._span(_RECORDER, name)
 
     @contextlib.contextmanager
-    def _span(self, recorder: Recorder, label: str) -> Iterator[None]:
+    def _span(self, recorder: EventRecorder, label: str) -> Iterator[None]:
         start = time.perf_counter_ns()
         try:
             yield
@@ -120,7 +120,7 @@ class Channel:
         return call
 
 
-def _recorder_from_environment() -> Optional[Recorder]:
+def _recorder_from_environment() -> Optional[EventRecorder]:
     text = os.environ.get("PVTI_OPTIONS")
     if not text:
         return None
@@ -133,7 +133,7 @@ def _recorder_from_environment() -> Optional[Recorder]:
             f'Environment variable PVTI_OPTIONS must be a JSON object such as {{"enable": "true", "directory": "d"}}, '
             f"and it is {text!r}."
         ) from None
-    return Recorder(directory) if enabled else None
+    return EventRecorder(directory) if enabled else None
 
 
 _RECORDER = _recorder_from_environment()

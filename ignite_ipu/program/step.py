@@ -24,7 +24,7 @@ from ignite_ipu.program.forward.model_libraries import (
 )
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.guards.python_state import PythonState
-from ignite_ipu.program.guards.retrace import Recorder
+from ignite_ipu.program.guards.retrace import OperatorRecorder
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.tensors.trees import leaves_of, map_tensors, opened_record, tensors_in
@@ -159,7 +159,7 @@ class BatchStep(nn.Module):
             # On the host PyTorch computes every loss.
             yield False
 
-    def call_on_host(self, leaves: Sequence[Any], micro_batches: int) -> Callable[[Recorder], Any]:
+    def call_on_host(self, leaves: Sequence[Any], micro_batches: int) -> Callable[[OperatorRecorder], Any]:
         """Return a call of this on the host, as often as somebody likes, which leaves weights and buffers as they are.
 
         Of the arguments of a device call, one micro-batch is kept.
@@ -167,7 +167,7 @@ class BatchStep(nn.Module):
         kept = first_micro_batch(leaves, micro_batches)
         checked = self.is_tried
 
-        def call(recorder: Recorder) -> Any:
+        def call(recorder: OperatorRecorder) -> Any:
             nonlocal checked
             with self.on_host() as (variable, counters, buffers):
                 inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in kept]

@@ -20,13 +20,13 @@ class Loader:
 
 
 @pytest.fixture
-def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> profiling.Recorder:
-    recorder = profiling.Recorder(str(tmp_path / "profiles"))
+def recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> profiling.EventRecorder:
+    recorder = profiling.EventRecorder(str(tmp_path / "profiles"))
     monkeypatch.setattr(profiling, "_RECORDER", recorder)
     return recorder
 
 
-def events(recorder: profiling.Recorder) -> Any:
+def events(recorder: profiling.EventRecorder) -> Any:
     recorder.close()
     return json.loads(Path(recorder.path).read_text())
 
@@ -41,7 +41,7 @@ def test_without_PVTI_OPTIONS_a_channel_does_nothing(monkeypatch: pytest.MonkeyP
         assert nothing is None
 
 
-def test_a_trace_point_becomes_a_span_of_its_channel(recorder: profiling.Recorder) -> None:
+def test_a_trace_point_becomes_a_span_of_its_channel(recorder: profiling.EventRecorder) -> None:
     channel = profiling.Channel("mine")
     with channel.tracepoint("outer"):
         with channel.tracepoint("inner"):
@@ -53,20 +53,20 @@ def test_a_trace_point_becomes_a_span_of_its_channel(recorder: profiling.Recorde
     assert outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
 
 
-def test_each_call_of_an_instrumented_method_is_a_span(recorder: profiling.Recorder) -> None:
+def test_each_call_of_an_instrumented_method_is_a_span(recorder: profiling.EventRecorder) -> None:
     loader = profiling.Channel("loader").instrument(Loader(), "fetch")
     assert [loader.fetch(2), loader.fetch(size=1)] == [[0, 1], [0]]
     assert [event["name"] for event in events(recorder)] == ["fetch", "fetch"]
 
 
-def test_a_failing_call_is_recorded_too(recorder: profiling.Recorder) -> None:
+def test_a_failing_call_is_recorded_too(recorder: profiling.EventRecorder) -> None:
     with pytest.raises(KeyError):
         with profiling.Channel("mine").tracepoint("broken"):
             raise KeyError
     assert [event["name"] for event in events(recorder)] == ["broken"]
 
 
-def test_a_method_that_does_not_exist_is_an_error(recorder: profiling.Recorder) -> None:
+def test_a_method_that_does_not_exist_is_an_error(recorder: profiling.EventRecorder) -> None:
     with pytest.raises(AttributeError, match="fetch_all"):
         profiling.Channel("mine").instrument(Loader(), "fetch_all")
 

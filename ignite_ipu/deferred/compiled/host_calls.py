@@ -32,7 +32,7 @@ from ignite_ipu.program.forward.randomness import GENERATORS
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.function_mode import FunctionGuard
 from ignite_ipu.program.guards.python_state import PythonState
-from ignite_ipu.program.guards.retrace import Recorder, Retrace
+from ignite_ipu.program.guards.retrace import OperatorRecorder, Retrace
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.gradients import words_read
@@ -169,7 +169,7 @@ def called_on_host(
     words = words_read() if places is None else ()
     what = f"The forward of {name}, called at {current_line()},"
 
-    def call_once(recorder: Recorder) -> Any:
+    def call_once(recorder: OperatorRecorder) -> Any:
         nonlocal grows
         buffers.update({path: buffer.clone() for path, buffer in before.items()})
         left_there.update(buffers)

@@ -35,7 +35,7 @@ class Site(NamedTuple):
 BEFORE_ANY_BLOCK = Site(0, 0, 0, None)
 
 
-class Placement:
+class BlockPlacement:
     """Reading of an execution strategy in one trace: `blocks` are the sites of the blocks in the order of the trace."""
 
     def __init__(self, strategy: _IExecutionStrategy) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterable, List, NoReturn, Optional
 import torch
 
 from ignite_ipu.emulator.data.strictness import poisons_stale_batches
-from ignite_ipu.emulator.data.worker.item import Structure
+from ignite_ipu.emulator.data.worker.item import ItemStructure
 from ignite_ipu.emulator.data.worker.memory import Ring
 from ignite_ipu.emulator.data.worker.process import WorkerFailed, WorkerProcess, pickled_parsers
 from ignite_ipu.emulator.data.worker.seeding import CallerSeed, RandomState
@@ -114,7 +114,7 @@ class AsynchronousDataAccessor:
         )
         try:
             self._worker = worker = WorkerProcess(dataset, settings, strategy)
-            self._structure: Structure
+            self._structure: ItemStructure
             self._structure, specs, self._rows = worker.receive().body
             self._ring = Ring(specs, settings.slots, worker.memory)
             self._first: Optional[Message] = worker.receive()

@@ -14,7 +14,7 @@ import weakref
 from typing import Any, List, Optional
 
 from ignite_ipu.emulator.device import machine
-from ignite_ipu.emulator.device.machine import EmulatedMachine, Holder
+from ignite_ipu.emulator.device.machine import EmulatedMachine, IPUHolder
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
 
@@ -123,7 +123,7 @@ def _groups(ipus: int, description: str, ipu_id: Optional[int]) -> List[range]:
     return [devices[ipu_id]]
 
 
-def _wait(where: EmulatedMachine, groups: List[range], new: Holder, ipus: int) -> None:
+def _wait(where: EmulatedMachine, groups: List[range], new: IPUHolder, ipus: int) -> None:
     """Try to take the IPUs until they are free, where the environment asks for it."""
     started = time.monotonic()
     limit = _limit()

@@ -31,7 +31,7 @@ _LOCK_SECONDS = 60.0
 _TURN = Turn()
 
 
-class Holder(NamedTuple):
+class IPUHolder(NamedTuple):
     """Process that has an IPU.
 
     Its start, as the kernel counts it, tells it from a later one with the same id, and a token each of its holdings.
@@ -47,20 +47,20 @@ class Holder(NamedTuple):
         return f"{self.description}{where}"
 
 
-def holder(description: str, token: int) -> Holder:
+def holder(description: str, token: int) -> IPUHolder:
     """Return a holder in this process."""
-    return Holder(os.getpid(), process_start(os.getpid()), description, token)
+    return IPUHolder(os.getpid(), process_start(os.getpid()), description, token)
 
 
 class EmulatedMachine:
     """The IPUs of this process alone."""
 
     def __init__(self) -> None:
-        self._users: Dict[int, Holder] = {}
-        self._leaving: List[Holder] = []
+        self._users: Dict[int, IPUHolder] = {}
+        self._leaving: List[IPUHolder] = []
         self._changed_by: Optional[int] = None
 
-    def take(self, groups: Sequence[range], new: Holder) -> Optional[FrozenSet[int]]:
+    def take(self, groups: Sequence[range], new: IPUHolder) -> Optional[FrozenSet[int]]:
         """Give the first of `groups` whose IPUs are all free to `new`; None when there is no such group."""
         with self._changing() as users:
             for group in groups:
@@ -69,7 +69,7 @@ class EmulatedMachine:
                     return frozenset(group)
         return None
 
-    def release(self, old: Holder) -> None:
+    def release(self, old: IPUHolder) -> None:
         """Take everything back that `old` has."""
         if old.pid != os.getpid():
             return  # a forked child's copy: the IPUs are its parent's
@@ -79,13 +79,13 @@ class EmulatedMachine:
         with self._changing():
             pass
 
-    def users(self) -> Dict[int, Holder]:
+    def users(self) -> Dict[int, IPUHolder]:
         """Return the holder of each IPU that is taken."""
         with self._changing() as users:
             return dict(users)
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[Dict[int, Holder]]:
+    def _changing(self) -> Iterator[Dict[int, IPUHolder]]:
         with _TURN.lock:
             # The garbage collector may come in, in this thread.
             self._changed_by = threading.get_ident()
@@ -98,13 +98,13 @@ class EmulatedMachine:
                 self._changed_by = None
 
     @contextlib.contextmanager
-    def _table(self) -> Iterator[Dict[int, Holder]]:
+    def _table(self) -> Iterator[Dict[int, IPUHolder]]:
         """Give the holder of each IPU that is taken; what is changed of it in the `with` block lasts."""
         # After a fork the child has a machine of its own, on which nothing is taken yet.
         self._users = {ipu: user for ipu, user in self._users.items() if user.pid == os.getpid()}
         yield self._users
 
-    def _let_go(self, users: Dict[int, Holder]) -> None:
+    def _let_go(self, users: Dict[int, IPUHolder]) -> None:
         while self._leaving:
             old = self._leaving.pop()
             for ipu in [ipu for ipu, user in list(users.items()) if user == old]:
@@ -122,7 +122,7 @@ class SharedMachine(EmulatedMachine):
         self._path = os.path.join(_private_directory(directory), f"ipus-{platform.node()}-{namespace}.json")
 
     @contextlib.contextmanager
-    def _table(self) -> Iterator[Dict[int, Holder]]:
+    def _table(self) -> Iterator[Dict[int, IPUHolder]]:
         with open(self._path, "a+", encoding="utf-8", errors="replace") as file:
             self._lock(file)  # given up when the file is closed, at the latest by the kernel
             file.seek(0)
@@ -150,12 +150,12 @@ class SharedMachine(EmulatedMachine):
                     ) from None
             time.sleep(0.001)
 
-    def _parse(self, text: str) -> Dict[int, Holder]:
+    def _parse(self, text: str) -> Dict[int, IPUHolder]:
         if not text:
             return {}
         try:
             return {
-                int(ipu): Holder(int(pid), str(started), str(description), int(token))
+                int(ipu): IPUHolder(int(pid), str(started), str(description), int(token))
                 for ipu, (pid, started, description, token) in json.loads(text).items()
             }
         except (ValueError, TypeError, AttributeError, RecursionError):

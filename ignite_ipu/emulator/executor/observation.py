@@ -13,7 +13,7 @@ from ignite_ipu.emulator.logs import limit_repeats
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.options.progress_bar import CompilationProgressBar
 from ignite_ipu.emulator.runtime.program import DeviceProgram
-from ignite_ipu.emulator.runtime.report import Report
+from ignite_ipu.emulator.runtime.report import ProgramReport
 
 _QUIET_SECONDS = 1.0
 Advance = Callable[[int, int], None]
@@ -27,7 +27,7 @@ class Observation:
         # The model's flag names the channel whatever the wrapper is for, as in PopTorch.
         self._channel = profiling.Channel(f"poptorch.{'training' if training_mode else 'inference'}Model")
         self.compilation_seconds = 0.0
-        self.report: Optional[Report] = None  # the compiled program's, if one is asked for
+        self.report: Optional[ProgramReport] = None  # the compiled program's, if one is asked for
 
     @property
     def is_off(self) -> bool:

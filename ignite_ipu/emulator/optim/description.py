@@ -73,7 +73,7 @@ class HyperParameter:
 
 
 @dataclasses.dataclass(frozen=True)
-class HyperParameters:
+class GroupValues:
     """The numbers of one parameter group, by the names in `GROUP_VALUES`."""
 
     entries: Tuple[Tuple[str, HyperParameter], ...]
@@ -102,15 +102,15 @@ class OptimizerDescription:
     """
 
     kind: UpdateRule
-    groups: Tuple[HyperParameters, ...]
-    defaults: HyperParameters
+    groups: Tuple[GroupValues, ...]
+    defaults: GroupValues
     loss_scaling: HyperParameter
     accum_type: torch.dtype = torch.float32
     moment_types: Tuple[torch.dtype, torch.dtype] = (torch.float32, torch.float32)
     max_grad_norm: float = math.inf
     use_tf_variant: bool = False
 
-    def values(self, group: Optional[int]) -> HyperParameters:
+    def values(self, group: Optional[int]) -> GroupValues:
         """Return the values of one group, or the defaults for None."""
         return self.defaults if group is None else self.groups[group]
 
@@ -174,7 +174,7 @@ class OptimizerDescription:
             ("use_tf_variant", self.use_tf_variant),
         )
 
-    def _sets(self) -> Iterator[Tuple[str, HyperParameters]]:
+    def _sets(self) -> Iterator[Tuple[str, GroupValues]]:
         for index, values in enumerate(self.groups):
             yield f"group {index}", values
         yield "the defaults", self.defaults
@@ -277,7 +277,7 @@ def _type(optimizer: torch.optim.Optimizer, name: str) -> torch.dtype:
 
 def _read_group(
     optimizer: torch.optim.Optimizer, kind: UpdateRule, group: Mapping[str, Any], where: str
-) -> HyperParameters:
+) -> GroupValues:
     entries = []
     for name in GROUP_VALUES[kind]:
         argument = "betas" if name in ("beta1", "beta2") else name
@@ -293,7 +293,7 @@ def _read_group(
             found = found[name == "beta2"]
         value = _number(found, what)
         entries.append((name, HyperParameter(value, _is_constant(optimizer, argument, value))))
-    return HyperParameters(tuple(entries))
+    return GroupValues(tuple(entries))
 
 
 def _number(value: object, what: str) -> float:

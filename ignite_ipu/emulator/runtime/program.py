@@ -15,7 +15,7 @@ from ignite_ipu.emulator.compiler.graph import Graph, dump, on_the_host
 from ignite_ipu.emulator.compiler.inductor import Compiled
 from ignite_ipu.emulator.compiler.inductor import compiled as torch_compiled
 from ignite_ipu.emulator.compiler.inductor import wanted as torch_compile_wanted
-from ignite_ipu.emulator.compiler.placement import Placement
+from ignite_ipu.emulator.compiler.placement import BlockPlacement
 from ignite_ipu.emulator.compiler.tracing import tensors_by_name, trace
 from ignite_ipu.emulator.device.device import Meter, acquire
 from ignite_ipu.emulator.errors import backend_error, python_error
@@ -27,7 +27,7 @@ from ignite_ipu.emulator.runtime.executable import Executable, RandomStream
 from ignite_ipu.emulator.runtime.host_tensors import HostTensors, receive, shares_memory
 from ignite_ipu.emulator.runtime.optimizer_tracker import OptimizerTracker
 from ignite_ipu.emulator.runtime.report import report_for
-from ignite_ipu.emulator.runtime.training_step import CompiledStep, TrainingStep, reducer, store_for
+from ignite_ipu.emulator.runtime.training_step import CompiledStep, GradientStep, reducer, store_for
 from ignite_ipu.emulator.trace import number_formats
 from ignite_ipu.emulator.trace.active import IpuTensor
 from ignite_ipu.emulator.trace.refusals import without_half_kernel
@@ -96,7 +96,7 @@ class DeviceProgram:
         if optimizer is not None:
             optimizer.check_parameters(self.host.compiled)
         self._anchors = {short: long_name for short, (long_name, *_) in dict(options("anchored_tensors")).items()}
-        self.placement = Placement(options._execution_strategy)
+        self.placement = BlockPlacement(options._execution_strategy)
         anchors = [name for name in self._anchors.values() if not self._comes_from_update(name)]
         compiled_in = None if optimizer is None else optimizer.description.compiled_in
         entry = cache.lookup(options, training, compiled_in, self._name, meter)
@@ -125,7 +125,7 @@ class DeviceProgram:
         self._compiled: Optional[Graph] = None
         self._compiled_step = Compiled(self._name)
         self._executable: Optional[Executable] = None
-        self._step: Optional[TrainingStep] = None
+        self._step: Optional[GradientStep] = None
         self._give_back: Optional[Callable[[], object]] = None
         self._host_versions: Dict[str, int] = {}
         self._edits_reported = self._non_contiguous_seen = False
@@ -354,8 +354,8 @@ class DeviceProgram:
             groups.from_host(plain(self.host.parameters[name]))  # checks the shape
         return found
 
-    def _training_step(self, executable: Executable, source: OptimizerTracker) -> TrainingStep:
-        kind = functools.partial(CompiledStep, self._compiled_step) if self._compiles_with_torch else TrainingStep
+    def _training_step(self, executable: Executable, source: OptimizerTracker) -> GradientStep:
+        kind = functools.partial(CompiledStep, self._compiled_step) if self._compiles_with_torch else GradientStep
         optimizer = source.on_device(
             executable, self.host.compiled, store_for(self._precision), self._compiles_with_torch
         )

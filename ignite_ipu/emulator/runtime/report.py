@@ -18,13 +18,13 @@ from torch import fx
 
 from ignite_ipu.emulator.compiler.batching import Batching
 from ignite_ipu.emulator.compiler.graph import Graph
-from ignite_ipu.emulator.compiler.placement import Placement
+from ignite_ipu.emulator.compiler.placement import BlockPlacement
 from ignite_ipu.emulator.device.device import Counters
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.runtime.executable import Executable
-from ignite_ipu.emulator.runtime.training_step import TrainingStep
+from ignite_ipu.emulator.runtime.training_step import GradientStep
 from ignite_ipu.emulator.version import __version__
 
 ENGINE_VARIABLE = "POPLAR_ENGINE_OPTIONS"
@@ -40,13 +40,13 @@ class Reported(Protocol):
 
     graph: Graph
     batching: Batching
-    placement: Placement
+    placement: BlockPlacement
     ipus: int
 
     def memory(self) -> Dict[str, int]: ...
 
 
-def report_for(options: Options, model_name: str) -> Optional[Report]:
+def report_for(options: Options, model_name: str) -> Optional[ProgramReport]:
     """Return the report that the engine's options ask for, which the environment overrides; None if they do not."""
     chosen = dict(options._Popart._value("engineOptions", {}))
     text = os.environ.get(ENGINE_VARIABLE)
@@ -58,10 +58,10 @@ def report_for(options: Options, model_name: str) -> Optional[Report]:
         ) from None
     if not any(name.startswith("autoReport.") and value.lower() == "true" for name, value in chosen.items()):
         return None
-    return Report(os.path.join(chosen.get("autoReport.directory", "."), model_name), chosen)
+    return ProgramReport(os.path.join(chosen.get("autoReport.directory", "."), model_name), chosen)
 
 
-class Report:
+class ProgramReport:
     """Notes on one executor's program, for its files in `directory`; `chosen` are the engine options in force."""
 
     def __init__(self, directory: str, chosen: Dict[str, str]) -> None:
@@ -99,7 +99,7 @@ class Report:
         return self._profiled and not self._written
 
     @contextlib.contextmanager
-    def profiled(self, program: Reported, executable: Executable, step: Optional[TrainingStep]) -> Iterator[None]:
+    def profiled(self, program: Reported, executable: Executable, step: Optional[GradientStep]) -> Iterator[None]:
         """Time each operator of the run in the `with` block, if it is the program's first."""
         if self._profiled:
             yield
@@ -184,7 +184,7 @@ class Report:
             yield {"name": "thread_name", "ph": "M", "pid": process, "tid": number, "args": {"name": row}}
 
 
-def _timed_run(program: Reported, report: Report) -> Callable[..., Any]:
+def _timed_run(program: Reported, report: ProgramReport) -> Callable[..., Any]:
     """Return what runs a program's graph with a clock around each operator; the replicas take turns."""
     graph = program.graph
     names: Dict[str, Any] = dict(graph.run.__globals__)

@@ -30,7 +30,7 @@ Reduce = Callable[[List[torch.Tensor]], None]
 Tensors = Sequence[torch.Tensor]
 
 
-class TrainingStep:
+class GradientStep:
     """Gradients of one executable, and the update they end in.
 
     Gradients are kept in `accum_type`. In float32 a running mean and a sum divided in the end differ by rounding only,
@@ -211,8 +211,8 @@ class TrainingStep:
         return gradients
 
 
-class CompiledStep(TrainingStep):
-    """A `TrainingStep` that goes over to compiled code when that is there, which `compiled` keeps for its program.
+class CompiledStep(GradientStep):
+    """A `GradientStep` that goes over to compiled code when that is there, which `compiled` keeps for its program.
 
     The compiled function takes the factor on the loss gradient and what the graph takes, and returns what the graph
     returns, and then the gradients.

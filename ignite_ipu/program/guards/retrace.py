@@ -21,7 +21,7 @@ from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.tensors.raw import dtype_of, plain, shape_of
 from ignite_ipu.program.user_code import Line, current_line
 
-__all__ = ["MOST_CALLS", "Recorder", "Retrace"]
+__all__ = ["MOST_CALLS", "OperatorRecorder", "Retrace"]
 
 MOST_CALLS = 256
 """Calls of a program after which its module is traced again."""
@@ -36,7 +36,7 @@ _PLACE = "_ignite_ipu_place"
 _MOST_SHOWN = 8
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the operators that are called in its `with` block.
 
     Args:
@@ -120,7 +120,10 @@ class Retrace:
     """
 
     def __init__(
-        self, call: Callable[[Recorder], Any], state_of: Callable[[], PythonState], drawn_from: Sequence[Any] = ()
+        self,
+        call: Callable[[OperatorRecorder], Any],
+        state_of: Callable[[], PythonState],
+        drawn_from: Sequence[Any] = (),
     ) -> None:
         self.result: Any = None
         self.calls = self._looks = 0
@@ -201,8 +204,8 @@ class Retrace:
             except Exception as error:
                 return f"it raises {type(error).__name__}: {error}"
 
-    def _record(self, watched: int = -1) -> Recorder:
-        recorder = Recorder(watched)
+    def _record(self, watched: int = -1) -> OperatorRecorder:
+        recorder = OperatorRecorder(watched)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the first call gives them
             self.result = self._call(recorder)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import fx
 
-from ignite_ipu.emulator.compiler.placement import Placement, Site
+from ignite_ipu.emulator.compiler.placement import BlockPlacement, Site
 from ignite_ipu.emulator.enums import AutoStage, Liveness, OutputMode
 from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.options import Options
@@ -27,14 +27,14 @@ from ignite_ipu.emulator.options.strategies import (
 Block = Tuple[Optional[str], Optional[int]]
 
 
-def placed(strategy: _IExecutionStrategy, *blocks: Block) -> Placement:
-    placement = Placement(strategy)
+def placed(strategy: _IExecutionStrategy, *blocks: Block) -> BlockPlacement:
+    placement = BlockPlacement(strategy)
     for user_id, ipu_id in blocks:
         placement.enter_block(user_id, ipu_id)
     return placement
 
 
-def on_ipus(*ipus: int, strategy: Optional[_IExecutionStrategy] = None) -> Placement:
+def on_ipus(*ipus: int, strategy: Optional[_IExecutionStrategy] = None) -> BlockPlacement:
     """Blocks "0", "1", ... on the IPUs given, each a stage of its own."""
     return placed(strategy or PipelinedExecution(*map(str, range(len(ipus)))), *((None, ipu) for ipu in ipus))
 
@@ -46,11 +46,11 @@ def options(iterations: int = 1, accumulation: int = 1, replicas: int = 1) -> Op
 
 
 def test_operators_before_any_block_are_on_the_first_ipu() -> None:
-    assert Placement(PipelinedExecution()).site == Site(stage=0, phase=0, ipu=0, block=None)
+    assert BlockPlacement(PipelinedExecution()).site == Site(stage=0, phase=0, ipu=0, block=None)
 
 
 def test_a_block_lasts_until_the_next_one() -> None:
-    placement = Placement(PipelinedExecution())
+    placement = BlockPlacement(PipelinedExecution())
     placement.enter_block("a", 0)
     assert placement.site.block == "a"
     placement.enter_block("b", 1)
@@ -67,7 +67,7 @@ def test_after_the_end_of_a_block_operators_have_no_place() -> None:
 
 
 def test_missing_ids_are_counted_and_can_start_again() -> None:
-    placement = Placement(PipelinedExecution(AutoStage.AutoIncrement))
+    placement = BlockPlacement(PipelinedExecution(AutoStage.AutoIncrement))
     assert [placement.enter_block(user_id, None) for user_id in (None, "a", "", None)] == ["0", "a", "1", "2"]
     placement.restart_auto_ids()
     assert placement.enter_block(None, None) == "0"
@@ -231,10 +231,10 @@ def test_a_stage_of_a_pipeline_is_on_one_ipu() -> None:
 
 
 def test_operators_before_the_first_block_are_in_the_first_stage() -> None:
-    placement = Placement(PipelinedExecution(Stage("a").ipu(1)))
+    placement = BlockPlacement(PipelinedExecution(Stage("a").ipu(1)))
     placement.enter_block("a", None)
     placement.check(options(accumulation=9), training=True)
-    placement = Placement(PipelinedExecution(Stage("a").ipu(1)))
+    placement = BlockPlacement(PipelinedExecution(Stage("a").ipu(1)))
     _ = placement.site
     placement.enter_block("a", None)
     with pytest.raises(Error, match="the operators before the first block on 0, block 'a' on 1"):

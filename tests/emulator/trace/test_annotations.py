@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu.emulator.compiler.placement import Placement
+from ignite_ipu.emulator.compiler.placement import BlockPlacement
 from ignite_ipu.emulator.enums import AutoStage
 from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.options.strategies import PipelinedExecution, _IExecutionStrategy
@@ -30,7 +30,7 @@ class Step(nn.Module):
 
 
 def traced(forward: Callable[[Any], Any], strategy: Optional[_IExecutionStrategy] = None) -> Capture:
-    capture = Capture(Placement(strategy or PipelinedExecution(AutoStage.AutoIncrement)))
+    capture = Capture(BlockPlacement(strategy or PipelinedExecution(AutoStage.AutoIncrement)))
     x = capture.add_input("x", torch.ones(2))
     with capture.tracing(training=False):
         forward(x)

@@ -14,7 +14,7 @@ _TENSOR, _LIST, _DICT, _CUSTOM = "a tensor", "a list or tuple", "a dictionary", 
 
 
 @dataclass(frozen=True)
-class Structure:
+class ItemStructure:
     """Structure of an item around its tensors: its kind, names of its tensors, and keys of a dictionary."""
 
     kind: str
@@ -22,7 +22,7 @@ class Structure:
     keys: Tuple[Any, ...] = ()
 
     @classmethod
-    def of(cls, item: Any) -> Structure:
+    def of(cls, item: Any) -> ItemStructure:
         """Return the structure of `item`."""
         if isinstance(item, torch.Tensor) and (type(item) is torch.Tensor or find_parser(item) is None):
             return cls(_TENSOR, ("item",))

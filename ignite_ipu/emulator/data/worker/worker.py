@@ -21,7 +21,7 @@ from typing import Any, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
 import torch
 
-from ignite_ipu.emulator.data.worker.item import Structure
+from ignite_ipu.emulator.data.worker.item import ItemStructure
 from ignite_ipu.emulator.data.worker.memory import Ring, SharedFile, TensorSpec
 from ignite_ipu.emulator.data.worker.orphans import end_with_parent
 from ignite_ipu.emulator.data.worker.rows import take_rows_at_once
@@ -154,7 +154,7 @@ class _Worker:
         self._filled = 0
         self._tail_skeleton = b""
         # Of the first item: what all others are like.
-        self._structure: Structure
+        self._structure: ItemStructure
         self._specs: List[TensorSpec] = []
         self._ring: Ring
         self._dataset: Iterable[Any] = ()
@@ -227,7 +227,7 @@ class _Worker:
 
     def _lay_out(self, item: Any) -> None:
         """Make the ring for items like this first one, and announce it."""
-        self._structure = Structure.of(item)
+        self._structure = ItemStructure.of(item)
         tensors, size = self._structure.tensors(item), self._settings.rebatched_size
         rows = 0 if size is None else self._common_rows(tensors)
         self._specs = [TensorSpec(tuple(t.shape) if size is None else (size, *t.shape[1:]), t.dtype) for t in tensors]

@@ -11,7 +11,7 @@ import torch
 
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.optim.description import HyperParameters, OptimizerDescription, UpdateRule
+from ignite_ipu.emulator.optim.description import GroupValues, OptimizerDescription, UpdateRule
 from ignite_ipu.emulator.optim.device import foreach
 from ignite_ipu.emulator.optim.device.updates import Adam, Bucket, CombinedSgd, Sgd, Slot, rule_for
 from ignite_ipu.emulator.optim.optimizer import IpuState
@@ -284,7 +284,7 @@ def device_values(description: OptimizerDescription, group_of: Mapping[str, Opti
 
 
 def _entries(
-    description: OptimizerDescription, values: HyperParameters, loss_scaling: float
+    description: OptimizerDescription, values: GroupValues, loss_scaling: float
 ) -> Iterator[Tuple[str, float, Tuple[str, ...]]]:
     if description.kind not in (UpdateRule.SGD1, UpdateRule.SGD2):
         for name, value in values.entries:

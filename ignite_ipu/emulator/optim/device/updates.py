@@ -13,7 +13,7 @@ from typing import Dict, List, Optional, Tuple
 
 import torch
 
-from ignite_ipu.emulator.optim.description import HyperParameters, OptimizerDescription, UpdateRule
+from ignite_ipu.emulator.optim.description import GroupValues, OptimizerDescription, UpdateRule
 from ignite_ipu.emulator.optim.device import foreach
 from ignite_ipu.emulator.optim.device.foreach import Tensors
 
@@ -32,7 +32,7 @@ class Slot:
     grouped: bool  # whether dimension 0 counts groups of replicas with their own values
     states: Dict[str, torch.Tensor]  # by kind
     steps: float = 0.0  # updates so far
-    in_force: Optional[HyperParameters] = None  # what combined SGD has already folded into its state
+    in_force: Optional[GroupValues] = None  # what combined SGD has already folded into its state
 
 
 class Bucket:
@@ -51,22 +51,22 @@ class Bucket:
 
 
 @dataclasses.dataclass
-class Rule(abc.ABC):
+class UpdateFormula(abc.ABC):
     """One optimizer's maths."""
 
     store: foreach.Store
 
     @abc.abstractmethod
-    def states(self, values: HyperParameters) -> Dict[str, Tuple[int, float]]:
+    def states(self, values: GroupValues) -> Dict[str, Tuple[int, float]]:
         """Return the kinds of state a weight needs: which of the moment types it has (2: float32), where it starts."""
 
     @abc.abstractmethod
-    def update(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> None:
+    def update(self, bucket: Bucket, grads: Tensors, values: GroupValues) -> None:
         """Advance the state by one gradient and move the weights."""
 
 
 @dataclasses.dataclass
-class Sgd(Rule):
+class Sgd(UpdateFormula):
     """SGD with its velocity in a tensor of its own, multiplied by the loss scaling that is in force.
 
     Without momentum: w -= lr * (1 - d) * (g + l * w). Otherwise v = m * v + (1 - d) * (g + l * w), and w -= lr * v, or
@@ -78,10 +78,10 @@ class Sgd(Rule):
 
     loss_scaling: float
 
-    def states(self, values: HyperParameters) -> Dict[str, Tuple[int, float]]:
+    def states(self, values: GroupValues) -> Dict[str, Tuple[int, float]]:
         return {} if values.absent("momentum") else {ACCL1: (0, 0.0)}
 
-    def update(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> None:
+    def update(self, bucket: Bucket, grads: Tensors, values: GroupValues) -> None:
         velocity = bucket.states.get(ACCL1)
         as_torchs = self._fuses and self.loss_scaling == 1 and values["momentum"] != 0
         if velocity and bucket.fused and as_torchs and foreach.fusible(grads):
@@ -100,16 +100,16 @@ class Sgd(Rule):
         else:
             self.apply(bucket, self.direction(bucket, grads, values), values, None)
 
-    def direction(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tensors:
+    def direction(self, bucket: Bucket, grads: Tensors, values: GroupValues) -> Tensors:
         """Advance the state by one gradient and return what the weight update consumes."""
         return grads if values.absent("momentum") else self._velocity(bucket, grads, values)
 
-    def scaling(self, bucket: Bucket, values: HyperParameters) -> float:
+    def scaling(self, bucket: Bucket, values: GroupValues) -> float:
         """Return the factor that the direction carries."""
         in_force = bucket.in_force or values
         return 1.0 if values.absent("momentum") or in_force["nesterov"] else self._velocity_scaling(bucket)
 
-    def apply(self, bucket: Bucket, direction: Tensors, values: HyperParameters, factor: Factor) -> None:
+    def apply(self, bucket: Bucket, direction: Tensors, values: GroupValues, factor: Factor) -> None:
         """Move the weights along `factor` times the direction; None stands for 1."""
         if factor is not None:
             direction = foreach.times(direction, factor)
@@ -123,7 +123,7 @@ class Sgd(Rule):
     def _velocity_scaling(self, bucket: Bucket) -> float:
         return self.loss_scaling
 
-    def _velocity(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tensors:
+    def _velocity(self, bucket: Bucket, grads: Tensors, values: GroupValues) -> Tensors:
         decayed = _decayed(grads, bucket.weights, values["weight_decay"])
         momentum, gain = values["momentum"], (1 - values["dampening"]) * self.loss_scaling
         velocity = foreach.decay(bucket.states[ACCL1], momentum, decayed, gain, self.store)
@@ -141,18 +141,18 @@ class CombinedSgd(Sgd):
 
     _fuses = False
 
-    def states(self, values: HyperParameters) -> Dict[str, Tuple[int, float]]:
+    def states(self, values: GroupValues) -> Dict[str, Tuple[int, float]]:
         # The types of separate accumulators say nothing about a shared one.
         return {kind: (2, start) for kind, (_, start) in super().states(values).items()}
 
-    def apply(self, bucket: Bucket, direction: Tensors, values: HyperParameters, factor: Factor) -> None:
+    def apply(self, bucket: Bucket, direction: Tensors, values: GroupValues, factor: Factor) -> None:
         super().apply(bucket, direction, values, factor)
         if not values.absent("momentum"):
             rescaling = values["velocity_scaling"] / self._velocity_scaling(bucket)
             torch._foreach_mul_(bucket.states[ACCL1], values["momentum"] * rescaling)
             self.fold_weight_decay(bucket, values)
 
-    def fold_weight_decay(self, bucket: Bucket, values: HyperParameters) -> None:
+    def fold_weight_decay(self, bucket: Bucket, values: GroupValues) -> None:
         """Add the next update's weight decay, so that these values are in force for it."""
         amount = (1 - values["dampening"]) * values["weight_decay"] * values["velocity_scaling"]
         if amount != 0:
@@ -163,7 +163,7 @@ class CombinedSgd(Sgd):
         assert bucket.in_force is not None
         return bucket.in_force["velocity_scaling"]
 
-    def _velocity(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tensors:
+    def _velocity(self, bucket: Bucket, grads: Tensors, values: GroupValues) -> Tensors:
         folded, accumulator = bucket.in_force or values, bucket.states[ACCL1]
         scaling = folded["velocity_scaling"]
         torch._foreach_add_(accumulator, grads, alpha=(1 - folded["dampening"]) * scaling)
@@ -174,7 +174,7 @@ class CombinedSgd(Sgd):
 
 
 @dataclasses.dataclass
-class Adam(Rule):
+class Adam(UpdateFormula):
     """Adam, with weight decay added to the gradient (L2) or to the step (`decoupled`).
 
     m = b1 * m + (1 - b1) * s and v = b2 * v + (1 - b2) * s^2, where s is g, or g + l * w for L2. Then w -= lr * x with
@@ -184,10 +184,10 @@ class Adam(Rule):
     decoupled: bool
     corrected: bool = True
 
-    def states(self, values: HyperParameters) -> Dict[str, Tuple[int, float]]:
+    def states(self, values: GroupValues) -> Dict[str, Tuple[int, float]]:
         return {ACCL1: (0, 0.0), ACCL2: (1, 0.0)}
 
-    def update(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> None:
+    def update(self, bucket: Bucket, grads: Tensors, values: GroupValues) -> None:
         if bucket.fused and foreach.fusible(grads):
             fused = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
             fused(
@@ -214,7 +214,7 @@ class Adam(Rule):
         amount = _quotient(lr, self._correction(values["beta1"], bucket))
         foreach.move_by_ratio(bucket.weights, first, root, -amount, keep, self.store)
 
-    def _moments(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tuple[Tensors, Tensors]:
+    def _moments(self, bucket: Bucket, grads: Tensors, values: GroupValues) -> Tuple[Tensors, Tensors]:
         """Advance both moments; return the first, uncorrected, and the corrected root of the second plus eps."""
         first = foreach.average(bucket.states[ACCL1], values["beta1"], grads, self.store)
         second = foreach.average_square(bucket.states[ACCL2], values["beta2"], grads, self.store)
@@ -230,7 +230,7 @@ class Adam(Rule):
 class Lamb(Adam):
     """AdamW's step, for each tensor multiplied by min(||w||, max_weight_norm) / ||x||, or by 1 if either is 0."""
 
-    def update(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> None:
+    def update(self, bucket: Bucket, grads: Tensors, values: GroupValues) -> None:
         first, root = self._moments(bucket, grads, values)
         step = torch._foreach_div(first, root)
         torch._foreach_div_(step, self._correction(values["beta1"], bucket))
@@ -247,7 +247,7 @@ class Lamb(Adam):
 
 
 @dataclasses.dataclass
-class RmsProp(Rule):
+class RmsProp(UpdateFormula):
     """RMSprop: `Accl1` is the mean square v, `Accl2` the mean a of `centered`, `Accl3` the momentum b.
 
     With s = g + l * w: v = alpha * v + (1 - alpha) * s^2, a likewise of s, x = s / (sqrt(v - a^2) + eps), and
@@ -258,7 +258,7 @@ class RmsProp(Rule):
     centered: bool
     tf_variant: bool
 
-    def states(self, values: HyperParameters) -> Dict[str, Tuple[int, float]]:
+    def states(self, values: GroupValues) -> Dict[str, Tuple[int, float]]:
         states = {ACCL1: (0, 1.0 if self.tf_variant else 0.0)}
         if self.centered:
             states[ACCL2] = (1, 0.0)
@@ -266,7 +266,7 @@ class RmsProp(Rule):
             states[ACCL3] = (2, 0.0)
         return states
 
-    def update(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> None:
+    def update(self, bucket: Bucket, grads: Tensors, values: GroupValues) -> None:
         grads = _decayed(grads, bucket.weights, values["weight_decay"])
         root, lr = self._root(bucket, grads, values), values["lr"]
         if values.absent("momentum"):
@@ -277,7 +277,7 @@ class RmsProp(Rule):
         torch._foreach_addcdiv_(momentum, grads, root, lr if self.tf_variant else 1.0)
         foreach.move(bucket.weights, momentum, -1.0 if self.tf_variant else -lr, 1.0, self.store)
 
-    def _root(self, bucket: Bucket, grads: Tensors, values: HyperParameters) -> Tensors:
+    def _root(self, bucket: Bucket, grads: Tensors, values: GroupValues) -> Tensors:
         alpha, eps = values["alpha"], values["eps"]
         square = foreach.average_square(bucket.states[ACCL1], alpha, grads, self.store)
         # The state itself must survive: the root is taken in place only of what was made from it.
@@ -297,7 +297,7 @@ class RmsProp(Rule):
         return root
 
 
-def rule_for(description: OptimizerDescription, store: foreach.Store) -> Rule:
+def rule_for(description: OptimizerDescription, store: foreach.Store) -> UpdateFormula:
     """Return the maths of an optimizer, rounding what is kept in float16 by `store`."""
     kind = description.kind
     if kind in (UpdateRule.SGD1, UpdateRule.SGD2):
