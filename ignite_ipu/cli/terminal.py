@@ -15,7 +15,7 @@ _DELAY_SECONDS = 1.0
 _FORMAT = "{desc}: {n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}"
 
 
-class Line(NamedTuple):
+class TextLine(NamedTuple):
     """One line of texts, each with the name of a style that rich knows, or "".
 
     Where the terminal is too narrow for it, its continuation is set in by `indent` columns.
@@ -34,12 +34,12 @@ def use_colour(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def plain(lines: Iterable[Line]) -> str:
+def plain(lines: Iterable[TextLine]) -> str:
     """Return lines without their styles."""
     return "\n".join("".join(text for text, _ in line.parts) for line in lines)
 
 
-def write_lines(lines: Iterable[Line], stream: TextIO) -> None:
+def write_lines(lines: Iterable[TextLine], stream: TextIO) -> None:
     """Write lines, each with a line end, as the stream deserves."""
     styled = use_colour(stream)
     if styled:

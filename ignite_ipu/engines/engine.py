@@ -25,7 +25,7 @@ from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.tensors.trees import map_tensors
-from ignite_ipu.session.executables import Executable, PathLike
+from ignite_ipu.session.executables import ExportedProgram, PathLike
 from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
@@ -114,7 +114,7 @@ class IPUEngine(Engine):
             SessionError: The files are not there, or the program is compiled already. With the first batch: it is the
                 executable of something else.
         """
-        self._step.program().take(Executable(path))
+        self._step.program().take(ExportedProgram(path))
 
     def _compiled(self, batch: Any) -> ModelProgram:
         with draws_put_back():

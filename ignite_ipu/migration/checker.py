@@ -34,7 +34,7 @@ _TAKEN_AT_ONCE = 8
 
 
 @dataclass
-class Report:
+class CheckReport:
     """Findings by file, in the order of the text, and of how many files; so many more are suppressed by comments.
 
     Paths that were passed over are `skipped`, each with the reason; `left_out` counts findings that do not matter to
@@ -58,11 +58,11 @@ class Report:
         return sum(what in (finding.severity, finding.run) for finding in self.findings)
 
 
-def check_paths(paths: Sequence[str], rules: Optional[Iterable[Rule]] = None) -> Report:
+def check_paths(paths: Sequence[str], rules: Optional[Iterable[Rule]] = None) -> CheckReport:
     """Check files and directories; a path that does not exist is a `UserError`."""
     chosen = [rule.name for rule in all_rules().values() if rules is None or rule in rules]
     found = discover(paths)
-    report = Report(skipped=found.skipped, files=len(found.files))
+    report = CheckReport(skipped=found.skipped, files=len(found.files))
     files = [path for path, _ in found.files]
     with contextlib.ExitStack() as stack:
         if gc.isenabled():

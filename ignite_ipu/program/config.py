@@ -313,7 +313,7 @@ class IPUConfig:
 
 
 Configuration = Union[IPUConfig, Mapping[str, Any], str, "os.PathLike[str]", None]
-"""What stands for an `IPUConfig` where one is wanted."""
+"""Values that stand for an `IPUConfig` where one is wanted."""
 
 _DEFAULTS: Dict[str, Any] = {field.name: field.default for field in dataclasses.fields(IPUConfig)}
 

@@ -18,7 +18,7 @@ from typing import Any, Callable, FrozenSet, List, Mapping, Optional, Sequence, 
 import torch
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-"""Where this library's files are."""
+"""Folder of this library's files."""
 _NAMING = frozenset([*dis.hasname, *dis.hasconst])
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep

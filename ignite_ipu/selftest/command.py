@@ -15,9 +15,9 @@ from ignite_ipu import backend
 from ignite_ipu.checkpoints.atomic_files import whole_file
 from ignite_ipu.cli.command import EXIT_DONE, EXIT_FINDINGS
 from ignite_ipu.cli.environment import report as environment_report
-from ignite_ipu.cli.terminal import Line, Progress, write_lines
+from ignite_ipu.cli.terminal import Progress, TextLine, write_lines
 from ignite_ipu.errors import BackendError, UserError, did_you_mean, nearest
-from ignite_ipu.selftest.promises import FAILED, OK, SKIPPED, Outcome, Promise, available, every_promise
+from ignite_ipu.selftest.promises import FAILED, OK, SKIPPED, Promise, PromiseOutcome, available, every_promise
 
 _STYLES = {OK: "green", FAILED: "bold red", SKIPPED: "yellow"}
 
@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
     chosen = _chosen(every_promise(), args.only)
     width = max(len(promise.name) for promise in chosen)
     if args.list:
-        write_lines([Line([(f"{each.name:<{width}}  {each.text}", "")], width + 2) for each in chosen], sys.stdout)
+        write_lines([TextLine([(f"{each.name:<{width}}  {each.text}", "")], width + 2) for each in chosen], sys.stdout)
         return EXIT_DONE
     try:
         ipus = available()
@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
     read = args.report is not None or args.format == "json"
     machine = {"device": _device(), "environment": environment_report()} if read else {}
     started = time.perf_counter()
-    outcomes: List[Outcome] = []
+    outcomes: List[PromiseOutcome] = []
 
     def report(running: Optional[Promise] = None) -> Dict[str, Any]:
         so_far = _content(outcomes, time.perf_counter() - started, machine)
@@ -114,31 +114,35 @@ def _write(path: Optional[Path], report: Dict[str, Any]) -> None:
         raise UserError(f"The report cannot be written to {path}: {error.strerror}. Name another file.") from error
 
 
-def _row(outcome: Outcome, width: int) -> Line:
+def _row(outcome: PromiseOutcome, width: int) -> TextLine:
     """Return the table's row for one outcome; `width` is that of the longest name."""
     reason = f"  {outcome.reason}" if outcome.reason else ""
     text = f"{outcome.promise.name:<{width}} {outcome.seconds:>6.1f} s{reason}"
-    return Line([(f"{outcome.result:<8}", _STYLES[outcome.result]), (text, "")], 8)
+    return TextLine([(f"{outcome.result:<8}", _STYLES[outcome.result]), (text, "")], 8)
 
 
-def _closing_lines(outcomes: Sequence[Outcome], seconds: float) -> List[Line]:
+def _closing_lines(outcomes: Sequence[PromiseOutcome], seconds: float) -> List[TextLine]:
     """Return what stands under the table: the promises that are broken, and how many there are of each result."""
     lines = []
     for outcome in outcomes:
         if outcome.result == FAILED:
             lines += [
-                Line([("", "")]),
-                Line([(outcome.promise.name, "bold red"), (f"  {outcome.promise.text}", "")], 2),
-                Line([(f"  docs/{outcome.promise.page}", "dim")]),
-                Line([(f"  {outcome.reason}", "")], 2),
+                TextLine([("", "")]),
+                TextLine([(outcome.promise.name, "bold red"), (f"  {outcome.promise.text}", "")], 2),
+                TextLine([(f"  docs/{outcome.promise.page}", "dim")]),
+                TextLine([(f"  {outcome.reason}", "")], 2),
             ]
     device = _device()
     counted = ", ".join(f"{number} {result}" for result, number in _counts(outcomes).items() if number)
     where = f"{device['backend']} (PopTorch {device['poptorch']}, IPUs: {device['ipus']})"
-    return [*lines, Line([("", "")]), Line([(f"{counted or 'nothing to do'} in {seconds:.0f} s, on {where}", "bold")])]
+    return [
+        *lines,
+        TextLine([("", "")]),
+        TextLine([(f"{counted or 'nothing to do'} in {seconds:.0f} s, on {where}", "bold")]),
+    ]
 
 
-def _content(outcomes: Sequence[Outcome], seconds: float, machine: Dict[str, Any]) -> Dict[str, Any]:
+def _content(outcomes: Sequence[PromiseOutcome], seconds: float, machine: Dict[str, Any]) -> Dict[str, Any]:
     """Return all of it as JSON knows it, with what the programs run on: versions, backend and devices."""
     entries = [
         {
@@ -166,6 +170,6 @@ def _device() -> Dict[str, Any]:
     }
 
 
-def _counts(outcomes: Sequence[Outcome]) -> Dict[str, int]:
+def _counts(outcomes: Sequence[PromiseOutcome]) -> Dict[str, int]:
     results = [outcome.result for outcome in outcomes]
     return {result: results.count(result) for result in (OK, FAILED, SKIPPED)}

@@ -17,7 +17,7 @@ from ignite.utils import manual_seed
 from ignite_ipu import backend
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.selftest.bench import Bench
-from ignite_ipu.selftest.promises import FAILED, SKIPPED, Outcome, Promise, Skipped
+from ignite_ipu.selftest.promises import FAILED, SKIPPED, Promise, PromiseOutcome, Skipped
 
 # The root, where all others end, and those of PopTorch, which write by themselves.
 _LOGGERS = ("", "poptorch::python", "poptorch::cpp")
@@ -25,14 +25,14 @@ _SEED = 1
 _REASON_LENGTH = 300
 
 
-def run(promise: Promise, ipus: int) -> Outcome:
+def run(promise: Promise, ipus: int) -> PromiseOutcome:
     """Run one program and give its IPUs back; there are `ipus` IPUs."""
     if promise.needs_emulator and not backend.is_emulator():
-        return Outcome(promise, SKIPPED, "only the emulator can be told to fail so")
+        return PromiseOutcome(promise, SKIPPED, "only the emulator can be told to fail so")
     if promise.ipus > ipus:
         needed = f"needs {promise.ipus} IPU{'s' if promise.ipus > 1 else ''} at once, and there are {ipus}"
-        return Outcome(promise, SKIPPED, needed)
-    outcome = Outcome(promise)
+        return PromiseOutcome(promise, SKIPPED, needed)
+    outcome = PromiseOutcome(promise)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ignite-ipu-selftest-") as folder, draws_put_back(), _heard(outcome):
         manual_seed(_SEED)
@@ -43,13 +43,13 @@ def run(promise: Promise, ipus: int) -> Outcome:
     return outcome
 
 
-def _try_on_a_bench(promise: Promise, outcome: Outcome, folder: Path) -> None:
+def _try_on_a_bench(promise: Promise, outcome: PromiseOutcome, folder: Path) -> None:
     bench = Bench(folder)
     _try(lambda: promise.program(bench), outcome, "")
     _try(bench.clear, outcome, "giving the IPUs back: ")
 
 
-def _try(call: Callable[[], None], outcome: Outcome, doing: str) -> None:
+def _try(call: Callable[[], None], outcome: PromiseOutcome, doing: str) -> None:
     """Call, and note what is raised: of several errors the first is the reason."""
     try:
         call()
@@ -72,7 +72,7 @@ def _one_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _heard(outcome: Outcome) -> Iterator[None]:
+def _heard(outcome: PromiseOutcome) -> Iterator[None]:
     """Note warnings and what is logged, in place of writing it between the rows of the table."""
     notes = _Notes(outcome.messages)
     loggers = [(each, each.handlers) for each in map(logging.getLogger, _LOGGERS)]

@@ -41,7 +41,7 @@ def export(
         file.write(json.dumps({**_contract(executor, step, link), _COMPUTED: computed}, indent=1).encode())
 
 
-class Executable:
+class ExportedProgram:
     """A compiled program that `export` wrote, for a program of the same model to take instead of being compiled."""
 
     def __init__(self, path: PathLike) -> None:

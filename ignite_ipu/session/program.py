@@ -20,7 +20,7 @@ from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import classes_of, put_classes, unwrap_tensors
 from ignite_ipu.program.tensors.rows import row_count, select_rows
 from ignite_ipu.session.compiled_program import CompiledProgram
-from ignite_ipu.session.executables import Executable, PathLike, export
+from ignite_ipu.session.executables import ExportedProgram, PathLike, export
 from ignite_ipu.session.hooks import IPUEvents, SessionHooks
 from ignite_ipu.session.weights.tracker import Counted, Weights, counted_by_norms
 
@@ -87,7 +87,7 @@ class ModelProgram:
         self.trained_names: Sequence[str] = ()
         self.executor: Optional[Executor] = None  # without a program in it after a compilation that failed
         self.traced: Optional[CompiledProgram] = None
-        self._file: Optional[Executable] = None
+        self._file: Optional[ExportedProgram] = None
         self._random_state: Optional[List[int]] = None
         self._classes: List[type] = []
         self._counted: Counted = []
@@ -220,13 +220,13 @@ class ModelProgram:
         return executor
 
     def export(self, path: PathLike) -> None:
-        """Write the compiled program to a file; see `Executable`."""
+        """Write the compiled program to a file; see `ExportedProgram`."""
         compiled = self.compiled
         if compiled is None:
             raise SessionError("There is no compiled program to export: compile it for a batch first.")
         export(path, compiled.executor, self.step, self._link, compiled.retrace.fingerprint())
 
-    def take(self, executable: Executable) -> None:
+    def take(self, executable: ExportedProgram) -> None:
         """Load an executable in the place of the next compilation."""
         if self.compiled is not None:
             raise SessionError(

@@ -24,7 +24,7 @@ from ignite_ipu.session.weights.tracker import Weights
 # In what PopTorch says where no device is free.
 _NO_IPUS = "Failed to acquire"
 Lost = Tuple[str, Exception]
-"""What could not be brought to the host, and why."""
+"""Weights that could not be brought to the host, and why."""
 _ALL: weakref.WeakSet[SharedWeights] = weakref.WeakSet()
 
 

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from ignite_ipu.cli.terminal import Line, following, plain, write_lines
+from ignite_ipu.cli.terminal import TextLine, following, plain, write_lines
 
 LINES = [
-    Line([("code.py", "bold")]),
-    Line([("  1:1: ", ""), ("error", "red"), (": " + "a word " * 12, ""), ("[rule]", "dim")], 6),
-    Line([]),
+    TextLine([("code.py", "bold")]),
+    TextLine([("  1:1: ", ""), ("error", "red"), (": " + "a word " * 12, ""), ("[rule]", "dim")], 6),
+    TextLine([]),
 ]
 
 
@@ -73,7 +73,7 @@ def test_without_rich_the_text_is_the_same(monkeypatch):
 def test_brackets_and_names_of_styles_are_text():
     """File names and code are no markup."""
     stream = Terminal()
-    write_lines([Line([("[red]x[0][/red] :smile:", "")])], stream)
+    write_lines([TextLine([("[red]x[0][/red] :smile:", "")])], stream)
     assert "[red]x[0][/red] :smile:" in stream.getvalue()
 
 

@@ -35,7 +35,7 @@ from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.migrator import migrate_source
 from ignite_ipu.migration.source.file import read_source
 from ignite_ipu.pipeline import PlanError, load_plan, measure, plan, save_plan
-from ignite_ipu.session.executables import Executable
+from ignite_ipu.session.executables import ExportedProgram
 from tests.resilience.children import Child
 
 SECONDS_PER_INPUT = 10
@@ -290,7 +290,7 @@ def _read_states(data: bytes, path: Path) -> None:
 def _read_description(data: bytes, path: Path) -> None:
     path.write_bytes(b"")
     Path(f"{path}.json").write_bytes(data)
-    Executable(path)
+    ExportedProgram(path)
 
 
 # -- programs and notebooks -------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from ignite_ipu.program.forward.gradients import OWN_BACKWARD
 from ignite_ipu.program.user_code import OURS, current_line
 
 DISTRIBUTIONS = os.path.dirname(torch.distributions.__file__) + os.sep
-"""Where PyTorch's distributions are."""
+"""Folder of PyTorch's distributions."""
 _TRANSFORMS = os.path.join(os.path.dirname(torch.__file__), "_functorch") + os.sep  # those of torch.func
 
 # All of these ask whether all values are valid, if anything.

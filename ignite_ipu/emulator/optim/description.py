@@ -60,7 +60,7 @@ GROUP_VALUES: Dict[UpdateRule, Tuple[str, ...]] = {
     **dict.fromkeys((UpdateRule.RMSPROP, UpdateRule.RMSPROP_CENTERED), _RMSPROP),
     **dict.fromkeys((UpdateRule.LAMB, UpdateRule.LAMB_NO_BIAS), (*_ADAM, "max_weight_norm")),
 }
-"""What each parameter group of an optimizer says."""
+"""Numbers that each parameter group of an optimizer has."""
 _UNCLIPPED = (UpdateRule.RMSPROP, UpdateRule.RMSPROP_CENTERED, UpdateRule.LAMB, UpdateRule.LAMB_NO_BIAS)
 
 

@@ -36,7 +36,7 @@ _TWO_STEPS = (
 )
 
 
-class Capture(NamedTuple):
+class CapturePoint(NamedTuple):
     """A place to prepare something at, and the names of what else `ipu_prepare` is given.
 
     The node is the construction of an optimizer or a model, which becomes the first argument of `ipu_prepare`, or the
@@ -55,7 +55,7 @@ class Unclear(NamedTuple):
     remedy: Optional[str] = None
 
 
-def find_captures(training: Training) -> Tuple[List[Capture], Optional[Unclear]]:
+def find_captures(training: Training) -> Tuple[List[CapturePoint], Optional[Unclear]]:
     """Return where what trains is to be prepared, and the first thing that stands in the way."""
     if training.executors or not training.backwards:
         return [], None
@@ -101,7 +101,7 @@ class _Captures:
         self.made_here: Dict[Tuple[ast.AST, str], bool] = {}
         self.unclear: Optional[Unclear] = None
 
-    def find(self) -> Tuple[List[Capture], Optional[Unclear]]:
+    def find(self) -> Tuple[List[CapturePoint], Optional[Unclear]]:
         recorded = [function for _, function in self.training.process_functions]
         scopes: Dict[Scope, ast.Call] = {}
         for backward in self.training.backwards:
@@ -148,7 +148,7 @@ class _Captures:
         calls = [call for call, name in self.training.optimizer_calls if name.startswith("torch.optim.")]
         return [call for call in calls if id(call) not in theirs]
 
-    def _at_construction(self, call: ast.Call) -> Iterator[Capture]:
+    def _at_construction(self, call: ast.Call) -> Iterator[CapturePoint]:
         if self.file.names.called(self.file.parents[call]) == PREPARE:
             return
         scope = self.file.function_of(call) or self.file.tree
@@ -169,7 +169,7 @@ class _Captures:
                 break
         models = models or {name for name in map(dotted, inside) if name is not None and self._is_model(name)}
         if models:
-            yield Capture(call, self._with_parts(models))
+            yield CapturePoint(call, self._with_parts(models))
         else:
             self._refuse(call, "the file does not show which models this optimizer trains")
 
@@ -278,7 +278,7 @@ class _Captures:
                 pairs = list(zip(loop.target.elts, loop.iter.args))
             yield from (each for target, each in pairs if dotted(target) == name)
 
-    def _in_front(self, scope: Scope, optimizers: Sequence[str], backward: ast.Call) -> Iterator[Capture]:
+    def _in_front(self, scope: Scope, optimizers: Sequence[str], backward: ast.Call) -> Iterator[CapturePoint]:
         """Yield the call of `ipu_prepare` in front of the first statement that calls a model."""
         known = self.training.models
         known = {name for name in known if not any(name.startswith(f"{other}.") for other in known)}
@@ -300,7 +300,7 @@ class _Captures:
             if uses and not isinstance(statement, _DEFINITIONS):
                 if {name.split(".")[0] for name in names} & names_bound(statement):
                     break
-                yield Capture(statement, names)
+                yield CapturePoint(statement, names)
                 return
         self._refuse(backward, f"{' and '.join(names)} are not in sight in front of the loop")
 

@@ -19,9 +19,9 @@ from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 from urllib.parse import quote
 
 import ignite_ipu
-from ignite_ipu.cli.terminal import Line, plain, write_lines
+from ignite_ipu.cli.terminal import TextLine, plain, write_lines
 from ignite_ipu.errors import UserError
-from ignite_ipu.migration.checker import Report, check_paths
+from ignite_ipu.migration.checker import CheckReport, check_paths
 from ignite_ipu.migration.findings import Finding, Outcome, Rule, Severity
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.file import read_source
@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
     return 1 if any(finding.severity.rank <= limit for finding in report.findings) else 0
 
 
-def _run(target: str, report: Report, rules: Dict[str, Rule]) -> None:
+def _run(target: str, report: CheckReport, rules: Dict[str, Rule]) -> None:
     # Imported here: this is the only part of the command that needs torch and the emulator's compiler.
     from ignite_ipu.migration.trial.findings import with_traced
     from ignite_ipu.migration.trial.trial import try_out
@@ -98,7 +98,7 @@ def _run(target: str, report: Report, rules: Dict[str, Rule]) -> None:
     report.run = trial
 
 
-def _keep_what_migrate_leaves(report: Report) -> None:
+def _keep_what_migrate_leaves(report: CheckReport) -> None:
     # Imported here: it needs LibCST, and only this does.
     from ignite_ipu.migration.migrator import rewritten_rules
 
@@ -107,7 +107,7 @@ def _keep_what_migrate_leaves(report: Report) -> None:
     report.keep(lambda finding: finding.rule not in rewritten.get(finding.path, ()))
 
 
-def _write(report: Report, rules: Dict[str, Rule], form: str, output: Optional[str]) -> None:
+def _write(report: CheckReport, rules: Dict[str, Rule], form: str, output: Optional[str]) -> None:
     if form == "text" and output is None:
         write_lines(report_lines(report), sys.stdout)
         return
@@ -137,33 +137,33 @@ def _chosen_rules(select: Optional[str], ignore: Optional[str]) -> Dict[str, Rul
     return rules
 
 
-def report_lines(report: Report) -> Iterator[Line]:
+def report_lines(report: CheckReport) -> Iterator[TextLine]:
     """Yield the findings for a terminal: one line each, its remedy below, and a summary at the end."""
     for path, group in groupby(report.findings, key=lambda finding: finding.path):
-        yield Line([(path, "bold")])
+        yield TextLine([(path, "bold")])
         for finding in group:
             where = f"{finding.line}:{finding.column}"
             if finding.cell is not None:
                 where = f"cell {finding.cell}, {where}"
             severity = (finding.severity.value, _STYLES[finding.severity])
             text, rule = f": {finding.message} ", f"[{finding.rule}] run: {finding.run.value}"
-            yield Line([(f"  {where}: ", ""), severity, (text, ""), (rule, "dim")], 6)
-            yield Line([("      ", ""), ("remedy:", "dim"), (f" {finding.remedy}", "")], 14)
-        yield Line([])
+            yield TextLine([(f"  {where}: ", ""), severity, (text, ""), (rule, "dim")], 6)
+            yield TextLine([("      ", ""), ("remedy:", "dim"), (f" {finding.remedy}", "")], 14)
+        yield TextLine([])
     for path, reason in report.skipped:
-        yield Line([(f"skipped: {path} {reason}", "")])
+        yield TextLine([(f"skipped: {path} {reason}", "")])
     if report.run is not None:
-        yield Line([(report.run.verdict, "")])
+        yield TextLine([(report.run.verdict, "")])
     if report.files or report.run is None:
-        yield Line([(summary(report), "bold")])
+        yield TextLine([(summary(report), "bold")])
 
 
-def text_report(report: Report) -> str:
+def text_report(report: CheckReport) -> str:
     """Return the same as plain text."""
     return plain(report_lines(report))
 
 
-def summary(report: Report) -> str:
+def summary(report: CheckReport) -> str:
     """Return one line that counts what was found."""
     counts = ((report.count(severity), severity.value) for severity in Severity)
     found = _counted(*((count, f"{name}{'' if count == 1 else 's'}") for count, name in counts))
@@ -177,7 +177,7 @@ def _counted(*counts: Tuple[int, str]) -> str:
     return ", ".join(f"{count} {what}" for count, what in counts if count)
 
 
-def json_report(report: Report) -> str:
+def json_report(report: CheckReport) -> str:
     """Return the findings as one JSON object, whose `version` changes when its structure does."""
     document = {
         "version": 2,
@@ -196,7 +196,7 @@ def json_report(report: Report) -> str:
     return json.dumps(document, indent=2)
 
 
-def sarif_report(report: Report, rules: Mapping[str, Rule]) -> str:
+def sarif_report(report: CheckReport, rules: Mapping[str, Rule]) -> str:
     """Return the findings as a SARIF 2.1.0 log with the rules that were applied."""
     order = {name: index for index, name in enumerate(rules)}
     applied = [
@@ -224,7 +224,7 @@ def sarif_report(report: Report, rules: Mapping[str, Rule]) -> str:
     return json.dumps({"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
 
 
-def _tried(report: Report) -> Any:
+def _tried(report: CheckReport) -> Any:
     return None if report.run is None else {"target": report.run.target, "compiled": report.run.compiled}
 
 

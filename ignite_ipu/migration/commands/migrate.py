@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Sequence
 
 import ignite_ipu
-from ignite_ipu.cli.terminal import Line, following, write_lines
+from ignite_ipu.cli.terminal import TextLine, following, write_lines
 from ignite_ipu.errors import SourceError, UserError, WriteError, listed
 from ignite_ipu.migration.source.discovery import Discovery, discover
 from ignite_ipu.migration.source.file import Source, decode_source, read_bytes, split_lines
@@ -141,12 +141,12 @@ def _remarks(migration: Migration) -> Iterator[str]:
         yield f"{migration.place(remark.line)}: {verdict}: {remark.message} [{remark.subject}]"
 
 
-def _diff_lines(migration: Migration) -> Iterator[Line]:
+def _diff_lines(migration: Migration) -> Iterator[TextLine]:
     for text in migration.difference():
         style = {"+": "green", "-": "red", "@": "cyan"}.get(text[0], "")
-        yield Line([(text[:-1] if text.endswith("\n") else text, style)])
+        yield TextLine([(text[:-1] if text.endswith("\n") else text, style)])
         if not text.endswith("\n"):
-            yield Line([("\\ No newline at end of file", "")])
+            yield TextLine([("\\ No newline at end of file", "")])
 
 
 def _summary(migrations: Sequence[Migration]) -> str:

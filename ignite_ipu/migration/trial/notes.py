@@ -13,7 +13,7 @@ from ignite_ipu.migration.findings import Severity
 from ignite_ipu.program.user_code import OURS, is_users_file
 
 
-class Place(NamedTuple):
+class CodePlace(NamedTuple):
     """A line, from 1, of the file at an absolute path, and the method or function that it is in: `Net.forward`."""
 
     path: str
@@ -28,7 +28,7 @@ class Note(NamedTuple):
     """
 
     rule: str
-    place: Optional[Place]
+    place: Optional[CodePlace]
     message: str
     severity: Optional[Severity] = None
 
@@ -45,7 +45,7 @@ class Notes:
     _known: Set[Tuple[object, ...]] = field(default_factory=set)
 
     def add(
-        self, rule: str, place: Optional[Place], message: str, severity: Optional[Severity] = None, about: str = ""
+        self, rule: str, place: Optional[CodePlace], message: str, severity: Optional[Severity] = None, about: str = ""
     ) -> None:
         """Note something, unless the line is known to break the rule; `about` tells apart what does so in one line.
 
@@ -60,11 +60,11 @@ class Notes:
             self._known.add(key)
             self.found.append(Note(rule, place, message, severity))
 
-    def has(self, rule: str, place: Optional[Place]) -> bool:
+    def has(self, rule: str, place: Optional[CodePlace]) -> bool:
         return any(note.rule == rule and note.place == place for note in self.found)
 
 
-def current_place() -> Optional[Place]:
+def current_place() -> Optional[CodePlace]:
     """Return the innermost line that runs now and is the user's; None when only libraries run."""
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _TRIAL:
@@ -78,7 +78,7 @@ def current_place() -> Optional[Place]:
 _TRIAL = os.path.join(os.path.dirname(__file__), "trial.py")
 
 
-def raised_at(error: BaseException) -> Optional[Place]:
+def raised_at(error: BaseException) -> Optional[CodePlace]:
     """Return the innermost line of the user's that an exception came through."""
     found = None
     for frame, line in traceback.walk_tb(error.__traceback__):
@@ -93,7 +93,7 @@ def library_line(error: BaseException) -> str:
     return f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}"
 
 
-def definition_of(function: Any) -> Optional[Place]:
+def definition_of(function: Any) -> Optional[CodePlace]:
     """Return where a function or method is defined; None when that is no code of the user's."""
     code: Optional[CodeType] = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is None or not is_users(code.co_filename):
@@ -101,16 +101,16 @@ def definition_of(function: Any) -> Optional[Place]:
     return _place(code, code.co_firstlineno, getattr(function, "__self__", None))
 
 
-def place_of(frame: FrameType, line: Optional[int] = None) -> Place:
+def place_of(frame: FrameType, line: Optional[int] = None) -> CodePlace:
     """Return a frame's place."""
     code = frame.f_code
     has_self = code.co_argcount and code.co_varnames[0] == "self"
     return _place(code, frame.f_lineno if line is None else line, frame.f_locals.get("self") if has_self else None)
 
 
-def _place(code: CodeType, line: int, owner: Any) -> Place:
+def _place(code: CodeType, line: int, owner: Any) -> CodePlace:
     where = code.co_name if owner is None else f"{type(owner).__name__}.{code.co_name}"
-    return Place(os.path.abspath(code.co_filename), line, where)
+    return CodePlace(os.path.abspath(code.co_filename), line, where)
 
 
 def is_users(file: str) -> bool:

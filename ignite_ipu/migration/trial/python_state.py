@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.migration.findings import Severity
-from ignite_ipu.migration.trial.notes import Notes, Place, is_users, place_of
+from ignite_ipu.migration.trial.notes import CodePlace, Notes, is_users, place_of
 from ignite_ipu.program.forward.randomness import generator_states
 from ignite_ipu.program.guards.python_state import PythonState
 
@@ -39,7 +39,7 @@ class _Watch:
 
     def __init__(self, model: nn.Module, notes: Notes) -> None:
         self._model, self._notes = model, notes
-        self._line: Optional[Place] = None
+        self._line: Optional[CodePlace] = None
         self._state: Optional[PythonState] = None
         self._values: List[Hashable] = []
         self._registered: Dict[str, int] = {}

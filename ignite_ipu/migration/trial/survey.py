@@ -22,7 +22,7 @@ from ignite_ipu.emulator.inspection import IpuTensor, Refusal, Trace, leaves, ma
 from ignite_ipu.errors import LossError
 from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.migration.findings import Severity
-from ignite_ipu.migration.trial.notes import Notes, Place, current_place
+from ignite_ipu.migration.trial.notes import CodePlace, Notes, current_place
 
 _DECISIONS = {"__bool__", "is_nonzero", "__contains__", "equal", "allclose", "__index__"}
 _READS = {"item", "tolist", "__int__", "__float__", "__complex__", "_local_scalar_dense", "apply_", "map_", "map2_"}
@@ -50,7 +50,7 @@ _RANDOM = words("bernoulli multinomial normal rand rand_like randint randint_lik
 _SHOWN = {"__getitem__": "indexing by a mask", "__array__": "numpy"}
 _FROM_DATA = {"as_tensor", "from_numpy", "tensor"}
 _LARGEST = 10_000
-_Key = Tuple[Optional[Place], str]
+_Key = Tuple[Optional[CodePlace], str]
 
 
 class Answers(TorchFunctionMode):
@@ -61,7 +61,7 @@ class Answers(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.doubles: Dict[Optional[Place], str] = {}
+        self.doubles: Dict[Optional[CodePlace], str] = {}
         self._results: DefaultDict[_Key, List[Any]] = defaultdict(list)
         self._taken: CounterType[_Key] = Counter()
         self._calls = 0
@@ -103,7 +103,7 @@ class Answers(TorchFunctionMode):
         """Begin with the first results again, for another trace of the same forward."""
         self._taken.clear()
 
-    def take(self, place: Optional[Place], name: str) -> Any:
+    def take(self, place: Optional[CodePlace], name: str) -> Any:
         """Return what the operator gave when it was called for the n-th time in this line, for the n-th asking.
 
         It is a `LookupError` if it was not called there.
@@ -144,9 +144,9 @@ class Survey(TorchFunctionMode):
         self.notes = notes
         self.answers = answers
         self.capture: Optional[Trace] = None
-        self.operators: Dict[str, Optional[Place]] = {}
-        self.constants: Dict[str, Optional[Place]] = {}
-        self.nodes: Dict[str, Optional[Place]] = {}
+        self.operators: Dict[str, Optional[CodePlace]] = {}
+        self.constants: Dict[str, Optional[CodePlace]] = {}
+        self.nodes: Dict[str, Optional[CodePlace]] = {}
 
     def __enter__(self) -> Any:
         self.capture = inspection.active()

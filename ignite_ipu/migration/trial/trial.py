@@ -23,7 +23,7 @@ from ignite_ipu.errors import BatchError, LossError, OptimizerError, OutputError
 from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.parity.setup import Subject
-from ignite_ipu.migration.trial.notes import Note, Notes, Place, definition_of, library_line, raised_at
+from ignite_ipu.migration.trial.notes import CodePlace, Note, Notes, definition_of, library_line, raised_at
 from ignite_ipu.migration.trial.python_state import watched_lines
 from ignite_ipu.migration.trial.survey import Answers, Printed, Stopped, Survey, unsupported_operators
 from ignite_ipu.optimizers.conversion import convert_optimizer
@@ -45,7 +45,7 @@ class Trial:
     """
 
     target: str
-    factory: Optional[Place]
+    factory: Optional[CodePlace]
     notes: List[Note] = field(default_factory=list)
     compiled: List[str] = field(default_factory=list)
     tried: List[str] = field(default_factory=list)

@@ -14,7 +14,7 @@ Matrix = npt.NDArray[np.float64]
 """Entry [i, j] speaks of a stage that holds the layers i up to, not including, j."""
 
 Index = Tuple[Any, Any]
-"""What picks entries of such a matrix: numbers, slices or arrays of i and of j."""
+"""Choice of entries of such a matrix: numbers, slices or arrays of i and of j."""
 
 StageTimes = Callable[[Index], Callable[[int], Matrix]]
 """Gives for entries, and then for a stage number, the time of that stage, infinite where it is not allowed."""

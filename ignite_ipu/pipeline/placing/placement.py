@@ -23,7 +23,7 @@ EXECUTIONS = ("pipelined", "sharded", "serial phased", "parallel phased")
 
 Entry = Union[str, int, Tuple[Union[str, int], int]]
 Spec = Union[Sequence[Entry], "Planned", "Placement"]
-"""What `Placement.of` understands: see there."""
+"""Arguments of `Placement.of`: see there."""
 
 
 @runtime_checkable

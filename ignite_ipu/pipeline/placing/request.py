@@ -13,7 +13,7 @@ from ignite_ipu.pipeline.placing.placement import EXECUTIONS, Entry, Placement, 
 from ignite_ipu.program.config import IPUConfig
 
 Pipeline = Union[Sequence[Entry], Planned, Placement, str]
-"""What the factories take as `pipeline`: whatever `Placement.of` understands, or "auto"."""
+"""Arguments of the factories called `pipeline`: whatever `Placement.of` understands, or "auto"."""
 
 
 @dataclass(frozen=True)

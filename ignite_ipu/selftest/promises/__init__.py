@@ -47,7 +47,7 @@ class Promise(NamedTuple):
 
 
 @dataclasses.dataclass
-class Outcome:
+class PromiseOutcome:
     """Outcome of one promise; the reason has one line, empty if it is ok.
 
     `messages` are what was logged and warned of meanwhile.

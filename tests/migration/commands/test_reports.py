@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from ignite_ipu.cli.terminal import write_lines
-from ignite_ipu.migration.checker import Report, check_source
+from ignite_ipu.migration.checker import CheckReport, check_source
 from ignite_ipu.migration.commands.check import json_report, report_lines, sarif_report, text_report
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.file import Source
@@ -13,7 +13,7 @@ from ignite_ipu.migration.source.file import Source
 
 def report(code="x.cuda()\n", path="dir with space/code.py"):
     findings, suppressed = check_source(Source(path, code))
-    return Report(findings, files=1, suppressed=suppressed, skipped=[("link.py", "is a broken link")])
+    return CheckReport(findings, files=1, suppressed=suppressed, skipped=[("link.py", "is a broken link")])
 
 
 def test_text_gives_place_severity_rule_and_remedy():
