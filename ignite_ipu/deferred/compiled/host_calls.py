@@ -31,7 +31,7 @@ from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import GENERATORS
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.function_mode import FunctionGuard
-from ignite_ipu.program.guards.python_state import PythonState
+from ignite_ipu.program.guards.python_state import PythonState, named_by
 from ignite_ipu.program.guards.retrace import OperatorRecorder, Retrace
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.user_code import current_line
@@ -166,7 +166,7 @@ def called_on_host(
     begun: List[LeftBehind] = []
     kept_before: List[torch.Tensor] = []
     grows = False
-    words = words_read() if places is None else ()
+    named, words = named_by(model), words_read() if places is None else ()
     what = f"The forward of {name}, called at {current_line()},"
 
     def call_once(recorder: OperatorRecorder) -> Any:
@@ -180,7 +180,7 @@ def called_on_host(
         except CaptureError:
             raise CaptureError(what + _CHANGES_ARGUMENT) from None
         random = torch.get_rng_state()
-        behind = LeftBehind(model, words)
+        behind = LeftBehind(named, words)
         recorder.writes = WeightWriteGuard(model, buffers)
         with GradientHookGuard(), ForwardGuard(), recorder:
             # Which leaves there what it finds in the place of each buffer afterwards.
@@ -285,7 +285,8 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
     buffers = [(plain(each), plain(each).clone()) for each in model.buffers() if not is_lazy(each)]
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     args, kwargs = mapped((args, kwargs), torch.Tensor.clone)
-    behind, grows, initialised = LeftBehind(model, ()), False, False
+    named = named_by(model)
+    behind, grows, initialised = LeftBehind(named, ()), False, False
     with session.weights.put_back_unnoticed():
         try:
             with EAGER, without_generation_cache(model), torch._C.DisableTorchFunctionSubclass():
@@ -293,7 +294,7 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
                 with WeightWriteGuard(model, {}), torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
                     model(*args, **kwargs)
                     if behind.may_grow:
-                        again = LeftBehind(model, ())
+                        again = LeftBehind(named, ())
                         model(*args, **kwargs)
                         grows = again.grows
         except SessionError:

@@ -17,6 +17,7 @@ from ignite_ipu.deferred.graph.structure import Structure, flatten, is_flat, lea
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.left_behind import LeftBehind, Place, called_beside, leave_all, put
+from ignite_ipu.program.guards.python_state import named_by
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.user_code import Line
 
@@ -147,7 +148,7 @@ class CalledStep(_ReadyStep):
         """Return what a call returns and leaves behind, the first of which says where."""
         if self._output:
             return called_beside(self._left, call)
-        behind = LeftBehind(self.model, self._words)
+        behind = LeftBehind(named_by(self.model), self._words)
         output = call()
         self._left[:] = [place for place in behind.places(self._grows) if is_flat(place.read())]
         left = [place.read() for place in self._left]

@@ -15,13 +15,9 @@ from torch import nn
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.module_attributes import plain_attributes, tensors_in
 from ignite_ipu.program.guards.names import Named
-from ignite_ipu.program.guards.python_state import parts_of
 from ignite_ipu.program.guards.values import FUNCTIONS, elements_of, leave_behind
 from ignite_ipu.program.tensors.trees import attributes_of
 from ignite_ipu.program.user_code import current_line
-
-__all__ = ["LeftBehind", "Place", "called_beside", "leave_all", "put"]
-
 
 _FILLED = (list, deque, dict)
 _MOST_ENTRIES = 1024
@@ -103,17 +99,17 @@ class LeftBehind:
     """Finds the places of a model in which there are other tensors after a call than before, when this was made.
 
     Args:
+        named: What the model's code gets at by names.
         words: The names of the attributes and variables that may be such places; entries of all lists and dictionaries
             that its code gets at are.
     """
 
-    def __init__(self, model: nn.Module, words: Container[str]) -> None:
+    def __init__(self, named: Named, words: Container[str]) -> None:
         self._before: List[Tuple[Place, Any]] = []
         # Those that are filled, and what is in each.
         self._filled: List[Tuple[Place, Any, Any]] = []
         self._known: Set[int] = set()
         self._seen: Set[int] = set()
-        named = Named(parts_of(model))
         for own in named.objects:
             is_module = isinstance(own, nn.Module)
             held = (

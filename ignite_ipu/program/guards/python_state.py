@@ -22,8 +22,6 @@ from ignite_ipu.program.guards.values import FIXED, FUNCTIONS, READ, Reader, lea
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.user_code import read_by
 
-__all__ = ["PythonState", "parts_of"]
-
 _STAYING = (*FIXED, *FUNCTIONS)
 _VALUES = (*READ, *FUNCTIONS, nn.Module)
 _GLOBAL_HOOKS: List[Dict[Any, Any]] = [getattr(_of_all_modules, f"_global{kind}") for kind in HOOKS]
@@ -70,7 +68,7 @@ class PythonState:
     """
 
     def __init__(self, model: nn.Module, *others: Any) -> None:
-        called = parts_of(model, *others)
+        called = _parts_of(model, *others)
         named = Named(called)
         self.words, self.iterators = named.names, named.iterators
         modules = [part for _, part in called if isinstance(part, nn.Module)]
@@ -180,7 +178,12 @@ class PythonState:
         return list(dict.fromkeys(name for number, (name, old, new) in pairs if old != new and number not in but))
 
 
-def parts_of(*called: Any) -> List[Tuple[str, Any]]:
+def named_by(model: nn.Module) -> Named:
+    """Return what a model's code gets at by names."""
+    return Named(_parts_of(model))
+
+
+def _parts_of(*called: Any) -> List[Tuple[str, Any]]:
     """Return what a call of modules and functions runs, each with its path: all modules, and the hooks of any."""
     parts: List[Tuple[str, Any]] = []
     for each in called:
