@@ -103,7 +103,8 @@ REFUSALS: Tuple[Refusal, ...] = (
     Refusal(
         "a loop that trains in evaluation mode",
         "CaptureError",
-        "A backward pass reached the output of a model that was called in evaluation mode",
+        "A backward pass reached the output of a model that was called in evaluation mode"
+        "|If a model in evaluation mode computed it, call model.train",
         lambda program: program.front == "accelerate" and _edits("evaluation mode")(program),
     ),
     Refusal(
@@ -145,7 +146,13 @@ REFUSALS: Tuple[Refusal, ...] = (
         "layers frozen between the losses of an update",
         "CaptureError",
         "in between parameters were frozen or unfrozen",
-        lambda program: program.waits and _edits("freeze", "unfreeze")(program),
+        lambda program: program.waits and (_edits("freeze", "unfreeze")(program) or program.trains_alone),
+    ),
+    Refusal(
+        "a layer that takes the place of a frozen one and that the optimizer does not hold",
+        "OptimizerError",
+        "Trainable parameters are in no group of the optimizer",
+        lambda program: program.trains_alone and not program.keeps_weights,
     ),
     Refusal(
         "momentum that rises from the zero that an optimizer was compiled with",

@@ -329,7 +329,8 @@ class CapturedModel:
 
     def early_update(self, value: Value, operations: Sequence[Operation]) -> Optional[Callable[[], None]]:
         """Return what runs the update of a value before its `optimizer.step()`; None if none can run for it."""
-        for turn in self.whole.turns:
+        # Where optimizers take turns, the one that stepped longest ago comes next.
+        for turn in sorted(self.whole.turns, key=lambda turn: turn.order):
             losses = turn.early_losses(value, operations)
             if losses is not None:
                 return functools.partial(turn.run_early, losses)

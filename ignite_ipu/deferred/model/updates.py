@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Protocol, Sequence
 
@@ -27,6 +28,8 @@ from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
+
+_ORDER = itertools.count(1)
 
 
 class Whole(Captured, Protocol):
@@ -57,7 +60,7 @@ class Updates:
         early: The update that ran before its `optimizer.step()`, until that comes.
         uncleared: Where the last update was made, as long as its gradients have not been cleared.
         reach: Finds what losses compute from this optimizer's weights, where there are several; else None.
-        stepped: When the last update ran, by `CLOCK`.
+        stepped, order: When the last update ran, by `CLOCK`; and its number among those of several optimizers.
     """
 
     def __init__(self, model: Whole) -> None:
@@ -70,7 +73,7 @@ class Updates:
         # How many losses the gradients that the host has computed are of.
         self._shown = 0
         self.reach: Optional[Reach] = None
-        self.stepped = 0
+        self.stepped = self.order = 0
         # Weights of other optimizers before their steps, with which what is pending has been computed.
         self._older: Dict[Updates, Older] = {}
 
@@ -405,7 +408,7 @@ class Updates:
         self._older.clear()
         with weights.with_others(values) if values else contextlib.nullcontext():
             self.training.run(chosen, keeps)
-        self.stepped = CLOCK.now
+        self.stepped, self.order = CLOCK.now, next(_ORDER)
         forget(path - awaited)
 
     def _older_values(self, operations: Sequence[Operation]) -> Values:

@@ -438,3 +438,30 @@ def test_closing_gives_everything_back() -> None:
         return found
 
     check_native(loop)
+
+
+@pytest.mark.parametrize("reverses", [False, True])
+def test_a_value_read_before_the_steps_comes_with_the_one_that_follows(reverses: bool) -> None:
+    """Whichever optimizer was met first, the update that runs early is that of the next `step()`."""
+    found = []
+    for prepared in (False, True):
+        torch.manual_seed(0)
+        models = nn.Linear(4, 3), nn.Linear(3, 2)
+        first, second = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+        if prepared:
+            first, second = [ipu_prepare(one, model) for one, model in zip((first, second), models)]
+        x = torch.randn(8, 4)
+        seen = []
+        for update in range(4):
+            loss = models[1](models[0](x)).pow(2).mean()
+            loss.backward()
+            seen.append(loss.item())
+            first.step()
+            second.step()
+            first.zero_grad()
+            second.zero_grad()
+            capture = captured(models[0])
+            if capture is not None and reverses and update == 1:
+                capture.turns.reverse()
+        found.append(seen)
+    assert found[1] == pytest.approx(found[0], rel=1e-5)
