@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import prune
 
+from ignite_ipu import ipu_prepare
 from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer, captured
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
@@ -527,3 +528,21 @@ def test_tensors_that_are_left_for_others_to_look_at_are_no_state(caplog: pytest
         found.append((train(net, optimizer, lambda net, number: None), net.state_dict()))
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
     assert "attention: tensors that were kept while the model was traced are the device's" in caplog.text
+
+
+def test_a_layer_whose_hook_reads_its_mode() -> None:
+    """The hook is PyTorch's: a spectral norm stays as it is in evaluation mode, though the model trains."""
+    losses: List[float] = []
+    for captures in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 2))
+        optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.5)
+        optimizer = ipu_prepare(optimizer, net) if captures else optimizer
+        for number in range(12):
+            net[0].train(number % 6 < 3)
+            loss = F.cross_entropy(net(X[:, :4] * (number + 1)), Y)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    assert losses[12:] == pytest.approx(losses[:12], rel=1e-5)

@@ -213,8 +213,4 @@ LEFT_OUT: Tuple[LeftOut, ...] = (
         "momentum of weights that no loss reaches, which natively have no state",
         lambda program: program.loss == "detached" and not program.trains_model_alone,
     ),
-    LeftOut(
-        "spectral norm by hooks in a layer that changes its mode while the model trains",
-        lambda program: {"spectral norm by hooks", "modes of a layer"} <= set(program.ingredients),
-    ),
 )

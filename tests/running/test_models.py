@@ -165,7 +165,7 @@ class Normalised(nn.Module):
             self.is_set = True
         return self.norm((x + self.shift) * self.scale)
 model = nn.Sequential(nn.Linear(4, 6), Normalised(), nn.Linear(6, 2)).to(device)
-optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for _ in range(3):
     update(optimizer, lambda: F.cross_entropy(model(x), y))
 out += [value.double().sum().item() for value in model.state_dict().values()]
@@ -327,7 +327,7 @@ for _ in range(3):
 """,
     "copies of a model whose weight is computed": """
 import copy
-model = nn.utils.parametrizations.weight_norm(nn.Linear(4, 2)).to(device)
+model = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 2)).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 for _ in range(2):
     update(optimizer, lambda: F.cross_entropy(model(x), y))

@@ -75,7 +75,11 @@ class PythonState:
         self._attributes = [vars(part) for part in modules]
         # Of a part that is captured meanwhile the class is another one, which says that it is of the one before.
         reads = {kind: _MODE in self.words or _reads_mode(kind) for kind in {part.__class__ for part in modules}}
-        self._moded = [vars(part) for part in modules if part is model or reads[part.__class__]]
+        # A hook of a library's may read it, too: that of a spectral norm does.
+        hooked = [any(vars(part)[kind] for kind in HOOKS) for part in modules]
+        self._moded = [
+            vars(part) for part, has in zip(modules, hooked) if part is model or has or reads[part.__class__]
+        ]
         hooks = [*_GLOBAL_HOOKS, *[vars(part)[kind] for part in modules for kind in HOOKS]]
         self._hookless = [table for table in hooks if not table]
         theirs, users = ([vars(part) for part in modules if _is_pytorchs(type(part)) is own] for own in (True, False))
