@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -151,6 +152,7 @@ def test_a_loader_worker_that_fails(how, error):
     assert not trainer.ipu.training.ready  # torch's signal handler may strike at any moment, a compilation included
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what torch has opened of a lost batch
 def test_a_loader_worker_that_is_about_to_die(monkeypatch):
     """Its batches lie in memory that it hands over; PyTorch says of a lost connection only that it is lost."""
 
@@ -162,6 +164,7 @@ def test_a_loader_worker_that_is_about_to_die(monkeypatch):
     monkeypatch.setattr("multiprocessing.connection.Client", lost)
     with pytest.raises(LoaderError, match=r"A worker process of the loader died: .*reset by peer"):
         trainer.run(DataLoader(_Dying("never"), batch_size=8, num_workers=1))
+    gc.collect()
 
 
 class _Empty(IterableDataset):
