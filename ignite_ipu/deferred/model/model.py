@@ -18,7 +18,7 @@ from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation, with_gra
 from ignite_ipu.deferred.compiled.host_calls import called_on_host
 from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
 from ignite_ipu.deferred.compiled.training import CapturedTraining
-from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value, replayed, shown_input
+from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value
 from ignite_ipu.deferred.graph.owners import (
     OPTIMIZERS,
     held_parameters,
@@ -29,11 +29,9 @@ from ignite_ipu.deferred.graph.owners import (
     release_optimizer,
 )
 from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.early_reads import early_read_error, not_frozen
 from ignite_ipu.deferred.model.recording import RecordedCalls
-from ignite_ipu.deferred.model.turns import is_statistic
 from ignite_ipu.deferred.model.updates import Updates
 from ignite_ipu.deferred.model.writes import BufferWrites, WeightEdits
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
@@ -41,7 +39,6 @@ from ignite_ipu.deferred.tensor.routing import awaits_backward
 from ignite_ipu.deferred.tensor.tensor import all_values, deferred_values, record_on_weights
 from ignite_ipu.errors import CaptureError, EarlyReadError, logger
 from ignite_ipu.program.config import IPUConfig
-from ignite_ipu.program.forward.left_behind import called_beside
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
@@ -104,7 +101,7 @@ class CapturedModel:
         self.turns = [Updates(self)]
         self.evaluation = CapturedEvaluation(self.session, self.config)
         self.edits = WeightEdits(self.session.weights)
-        self.buffer_writes = BufferWrites()
+        self.buffer_writes = BufferWrites(self.modes, self.edits, self.evaluation)
         self._look_after(self.session)
         self.session.hooks.recorder = record_on_weights
         self.session.weights.watch_parameters()
@@ -390,36 +387,8 @@ class CapturedModel:
         return self.whole.like(LooseParameters(list(loose.values()))) if loose else self
 
     def computes_alone(self, call: Operation) -> bool:
-        """Tell whether the host can compute a call before those that were made before it have run.
-
-        It cannot where they write what this one reads; batch statistics are not read in training mode.
-        """
-        waiting = self.whole.buffer_writes.waiting
-        before = [each for number, each in waiting.items() if number < call.number and each.model is self]
-        names = {name for each in before for name in each.signature.writes}
-        return all(is_statistic(call, name) for name in names & {*call.signature.writes})
-
-    def make_up_for(self, call: Operation) -> bool:
-        """Make a call on the host that is of no update, for what it writes; tells whether that was possible.
-
-        It is where the weights, attributes and what it is given are those of its time, and it draws nothing.
-        """
-        whole, then = self.whole, call.signature.modes
-        now, unknown = whole.modes.now(), any(type(leaf) is Value and not leaf.known for leaf in call.leaves)
-        if then is None or then._replace(training=now.training) != now or call.signature.draws or unknown:
-            return False
-        if not whole.edits.older_than(call):
-            return False
-
-        def run(call: Operation, leaves: List[Any]) -> Any:
-            args, kwargs = unflatten(call.signature.structure, leaves)
-            run_on_host = functools.partial(whole.evaluation.run_on_host, self.model, args, kwargs, call.line)
-            return called_beside(call.signature.left, run_on_host)
-
-        with whole.modes.in_training_as(then):
-            call.settle(replayed([call], shown_input, run)[call])
-        whole.edits.ignore()
-        return True
+        """Tell whether the host can compute a call before those that were made before it have run."""
+        return not self.whole.buffer_writes.waits_for_others(call)
 
     def called_with(self, signature: CallSignature, tensors: Sequence[torch.Tensor]) -> Any:
         """Return what a call of the model gives on the host, without a trace there."""

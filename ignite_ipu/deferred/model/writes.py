@@ -7,13 +7,21 @@ writes in the call, and the device with the update that the call is part of.
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, Sequence, Set
+import functools
+from typing import Any, Dict, Iterable, List, Sequence, Set
 
+from torch import nn
+
+from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
+from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import CLOCK, Operation
+from ignite_ipu.deferred.graph.operations import CLOCK, Operation, Value, replayed, shown_input
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.graph.structure import unflatten
+from ignite_ipu.deferred.model.turns import is_statistic
 from ignite_ipu.errors import CaptureError, listed
+from ignite_ipu.program.forward.left_behind import called_beside
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
 
@@ -66,13 +74,20 @@ class BufferWrites:
     Those that no update will be of are made on the host, before anything is computed from what they write.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, modes: Modes, edits: WeightEdits, evaluation: CapturedEvaluation) -> None:
+        self._modes, self._edits, self._evaluation = modes, edits, evaluation
         self.waiting: Dict[int, Operation] = {}
         self._passed: Set[int] = set()  # those that have waited while another optimizer stepped
 
     def make_up_unused(self) -> None:
         """Make those calls on the host from which nobody can go backward any more."""
         self._make_up([call for call in self.waiting.values() if not _is_awaited(call)], ())
+
+    def waits_for_others(self, call: Operation) -> bool:
+        """Tell whether calls before one have yet to write what it reads; batch statistics are not, in training mode."""
+        before = [each for number, each in self.waiting.items() if number < call.number and each.model is call.model]
+        names = {name for each in before for name in each.signature.writes}
+        return not all(is_statistic(call, name) for name in names & {*call.signature.writes})
 
     def check_evaluation(self, model: Captured) -> None:
         self.make_up_unused()
@@ -110,9 +125,36 @@ class BufferWrites:
         for call in calls:
             before = [*losses, *(each for each in self.waiting.values() if each not in calls)]
             late = any(each.number < call.number and _write_the_same(each, call) for each in before)
-            if late or call.number in self._passed or call.model is None or not call.model.make_up_for(call):
+            if (
+                late
+                or call.number in self._passed
+                or call.model is None
+                or not self._is_made_up(call, call.model.model)
+            ):
                 return
             del self.waiting[call.number]
+
+    def _is_made_up(self, call: Operation, model: nn.Module) -> bool:
+        """Make a call on the host that is of no update, for what it writes; tells whether that was possible.
+
+        It is where the weights, attributes and what it is given are those of its time, and it draws nothing.
+        """
+        now, then = self._modes.now(), call.signature.modes
+        unknown = any(type(leaf) is Value and not leaf.known for leaf in call.leaves)
+        if then is None or then._replace(training=now.training) != now or call.signature.draws or unknown:
+            return False
+        if not self._edits.older_than(call):
+            return False
+
+        def run(call: Operation, leaves: List[Any]) -> Any:
+            args, kwargs = unflatten(call.signature.structure, leaves)
+            run_on_host = functools.partial(self._evaluation.run_on_host, model, args, kwargs, call.line)
+            return called_beside(call.signature.left, run_on_host)
+
+        with self._modes.in_training_as(then):
+            call.settle(replayed([call], shown_input, run)[call])
+        self._edits.ignore()
+        return True
 
     def _first(self) -> str:
         call = next(iter(self.waiting.values()))
