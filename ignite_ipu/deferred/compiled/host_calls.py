@@ -166,7 +166,7 @@ def called_on_host(
     begun: List[LeftBehind] = []
     kept_before: List[torch.Tensor] = []
     grows = False
-    named, words = named_by(model), words_read() if places is None else ()
+    named, words = (named_by(model), words_read()) if places is None else (None, ())
     what = f"The forward of {name}, called at {current_line()},"
 
     def call_once(recorder: OperatorRecorder) -> Any:
@@ -180,7 +180,7 @@ def called_on_host(
         except CaptureError:
             raise CaptureError(what + _CHANGES_ARGUMENT) from None
         random = torch.get_rng_state()
-        behind = LeftBehind(named, words)
+        behind = None if named is None else LeftBehind(named, words)
         recorder.writes = WeightWriteGuard(model, buffers)
         with GradientHookGuard(), ForwardGuard(), recorder:
             # Which leaves there what it finds in the place of each buffer afterwards.
@@ -192,7 +192,7 @@ def called_on_host(
         kept_before[:] = [
             each for each in recorder.constants if type(each) is torch.Tensor and each.grad_fn is not None
         ]
-        if places is None:
+        if behind is not None:
             left_at[:] = [place for place in behind.places(grows) if is_flat(place.read())]
             left[:] = [place.read() for place in left_at]
             if grows:
@@ -211,7 +211,7 @@ def called_on_host(
     drawn_from = [value for value in (*args, *kwargs.values()) if isinstance(value, (*GENERATORS, Iterator))]
     with EAGER, without_generation_cache(model), torch.no_grad():
         called, kept = Retrace(call_once, lambda: PythonState(model), drawn_from), ModuleAttributes(model)
-        state = PythonState(model)
+        state = PythonState(model, named=named)
         changed = called.begin(state, everywhere=True)
         if grows:
             changed = called.begin(state, everywhere=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from itertools import chain, cycle
 from types import FunctionType
-from typing import Any, Callable, Container, Dict, Hashable, Iterable, List, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, Hashable, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -59,6 +59,7 @@ class PythonState:
 
     Args:
         *others: Functions and objects that are called beside it, such as a loss.
+        named: What their code gets at by names, if that was looked up.
 
     Attributes:
         names: What messages call the values.
@@ -67,9 +68,9 @@ class PythonState:
         iterators: The iterators and random generators among what it gets at.
     """
 
-    def __init__(self, model: nn.Module, *others: Any) -> None:
+    def __init__(self, model: nn.Module, *others: Any, named: Optional[Named] = None) -> None:
         called = _parts_of(model, *others)
-        named = Named(called)
+        named = Named(called) if named is None else named
         self.words, self.iterators = named.names, named.iterators
         modules = [part for _, part in called if isinstance(part, nn.Module)]
         self._attributes = [vars(part) for part in modules]
