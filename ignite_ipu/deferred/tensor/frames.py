@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import sys
 from types import CodeType, FrameType
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Iterator, Optional, Sequence
 
 import torch
+from torch.autograd.function import BackwardCFunction
 from torch.distributions import ContinuousBernoulli, Distribution, Geometric, Uniform
 
 from ignite_ipu.deferred.graph.operations import Value
@@ -27,7 +30,6 @@ _ARGUMENT_CHECKS = (
     Geometric.__init__.__code__,
     Uniform.__init__.__code__,
 )
-_APPLY: Any = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
 # PyTorch 2.0 compiles a scripted function for what its first call was given, and crashes with tensors without memory.
 _SCRIPTS_CRASH = torch.__version__.startswith("2.0.")
 
@@ -56,18 +58,65 @@ def is_argument_check() -> bool:
     return frame is not None and frame.f_code in _ARGUMENT_CHECKS
 
 
-def refuse_function(values_in: Callable[[Any], Sequence[Value]], arguments: Any) -> None:
-    """Refuse an operation on values to come that depend on weights within the forward of an `autograd.Function`.
+def refuse_function(values_in: Callable[[Any], Sequence[Value]], arguments: Any, returned: bool = False) -> None:
+    """Refuse an operation of an `autograd.Function` on deferred values that depend on weights.
 
-    PyTorch runs that without gradients, so none would flow through what is recorded.
+    PyTorch runs such a function without gradients, so none would flow through the recorded operations. `returned` says
+    that the operation is the one with which PyTorch passes on an argument that a forward returned.
     """
-    frame = frame_of(_APPLY)
-    if frame is not None and any(value.shape.requires_grad for value in values_in(arguments)):
-        name = frame.f_locals["cls"].__name__
-        raise CaptureError(
-            f"{name}.apply() at {current_line()}: {OWN_BACKWARD.format(name=name)} To compute the value alone, apply "
-            "it to x.detach()."
-        )
+    if any(value.shape.requires_grad for value in values_in(arguments)):
+        name = _applied_function() or ("Function" if returned else None)
+        if name is not None:
+            raise CaptureError(
+                f"{name}.apply() at {current_line()}: {OWN_BACKWARD.format(name=name)} To compute the value alone, "
+                "apply it to x.detach()."
+            )
+
+
+def passes_argument_on(func: Any, arguments: Sequence[Any]) -> bool:
+    """Return whether an operation without gradients is the view that `Function.apply` takes of a returned argument."""
+    if func is torch.Tensor.view_as:
+        return len(arguments) == 2 and arguments[0] is arguments[1]
+    # PyTorch 2.0 makes it in C++.
+    return func is torch.ops.aten.view.default and tuple(arguments[0].shape) == tuple(arguments[1])
+
+
+def _applied_function() -> Optional[str]:
+    """Return the name of the innermost `autograd.Function` that is being applied, None if there is none.
+
+    Its forward is found on the stack: since PyTorch 2.14 `apply` has no Python code whose frame could be found. A
+    forward without a context looks the same when it is called directly, and counts as applied.
+    """
+    forwards = {id(_code_of(each.forward)): each for each in _derived_from(torch.autograd.Function)}
+    frame: Optional[FrameType] = sys._getframe(1)
+    while frame is not None:
+        function = forwards.get(id(frame.f_code))
+        if function is not None:
+            if function.setup_context is not torch.autograd.Function.setup_context:
+                return str(function.__name__)
+            first = next(iter(frame.f_code.co_varnames), "")
+            context = frame.f_locals.get(first)
+            context = context[0] if isinstance(context, tuple) and context else context
+            if isinstance(context, BackwardCFunction):
+                return type(context).__name__[: -len("Backward")]
+        frame = frame.f_back
+    return None
+
+
+def _derived_from(base: Any) -> Iterator[Any]:
+    for each in base.__subclasses__():
+        yield each
+        yield from _derived_from(each)
+
+
+def _code_of(function: Any) -> Optional[CodeType]:
+    """Return the code of a function below its decorators, which other functions may share."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    if not hasattr(function, "__code__"):
+        function = type(function).__call__
+    return getattr(function, "__code__", None)
 
 
 def refuse_script() -> None:

@@ -15,7 +15,7 @@ from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
 from ignite_ipu.deferred.graph.structure import flatten, leaves_in, mapped, unflatten, words
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
-from ignite_ipu.deferred.tensor.frames import is_argument_check, refuse_function, refuse_script
+from ignite_ipu.deferred.tensor.frames import is_argument_check, passes_argument_on, refuse_function, refuse_script
 from ignite_ipu.deferred.tensor.functions import METADATA, READS, REFUSED, TENSOR_PROPERTIES, attribute_of, written
 from ignite_ipu.deferred.tensor.in_place import diagonal_masked, recorded_as
 from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
@@ -59,7 +59,7 @@ class DeferredTensor(torch.Tensor):
     ) -> Any:
         grad = torch.is_grad_enabled()
         if not grad:
-            refuse_function(deferred_values, (args, kwargs))
+            refuse_function(deferred_values, (args, kwargs), passes_argument_on(func, args))
         numbers: Optional[Container[type]] = _RECORDED.get(func)
         if numbers is not None:
             leaves: List[Any] = []
@@ -83,7 +83,8 @@ class DeferredTensor(torch.Tensor):
     ) -> Any:
         # Code in C++, such as a scripted function, does not pass through PyTorch's Python API. What an
         # autograd.Function returns just as it got it comes here, too.
-        refuse_function(deferred_values, (args, kwargs))
+        returned = not torch.is_grad_enabled() and passes_argument_on(func, args)
+        refuse_function(deferred_values, (args, kwargs), returned)
         refuse_script()
         # Autograd is switched off here, and with it what tells whether a result depends on weights.
         with enable_reentrant_dispatch():

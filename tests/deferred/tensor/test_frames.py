@@ -40,6 +40,45 @@ class Identity(torch.autograd.Function):
         return -gradients[0]
 
 
+class WithoutContext(torch.autograd.Function):
+    """A function whose forward is given no context."""
+
+    @staticmethod
+    def forward(value: torch.Tensor) -> torch.Tensor:
+        return value * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept for the backward."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return -gradients[0]
+
+
+class Decorated(torch.autograd.Function):
+    """A function whose forward has a decorator that other functions have, too."""
+
+    @staticmethod
+    @torch.no_grad()
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return -gradients[0]
+
+
+class Inherited(Decorated):
+    """A function that has its forward from another one."""
+
+
+@torch.no_grad()
+def doubled(value: torch.Tensor) -> torch.Tensor:
+    """Return twice a value, with the decorator that a function's forward has above."""
+    return value * 2
+
+
 def train(model: Any, optimizer: torch.optim.Optimizer, extra: Callable[[torch.Tensor], Any], updates: int) -> float:
     for _ in range(updates):
         scores = model(X)
@@ -69,6 +108,8 @@ def prepared(captures: bool = True) -> Any:
         lambda scores: Reversed.apply(torch.zeros(8, 2), scores).mean(),
         lambda scores: Reversed.apply(torch.zeros(8, 2), scores * 2).mean(),
         lambda scores: Identity.apply(scores).mean(),
+        lambda scores: WithoutContext.apply(scores).mean(),
+        lambda scores: Inherited.apply(scores).mean(),
         lambda scores: checkpoint(lambda scores: (scores * 2).mean(), scores, use_reentrant=True),
     ],
 )
@@ -84,6 +125,7 @@ def test_values_without_gradients_pass() -> None:
 
     def extra(scores: torch.Tensor) -> torch.Tensor:
         value: torch.Tensor = Reversed.apply(torch.zeros(8, 2), scores.detach())
+        value = value + doubled(scores) + Decorated.forward(None, scores)
         return value.mean() + checkpoint(lambda scores: (scores * 2).mean(), scores, use_reentrant=False)
 
     native, captured = [train(*prepared(captures), extra, 3) for captures in (False, True)]
