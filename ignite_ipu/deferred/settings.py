@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Optional
 
 from ignite_ipu import backend
 from ignite_ipu.errors import CaptureError
@@ -46,17 +46,25 @@ class CaptureObserver:
 IGNORING = CaptureObserver()
 
 
-def refuse_for_capture(config: IPUConfig, accumulates: bool = False) -> None:
-    """Refuse settings that a captured loop cannot honour.
+def capture_refusal(config: IPUConfig, accumulates: bool = False) -> Optional[str]:
+    """Return the reason why a captured loop cannot honour a setting, None if it honours all.
 
-    Somebody `accumulates` who takes `gradient_accumulation_steps` for the loop, as `IPUAccelerator` does.
+    `accumulates` is True for a caller that gives `gradient_accumulation_steps` to the loop, as `IPUAccelerator` does.
     """
     reasons = dict(_REFUSED) if accumulates else {**_REFUSED, "gradient_accumulation_steps": _OF_THE_LOOP}
     if not accumulates and config.replication_factor == "auto":
         reasons["replication_factor"] = "how many micro-batches replicas share is known after a step. Say a number."
     for name, value in config.said().items():
         if name in reasons and value != "on demand":
-            raise CaptureError(f"{name} is {value!r}, but {reasons[name]}")
+            return f"{name} is {value!r}, but {reasons[name]}"
+    return None
+
+
+def refuse_for_capture(config: IPUConfig, accumulates: bool = False) -> None:
+    """Raise a `CaptureError` for a setting that a captured loop cannot honour; arguments as of `capture_refusal`."""
+    reason = capture_refusal(config, accumulates)
+    if reason is not None:
+        raise CaptureError(reason)
 
 
 def captured_options(config: IPUConfig) -> Options:

@@ -24,8 +24,8 @@ SCRIPTS = sorted(path.stem for path in CORPUS.glob("*.py"))
 # Script -> line of its file that the refusal names, and a part of the reason.
 REFUSED = {
     "actor_critic": ("action.item()", "it was sampled from what the model computes"),
-    "adagrad_ignite": ("create_supervised_trainer(", "PopTorch has no such update"),
-    "dynamic_model": ("while h.abs().mean() > 0.2", "needs the value of a tensor"),
+    "adagrad_ignite": ("trainer.run(", "PopTorch has no such update"),
+    "dynamic_model": ("trainer.run(", "changes Python values in every call (depths)"),
     "functional_updates": ("loss.backward()", "updated by hand"),
     "gradient_penalty": ("torch.autograd.grad(", "cannot be mapped to IPUs"),
     "hogwild": ("model.share_memory()", "Hogwild"),

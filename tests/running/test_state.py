@@ -197,9 +197,9 @@ def test_a_forward_that_changes_attributes_is_refused_in_ignites_trainer_too(run
         "        self.count += 1; return self.layer(x) * self.count\n"
         "model = Changing()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
         "trainer = create_supervised_trainer(model, optimizer, F.mse_loss, device)\n"
+        "trainer.run([(x, x) for x in batches])\n"
     )
     line = len(text.splitlines())
-    text += "trainer.run([(x, x) for x in batches])\n"
     with pytest.raises(RunError, match=rf"script\.py:{line}\b.*every call \(count\)"):
         run(text)
 

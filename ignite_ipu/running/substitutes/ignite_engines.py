@@ -1,4 +1,8 @@
-"""Ignite as a script sees it: its factories make IPU engines, and other engines may step through captured models."""
+"""Ignite in a script: engines step through captured models, so that they count iterations as without IPUs.
+
+Only settings that need several micro-batches per call or several IPUs, and half precision, turn Ignite's factories into
+those of this library.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import inspect
 import os
 import sys
 import weakref
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 import ignite.distributed
 import ignite.engine
@@ -15,10 +19,14 @@ from ignite.engine import Engine, Events
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.deferred import captured
 from ignite_ipu.deferred.engine_step import with_known_values
+from ignite_ipu.deferred.settings import capture_refusal, captured_options
 from ignite_ipu.engines.factories import create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.options import evaluation_options, training_options
+from ignite_ipu.program.user_code import OURS
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.script_code import Line
 from ignite_ipu.running.substitutes.gradients import EngineWeights
@@ -27,19 +35,30 @@ from ignite_ipu.session.session import IPUSession, known_session
 
 
 def substitute_ignite(substitutes: Substitutes, trained: EngineWeights, config: IPUConfig) -> None:
-    """Let Ignite's factories make IPU engines: trainers by a config, and evaluators of models that have no trainer."""
+    """Let engines step through captured models, and Ignite's factories make IPU engines where the config needs them."""
     trainer: Any = ignite.engine.create_supervised_trainer
     evaluator: Any = ignite.engine.create_supervised_evaluator
     make = functools.partial(_factory, substitutes=substitutes, trained=trained)
     succession = _Succession(substitutes)
-    substitutes.set_everywhere("ignite", trainer, make(trainer, create_ipu_trainer, succession, lambda model: config))
-    substitutes.set_everywhere(
-        "ignite", evaluator, make(evaluator, create_ipu_evaluator, None, functools.partial(_of_evaluator, config))
-    )
+    several = _needs_factories(config)
+
+    def trains_in_factory(arguments: Dict[str, Any]) -> bool:
+        # Half precision needs a program of its own. With accumulation, an iteration of a factory would be an update.
+        return several or (arguments.get("amp_mode") == "amp" and arguments.get("gradient_accumulation_steps", 1) == 1)
+
+    def evaluates_in_factory(arguments: Dict[str, Any]) -> bool:
+        model = unwrapped(arguments["model"])
+        session = known_session(model) if isinstance(model, nn.Module) and captured(model) is None else None
+        return several or (session is not None and session.training is not None)
+
+    made = make(trainer, create_ipu_trainer, succession, lambda model: config, trains_in_factory)
+    substitutes.set_everywhere("ignite", trainer, made)
+    made = make(evaluator, create_ipu_evaluator, None, functools.partial(_of_evaluator, config), evaluates_in_factory)
+    substitutes.set_everywhere("ignite", evaluator, made)
 
     def engine(frame: Any, original: Any, own: Any, process_function: Any, *args: Any, **kwargs: Any) -> None:
         written = getattr(inspect.unwrap(process_function), "__code__", None)
-        if written is not None and substitutes.code.trains(written.co_filename):
+        if written is not None and not written.co_filename.startswith(OURS):
             process_function = _with_values(process_function)
         original(own, process_function, *args, **kwargs)
 
@@ -65,6 +84,14 @@ def substitute_ignite(substitutes: Substitutes, trained: EngineWeights, config: 
     substitutes.set_everywhere("ignite", original, substitutes.of_own_calls(original, auto_model))
 
 
+def _needs_factories(config: IPUConfig) -> bool:
+    """Return whether settings ask for several micro-batches per call, or for several IPUs per replica."""
+    try:
+        return capture_refusal(config) is not None or int(captured_options(config).replication_factor) > 1
+    except CaptureError:
+        return True
+
+
 def _of_evaluator(config: IPUConfig, model: Any) -> IPUConfig:
     """Return the settings of an evaluator: what its model's trainer does not say, everything where there is none."""
     settings = {name: getattr(config, name) for name in ("mixed_precision", "loader_mode")}
@@ -80,15 +107,20 @@ def _factory(
     ours: Callable[..., Any],
     succession: Optional[_Succession],
     config: Callable[[Any], IPUConfig],
+    chosen: Callable[[Dict[str, Any]], bool],
     substitutes: Substitutes,
     trained: EngineWeights,
 ) -> Any:
+    """Return a function that makes Ignite's own engine, or where it is `chosen` by the arguments, one of `ours`."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def create(*args: Any, **kwargs: Any) -> Any:
         line, _ = substitutes.code.line_behind(sys._getframe(1))
         arguments = dict(signature.bind(*args, **kwargs).arguments)
+        if not chosen(arguments):
+            substitutes.note(f"{original.__name__}()", "its step runs the captured model", line)
+            return original(*args, **kwargs)
         # Whatever device the script chose, this run is on IPUs.
         arguments.pop("device", None)
         became = f"{ours.__name__}()"

@@ -6,6 +6,8 @@ import pytest
 
 from ignite_ipu.errors import RunError
 
+FACTORIES = {"device_iterations": 1}
+
 HEAD = """
 import torch
 from torch import nn
@@ -38,11 +40,11 @@ print([round(value, 4) for value in (*found, *model[0].weight.flatten().tolist()
 
 
 def test_stages_with_trainers_of_their_own_give_the_native_weights(run, monkeypatch):
-    ran = run(HEAD + STAGES)
-    became = [substitution.became for substitution in ran.substitutions]
+    captured, factories = run(HEAD + STAGES), run(HEAD + STAGES, config=FACTORIES)
+    became = [substitution.became for substitution in factories.substitutions]
     assert "create_ipu_trainer(), which takes the model over from the trainer of script.py:16" in became
     monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
-    assert ran.output == run(HEAD + STAGES).output
+    assert captured.output == factories.output == run(HEAD + STAGES).output
 
 
 TWO = HEAD + "first = create_supervised_trainer(model, sgd, nn.MSELoss(), device=device)\n"
@@ -57,7 +59,8 @@ def test_a_trainer_whose_model_another_one_has_taken_over_trains_no_more(run):
 second = create_supervised_trainer(model, sgd, nn.L1Loss(), device=device)
 second.run(data)
 first.run(data, max_epochs=2)
-"""
+""",
+            config=FACTORIES,
         )
 
 
@@ -70,5 +73,23 @@ def test_a_trainer_that_is_running_ends_when_another_takes_its_model_over(run):
 def restart():
     create_supervised_trainer(model, sgd, nn.L1Loss(), device=device).run(data)
 first.run(data, max_epochs=2)
-"""
+""",
+            config=FACTORIES,
         )
+
+
+def test_captured_trainers_take_turns_over_a_model(run, monkeypatch):
+    """A captured model is updated by whatever engine steps through it."""
+    script = (
+        TWO
+        + """
+second = create_supervised_trainer(model, sgd, nn.L1Loss(), device=device)
+first.run(data)
+second.run(data)
+first.run(data, max_epochs=2)
+print([round(value, 4) for value in model[2].weight[0].tolist()])
+"""
+    )
+    found = run(script).output
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
+    assert found == run(script).output
