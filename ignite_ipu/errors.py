@@ -25,6 +25,7 @@ Exception
     ├── SourceError                     a file that cannot be read as Python
     ├── WriteError                      a file that was not written
     └── UserError                       what a person asked of a command cannot be done
+        ├── MissingLibraryError         an optional library that is not installed            (ImportError)
         └── RunError                    a line of a script that cannot run on IPUs
 
 In brackets the class of Python's that an error is, too. What PopTorch raises is PopTorch's: `poptorch.Error`.
@@ -170,6 +171,19 @@ class UserError(IPUError):
     def __init__(self, message: str, *, exit_code: int = 2) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+class MissingLibraryError(UserError, ImportError):
+    """An optional library is needed and not installed; the message has the command that installs it.
+
+    Args:
+        purpose: The action that needs the library.
+        library: Its name.
+        extra: The extra of this package that brings it.
+    """
+
+    def __init__(self, purpose: str, library: str, extra: str) -> None:
+        super().__init__(f"{purpose} needs {library}, which is not installed: pip install 'ignite-ipu[{extra}]'")
 
 
 class RunError(UserError):

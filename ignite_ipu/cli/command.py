@@ -22,7 +22,7 @@ from typing import Any, Dict, Iterator, NamedTuple, NoReturn, Optional, Sequence
 
 import ignite_ipu
 from ignite_ipu.cli.terminal import use_colour
-from ignite_ipu.errors import UserError, nearest
+from ignite_ipu.errors import MissingLibraryError, UserError, nearest
 
 EXIT_DONE = 0
 EXIT_FINDINGS = 1
@@ -171,6 +171,4 @@ def _missing_named(command: Command) -> Iterator[None]:
         if command.extra is None or missing.split(".")[0] == "ignite_ipu":
             raise
         name = next((name for name, each in COMMANDS.items() if each is command), command.module)
-        raise UserError(
-            f"`ignite-ipu {name}` needs {missing}, which is not installed: pip install 'ignite-ipu[{command.extra}]'"
-        ) from error
+        raise MissingLibraryError(f"`ignite-ipu {name}`", missing, command.extra) from error

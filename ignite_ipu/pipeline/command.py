@@ -7,20 +7,17 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, Callable, Dict, Tuple
 
 from ignite_ipu.checkpoints.atomic_files import whole_file
 from ignite_ipu.cli.targets import blamed_on, load_factory
 from ignite_ipu.errors import PlanError, UserError
 from ignite_ipu.pipeline.costs.machine import BOW, MK2
-from ignite_ipu.pipeline.planning.annotating import annotated_source
-from ignite_ipu.pipeline.planning.comparison import compare, draw_scaling, scale
-from ignite_ipu.pipeline.planning.drawing import write_trace
-from ignite_ipu.pipeline.planning.plan import Plan, text_table
-from ignite_ipu.pipeline.planning.plan_file import load_plan, save_plan
-from ignite_ipu.pipeline.profiling.measure import measure
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ignite_ipu.pipeline.planning.plan import Plan
 
 _MACHINES = {"mk2": MK2, "bow": BOW}
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -80,7 +77,13 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; return 0 if a plan fits, 1 if none does."""
     if args.pod_picture and not args.pod:
         raise UserError("--pod-picture needs --pod IPUS.")
+    # Not at the top: these import torch, and `--help` and completion need only the arguments.
+    from ignite_ipu.pipeline.planning.drawing import check_picture
+    from ignite_ipu.pipeline.planning.plan_file import load_plan
+
     try:
+        for picture in filter(None, (args.picture, args.pod_picture)):
+            check_picture(picture)
         if not args.target.endswith(".json"):
             return _plan(args)
         if args.annotate:
@@ -92,6 +95,12 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
+    from ignite_ipu.pipeline.planning.annotating import annotated_source
+    from ignite_ipu.pipeline.planning.comparison import compare, draw_scaling, scale
+    from ignite_ipu.pipeline.planning.plan import text_table
+    from ignite_ipu.pipeline.planning.plan_file import save_plan
+    from ignite_ipu.pipeline.profiling.measure import measure
+
     model, inputs, optimizer, factory = _built(args.target)
     profile = measure(model, inputs, granularity=args.granularity, training=not args.inference, fake=not args.real)
     given = {"memory": args.memory, "usable_fraction": args.usable}
@@ -126,6 +135,8 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _present(plan: Plan, args: argparse.Namespace) -> None:
+    from ignite_ipu.pipeline.planning.drawing import write_trace
+
     print(plan)
     if args.picture:
         plan.draw().savefig(args.picture)
@@ -135,6 +146,8 @@ def _present(plan: Plan, args: argparse.Namespace) -> None:
 
 def _built(target: str) -> Tuple[nn.Module, Any, Any, Callable[[], Any]]:
     """Return what the factory has made, model, inputs and perhaps an optimizer, and the factory."""
+    from torch import nn
+
     with blamed_on(target):
         factory = load_factory(target)
         built = factory()

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
-from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Union
 
-import torch
-
-from ignite_ipu.checkpoints.atomic_files import whole_file
 from ignite_ipu.errors import OptionsError, did_you_mean, logger
+from ignite_ipu.program import settings
 
-_LARGEST_FILE = 1 << 16
+EXECUTIONS = ("pipelined", "sharded", "serial phased", "parallel phased")
+"""The ways in which a pipeline's stages run."""
 WEIGHT_SYNC = ("on demand", "run", "epoch", "eager")
 """When the newest weights are copied to the host: when somebody asks for them, and at the end of a run, too; of every
 epoch, too; after every device call, too."""
-_YAML = (".yaml", ".yml")
 _Check = Callable[[str, Any], Any]
-_FILE = "ipu_config.json"
 
 
 def integer(name: str, value: Any) -> int:
@@ -43,6 +38,13 @@ def _number(name: str, value: Any) -> float:
         hint = " YAML takes 1e-3 for a word; write 1.0e-3." if isinstance(value, str) and "e" in value else ""
         raise OptionsError(f"{name} must be a number, got {value!r} ({type(value).__name__}).{hint}")
     return value
+
+
+def _positive_number(name: str, value: Any) -> float:
+    number = _number(name, value)
+    if number <= 0:
+        raise OptionsError(f"{name} must be positive, got {number}.")
+    return number
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -144,17 +146,17 @@ class IPUConfig:
     output_return_period: Optional[int] = dataclasses.field(default=None, metadata={"check": positive})
     variable: Iterable[str] = dataclasses.field(default=(), metadata={"check": _names})
     constant: Iterable[str] = dataclasses.field(default=(), metadata={"check": _names})
-    max_grad_norm: Optional[float] = dataclasses.field(default=None, metadata={"check": _number})
+    max_grad_norm: Optional[float] = dataclasses.field(default=None, metadata={"check": _positive_number})
     loss_scaling: Union[float, str, None] = dataclasses.field(
-        default=None, metadata={"check": _one_of("auto", otherwise=_number)}
+        default=None, metadata={"check": _one_of("auto", otherwise=_positive_number)}
     )
     mixed_precision: str = dataclasses.field(default="no", metadata={"check": _one_of("no", "fp16")})
     seed: Optional[int] = dataclasses.field(default=None, metadata={"check": integer})
     share_ipus: bool = dataclasses.field(default=False, metadata={"check": _flag})
     pipeline: Optional[Any] = dataclasses.field(default=None, metadata={"check": _layers})
-    execution: Optional[str] = None
-    ipus: Optional[int] = None
-    memory_per_ipu: Optional[int] = None
+    execution: Optional[str] = dataclasses.field(default=None, metadata={"check": _one_of(*EXECUTIONS)})
+    ipus: Optional[int] = dataclasses.field(default=None, metadata={"check": positive})
+    memory_per_ipu: Optional[int] = dataclasses.field(default=None, metadata={"check": positive})
     offload: Iterable[str] = dataclasses.field(default=(), metadata={"check": _names})
     shard: Iterable[str] = dataclasses.field(default=(), metadata={"check": _names})
     substitute: Optional[str] = dataclasses.field(default=None, metadata={"check": _one_of("closest")})
@@ -216,16 +218,16 @@ class IPUConfig:
         return dataclasses.replace(config, **given) if given else config
 
     @classmethod
-    def from_dict(cls, settings: Mapping[str, Any]) -> IPUConfig:
+    def from_dict(cls, values: Mapping[str, Any]) -> IPUConfig:
         """Return the configuration that a mapping of names to values says.
 
         Raises:
             OptionsError: There is no setting of a name, or a value is of another kind.
         """
-        for name in settings:
+        for name in values:
             if name not in _DEFAULTS:
                 raise OptionsError(f"There is no setting {name!r}.{did_you_mean(str(name), _DEFAULTS)}")
-        return cls(**settings)
+        return cls(**values)
 
     def to_dict(self, partly: bool = False) -> Dict[str, Any]:
         """Return what differs from the defaults as plain data, from which `from_dict` makes the same again.
@@ -257,18 +259,31 @@ class IPUConfig:
             OptionsError: It holds no settings, or there are none of these names; the message begins with the path.
             OSError: It cannot be read.
         """
-        path = _file(path)
-        with open(path, "rb") as file:
-            data = file.read(_LARGEST_FILE + 1)
-        try:
-            if len(data) > _LARGEST_FILE:
-                raise OptionsError(f"it has more than {_LARGEST_FILE} bytes")
-            content = _parsed(data.decode("utf-8"), path.suffix)
-            if not isinstance(content, Mapping):
-                raise OptionsError(f"it holds a {type(content).__name__}, not names with values")
-            return cls.from_dict(content)
-        except (ValueError, RecursionError) as error:
-            raise OptionsError(f"{os.fspath(path)}: {error}") from error
+        return cls.from_sources([settings.read_file(path)])
+
+    @classmethod
+    def from_sources(cls, sources: Iterable[settings.Source]) -> IPUConfig:
+        """Return the configuration of several places; a later one replaces what an earlier one says.
+
+        Raises:
+            OptionsError: A place names no setting, or a value is of another kind; the message begins with the place.
+        """
+        found = [each._replace(settings=_listed(each.settings)) if each.from_words else each for each in sources]
+        for each in found:
+            try:
+                cls.from_dict(each.settings)
+            except OptionsError as error:
+                raise OptionsError(f"{each.place}: {error}") from error
+        return cls.from_dict(settings.merged(found))
+
+    @classmethod
+    def from_environment(cls) -> IPUConfig:
+        """Return the configuration that `IGNITE_IPU_CONFIG` holds, inline JSON or a path; the defaults if it is unset.
+
+        Raises:
+            OptionsError: It cannot be read; the message begins with the variable.
+        """
+        return cls.from_sources(environment_sources())
 
     def save(self, path: Union[str, os.PathLike[str]], partly: bool = False) -> None:
         """Write what differs from the defaults to a file, as YAML if it is called so, else as JSON.
@@ -281,13 +296,12 @@ class IPUConfig:
             OptionsError: As for `to_dict`.
             OSError: It cannot be written.
         """
-        file, plain = _file(path), self.to_dict(partly)
-        text = _yaml().safe_dump(plain, sort_keys=False) if file.suffix in _YAML else json.dumps(plain, indent=2) + "\n"
-        with whole_file(file) as opened:
-            opened.write(text.encode())
+        settings.write_file(path, self.to_dict(partly))
 
     def of_optimizer(self) -> Dict[str, Any]:
         """Return the arguments of `convert_optimizer`."""
+        import torch  # not at the top: commands read settings before they need it
+
         scaling = None if self.loss_scaling == "auto" else self.loss_scaling
         types = {name: getattr(self, name) for name in _DEFAULTS if name.endswith("accum_type")}
         return {
@@ -318,13 +332,32 @@ Configuration = Union[IPUConfig, Mapping[str, Any], str, "os.PathLike[str]", Non
 _DEFAULTS: Dict[str, Any] = {field.name: field.default for field in dataclasses.fields(IPUConfig)}
 
 
+_LISTS = frozenset(field.name for field in dataclasses.fields(IPUConfig) if field.metadata.get("check") is _names)
+
+
+def environment_sources() -> List[settings.Source]:
+    """Return the settings of `IGNITE_IPU_CONFIG` as a source, none if it is unset or empty.
+
+    Raises:
+        OptionsError: It cannot be read; the message begins with the variable.
+    """
+    text = os.environ.get(settings.VARIABLE, "").strip()
+    if not text:
+        return []
+    try:
+        source = settings.read(text)
+    except (OSError, OptionsError) as error:
+        raise OptionsError(f"{settings.VARIABLE}: {error}") from error
+    return [source._replace(place=f"{settings.VARIABLE}, {source.place}")]
+
+
+def _listed(values: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return settings with a list of one where a word stands for a list."""
+    return {name: [value] if name in _LISTS and isinstance(value, str) else value for name, value in values.items()}
+
+
 def _same(one: Any, other: Any) -> bool:
     return one is other or bool(one == other)
-
-
-def _file(path: Union[str, os.PathLike[str]]) -> Path:
-    file = Path(path).expanduser()
-    return file / _FILE if file.is_dir() else file
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -338,34 +371,3 @@ def _plain(name: str, value: Any) -> Any:
         f"{name} is a {type(value).__qualname__}, which no file can hold. Give options as a mapping of setters, a "
         "pipeline as a list of layers."
     )
-
-
-def _parsed(text: str, suffix: str) -> Any:
-    if suffix not in _YAML:
-        return json.loads(text)
-    yaml = _yaml()
-
-    class Loader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.AliasEvent):  # a few of them make a file of any size
-                raise OptionsError(f"it refers by *{self.peek_event().anchor} to another place; write the value out")
-            return super().compose_node(parent, index)
-
-    try:
-        content = yaml.load(text, Loader)
-    except yaml.YAMLError as error:
-        raise OptionsError(str(error)) from error
-    except (LookupError, AttributeError, TypeError) as error:  # PyYAML's own, of `!!int ""`
-        raise OptionsError(f"a value has a tag that does not fit it: {error}") from error
-    return {} if content is None else content
-
-
-def _yaml() -> Any:
-    try:
-        import yaml
-    except ImportError as error:
-        raise OptionsError(
-            f"YAML is read and written by PyYAML, which cannot be imported ({error}). Install it with "
-            "pip install pyyaml, or use a JSON file."
-        ) from error
-    return yaml

@@ -12,12 +12,14 @@ import json
 import operator
 import os
 import re
-from typing import Any, Iterable, Iterator, List, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OptionsError, did_you_mean, logger, nearest
-from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import IPUConfig, positive
+
+if TYPE_CHECKING:
+    from ignite_ipu.poptorch_types import Options
 
 _MOST_IPUS = 64
 _IPU_MODEL_VARIABLES = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ignite_ipu.errors import RunError
-from ignite_ipu.running.script import run_module, run_script
-from ignite_ipu.running.script_code import Substitution
+from ignite_ipu import lazy_names
 
-__all__ = ["RunError", "Substitution", "run_module", "run_script"]
+__all__, __getattr__, __dir__ = lazy_names(__name__, __file__)

@@ -6,18 +6,15 @@ Exit codes: the script's own; 1 when it ends with an exception of its own; 2 whe
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import logging
 import os
 import sys
 import traceback
 from types import TracebackType
 from typing import Optional
-from unittest import mock
 
-from ignite_ipu.errors import OptionsError, UserError
-from ignite_ipu.program.config import IPUConfig
-from ignite_ipu.running.script import run_module, run_script
+from ignite_ipu.errors import UserError
+from ignite_ipu.program import arguments
 
 CACHE_VARIABLE = "POPTORCH_CACHE_DIR"
 """Names the executable cache for every new `poptorch.Options`."""
@@ -29,17 +26,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `ignite-ipu run` takes."""
     parser.add_argument("--quiet", action="store_true", help="do not list what is substituted")
     parser.add_argument(
-        "--ipu-config",
-        metavar="FILE",
-        help="settings of trainers and loops, in a YAML or JSON file (`ignite-ipu config`)",
-    )
-    parser.add_argument(
-        "--replication-factor",
-        type=lambda text: text if text == "auto" else int(text),
-        metavar="N",
-        help="train with N replicas of the model (auto: all that there are IPUs for), whatever the file says",
-    )
-    parser.add_argument(
         "--cache-dir",
         metavar="DIR",
         help=f"keep executables there, and take them from there; {CACHE_VARIABLE} by default",
@@ -49,10 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("script", metavar="SCRIPT", help="the Python script to run")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's arguments")
+    arguments.add_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the script; return its exit code."""
+    # Not at the top: these take long to import, and `--help` and completion need only the arguments.
+    from unittest import mock
+
+    from ignite_ipu.running.script import run_module, run_script
+
     logger = logging.getLogger("ignite_ipu.running")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("ignite-ipu: %(message)s"))
@@ -65,7 +57,10 @@ def main(args: argparse.Namespace) -> int:
     run = run_module if args.module else run_script
     try:
         with mock.patch.dict(os.environ, cached):
-            run(args.script, args.arguments, config=_config(args, logger))
+            config = arguments.given_settings(args)
+            if config.said():
+                logger.info("%r", config)
+            run(args.script, args.arguments, config=config)
     except UserError:
         raise
     except Exception as error:
@@ -76,19 +71,6 @@ def main(args: argparse.Namespace) -> int:
         logger.setLevel(level)
         logger.propagate = propagate
     return 0
-
-
-def _config(args: argparse.Namespace, logger: logging.Logger) -> IPUConfig:
-    """Return the settings of a file with what the command line says."""
-    try:
-        config = IPUConfig.of(args.ipu_config)
-        if args.replication_factor is not None:
-            config = dataclasses.replace(config, replication_factor=args.replication_factor)
-    except (OSError, OptionsError) as error:
-        raise UserError(str(error)) from error
-    if config.said():
-        logger.info("%r", config)
-    return config
 
 
 def _from_the_script(trace: Optional[TracebackType]) -> Optional[TracebackType]:

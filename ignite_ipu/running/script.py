@@ -10,7 +10,7 @@ import traceback
 from typing import List, Optional, Sequence, Set
 
 from ignite_ipu import backend
-from ignite_ipu.errors import RunError
+from ignite_ipu.errors import RunError, UserError
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.program import Main, is_beside, module_program, script_program, started, uses_poptorch
@@ -74,6 +74,12 @@ def _run(program: Main, config: Configuration, substitutions: List[Substitution]
     if backend.choice() == "native":
         program.run()
     elif uses_poptorch(program):
+        settings = IPUConfig.of(config)
+        if settings.said():
+            raise UserError(
+                f"{program.path} uses PopTorch itself, so that {settings!r} would have no effect. Set its "
+                "poptorch.Options in the program, or by POPTORCH_DEFAULT_OPTIONS, and leave the settings out."
+            )
         with backend.installed():
             program.run()
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import resource
 import subprocess
 import sys
 import types
@@ -62,6 +63,34 @@ def test_help_imports_neither_torch_nor_a_command():
         "assert not loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=True)
+
+
+def test_help_of_every_command_and_completion_import_no_torch():
+    """Nor anything else that takes long, so that they come within 0.2 seconds of Python's own start."""
+    code = (
+        "import sys\nfrom ignite_ipu.cli.command import COMMANDS, main\n"
+        "for words in ([], *([name] for name in COMMANDS)):\n"
+        "    try: main([*words, '--help'])\n    except SystemExit: pass\n"
+        "main(['completion', 'bash'])\n"
+        "slow = {'torch', 'ignite', 'numpy', 'libcst', 'rich', 'yaml', 'matplotlib', 'accelerate'} & set(sys.modules)\n"
+        "assert not slow, slow"
+    )
+    subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, check=True)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["completion", "bash"]])
+def test_the_start_takes_little_more_than_pythons(words):
+    """Processor time, the least of a few runs: a busy machine makes all of them slower."""
+    starts = ["-c", "pass"], ["-m", "ignite_ipu", *words]
+    bare, ours = (min(_processor_time(*each) for _ in range(5)) for each in starts)
+    assert ours - bare < 0.3
+
+
+def _processor_time(*words):
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def test_a_command_gets_its_arguments_and_gives_the_exit_code(command):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,18 @@ def test_a_saved_plan_is_shown_again(run, capsys):
     assert json.loads(Path("trace.json").read_text())
     assert run("missing.json") == 2
     assert "missing.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--picture", "--pod-picture"])
+def test_a_picture_without_matplotlib_names_the_install_command(run, option, capsys, monkeypatch):
+    """Before anything is measured."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    pod = ["--pod", "8"] if option == "--pod-picture" else []
+    assert run("planned_model:failing", *pod, option, "x.svg") == 2
+    shown = capsys.readouterr().err
+    assert shown.endswith("Drawing needs matplotlib, which is not installed: pip install 'ignite-ipu[plot]'\n")
+
+
+def test_a_picture_of_an_unknown_kind_is_refused_before_anything_is_measured(run, capsys):
+    assert run("planned_model:failing", "--picture", "x.svgg") == 2
+    assert "x.svgg: no picture has the ending .svgg. Did you mean 'svg'" in capsys.readouterr().err

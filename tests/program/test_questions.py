@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
+import sys
+import types
 
 import pytest
 
@@ -77,3 +80,62 @@ def test_a_wrong_answer_at_a_terminal_is_asked_for_again(monkeypatch, capsys):
     assert main(["config"]) == 0
     assert IPUConfig.load("ipu_config.yaml") == IPUConfig(gradient_accumulation_steps=4)
     assert capsys.readouterr().out.count("Micro-batches per weight update") == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "wrong", "message"),
+    [
+        (0, "-3", "gradient_accumulation_steps must be at least 1, got -3"),
+        (0, "many", "'many' is no answer"),
+        (1, "1.5", "device_iterations must be an integer, got 1.5"),
+        (3, "5", "IPUs are handed out in powers of two, and 5 replicas take a multiple of 5. Use 4 or 8"),
+        (3, "128", "128 replicas need at least 128 IPUs, and there are 64"),
+        (5, "-1", "max_grad_norm must be positive, got -1"),
+        (5, "nan", "max_grad_norm must be a number"),
+        (8, "some", "seed must be an integer, got 'some'"),
+    ],
+)
+def test_an_answer_that_cannot_be_is_refused_at_its_question(monkeypatch, capsys, number, wrong, message):
+    answer(monkeypatch, *[""] * number, wrong, *["1"] * 9)
+    assert main(["config"]) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err and shown.out.count("?") == number + 1
+
+
+def test_replicas_fit_the_ipus_that_there_are(monkeypatch, capsys):
+    """The machine that was described has too few."""
+    answer(monkeypatch, "", "", "auto", "4", "8")
+    assert main(["config"]) == 2
+    assert "8 replicas need at least 8 IPUs, and there are 4" in capsys.readouterr().err
+
+
+def test_without_pyyaml_no_question_is_asked_in_vain(monkeypatch, capsys):
+    """JSON is written by default; a YAML file is refused before the first question."""
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert main(["config", "--output", "settings.yml"]) == 2
+    shown = capsys.readouterr()
+    assert "pip install pyyaml" in shown.err and not shown.out
+    answer(monkeypatch, "4", *[""] * 9)
+    assert main(["config"]) == 0
+    assert IPUConfig.load("ipu_config.json") == IPUConfig(gradient_accumulation_steps=4)
+
+
+@pytest.mark.parametrize("place", ["nowhere/ipu.json", "."])
+def test_a_place_that_cannot_be_written_is_refused_before_the_first_question(capsys, place):
+    assert main(["config", "--output", place]) == 2
+    assert not capsys.readouterr().out
+
+
+def test_answers_are_not_lost_when_something_ends_the_questions(monkeypatch, capsys):
+    """They are printed as JSON, here at an interrupt, and can be used."""
+    lines = iter(["4\n", "8\n"])
+
+    def readline():
+        for line in lines:
+            return line
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdin", types.SimpleNamespace(readline=readline, isatty=lambda: True))
+    assert main(["config"]) == 130
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert IPUConfig.from_dict(json.loads(last)) == IPUConfig(gradient_accumulation_steps=4, device_iterations=8)

@@ -50,6 +50,14 @@ def test_settings_come_from_a_file_and_the_command_line(script, capsys, tmp_path
     assert main(["run", "--replication-factor", "0", path]) == 2
 
 
+def test_a_program_that_uses_poptorch_refuses_settings(script, capsys):
+    """They would have no effect; without settings it runs."""
+    path = script("import poptorch\nprint('ran')\n")
+    assert main(["run", "--set", "seed=3", path]) == 2
+    assert "uses PopTorch itself, so that IPUConfig(seed=3) would have no effect" in capsys.readouterr().err
+    assert main(["run", path]) == 0
+
+
 def test_the_scripts_exit_code_is_the_commands(script):
     with pytest.raises(SystemExit) as ended:
         main(["run", script("import sys; sys.exit(5)")])

@@ -8,9 +8,10 @@ import datetime
 import os
 import sys
 import time
-from typing import List
+from typing import TYPE_CHECKING, List
 
-from ignite_ipu.emulator.files import cache
+if TYPE_CHECKING:
+    from ignite_ipu.emulator.files import cache
 
 _DIRECTORY_VARIABLE = "POPTORCH_CACHE_DIR"
 _DAY = 24 * 3600
@@ -34,6 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Do what was asked for; return 1 when verify finds damage, 2 when there is no such cache."""
+    # Not at the top: it imports torch, and `--help` and completion need only the arguments.
+    from ignite_ipu.emulator.files import cache
+
     if args.directory is None or not os.path.isdir(args.directory):
         missing = f"no cache directory was given, and {_DIRECTORY_VARIABLE} is not set"
         print("error:", f"there is no directory {args.directory}" if args.directory else missing, file=sys.stderr)

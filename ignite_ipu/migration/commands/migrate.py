@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Sequence
 import ignite_ipu
 from ignite_ipu.cli.terminal import TextLine, following, write_lines
 from ignite_ipu.errors import SourceError, UserError, WriteError, listed
-from ignite_ipu.migration.source.discovery import Discovery, discover
-from ignite_ipu.migration.source.file import Source, decode_source, read_bytes, split_lines
-from ignite_ipu.migration.source.writing import copy_rest, replace_file, write_new_file
 
 if TYPE_CHECKING:
     from ignite_ipu.migration.migrator import Group, Migration
+    from ignite_ipu.migration.source.discovery import Discovery
 
 _OUTCOMES = ("migrated", "unchanged", "left alone")
 
@@ -46,9 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Migrate the paths; return the exit code."""
-    # What rewrites imports libcst, which `--help` does without.
+    # Not at the top: these load libcst and the analysis, and `--help` and completion need only the arguments.
     from ignite_ipu.migration.migrator import decide_together
     from ignite_ipu.migration.rewrites import all_rewrites
+    from ignite_ipu.migration.source.discovery import discover
 
     if args.list_rewrites:
         for rewrite in all_rewrites().values():
@@ -78,6 +77,7 @@ def main(args: argparse.Namespace) -> int:
 
 def _migrated(path: str) -> Migration:
     from ignite_ipu.migration.migrator import left_alone, migrate_source
+    from ignite_ipu.migration.source.file import Source, decode_source, read_bytes
 
     source = Source(path, "")
     try:
@@ -93,6 +93,8 @@ def _migrated(path: str) -> Migration:
 
 def _write(args: argparse.Namespace, found: Discovery, migrations: List[Migration]) -> Iterator[str]:
     """Write what is to be written, and yield what could not be."""
+    from ignite_ipu.migration.source.writing import copy_rest, replace_file, write_new_file
+
     folders = [path for path in args.paths if os.path.isdir(path)]
     names = set()
     for (path, relative), migration in zip(found.files, migrations):
@@ -218,6 +220,8 @@ def _section(index: int, migration: Migration) -> Iterator[str]:
     yield f'<h2 id="file-{index}"><code>{path}</code> <span class="outcome">{migration.outcome}</span></h2>'
     if migration.applied:
         yield f"<p>{html.escape(listed(migration.applied, most=len(migration.applied)))}</p>"
+    from ignite_ipu.migration.source.file import split_lines
+
     lines = split_lines(migration.source.text)
     if migration.remarks:
         verdict = "" if migration.blocked else "remark: "

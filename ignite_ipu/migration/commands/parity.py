@@ -12,9 +12,8 @@ from typing import Any
 
 from ignite_ipu.cli.command import EXIT_DONE, EXIT_FINDINGS
 from ignite_ipu.cli.targets import blamed_on, load_factory
-from ignite_ipu.errors import ParityError, UserError
-from ignite_ipu.migration.parity.comparison import compare_training
-from ignite_ipu.migration.trial.notes import raised_at
+from ignite_ipu.errors import OptionsError, ParityError, UserError
+from ignite_ipu.program import arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,10 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--steps", type=_positive, default=3, metavar="N", help="weight updates (default: 3)")
     parser.add_argument(
-        "--gradient-accumulation", type=_positive, default=1, metavar="N", help="micro-batches per update and replica"
+        "--half",
+        dest="assignments",
+        action="append_const",
+        const="mixed_precision=fp16",
+        default=argparse.SUPPRESS,
+        help="short for --set mixed_precision=fp16: multiply in half precision on the device",
     )
-    parser.add_argument("--replication-factor", type=_positive, default=1, metavar="N", help="replicas on the device")
-    parser.add_argument("--half", action="store_true", help="multiply in half precision on the device")
     parser.add_argument(
         "--tolerance",
         type=float,
@@ -37,10 +39,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="part of the largest value that results may differ by (default: 1e-4 in single, 1e-2 in half precision)",
     )
     parser.add_argument("--json", action="store_true", help="print every difference as JSON")
+    arguments.add_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Compare and print; return the exit code."""
+    # Not at the top: these import torch, and `--help` and completion need only the arguments.
+    from ignite_ipu.migration.parity.comparison import compare_training
+    from ignite_ipu.migration.trial.notes import raised_at
+
+    config = arguments.given_settings(args)
     with blamed_on(args.target):
         factory = load_factory(args.target)
 
@@ -49,15 +57,8 @@ def main(args: argparse.Namespace) -> int:
             return factory()
 
     try:
-        report = compare_training(
-            made,
-            args.steps,
-            gradient_accumulation_steps=args.gradient_accumulation,
-            replication_factor=args.replication_factor,
-            half=args.half,
-            tolerance=args.tolerance,
-        )
-    except ParityError as error:
+        report = compare_training(made, args.steps, config=config, tolerance=args.tolerance)
+    except (OptionsError, ParityError) as error:
         raise UserError(str(error)) from error
     except UserError:
         raise

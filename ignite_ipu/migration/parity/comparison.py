@@ -21,9 +21,12 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.engines.factories import create_ipu_trainer
 from ignite_ipu.engines.loaders import ReadyBatches
-from ignite_ipu.errors import ParityError
+from ignite_ipu.errors import OptionsError, ParityError
 from ignite_ipu.handlers.gradients import Gradients
 from ignite_ipu.migration.parity.setup import ModelCall, Setup
+from ignite_ipu.program.config import Configuration, IPUConfig
+from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.program.options import own_options, training_options, with_replicas
 from ignite_ipu.program.tensors.rows import join_rows, join_tensors
 from ignite_ipu.program.tensors.trees import opened
 from ignite_ipu.program.training_step import find_loss
@@ -35,6 +38,13 @@ TOLERANCES: Dict[torch.dtype, Tuple[float, float]] = {
     torch.float16: (1e-2, 1e-4),
     torch.bfloat16: (5e-2, 1e-3),
 }
+HONOURED = (
+    *("gradient_accumulation_steps", "replication_factor", "mixed_precision", "loss_scaling", "accum_type"),
+    *("velocity_accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type"),
+    *("offload", "shard", "variable", "constant", "seed", "compile", "options"),
+)
+"""Settings under which the device's results can be compared with native ones."""
+
 # What the device makes of a type; other types stay what they are.
 _KEPT: Dict[torch.dtype, Tuple[torch.dtype, ...]] = {torch.float64: (torch.float64, torch.float32)}
 
@@ -128,10 +138,9 @@ def compare_training(
     factory: Callable[[], Any],
     steps: int = 3,
     *,
-    gradient_accumulation_steps: int = 1,
-    replication_factor: int = 1,
-    half: bool = False,
+    config: Configuration = None,
     tolerance: Optional[float] = None,
+    **arguments: Any,
 ) -> ParityReport:
     """Train for some updates natively and on the device, and compare everything they compute.
 
@@ -141,13 +150,21 @@ def compare_training(
     Args:
         factory: Returns what `Setup` describes.
         steps: Weight updates, each from so many micro-batches for each replica on the device.
-        half: Multiply in half precision on the device; natively all stays as it is.
+        config: Settings of the device: those in `HONOURED`. Natively, everything stays in the model's own precision.
         tolerance: Part of the largest value that results may differ by; by default one for each type.
+        arguments: Settings, too, by their names.
 
     Raises:
+        OptionsError: The settings contradict each other, or one is not in `HONOURED`.
         ParityError: The factory returns something else, the same model twice, two that differ, no batches, a random
             model, or one that fails natively already.
     """
+    config = with_replicas(IPUConfig.of(config, **arguments))
+    config.refuse_all_but(HONOURED, f"parity compares updates one by one under {', '.join(HONOURED)}; leave it out.")
+    geometry = BatchGeometry.from_options(training_options(config), 1)
+    if geometry.device_iterations > 1:
+        raise OptionsError("deviceIterations is more than 1 in the options, but parity compares one update per call.")
+    replicas, half = geometry.replication_factor, config.half_products
     native, device = Setup.of(factory()), Setup.of(factory())
     if native.model is device.model:
         raise ParityError("The factory returned the same model twice; it must make a new one at each call.")
@@ -159,7 +176,7 @@ def compare_training(
     if not batches:
         raise ParityError("The factory's batches are empty.")
     _switch_off_dropout(device.model)
-    remarks = [*_switch_off_dropout(native.model), *_incomparable_buffers(native.model, replication_factor)]
+    remarks = [*_switch_off_dropout(native.model), *_incomparable_buffers(native.model, replicas)]
     native.model.train()
     with _users(
         "The factory's batches are not what the model takes. They may be (x, y), a tuple of all that a model without a "
@@ -168,11 +185,11 @@ def compare_training(
         how = ModelCall.of(native.model, native.loss_fn, batches[0])
         pairs = [how.split(batch) for batch in batches]
     _refuse_random(native.model, how, pairs[0][0])
-    count = gradient_accumulation_steps * replication_factor
+    count = geometry.micro_batches
     endless = itertools.cycle(pairs)
     updates = [[next(endless) for _ in range(count)] for _ in range(steps)]
-    expected = _run_natively(native, how, updates, replication_factor)
-    found = _run_on_device(device, how, updates, gradient_accumulation_steps, replication_factor, half)
+    expected = _run_natively(native, how, updates, replicas)
+    found = _run_on_device(device, how, updates, config, replicas)
     numbered = enumerate(zip(expected, found), start=1)
     differences = (each for step, both in numbered for each in _differences(step, *both, half, tolerance))
     return ParityReport(tuple(differences), steps, count, tuple(remarks))
@@ -210,7 +227,7 @@ def _run_natively(setup: Setup, how: ModelCall, updates: Sequence[Update], repli
 
 
 def _run_on_device(
-    setup: Setup, how: ModelCall, updates: Sequence[Update], accumulation: int, replicas: int, half: bool
+    setup: Setup, how: ModelCall, updates: Sequence[Update], config: IPUConfig, replicas: int
 ) -> List[Results]:
     returned: List[str] = []
     names: Dict[str, str] = {}
@@ -226,7 +243,7 @@ def _run_on_device(
 
     with _users("The micro-batches of an update cannot be joined"):
         joined = [join_rows(list(update)) for update in updates]
-    options = backend.poptorch().Options()
+    options = own_options(config)
     if replicas > 1 and next(setup.model.buffers(), None) is not None:
         options.broadcastBuffers(False)
     trainer = create_ipu_trainer(
@@ -236,10 +253,7 @@ def _run_on_device(
         prepare_batch=lambda batch, device, non_blocking: batch,
         model_fn=observed,
         output_transform=lambda x, y, y_pred, loss: (y_pred[1:], loss),
-        gradient_accumulation_steps=accumulation,
-        replication_factor=replicas,
-        amp_mode="amp" if half else None,
-        options=options,
+        config=dataclasses.replace(config, options=options),
     )
     # Whoever compares says what was raised; Ignite would say it twice before.
     trainer.logger = logging.Logger(__name__, logging.CRITICAL)

@@ -15,11 +15,10 @@ from ignite_ipu.pipeline.placing.applied import AppliedPlacement, Start, order_t
 from ignite_ipu.pipeline.profiling.layers import Granularity, layer_names, names_of, select_layers
 from ignite_ipu.pipeline.profiling.profile import Profile
 from ignite_ipu.poptorch_types import Options
+from ignite_ipu.program.config import EXECUTIONS
 
 if TYPE_CHECKING:
     from ignite_ipu.pipeline.costs.stages import Strategy
-
-EXECUTIONS = ("pipelined", "sharded", "serial phased", "parallel phased")
 
 Entry = Union[str, int, Tuple[Union[str, int], int]]
 Spec = Union[Sequence[Entry], "Planned", "Placement"]

@@ -9,8 +9,8 @@ from torch import nn
 
 from ignite_ipu.errors import PlanError, did_you_mean
 from ignite_ipu.pipeline.costs.machine import MK2, Machine
-from ignite_ipu.pipeline.placing.placement import EXECUTIONS, Entry, Placement, Planned
-from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.pipeline.placing.placement import Entry, Placement, Planned
+from ignite_ipu.program.config import EXECUTIONS, IPUConfig
 
 Pipeline = Union[Sequence[Entry], Planned, Placement, str]
 """Arguments of the factories called `pipeline`: whatever `Placement.of` understands, or "auto"."""

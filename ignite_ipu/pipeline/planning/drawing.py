@@ -6,6 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Dict, List, Sequence, Union
 
+from ignite_ipu.errors import MissingLibraryError, PlanError, did_you_mean
 from ignite_ipu.pipeline.costs.machine import Machine
 from ignite_ipu.pipeline.costs.schedule import Schedule
 from ignite_ipu.pipeline.costs.stages import StageMemory
@@ -27,12 +28,25 @@ _MOST_LABELS = 400
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of so many inches; raises `ImportError` without matplotlib."""
+    """Return an empty figure of so many inches; raises `MissingLibraryError` without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("Drawing needs matplotlib: pip install 'ignite-ipu[plot]'.") from error
+        raise MissingLibraryError("Drawing", "matplotlib", "plot") from error
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def check_picture(path: Union[str, os.PathLike[str]]) -> None:
+    """Check that a picture can be drawn and written to `path`, before the work whose result it shows.
+
+    Raises:
+        MissingLibraryError: matplotlib is not installed.
+        PlanError: matplotlib writes no files with this ending.
+    """
+    known = new_figure(1, 1).canvas.get_supported_filetypes()
+    ending = os.path.splitext(path)[1][1:].lower()
+    if ending and ending not in known:
+        raise PlanError(f"{os.fspath(path)}: no picture has the ending .{ending}.{did_you_mean(ending, known)}")
 
 
 def draw_schedule(schedule: Schedule) -> Figure:

@@ -12,7 +12,6 @@ import inspect
 from typing import TYPE_CHECKING, Any, Callable, Iterator, List, NamedTuple
 
 from ignite_ipu import backend
-from ignite_ipu.program.options import is_simulated
 
 if TYPE_CHECKING:
     from ignite_ipu.selftest.bench import Bench
@@ -63,6 +62,9 @@ class PromiseOutcome:
 
 def available() -> int:
     """Return the number of IPUs of the largest device that one program can have, 0 if there is none."""
+    # Not at the top: the command's `--help` needs no settings.
+    from ignite_ipu.program.options import is_simulated
+
     poptorch = backend.poptorch()
     if is_simulated(poptorch.Options()):
         return _SIZES[0]  # IPU models have any number

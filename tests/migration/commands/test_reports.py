@@ -6,7 +6,7 @@ import json
 
 from ignite_ipu.cli.terminal import write_lines
 from ignite_ipu.migration.checker import CheckReport, check_source
-from ignite_ipu.migration.commands.check import json_report, report_lines, sarif_report, text_report
+from ignite_ipu.migration.commands.check_reports import json_report, report_lines, sarif_report, text_report
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.file import Source
 

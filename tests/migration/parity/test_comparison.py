@@ -65,8 +65,8 @@ def test_the_same_steps_agree(factors):
 
 @needs_half_precision
 def test_half_precision_agrees_within_its_tolerance_only():
-    assert compare_training(make, steps=2, half=True).agrees
-    first = compare_training(make, steps=2, half=True, tolerance=1e-6).first
+    assert compare_training(make, steps=2, mixed_precision="fp16").agrees
+    first = compare_training(make, steps=2, mixed_precision="fp16", tolerance=1e-6).first
     assert (first.step, first.kind, first.name, first.dtype) == (1, "output", "conv", "float32")
 
 
@@ -260,6 +260,18 @@ def test_the_command_reports_and_exits(tmp_path, capsys):
     assert main(["parity", f"{path}:make", "--tolerance", "0", "--json"]) in (0, 1)
     report = json.loads(capsys.readouterr().out)
     assert report["steps"] == 3 and report["agrees"] == (report["first"] is None)
+
+
+def test_the_command_takes_settings(tmp_path, capsys):
+    """Those under which updates can be compared; others are refused by name."""
+    path = tmp_path / "setup_for_parity.py"
+    path.write_text(FILE)
+    words = ["parity", f"{path}:make", "--steps", "1", "--set", "options.Training.gradientAccumulation=2"]
+    assert main([*words, "--ipu-config", '{"replication_factor": 2}']) == 0
+    assert "1 updates from 4 micro-batches each" in capsys.readouterr().out
+    for refused in ("device_iterations=2", "max_grad_norm=1", "options.deviceIterations=2"):
+        assert main([*words, "--set", refused]) == 2
+        assert "parity compares" in capsys.readouterr().err
 
 
 @needs_half_precision

@@ -18,7 +18,11 @@ from tests.half_precision import needs_half_precision
 
 EVERY_WAY = [
     pytest.param(
-        {"gradient_accumulation_steps": accumulation, "replication_factor": replicas, "half": half},
+        {
+            "gradient_accumulation_steps": accumulation,
+            "replication_factor": replicas,
+            "mixed_precision": "fp16" if half else "no",
+        },
         marks=needs_half_precision if half else (),
     )
     for accumulation, replicas, half in itertools.product((1, 2), (1, 2), (False, True))
@@ -155,7 +159,7 @@ def test_adam_is_said_to_make_updates_of_rounding():
         return model, torch.optim.Adam(model.parameters(), lr=0.05), loss_fn, batches
 
     torch.manual_seed(0)
-    report = compare_training(make, steps=1, half=True)
+    report = compare_training(make, steps=1, mixed_precision="fp16")
     assert (report.first.kind, report.first.name) == ("weight", "first.bias")
     assert "Its gradient agrees. An optimizer that divides by the gradient's size, as Adam does" in str(report)
 
