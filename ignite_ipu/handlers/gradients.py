@@ -9,7 +9,8 @@ from ignite.engine import Engine, Events
 
 from ignite_ipu.errors import SessionError
 from ignite_ipu.program.tensors.raw import set_gradient
-from ignite_ipu.session.gradients import anchor_gradients, anchored_gradient, gradient_reader, log_cost
+from ignite_ipu.session.anchored_gradients import AnchoredGradients
+from ignite_ipu.session.gradients import gradient_reader, log_cost
 from ignite_ipu.session.session import IPUSession, session_of
 
 __all__ = ["Gradients"]
@@ -62,7 +63,7 @@ class Gradients:
                 self._chosen[name] = parameter
         if not self._chosen:
             raise SessionError("Gradients was attached, but `choose` accepts none of the model's trainable parameters.")
-        anchor_gradients(session.training.options, self._chosen)
+        session.training.gradients = AnchoredGradients(f"model.{name}" for name in self._chosen)
         session.hooks.shows_gradients = True
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._show, session)
 
@@ -91,8 +92,9 @@ class Gradients:
                 "The gradients of this iteration are gone: a handler of ITERATION_COMPLETED has closed, released or "
                 "replaced the training program before Gradients read them. Attach that handler after Gradients."
             )
+        found = program.read_gradients()
         for name, parameter in self._chosen.items():
-            gradient = anchored_gradient(program, name, parameter)
+            gradient = found.get(f"model.{name}")
             if gradient is None and not self._allow_unused:
                 raise SessionError(
                     f"The compiled step has no gradient of {name!r}: the loss does not depend on it. Leave it out, "

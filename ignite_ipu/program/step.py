@@ -184,6 +184,10 @@ class BatchStep(nn.Module):
 
         return call
 
+    def loss_of(self, output: Any) -> torch.Tensor:
+        """Return the loss in what a call of this returns, if it trains."""
+        raise NotImplementedError
+
     def tracks_statistics(self) -> bool:
         """Tell whether replicas are to have the statistics of their normalisations for themselves, as natively."""
         return False

@@ -82,6 +82,11 @@ class TrainingStep(BatchStep):
             keep_modes=self.keep_modes,
         )
 
+    def loss_of(self, output: Any) -> torch.Tensor:
+        """Return the loss of `(y_pred, loss)`."""
+        loss: torch.Tensor = output[1]
+        return loss
+
     def tracks_statistics(self) -> bool:
         """Tell whether there are normalisations with statistics: replicas are what processes are natively."""
         return any(isinstance(each, _NormBase) and each.running_mean is not None for each in self.modules())

@@ -1,7 +1,7 @@
-"""Gradients that a training program brings back for whoever looks at them, and whether running code does so.
+"""Whether running code reads gradients, for which a training program brings them back.
 
-PopTorch returns what is anchored with every call, and anchors are compiled in. So a program has the gradients of all
-its trained parameters or none; who reads them after the update has to be known before it.
+Anchors are compiled in. So a program has the gradients of all its trained parameters or none, and who reads them after
+the update has to be known before it.
 """
 
 from __future__ import annotations
@@ -16,46 +16,14 @@ from typing import Any, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 import torch
 from ignite.engine import Engine
 
-from ignite_ipu.backend import poptorch
 from ignite_ipu.errors import logger
-from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.guards.names import Named
-from ignite_ipu.program.tensors.raw import dtype_of, shape_of
 from ignite_ipu.program.user_code import Line, Owner, owner_of, read_by, variables_of
-from ignite_ipu.session.program import ModelProgram
 
-_PREFIX = "ignite_ipu_gradient_"
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD")
 # What has functions named `grad`, and what clears a gradient without a look at it.
 _MODULES = ("autograd", "func", "torch", "functorch")
 _CLEARING = ("zero_", "detach_", "requires_grad_")
-
-
-def anchor_gradients(options: Options, names: Iterable[str]) -> None:
-    """Have a program that will be compiled with some options bring back the gradients of parameters of its model."""
-    for name in names:
-        options.anchorTensor(f"{_PREFIX}{name}", f"Gradient___model.{name}")
-
-
-def anchored_gradient(program: ModelProgram, name: str, parameter: torch.Tensor) -> Optional[torch.Tensor]:
-    """Return the gradient of the last update of a program's last call by its name in the model; None where none is.
-
-    It is that of PyTorch for all micro-batches of the update together. PopTorch returns it reduced, or one for each.
-    """
-    assert program.executor is not None
-    try:
-        anchored = program.executor.getAnchoredTensor(f"{_PREFIX}{name}")
-    except (AssertionError, RuntimeError):
-        return None
-    with torch._C.DisableTorchFunctionSubclass():
-        # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
-        blocks = anchored.reshape(-1, *shape_of(parameter))
-        if len(blocks) == 1:
-            return blocks[0].to(dtype_of(parameter))
-        training = program.options.Training
-        blocks = blocks[-training.gradient_accumulation * program.options.replication_factor :]
-        mean = training.accumulation_and_replication_reduction_type is poptorch().ReductionType.Mean
-        return (blocks.mean(dim=0) if mean else blocks.sum(dim=0)).to(dtype_of(parameter))
 
 
 def log_cost(reader: str, parameters: Iterable[torch.Tensor]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, TypeVar
 
 import torch
 
@@ -19,6 +19,7 @@ from ignite_ipu.program.options import check_ipus, misspelt_settings_named, outp
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import classes_of, put_classes, unwrap_tensors
 from ignite_ipu.program.tensors.rows import row_count, select_rows
+from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.compiled_program import CompiledProgram
 from ignite_ipu.session.executables import ExportedProgram, PathLike, export
 from ignite_ipu.session.hooks import IPUEvents, SessionHooks
@@ -56,6 +57,7 @@ class ModelProgram:
         micro_batches_per_replica: Forward passes of one replica in one call.
         varying: Names of what every call of forward on the host changes, or finds changed.
         trained_names: Names of the parameters that it trained when it was set aside.
+        gradients: The gradients that it brings back with every call, None for none; settled before the first call.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class ModelProgram:
         self.micro_batches = self.calls.input_micro_batches
         self.varying: List[str] = []
         self.trained_names: Sequence[str] = ()
+        self.gradients: Optional[AnchoredGradients] = None
         self.executor: Optional[Executor] = None  # without a program in it after a compilation that failed
         self.traced: Optional[CompiledProgram] = None
         self._file: Optional[ExportedProgram] = None
@@ -146,6 +149,11 @@ class ModelProgram:
         # A sum is over the micro-batches of one replica.
         return mean / self.micro_batches_per_replica if self.mode == "Sum" else mean
 
+    def read_gradients(self) -> Dict[str, torch.Tensor]:
+        """Return the gradients of the last update by the names of the parameters in the module that is compiled."""
+        assert self.executor is not None and self.gradients is not None and self._link is not None
+        return self.gradients.read(self.executor, float(self._link.settings.loss_scaling))
+
     def arguments(self, *parts: Any) -> List[Any]:
         return self.step.arguments(*parts, micro_batches=self.micro_batches)
 
@@ -201,7 +209,10 @@ class ModelProgram:
         if executor is None:
             if self.training:
                 self._weights.unwatch()
-            executor = self.executor = self._wrap(self._placed_options(leaves))
+            options = self._placed_options(leaves)
+            if self.gradients is not None:
+                options = self.gradients.configured(options, self.step, leaves, self.micro_batches)
+            executor = self.executor = self._wrap(options)
             self._weights.add(executor, self.training)
         if not executor.isCompiled():
             self._compile(executor, leaves)
@@ -320,6 +331,7 @@ class ModelProgram:
             placing = placing.again(step, options)
         successor = ModelProgram(step, options, self._weights, self._hooks, placing, self._link, self._on_trace)
         successor._random_state = self._random_state
+        successor.gradients = None if self.gradients is None else self.gradients.again()
         return successor
 
     def set_aside(self, compiled: CompiledProgram, link: OptimizerLink) -> None:

@@ -10,8 +10,8 @@ from ignite.engine import Engine, Events, create_supervised_trainer
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ignite_ipu import create_ipu_trainer, emulator
-from ignite_ipu.errors import SessionError
+from ignite_ipu import IPUConfig, create_ipu_trainer, emulator
+from ignite_ipu.errors import OptionsError, SessionError
 from ignite_ipu.handlers import Gradients
 from tests.ignite.side import Either
 from tests.supervised import network, pair, task
@@ -37,6 +37,34 @@ def test_they_are_those_of_the_last_update_averaged_over_its_micro_batches():
     nn.functional.cross_entropy(plain(x[-16:]), y[-16:]).backward()
     for one, other in zip(model.parameters(), plain.parameters()):
         torch.testing.assert_close(one.grad, other.grad)
+    trainer.ipu.close()
+
+
+@pytest.mark.parametrize("loss_scaling", [1.0, 64.0])
+@pytest.mark.parametrize("mode", ["All", "Sum", "Final"])
+def test_they_have_no_loss_scaling_in_any_output_mode(mode, loss_scaling):
+    model, optimizer = pair(lr=0.0)
+    accumulation = 1 if mode == "Final" else 4
+    config = IPUConfig(gradient_accumulation_steps=accumulation, output_mode=mode, loss_scaling=loss_scaling)
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), config=config)
+    Gradients().attach(trainer)
+    trainer.run([task()[:16]])
+    plain = network()
+    x, y = task()[:16]
+    nn.functional.cross_entropy(plain(x), y).backward()
+    for one, other in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(one.grad, other.grad)
+    trainer.ipu.close()
+
+
+def test_an_output_mode_that_returns_a_part_of_an_update_is_refused():
+    """The last micro-batch's gradient is none of the update's."""
+    model, optimizer = pair()
+    config = IPUConfig(gradient_accumulation_steps=2, output_mode="Final")
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), config=config)
+    Gradients().attach(trainer)
+    with pytest.raises(OptionsError, match=r"OutputMode.Final and gradientAccumulation 2.*output_mode='All'"):
+        trainer.run([task()[:16]])
     trainer.ipu.close()
 
 

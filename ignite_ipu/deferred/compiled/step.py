@@ -68,6 +68,11 @@ class CapturedStep(_ReadyStep):
             return loss
         return (loss, *[results[operation][result] for operation, result in update.outputs])
 
+    def loss_of(self, output: Any) -> torch.Tensor:
+        """Return the loss of `(loss, *outputs)`, or the loss alone."""
+        loss: torch.Tensor = output[0] if self.update.outputs else output
+        return loss
+
     def _compute(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> List[List[Any]]:
         parameters = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         remaining = iter(numbers)

@@ -360,8 +360,6 @@ class CapturedTraining:
         options.Training.gradientAccumulation(wanted.count // wanted.replicas)
         # Several backward calls add their gradients up in PyTorch; loops that want the mean divide the loss.
         options.Training.accumulationAndReplicationReductionType(backend.poptorch().ReductionType.Sum)
-        if wanted.gradients:
-            self.gradients.anchor(options)
         if not self.prepared:
             assert self.optimizer is not None
             arguments = {**self.config.of_optimizer(), "max_grad_norm": self.max_grad_norm}
@@ -373,6 +371,9 @@ class CapturedTraining:
             # With other parameters the state of the optimizer is another one.
             like = before is None or before.computes_like(wanted) or before.modes.trained != wanted.modes.trained
             self.session.replace_training(step, options, keep=not like)
+        program = self.session.training
+        assert program is not None
+        program.gradients = self.gradients.anchored() if wanted.gradients else None
         self._compiled = wanted
         self.compilations += 1
         return wanted

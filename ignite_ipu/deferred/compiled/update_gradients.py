@@ -14,12 +14,12 @@ from ignite_ipu.deferred.graph.operations import Operation, Value, by_number, re
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.left_behind import called_beside
 from ignite_ipu.program.tensors.raw import named_tensors, plain, requires_grad
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.session.gradients import anchor_gradients, anchored_gradient, gradient_reader, log_cost
+from ignite_ipu.session.anchored_gradients import AnchoredGradients
+from ignite_ipu.session.gradients import gradient_reader, log_cost
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 
@@ -66,9 +66,9 @@ class UpdateGradients:
             self.wanted = True
             log_cost(reader, [parameter for _, parameter in self._trained()])
 
-    def anchor(self, options: Options) -> None:
-        """Have a program that will be compiled with some options bring them back."""
-        anchor_gradients(options, [name for name, _ in self._trained()])
+    def anchored(self) -> AnchoredGradients:
+        """Return what has a program bring them back that will be compiled."""
+        return AnchoredGradients(f"model.{name}" for name, _ in self._trained())
 
     def await_norm(
         self, value: Value, parameters: Optional[List[torch.Tensor]], kind: float, clipped: Optional[float]
@@ -94,8 +94,9 @@ class UpdateGradients:
             self._program, self.unused = lambda: None, set()
             return
         if program is not self._program():
-            self._program = weakref.ref(program)
-            self.unused = {id(each) for name, each in self._trained() if anchored_gradient(program, name, each) is None}
+            assert program.gradients is not None
+            self._program, names = weakref.ref(program), set(program.gradients.names)
+            self.unused = {id(each) for name, each in self._trained() if f"model.{name}" not in names}
         self.settle_norms()
 
     def compute(self, losses: Sequence[Loss]) -> None:
@@ -164,7 +165,8 @@ class UpdateGradients:
         if not self._found and program is not None:
             with torch._C.DisableTorchFunctionSubclass():
                 named = list(self._session.model.named_parameters())
-            self._found = {id(parameter): anchored_gradient(program, name, parameter) for name, parameter in named}
+            found = program.read_gradients()
+            self._found = {id(parameter): found.get(f"model.{name}") for name, parameter in named}
         return self._found
 
     def _trained(self) -> List[Tuple[str, torch.Tensor]]:

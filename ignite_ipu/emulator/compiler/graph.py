@@ -53,6 +53,7 @@ class Graph:
     written_inputs: Tuple[int, ...]
     written_buffers: Tuple[str, ...]
     watches_gradients: bool  # whether one is shown while it is computed
+    differentiated: Tuple[str, ...]  # the weights that the loss has a gradient of, whether they are trained or not
 
 
 def build(
@@ -120,7 +121,22 @@ def build(
         written_inputs=tuple(index for index in written if index < len(capture.inputs)),
         written_buffers=tuple(name for name, traced in capture.buffers.items() if capture.is_written(traced.origin)),
         watches_gradients=capture.watches_gradients,
+        differentiated=() if loss is None else _differentiated(capture, loss),
     )
+
+
+def _differentiated(capture: Capture, loss: fx.Node) -> Tuple[str, ...]:
+    """Return the weights from which a differentiable path leads to the loss."""
+    names = {traced.origin: name for name, traced in capture.weights.items()}
+    found: Set[fx.Node] = set()
+    pending = [loss]
+    while pending:
+        current = pending.pop()
+        if current in found or not (current in names or current.meta.get("differentiable", True)):
+            continue
+        found.add(current)
+        pending += [*current.all_input_nodes, *current.meta.get("after", ())]
+    return tuple(name for node, name in names.items() if node in found)
 
 
 def live(capture: Capture, structure: Any, losses: Iterable[fx.Node] = ()) -> Set[fx.Node]:

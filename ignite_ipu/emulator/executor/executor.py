@@ -188,8 +188,8 @@ class PoplarExecutor:
     def getTensorNames(self) -> List[str]:
         """Return the names of the compiled graph's tensors, each of which can be anchored.
 
-        Parameters and buffers have the model's names. In training each trained parameter `p` has `Gradient___p` and
-        `UpdatedVar___p` besides.
+        Parameters and buffers have the model's names. In training each trained parameter `p` that the loss depends on
+        has `Gradient___p` and `UpdatedVar___p` besides.
 
         Raises:
             AssertionError: The model is not compiled.
@@ -201,8 +201,9 @@ class PoplarExecutor:
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
         """Return the value that an anchored tensor had in the last run, stacked as the output mode says.
 
-        A weight's gradient is the reduced one of the last update, and an updated weight the one after it, whatever the
-        output mode.
+        A weight's gradient is that of each micro-batch and replica alone, as the backward pass leaves it: in the
+        weight's type, multiplied with the loss scaling, and stacked along dimension 0 by the output mode of the model,
+        whatever the anchor's own. An updated weight is the one after the last update.
 
         Raises:
             AssertionError: No such anchor, or the model has not run.

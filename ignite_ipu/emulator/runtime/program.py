@@ -126,6 +126,7 @@ class DeviceProgram:
         self._compiled_step = Compiled(self._name)
         self._executable: Optional[Executable] = None
         self._step: Optional[GradientStep] = None
+        self._gradients = [name[len(_GRADIENT) :] for name in self._anchors.values() if name.startswith(_GRADIENT)]
         self._give_back: Optional[Callable[[], object]] = None
         self._host_versions: Dict[str, int] = {}
         self._edits_reported = self._non_contiguous_seen = False
@@ -297,18 +298,17 @@ class DeviceProgram:
 
     def _anchored(self, outputs: List[torch.Tensor]) -> Dict[str, torch.Tensor]:
         found: Dict[str, torch.Tensor] = {}
+        gradients = iter(outputs[len(outputs) - len(self._gradients) :])
         for short, name in self._anchors.items():
-            value: Optional[torch.Tensor] = None
-            if not self._comes_from_update(name):
-                value = outputs[self.graph.extras[name]]
+            if name.startswith(_GRADIENT):
+                found[short] = next(gradients)
+            elif not self._comes_from_update(name):
+                found[short] = outputs[self.graph.extras[name]].clone()
             elif name.startswith(_UPDATED):
                 assert self._executable is not None
-                value = self._executable.host_weight(name[len(_UPDATED) :])
+                found[short] = self._executable.host_weight(name[len(_UPDATED) :]).clone()
             elif self._step is not None:
-                scaling = torch.tensor(self._step.loss_scaling, dtype=torch.float32)
-                value = scaling if name == _LOSS_SCALING else self._step.gradients.get(name[len(_GRADIENT) :])
-            if value is not None:
-                found[short] = value.clone()
+                found[short] = torch.tensor(self._step.loss_scaling, dtype=torch.float32)
         return found
 
     def tensor_names(self) -> List[str]:
@@ -316,8 +316,12 @@ class DeviceProgram:
         return [*tensors_by_name(self.capture), *self.update_tensors()]
 
     def update_tensors(self) -> List[str]:
-        """Return the names of what an update has besides the graph: gradients, and parameters after it."""
-        return [f"{kind}{name}" for name in self._trained for kind in _OF_UPDATES]
+        """Return the names of what an update has besides the graph: gradients, and parameters after it.
+
+        A parameter that the loss does not depend on has neither.
+        """
+        updated = [name for name in self._trained if name in self.graph.differentiated]
+        return [f"{kind}{name}" for name in updated for kind in _OF_UPDATES]
 
     def _comes_from_update(self, name: str) -> bool:
         """Tell whether a tensor to anchor is none of the graph's that runs on every micro-batch."""
@@ -342,7 +346,8 @@ class DeviceProgram:
             if name.startswith(_OF_UPDATES) and name not in known:
                 raise backend_error(
                     f"Unknown tensor to anchor: {name!r}. Gradients and updated weights exist in training, for the "
-                    f"parameters that are trained: {list(self._trained)}."
+                    "parameters that are trained and that the loss depends on: "
+                    f"{[name for name in self._trained if name in self.graph.differentiated]}."
                 )
 
     def _replica_groups(self, per_replica: Mapping[str, Setting]) -> Dict[str, ReplicaGroups]:
@@ -360,9 +365,8 @@ class DeviceProgram:
             executable, self.host.compiled, store_for(self._precision), self._compiles_with_torch
         )
         accum_type = source.description.accum_type
-        step = kind(executable, optimizer, accum_type, self._options, self._precision, self._reduce)
-        step.keep_gradients = any(name.startswith(_GRADIENT) for name in self._anchors.values())
-        return step
+        settings = self._options, self._precision, self._reduce
+        return kind(executable, optimizer, accum_type, *settings, self._gradients)
 
     def _report_edits(self) -> None:
         """Warn, once, of parameters and buffers that were changed on the host since they last crossed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,9 @@ class GradientStep:
     Gradients are kept in `accum_type`. In float32 a running mean and a sum divided in the end differ by rounding only,
     so that the division is folded into the loss gradient; in float16 they are what they say, over the micro-batches of
     all replicas in turn. `reduce` adds gradients up over the other processes in place, if there are any.
+
+    Gradients of weights that are `anchored` are returned with each micro-batch's results, as the backward pass leaves
+    them: of that micro-batch and replica alone, in the weight's type, with the loss scaling in them.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class GradientStep:
         options: Options,
         precision: Precision,
         reduce: Optional[Reduce],
+        anchored: Sequence[str] = (),
     ) -> None:
         self._executable = executable
         self.optimizer = optimizer
@@ -73,16 +77,20 @@ class GradientStep:
         strategy = MeanReductionStrategy(training.meanAccumulationAndReplicationReductionStrategy)
         self._running = mean and strategy is MeanReductionStrategy.Running and accum_type is torch.float16
         # Folding the share into the loss gradient costs nothing; half precision would lose bits there. Where gradients
-        # are shown, they are those of the micro-batch alone.
+        # are shown or returned, they are those of the micro-batch alone.
         full = graph.loss_type is torch.float32 and accum_type is torch.float32 and not half
-        self._folded = full and not graph.watches_gradients
+        self._folded = full and not graph.watches_gradients and not anchored
+        self._anchored = anchored
+        # The first gradients are what the others are added to, and what is scaled in the end.
+        self._alone = batching.micro_batches == 1 and reduce is None
+        # Of the anchored weights, by place among the leaves; None before the first backward pass.
+        self._anchored_places: Optional[List[Optional[int]]] = None
+        self._returned: Tuple[torch.Tensor, ...] = ()
         self._used: Optional[Tuple[bool, ...]] = None
         self._shared: Optional[List[int]] = None
         self._sums: List[torch.Tensor] = []
         self._added = 0
         self.loss_scaling = optimizer.loss_scaling  # of the last update
-        self.gradients: Dict[str, torch.Tensor] = {}  # those that the last update took, by weight, if they are kept
-        self.keep_gradients = False
 
     def train(self, inputs: Tensors) -> List[torch.Tensor]:
         """Run one call and return what the graph returns, stacked as the output mode says.
@@ -105,20 +113,25 @@ class GradientStep:
         """Run one micro-batch forward and backward, and return what the graph returns."""
         executable = self._executable
         arguments = (*batch, *executable.arguments[replica])
-        return self._saved.run(executable.graph.run, arguments, lambda results: self.backward(results, replica))
+        results = self._saved.run(executable.graph.run, arguments, lambda results: self.backward(results, replica))
+        return (*results, *self._returned) if self._anchored else results
 
     def backward(self, results: Tuple[torch.Tensor, ...], replica: int) -> None:
         """Add one micro-batch's gradients to the accumulated ones."""
         loss = results[self._loss]
         if loss.requires_grad:
-            self._add(self._gradients(loss, torch.full_like(loss, self._scale)))
+            self._add(self._gradients(loss, torch.full_like(loss, self._scale)), replica)
+        else:
+            self._returned = tuple([self._nothing(name) for name in self._anchored])
 
     @property
     def _scale(self) -> float:
         return self.optimizer.loss_scaling * (self._share if self._folded else 1.0)
 
-    def _add(self, gradients: Tuple[torch.Tensor, ...]) -> None:
+    def _add(self, gradients: Tuple[torch.Tensor, ...], replica: int) -> None:
         """Add one micro-batch's gradients, of the weights that the loss depends on."""
+        if self._anchored:
+            self._returned = self._to_return(gradients, replica)
         if self._check is not None:
             self._check("A weight gradient", gradients)
         if self._scaling is not None:
@@ -152,10 +165,6 @@ class GradientStep:
             self.optimizer.update(self._by_weight(sums))
             if self._check is not None:
                 self._check("An updated weight", self._leaves)
-            if self.keep_gradients:
-                self.gradients = {
-                    name: gradient for name, gradient in zip(self._names, self._by_weight(sums)) if gradient is not None
-                }
             self.loss_scaling = self.optimizer.loss_scaling
             if self._scaling is not None:
                 self.optimizer.adapt_loss_scaling(self._scaling.after_update(self.optimizer.loss_scaling, self._reduce))
@@ -173,6 +182,27 @@ class GradientStep:
             found = tuple(itertools.compress(found, self._used))
         # A replica reaches the value of its own group only.
         return tuple(torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, self._leaves))
+
+    def _to_return(self, gradients: Tuple[torch.Tensor, ...], replica: int) -> Tuple[torch.Tensor, ...]:
+        """Return those of the anchored weights, which in the end of a call nothing has written to."""
+        assert self._used is not None
+        if self._anchored_places is None or self._grouped:
+            used, number, places = iter(self._used), itertools.count(), {}
+            for name in self._names:
+                own = [next(number) if next(used) else None for _ in self._executable.leaves[name]]
+                groups = self._executable.grouped.get(name)
+                places[name] = own[0 if groups is None else groups.group_of(replica)]
+            self._anchored_places = [places[name] for name in self._anchored]
+        chosen = [
+            self._nothing(name) if place is None else gradients[place]
+            for name, place in zip(self._anchored, self._anchored_places)
+        ]
+        if self._alone and self.optimizer.loss_scaling == 1:
+            return tuple(chosen)
+        return tuple([gradient.clone() for gradient in chosen])
+
+    def _nothing(self, name: str) -> torch.Tensor:
+        return torch.zeros_like(self._executable.leaves[name][0], requires_grad=False)
 
     def _to_accumulate(self, gradient: torch.Tensor) -> torch.Tensor:
         if gradient.dtype is self._accum_type or self._accum_type is not torch.float16:
@@ -241,8 +271,8 @@ class CompiledStep(GradientStep):
         with torch.no_grad():
             results = compiled.run(torch.tensor([self._scale]), *arguments)
         count = len(results) - len(self._leaves)
-        self._add(results[count:])
-        return results[:count]
+        self._add(results[count:], replica)
+        return (*results[:count], *self._returned) if self._anchored else results[:count]
 
     def _forward_and_backward(self, copies: bool, scale: torch.Tensor, *arguments: torch.Tensor) -> List[torch.Tensor]:
         """Return what the graph returns and the gradients, in operators to be traced, and note which ones there are.

@@ -161,7 +161,8 @@ class Capture(Trace):
         metas: List[IpuTensor] = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, IpuTensor)]
         before = [traced.meta._version for traced in metas]
         name, kinds = name_of(kernel), set()  # type: str, Set[str]
-        if result is None:
+        inferred = result is None
+        if inferred:
             result = self._infer(kernel, args, kwargs, kinds)
             if number_formats.is_wide(result):
                 kernel, result = number_formats.narrowing(kernel), number_formats.narrowed(result)
@@ -183,6 +184,9 @@ class Capture(Trace):
         node.meta["writes"] = {memory_of(traced.meta) for traced in written}
         node.meta["dtypes"] = map_leaves(result, lambda leaf: getattr(leaf, "dtype", None))
         node.meta["memories"] = [memory_of(leaf) for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]
+        changed = [*leaves(result), *(traced.meta for traced in written)]
+        needs_grad = any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in changed)
+        node.meta["differentiable"] = needs_grad or not inferred
         support.note(self, name, node, kinds)
         self._writers.update(dict.fromkeys(node.meta["writes"], node))
         return self._wrap(result, node)

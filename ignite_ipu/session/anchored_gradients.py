@@ -1,0 +1,170 @@
+"""Gradients that a training program brings back to the host with every call.
+
+PopTorch returns what is anchored, and anchors are compiled in. A gradient comes back raw: one block for each
+micro-batch and replica that the output mode returns, multiplied by the loss scaling. A parameter that the loss does not
+depend on has none, and an anchor of it stops the compilation, so the loss is computed on the host before.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, Sequence, Set
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from ignite_ipu import backend
+from ignite_ipu.errors import OptionsError, logger
+from ignite_ipu.poptorch_types import Executor, Options
+from ignite_ipu.program.forward.module_attributes import ModuleAttributes
+from ignite_ipu.program.forward.randomness import draws_put_back
+from ignite_ipu.program.options import output_mode
+from ignite_ipu.program.step import BatchStep, first_micro_batch
+from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, requires_grad, shape_of
+from ignite_ipu.session.processes import connected
+
+_PREFIX = "ignite_ipu_gradient_"
+_SCALING = "ignite_ipu_loss_scaling"
+
+
+class AnchoredGradients:
+    """The gradients of one training program.
+
+    Args:
+        asked: Names of parameters of the module that is compiled.
+
+    Attributes:
+        names: Those whose gradients come back: the trained ones that the loss depends on. Empty before the compilation.
+    """
+
+    def __init__(self, asked: Iterable[str]) -> None:
+        self.asked: Sequence[str] = tuple(asked)
+        self.names: Sequence[str] = ()
+        self._parameters: List[torch.Tensor] = []
+        self._adapts_scaling = False
+
+    def again(self) -> AnchoredGradients:
+        """Return the same request for another program."""
+        return AnchoredGradients(self.asked)
+
+    def configured(self, options: Options, step: BatchStep, leaves: Sequence[Any], micro_batches: int) -> Options:
+        """Return the options to compile a module with, for a call with these arguments.
+
+        Raises:
+            OptionsError: The output mode does not return what the gradient of a whole update is computed from.
+        """
+        options = options.clone()
+        _check_output_mode(options)
+        parameters = named_tensors(step, "_parameters")
+        reached = reached_parameters(step, leaves, micro_batches)
+        self.names = [name for name in self.asked if name in reached]
+        self._parameters = [parameters[name] for name in self.names]
+        for name in self.names:
+            options.anchorTensor(f"{_PREFIX}{name}", f"Gradient___{name}")
+        popart = getattr(options._Popart, "options", {})
+        self._adapts_scaling = bool(popart.get("automaticLossScalingSettings.enabled", False))
+        if self._adapts_scaling:
+            options.anchorTensor(_SCALING, "finalLossScale")
+        return options
+
+    def read(self, executor: Executor, loss_scaling: float) -> Dict[str, torch.Tensor]:
+        """Return by name the gradients of the last update of the last call, as PyTorch has them.
+
+        They are summed or averaged over its micro-batches, replicas and processes as the options say. Their memory is
+        their own.
+        """
+        options, get = executor.options, executor.getAnchoredTensor
+        if self._adapts_scaling:
+            loss_scaling = float(get(_SCALING))
+        training, replicas = options.Training, options.replication_factor
+        count, processes = training.gradient_accumulation * replicas, connected()[1]
+        blocks = replicas if output_mode(options, training=True).name == "Sum" else count
+        mean = training.accumulation_and_replication_reduction_type is backend.poptorch().ReductionType.Mean
+        divisor = loss_scaling * (count * processes if mean else 1)
+        with torch._C.DisableTorchFunctionSubclass():
+            # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
+            if blocks == 1 and options.device_iterations == 1:
+                found = [get(f"{_PREFIX}{name}") for name in self.names]
+            else:
+                pairs = zip(self.names, self._parameters)
+                found = [_reduced(get(f"{_PREFIX}{name}"), shape_of(each), blocks) for name, each in pairs]
+            if processes > 1 and found:
+                _add_processes(found)
+            if divisor != 1.0:
+                wide = [each.float() for each in found]
+                torch._foreach_mul_(wide, 1.0 / divisor)
+                found = [each.to(dtype_of(like)) for each, like in zip(wide, self._parameters)]
+            else:
+                found = [each.to(dtype_of(like)) for each, like in zip(found, self._parameters)]
+        return dict(zip(self.names, found))
+
+
+def reached_parameters(step: BatchStep, leaves: Sequence[Any], micro_batches: int) -> Set[str]:
+    """Return the names of the trained parameters of a module that its loss depends on, by a call of it on the host.
+
+    All trained ones, if the host cannot call it. Weights, buffers and random numbers are left as they are.
+    """
+    trained = _trained(step)
+    if not trained:
+        return set()
+    kept = ModuleAttributes(step)
+    try:
+        with draws_put_back(), step.on_host(), torch.enable_grad():
+            tensors = named_tensors(step, "_parameters")
+            watched = {id(tensors[name].requires_grad_()): name for name in trained}
+            loss = step.loss_of(step(*first_micro_batch(leaves, micro_batches)))
+            return {watched[key] for key in leaves_of_graph(loss) if key in watched}
+    except Exception as error:
+        logger.info("The loss cannot be computed on the host: %s", error)
+        return trained
+    finally:
+        kept.put_back(always=True)
+
+
+def leaves_of_graph(tensor: torch.Tensor) -> Set[int]:
+    """Return the ids of the leaves that autograd would compute gradients of for a tensor."""
+    found: Set[int] = set()
+    seen, waiting = set(), [tensor.grad_fn]
+    if tensor.grad_fn is None and tensor.requires_grad:
+        return {id(tensor)}
+    while waiting:
+        node: Any = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        waiting += [following for following, _ in node.next_functions]
+    return found
+
+
+def _trained(step: nn.Module) -> Set[str]:
+    """Return the first name of each parameter that requires gradients, which is what PopTorch calls it."""
+    names: Dict[int, str] = {}
+    with torch._C.DisableTorchFunctionSubclass():
+        for name, tensor in named_tensors(step, "_parameters").items():
+            if requires_grad(tensor):
+                names.setdefault(id(tensor), name)
+    return set(names.values())
+
+
+def _check_output_mode(options: Options) -> None:
+    mode, training = output_mode(options, training=True).name, options.Training
+    several = {"Final": training.gradient_accumulation, "Sum": options.device_iterations}.get(mode, 1)
+    if several > 1:
+        factor = "gradientAccumulation" if mode == "Final" else "deviceIterations"
+        raise OptionsError(
+            f"Gradients are brought back with OutputMode.{mode} and {factor} {several}: PopTorch returns them as it "
+            "returns outputs, so those of one weight update would be incomplete. Use IPUConfig(output_mode='All')."
+        )
+
+
+def _reduced(anchored: torch.Tensor, shape: torch.Size, blocks: int) -> torch.Tensor:
+    return anchored.reshape(-1, *shape)[-blocks:].sum(dim=0, dtype=torch.float32)
+
+
+def _add_processes(tensors: List[torch.Tensor]) -> None:
+    flat = _flatten_dense_tensors([each.float() for each in tensors])  # type: ignore[no-untyped-call]
+    dist.all_reduce(flat)
+    tensors[:] = _unflatten_dense_tensors(flat, tensors)  # type: ignore[no-untyped-call]
