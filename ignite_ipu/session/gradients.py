@@ -1,4 +1,4 @@
-"""Whether running code reads gradients, for which a training program brings them back.
+"""Search of running code for reads of gradients, for which a training program brings them back.
 
 Anchors are compiled in. So a program has the gradients of all its trained parameters or none, and who reads them after
 the update has to be known before it.
