@@ -12,7 +12,7 @@ import importlib
 import os
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ContextManager, Optional, cast
+from typing import TYPE_CHECKING, Any, ContextManager, List, Optional, cast
 
 from ignite_ipu.errors import BackendError, logger
 
@@ -70,6 +70,13 @@ def installed() -> ContextManager[Any]:
     return context
 
 
+def import_paths() -> List[str]:
+    """Return directories for `sys.path` with which programs for the SDK import the emulator; none with an SDK."""
+    if choice() not in (None, "emulator"):
+        return []
+    return list(importlib.import_module(f"{_EMULATOR}.installation").missing_packages())
+
+
 def compile_steps() -> None:
     """Have the emulator compile programs by torch.compile's back end; on IPUs they always are compiled.
 
@@ -110,7 +117,9 @@ def _sdk(demanded: bool) -> Optional[ModuleType]:
             )
         return None
     try:
-        return importlib.import_module("poptorch")
+        module = importlib.import_module("poptorch")
+        # A launcher may have put the emulator on the path under that name.
+        return None if not demanded and _is_emulator(module) else module
     except ModuleNotFoundError as error:
         if error.name == "poptorch":
             if not demanded:

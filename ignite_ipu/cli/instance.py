@@ -1,7 +1,8 @@
 """`python -m ignite_ipu.cli.instance SCRIPT` or `-m MODULE`: a process of a job that ends with the one that started it.
 
 PopRun describes a process in the variables of Open MPI, which PopTorch reads. `torch.distributed`, and with it
-`idist.Parallel`, reads others; they are set here before the program runs.
+`idist.Parallel`, reads others; they are set here before the program runs. If torch's launcher has started the process,
+PopRun's variables are set, and programs for the SDK import the emulator.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ import threading
 import time
 from typing import Dict, List, Mapping
 
+from ignite_ipu import backend
+from ignite_ipu.emulator.popdist.instances import Job
+
 _PORT = "29500"
 _MEANINGS = {
     "RANK": "OMPI_COMM_WORLD_RANK",
@@ -22,6 +26,8 @@ _MEANINGS = {
     "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
     "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
 }
+# Set by `ignite-ipu launch` for torch's launcher: replicas of all processes, and IPUs of each.
+_JOB = "IGNITE_IPU_JOB"
 # "pid:directory" of the process that starts instances; they delete the directory if that one has died.
 _STARTER = "IGNITE_IPU_STARTER"
 _LOOK_SECONDS = 0.5
@@ -36,6 +42,19 @@ def rendezvous(variables: Mapping[str, str]) -> Dict[str, str]:
     return {name: value for name, value in found.items() if name not in variables}
 
 
+def job_description(replicas: int, ipus_per_replica: int) -> Dict[str, str]:
+    """Return the variable from which the processes of torch's launcher learn the numbers that PopRun would get."""
+    return {_JOB: f"{replicas}:{ipus_per_replica}"}
+
+
+def poprun_variables(variables: Mapping[str, str]) -> Dict[str, str]:
+    """Return what PopRun would say to a process that torch's launcher has started for `ignite-ipu launch`."""
+    if _JOB not in variables or "RANK" not in variables:
+        return {}
+    replicas, ipus_per_replica = map(int, variables[_JOB].split(":"))
+    return Job(int(variables["WORLD_SIZE"]), replicas, ipus_per_replica).variables(int(variables["RANK"]))
+
+
 def started_by_this_process(directory: str = "") -> Dict[str, str]:
     """Return the variable that tells instances who starts them, and what they delete if that dies before it has."""
     return {_STARTER: f"{os.getpid()}:{directory}"}
@@ -46,6 +65,10 @@ def main(arguments: List[str]) -> None:
     pid, _, directory = os.environ.pop(_STARTER, "").partition(":")
     starter = int(pid) if pid else os.getppid()
     threading.Thread(target=_end_with, args=(starter, directory), name="end with starter", daemon=True).start()
+    emulated = poprun_variables(os.environ)
+    if emulated:
+        os.environ.update(emulated)
+        sys.path += backend.import_paths()
     os.environ.update(rendezvous(os.environ))
     if arguments[0] == "-m":
         os.environ.update(started_by_this_process(directory))

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple
 
 from ignite_ipu.cli.command import EXIT_FINDINGS
-from ignite_ipu.cli.instance import started_by_this_process
+from ignite_ipu.cli.instance import job_description, started_by_this_process
 from ignite_ipu.errors import UserError
 
 _DEFAULT_OPTIONS = "POPTORCH_DEFAULT_OPTIONS"
@@ -117,6 +117,7 @@ def environment(job: Job, launcher: str) -> Dict[str, str]:
     additions = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
     # After a restart, processes that share the launcher's store can find each other's addresses of the time before it.
     additions["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    additions.update(job_description(job.replicas, job.ipus_per_replica))
     if each > 1:
         given = json.loads(os.environ.get(_DEFAULT_OPTIONS) or "{}")
         additions[_DEFAULT_OPTIONS] = json.dumps({**given, "replicationFactor": each})

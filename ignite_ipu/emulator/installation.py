@@ -1,7 +1,8 @@
 """Making `import poptorch` mean the emulator, in this process and the ones it starts by `multiprocessing`.
 
 The package that stands in for PopTorch is a real one, with its distribution's metadata beside it, in a directory that
-`install` puts on `sys.path`. So everything that looks for modules and distributions finds it the ordinary way.
+`install` puts on `sys.path`. So everything that looks for modules and distributions finds it the ordinary way. The
+packages that PopTorch programs import beside it have a directory each.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import Any, Dict, List, Sequence
 
 from ignite_ipu.emulator import logs
 
-STAND_IN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "standin")
+STAND_INS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "standin")
 _NAME = "poptorch"
+_OTHERS = ("popart", "popdist", "horovod")
 
 
 class Installation(contextlib.ExitStack):
@@ -34,8 +36,8 @@ class Installation(contextlib.ExitStack):
 def install(import_effects: bool = False) -> Installation:
     """Make `import poptorch` and its sub-modules give the emulator.
 
-    `import popart` gives PopART's enumerations of session options, which PopTorch programs pass to
-    `Options._Popart.set`, unless there is a PopART. It gives nothing else of PopART.
+    The packages that PopTorch programs import beside it are there too, each unless it is installed: `popart` with the
+    enumerations whose values `Options._Popart.set` takes, `popdist`, and `horovod.torch` for host tensors.
 
     Args:
         import_effects: Do to the process what importing PopTorch does, as far as it has a meaning here: set
@@ -52,9 +54,10 @@ def install(import_effects: bool = False) -> Installation:
         installation = Installation()
         installation.callback(_leave, installation)
         _ACTIVE.append(installation)
-        if STAND_IN not in sys.path:
-            sys.path.append(STAND_IN)
-            importlib.invalidate_caches()
+        added = missing_packages()
+        sys.path += added
+        _ADDED.extend(added)
+        importlib.invalidate_caches()
         if import_effects:
             _take_effect(installation)
     return installation
@@ -75,7 +78,7 @@ def run_script(path: str, argv: Sequence[str] = ()) -> Dict[str, Any]:
         sys.argv = [path, *argv]
         sys.path[0] = os.path.dirname(os.path.abspath(path))
         # Python programs that the program starts are PopTorch programs too.
-        os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (environment, STAND_IN) if part)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [environment, *_installed()]))
         try:
             return runpy.run_path(path, run_name="__main__")
         finally:
@@ -85,14 +88,34 @@ def run_script(path: str, argv: Sequence[str] = ()) -> Dict[str, Any]:
                 os.environ["PYTHONPATH"] = environment
 
 
-def _refuse_to_shadow() -> None:
-    present = sys.modules.get(_NAME)
+def missing_packages() -> List[str]:
+    """Return the directories to be put on `sys.path` so that `import poptorch`, and what goes with it, work here.
+
+    There is one for each package that is not there.
+    """
+    return [_directory(name) for name in (_NAME, *_OTHERS) if not _place(name)]
+
+
+def _directory(package: str) -> str:
+    return os.path.join(STAND_INS, package)
+
+
+def _installed() -> List[str]:
+    return [path for path in sys.path if os.path.dirname(path) == STAND_INS]
+
+
+def _place(package: str) -> str:
+    """Return the place of a package that can be imported, "" for one that cannot."""
+    present = sys.modules.get(package)
     if present is not None:
-        place = getattr(present, "__file__", None) or repr(present)
-    else:
-        spec = importlib.util.find_spec(_NAME)
-        # A directory without __init__.py that happens to have the name is no package, and is not in the way.
-        place = "" if spec is None or spec.origin is None else spec.origin
+        return getattr(present, "__file__", None) or repr(present)
+    spec = importlib.util.find_spec(package)
+    # A directory without __init__.py that happens to have the name is no package, and is not in the way.
+    return "" if spec is None or spec.origin is None else spec.origin
+
+
+def _refuse_to_shadow() -> None:
+    place = _place(_NAME)
     if place and not _lies_in_the_stand_in(place):
         raise RuntimeError(
             f"There is a module {_NAME} already ({place}), and the emulator does not take its place. Use "
@@ -101,7 +124,7 @@ def _refuse_to_shadow() -> None:
 
 
 def _lies_in_the_stand_in(file: object) -> bool:
-    return isinstance(file, str) and os.path.abspath(file).startswith(STAND_IN + os.sep)
+    return isinstance(file, str) and os.path.abspath(file).startswith(STAND_INS + os.sep)
 
 
 def _leave(installation: Installation) -> None:
@@ -109,10 +132,15 @@ def _leave(installation: Installation) -> None:
         _ACTIVE.remove(installation)
         if _ACTIVE:
             return
-        with contextlib.suppress(ValueError):
-            sys.path.remove(STAND_IN)
+        # Those of a process that PopRun has started were there before.
+        packages = [os.path.basename(directory) for directory in _ADDED]
+        for directory in _ADDED:
+            with contextlib.suppress(ValueError):
+                sys.path.remove(directory)
+        _ADDED.clear()
         for name, module in sys.modules.copy().items():
-            if _lies_in_the_stand_in(getattr(module, "__file__", None)):
+            is_added = name.split(".")[0] in packages
+            if is_added and _lies_in_the_stand_in(getattr(module, "__file__", None)):
                 del sys.modules[name]
         importlib.invalidate_caches()
 
@@ -136,3 +164,4 @@ def _take_effect(restore: contextlib.ExitStack) -> None:
 
 _LOCK = threading.RLock()
 _ACTIVE: List[Installation] = []
+_ADDED: List[str] = []  # directories on `sys.path`

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ignite_ipu.cli import command as cli
-from ignite_ipu.cli.instance import rendezvous
+from ignite_ipu.cli.instance import job_description, poprun_variables, rendezvous
 from ignite_ipu.cli.launch import Job, command, environment
 from tests.ignite.side import differences
 from tests.test_docs import python_blocks
@@ -58,6 +58,7 @@ def test_elsewhere_torch_starts_them(script, monkeypatch):
     ]
     variables = environment(job, "elastic")
     assert variables.pop("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1"
+    assert variables.pop("IGNITE_IPU_JOB") == "8:1"
     (variable,) = variables.items()
     assert variable[0] == "POPTORCH_DEFAULT_OPTIONS"
     assert json.loads(variable[1]) == {"deviceIterations": 5, "replicationFactor": 4}
@@ -106,6 +107,33 @@ def test_poprun_variables_are_translated_for_torch():
         "MASTER_PORT": "29500",
     }
     assert rendezvous({}) == {}
+
+
+def test_torchs_launcher_describes_a_process_as_poprun_does():
+    """Among the variables that a program for a Pod reads are its first replica, and its number for plain options."""
+    own = {"RANK": "1", "WORLD_SIZE": "2", **job_description(8, 2)}
+    found = poprun_variables(own)
+    assert (found["POPDIST_NUM_TOTAL_REPLICAS"], found["POPDIST_NUM_LOCAL_REPLICAS"]) == ("8", "4")
+    assert (found["POPDIST_REPLICA_INDEX_OFFSET"], found["POPDIST_NUM_IPUS_PER_REPLICA"]) == ("4", "2")
+    assert (found["OMPI_COMM_WORLD_RANK"], found["OMPI_COMM_WORLD_SIZE"]) == ("1", "2")
+    assert poprun_variables({"RANK": "1", "WORLD_SIZE": "2"}) == poprun_variables(job_description(8, 2)) == {}
+
+
+def test_a_program_for_a_pod_runs_as_it_is(tmp_path):
+    """It imports PopDist and PopTorch, which are the emulator's, and its instances are connected."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import popdist, popdist.poptorch, torch\n"
+        "import horovod.torch as hvd\n"
+        "popdist.init()\n"
+        "hvd.init()\n"
+        "options = popdist.poptorch.Options(ipus_per_replica=1)\n"
+        "total = hvd.allreduce(torch.tensor([options.replication_factor]), op=hvd.Sum)\n"
+        f"open(f'{tmp_path}/{{popdist.getInstanceIndex()}}', 'w').write(str(total.item()))\n"
+    )
+    job = _launch("--replicas", "4", str(script))
+    assert job.returncode == 0, job.stderr
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["4", "4"]
 
 
 def _launch(*words):

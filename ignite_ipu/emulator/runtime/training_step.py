@@ -8,18 +8,17 @@ import itertools
 from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
 
 import torch
-import torch.distributed as dist
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ignite_ipu.emulator.compiler.inductor import Compiled, own_memory
 from ignite_ipu.emulator.compiler.saved_values import SavedValues, copied
 from ignite_ipu.emulator.compiler.stochastic_rounding import store_stochastically
 from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
-from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.optim.device import foreach
 from ignite_ipu.emulator.optim.device.optimizer import DeviceOptimizer
 from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.popdist.communication import Communicator, connected
 from ignite_ipu.emulator.runtime import loss_scaling
 from ignite_ipu.emulator.runtime.executable import Executable
 from ignite_ipu.emulator.runtime.host_tensors import shares_memory
@@ -306,23 +305,13 @@ def reducer(processes: int) -> Optional[Reduce]:
     """Return what adds up tensors over `processes` processes in place; None for a single one.
 
     Raises:
-        Error: No process group of that size exists. On a Pod PopRun connects the instances, here torch.distributed.
+        Error: That number of processes is not connected.
     """
-    if processes == 1:
-        return None
-    what = f"The options describe {processes} distributed processes, but"
-    if not (dist.is_available() and dist.is_initialized()):
-        raise backend_error(
-            f"{what} they are not connected. The emulator reduces gradients through torch.distributed: call "
-            'torch.distributed.init_process_group("gloo") first.'
-        )
-    if dist.get_world_size() != processes:
-        raise backend_error(f"{what} torch.distributed connects {dist.get_world_size()}.")
-    return _all_reduce
+    return None if processes == 1 else functools.partial(_all_reduce, connected(processes))
 
 
-def _all_reduce(tensors: List[torch.Tensor]) -> None:
+def _all_reduce(processes: Communicator, tensors: List[torch.Tensor]) -> None:
     flat = _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
-    dist.all_reduce(flat)
+    processes.all_reduce(flat)
     for tensor, reduced in zip(tensors, _unflatten_dense_tensors(flat, tensors)):  # type: ignore[no-untyped-call]
         tensor.copy_(reduced)
