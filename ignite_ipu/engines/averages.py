@@ -15,7 +15,7 @@ from torch import nn
 from ignite_ipu.engines.engine import IPUEngine
 from ignite_ipu.engines.loaders import Loaders
 from ignite_ipu.engines.steps import IPUStep, call_model, unchanged
-from ignite_ipu.errors import BatchError
+from ignite_ipu.errors import BatchError, RowsError
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.step import BatchStep
@@ -44,7 +44,11 @@ class AveragesStep(BatchStep):
     def computes_like(self, other: BatchStep) -> bool:
         return super().computes_like(other) and self.averages == getattr(other, "averages", None)
 
-    def forward(self, *leaves: Any) -> torch.Tensor:
+    def again(self) -> AveragesStep:
+        """Return a step that computes the same, for batches of a layout of its own."""
+        return AveragesStep(self.model, self.averages, self.model_fn)
+
+    def forward(self, *leaves: Any) -> Any:
         """Return the sums, shape `(1, len(averages))`, for the leaves of `(x, y, counted)`."""
         x, y, counted = self.batch(leaves)
         with self.guarded():
@@ -59,7 +63,7 @@ class AveragesStep(BatchStep):
                         "F.cross_entropy(y_pred, y, reduction='none')."
                     )
                 sums.append((values.float() * counted).sum())
-        return torch.stack(sums).unsqueeze(0)
+        return self.with_writes(torch.stack(sums).unsqueeze(0))
 
 
 class _Mean(Metric):
@@ -145,6 +149,12 @@ def create_ipu_averages_evaluator(
         program, parts = evaluation.program(), prepare(batch)
         samples = row_count(parts)
         rows = program.rows_for(samples)
+        if samples % rows and program.writes(*parts, torch.ones(samples)):
+            raise RowsError(
+                f"A batch of {samples} samples does not fill device calls of {rows} rows, and the filling would count "
+                f"in the buffers that forward writes. Use a batch_size that divides the number of samples, or leave "
+                "the incomplete batch out with drop_last=True."
+            )
         totals = torch.zeros(len(averages), dtype=torch.float64)
         for (x, y), valid in split_rows(parts, rows):
             counted = (torch.arange(rows) < valid).float()

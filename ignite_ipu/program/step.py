@@ -8,10 +8,10 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from ignite_ipu import backend
-from ignite_ipu.errors import OutputError, UnsupportedArgumentError
+from ignite_ipu.errors import OutputError, UnsupportedArgumentError, logger
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.equivalents import Equivalents
 from ignite_ipu.program.forward.gradients import GradientHookGuard, own_backwards_refused
@@ -22,11 +22,13 @@ from ignite_ipu.program.forward.model_libraries import (
     without_checkpointing,
     without_generation_cache,
 )
+from ignite_ipu.program.forward.randomness import draws_put_back
+from ignite_ipu.program.forward.statistics import StatisticsWritten
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import OperatorRecorder
 from ignite_ipu.program.layout import BatchLayout
-from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.tensors.trees import leaves_of, map_tensors, opened_record, tensors_in
 
 # Buffers of PyTorch's from which nothing is computed.
@@ -54,11 +56,13 @@ class BatchStep(nn.Module):
         is_tried: True if the model is known to change nothing in every call.
         counted: Counters of batches, and by how much a micro-batch advances each: as the last call on the host did.
         written: Names of the floating-point buffers that it wrote, without the statistics of normalisations.
+        returns_writes: Whether the buffers that forward writes come back with the outputs, as in inference.
         layouts: Holds the layout that the step is compiled for; empty before the first batch.
     """
 
     is_tried = False
     leaves_behind = False
+    returns_writes = True
 
     def __init__(
         self,
@@ -82,6 +86,8 @@ class BatchStep(nn.Module):
         self._stages: List[StagesOfModel] = []
         self.counted: List[Tuple[torch.Tensor, int]] = []
         self.written: List[str] = []
+        # Empty until they are known; a list for the same reason.
+        self._writes: List[List[str]] = []
 
     def train(self, mode: bool = True) -> BatchStep:
         """Set the mode of the model's modules; what is called beside it, such as a loss, stays in its own."""
@@ -146,10 +152,12 @@ class BatchStep(nn.Module):
         if traced:
             with contextlib.ExitStack() as stack:
                 stack.enter_context(EAGER)
+                _refuse_counting(self.model)
                 if training:
-                    _refuse_counting(self.model)
                     stack.enter_context(own_backwards_refused())
                     stack.enter_context(GradientHookGuard())
+                else:
+                    stack.enter_context(StatisticsWritten())
                 # The loss, and what else follows the model, belongs to the last block of a model annotated by hand.
                 stack.enter_context(mock.patch.object(backend.poptorch().Block, "__exit__", _stay_open))
                 with HostTensorsMovedIn(), Equivalents(), declared_as_tracing():
@@ -187,6 +195,46 @@ class BatchStep(nn.Module):
     def loss_of(self, output: Any) -> torch.Tensor:
         """Return the loss in what a call of this returns, if it trains."""
         raise NotImplementedError
+
+    @property
+    def writes(self) -> Sequence[str]:
+        """Names of the model's buffers that come back with the outputs, because forward writes into them."""
+        return self._writes[0] if self._writes else ()
+
+    def find_writes(self, leaves: Sequence[Any], micro_batches: int) -> Sequence[str]:
+        """Return `writes`, found by a call on the host before the first compilation, for a batch's leaves.
+
+        Where the host cannot call the model, all its buffers count that forward may write into.
+        """
+        if not self._writes:
+            found = _writable_buffers(self.model) if self.returns_writes else []
+            if found:
+                found = self._written_on_host(found, first_micro_batch(leaves, micro_batches))
+            self._writes.append(found)
+        return self.writes
+
+    def _written_on_host(self, names: Sequence[str], leaves: Sequence[Any]) -> List[str]:
+        try:
+            with draws_put_back(), self.on_host():
+                before = {name: (each, each.clone()) for name, each in self.model.named_buffers() if name in names}
+                versions = {name: each._version for name, (each, _) in before.items()}
+                self.forward(*leaves)
+        except Exception as error:
+            logger.info("%s cannot be called on the host: %s", type(self.model).__qualname__, error)
+            return list(names)
+        running = statistics_in_training(self.model)
+        return [
+            name
+            for name, (now, then) in before.items()
+            if name in running or now._version != versions[name] or not torch.equal(now, then)
+        ]
+
+    def with_writes(self, output: Any) -> Any:
+        """Return an output, and beside it what forward has written into buffers, each with one row per micro-batch."""
+        if not self.writes:
+            return output
+        buffers = dict(self.model.named_buffers(remove_duplicate=False))
+        return (output, *[buffers[name].reshape(1, *buffers[name].shape) for name in self.writes])
 
     def tracks_statistics(self) -> bool:
         """Tell whether replicas are to have the statistics of their normalisations for themselves, as natively."""
@@ -298,7 +346,28 @@ class EvaluationStep(BatchStep):
         with self.guarded():
             y_pred = self.call_model(x)
         check_output(y_pred)
-        return y_pred
+        return self.with_writes(y_pred)
+
+
+def statistics_in_training(model: nn.Module) -> List[str]:
+    """Return the names of the batch statistics that normalisations in training mode write."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if isinstance(module, _NormBase) and module.training
+        for name in ("running_mean", "running_var")
+        if module._buffers.get(name) is not None
+    ]
+
+
+def _writable_buffers(model: nn.Module) -> List[str]:
+    """Return the names of floating-point buffers, but for the statistics of normalisations in evaluation mode."""
+    norms = {path for path, module in model.named_modules() if isinstance(module, _NormBase) and not module.training}
+    return [
+        name
+        for name, buffer in named_tensors(model, "_buffers").items()
+        if plain(buffer).is_floating_point() and name.rpartition(".")[0] not in norms
+    ]
 
 
 def _refuse_counting(model: nn.Module) -> None:

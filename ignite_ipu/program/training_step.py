@@ -45,6 +45,8 @@ class TrainingStep(BatchStep):
         TypeError: `model` is no module, or `loss_fn` not callable.
     """
 
+    returns_writes = False
+
     def __init__(
         self,
         model: nn.Module,

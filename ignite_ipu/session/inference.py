@@ -12,7 +12,7 @@ from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.options import check_ipus, evaluation_options
 from ignite_ipu.program.step import BatchStep, EvaluationStep
-from ignite_ipu.program.tensors.rows import join_rows, row_count, split_rows, take_rows
+from ignite_ipu.program.tensors.rows import join_rows, row_count, row_range, split_rows, take_rows
 from ignite_ipu.session.batch_padding import FillingCheck
 from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
@@ -66,6 +66,8 @@ class Inference:
         self.training: Optional[Options] = None
         # The programs for other shapes, by the one for the first, which they begin with.
         self._kinds: weakref.WeakKeyDictionary[ModelProgram, List[ModelProgram]] = weakref.WeakKeyDictionary()
+        # Programs for one micro-batch, by those for several.
+        self._singles: weakref.WeakKeyDictionary[ModelProgram, ModelProgram] = weakref.WeakKeyDictionary()
         # Each with what it was made from.
         self._made: List[Tuple[IPUConfig, Optional[Options], Options]] = []
 
@@ -123,6 +125,8 @@ class Inference:
     def drop(self, program: ModelProgram) -> None:
         """Destroy a program that nobody needs any more, with those for other shapes."""
         programs = self.programs
+        if program in self._singles:
+            self.drop(self._singles.pop(program))
         for each in self._kinds.pop(program, [program]):
             each.destroy()
             if programs.active is each:
@@ -155,6 +159,8 @@ class Inference:
         """
         samples = row_count(x)
         rows = program.rows_for(samples)
+        if samples != rows and program.writes(x):
+            return self._without_filling(program, x)
         if samples > rows:
             first, _ = next(split_rows(x, rows))
             if not self.filling.may_cut(program, first, functools.partial(self.infer, program)):
@@ -167,6 +173,28 @@ class Inference:
             call = functools.partial(self._samples, program, valid, rows)
             predictions.append(self.filling.checked(program, piece, valid, call))
         return join_rows(predictions)
+
+    def _without_filling(self, program: ModelProgram, x: Any) -> Any:
+        """Return the predictions for a batch by calls of its own rows alone, in their order.
+
+        Filling would count in the buffers that forward writes. Whole micro-batches are calls of their own, and so is
+        the rest.
+        """
+        samples, count = row_count(x), program.micro_batches
+        if count > 1:
+            rows = program.rows_for(samples) // count
+            single = self._singles.get(program)
+            if single is None:
+                options = program.asked.clone()
+                options.deviceIterations(1)
+                options.replicationFactor(1)
+                single = self._singles[program] = program.like(program.step.again(), options)
+                self.programs.evaluations.append(single)
+            program = single
+        else:
+            rows = samples
+        pieces = [row_range(x, start, min(start + rows, samples)) for start in range(0, samples, rows)]
+        return join_rows([self.infer(program, piece) for piece in pieces])
 
     def _samples(self, program: ModelProgram, valid: int, rows: int, piece: Any) -> Any:
         return take_rows(self.infer(program, piece), valid, rows)
@@ -226,7 +254,7 @@ class Inference:
         programs.active = program
         programs.weights.to_inference(executor)
         program.note_call()
-        return executor(*leaves)
+        return program.take_writes(executor(*leaves))
 
     def _loaded(self, program: ModelProgram, leaves: Sequence[Any], x: Any) -> Executor:
         programs, executor = self.programs, program.executor

@@ -17,7 +17,7 @@ from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.guards.retrace import Retrace
 from ignite_ipu.program.options import check_ipus, misspelt_settings_named, output_mode
 from ignite_ipu.program.step import BatchStep
-from ignite_ipu.program.tensors.raw import classes_of, put_classes, unwrap_tensors
+from ignite_ipu.program.tensors.raw import classes_of, named_tensors, plain, put_classes, unwrap_tensors
 from ignite_ipu.program.tensors.rows import row_count, select_rows
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.compiled_program import CompiledProgram
@@ -95,6 +95,7 @@ class ModelProgram:
         self._classes: List[type] = []
         self._counted: Counted = []
         self._written: Sequence[str] = ()
+        self._writes: List[Sequence[str]] = []  # empty until they are known
         self._weights, self._hooks, self._link, self._on_trace = weights, hooks, link, on_trace
         self._step_class, self._layouts = type(step), step.layouts
         # The rows whose outputs come back, None for all, and for which arithmetic these are.
@@ -171,6 +172,34 @@ class ModelProgram:
     def note_call(self) -> None:
         if self.traced is not None:
             self.traced.retrace.note_call()
+
+    def writes(self, *parts: Any) -> Sequence[str]:
+        """Return the names of the buffers that a call for a batch writes, by a call on the host if they are unknown."""
+        if not self._writes:
+            step = self.step.again()
+            layout, leaves = step.flattened(parts, 1)
+            step.settle(layout)
+            self._find_writes(step, leaves, 1)
+        return self._writes[0]
+
+    def _find_writes(self, step: BatchStep, leaves: Sequence[Any], micro_batches: int) -> Sequence[str]:
+        kept = ModuleAttributes(step.model)
+        self._writes[:] = [step.find_writes(leaves, micro_batches)]
+        kept.put_back(always=True)
+        return self._writes[0]
+
+    def take_writes(self, outputs: Any) -> Any:
+        """Return the output of an inference call, after what it has written is where PyTorch would have it."""
+        names = self.step.writes
+        if names:
+            outputs, *written = outputs
+            buffers = named_tensors(self.step.model, "_buffers")
+            values = [(buffers[name], value[-1]) for name, value in zip(names, written)]
+            self._weights.put_written(self.executor, values)
+        for counter, count in self._counted:
+            if count:
+                plain(counter).numpy()[...] += count * self.micro_batches  # which PyTorch takes for no edit
+        return outputs
 
     def read_random_state(self) -> Optional[List[int]]:
         """Return the random state; None before the program was compiled, or if it has no seed and never ran."""
@@ -385,6 +414,7 @@ class ModelProgram:
 
     def _compile(self, executor: Executor, leaves: Sequence[Any]) -> None:
         self._weights.to_host()
+        self._check_writes(leaves)
         self._hooks.fire(IPUEvents.COMPILE_STARTED)
         # The flags of the user's model are read while it is traced, and wrapping does not set them.
         self.step.train(self.training)
@@ -432,6 +462,23 @@ class ModelProgram:
                 raise
             self._file = None
         self._hooks.fire(IPUEvents.COMPILE_COMPLETED)
+
+    def _check_writes(self, leaves: Sequence[Any]) -> None:
+        """Refuse buffers that forward writes in inference, where their values of the last micro-batch cannot return."""
+        names = self._find_writes(self.step, leaves, self.micro_batches)
+        if not names:
+            return
+        if self.options.replication_factor > 1:
+            raise OptionsError(
+                f"The model writes {listed(names)} in evaluation, and each of its {self.options.replication_factor} "
+                "replicas (replicationFactor) would write a copy of its own. Evaluate with replication_factor=1."
+            )
+        if self.mode == "Sum" and self.device_iterations > 1:
+            raise OptionsError(
+                f"The model writes {listed(names)} in evaluation, and the output mode Sum would add its values of "
+                f"{self.device_iterations} micro-batches (deviceIterations) up. Evaluate with device_iterations=1, or "
+                "with another output mode."
+            )
 
     def _check_own_statistics(self) -> None:
         replicas, written = self.options.replication_factor, self._written

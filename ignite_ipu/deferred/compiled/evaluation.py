@@ -55,7 +55,7 @@ class CapturedEvaluation:
     ) -> Any:
         """Return the output of the model or of a part of it, on the host; the user gets what `show` makes of it."""
         args, kwargs = resolved((args, kwargs))
-        if model.training and _draws_or_counts(model):
+        if _draws_or_counts(model):
             return show(self.run_on_host(model, args, kwargs, current_line()))
         tensors: List[torch.Tensor] = []
         structure = flatten((args, kwargs), tensors)
@@ -106,7 +106,7 @@ class CapturedEvaluation:
             self._told_of_host_runs = True
             logger.warning(
                 "The model is called at %s in training mode, without a loss or gradients, where it draws random "
-                "numbers or updates statistics, as no inference program does. Such calls run on the host, with a copy "
+                "numbers or counts batches, as no inference program does. Such calls run on the host, with a copy "
                 "of the weights each way. Call model.eval() and use torch.no_grad() to save both.",
                 line,
             )
@@ -188,17 +188,19 @@ class CapturedEvaluation:
         if program not in self._row_wise:
             rows = tensors[0].shape[:1]
             same = all(tensor.shape[:1] == rows for tensor in (*tensors, *outputs))
-            self._row_wise[program] = same and bool(rows)
+            # Filling would count in what is written.
+            self._row_wise[program] = same and bool(rows) and not program.step.writes
             if self._row_wise[program]:
                 self._session.inference.filling.keep_sample(program, tensors)
         return outputs
 
 
 def _draws_or_counts(model: nn.Module) -> bool:
-    """Tell whether a call draws random numbers or updates statistics, as its modules are."""
+    """Return whether a call draws random numbers, or updates statistics by the number of batches, in training mode."""
     for module in model.modules():
-        counts = isinstance(module, _COUNTS) and bool(module.track_running_stats)
-        if module.training and (counts or (isinstance(module, _DRAWS) and module.p > 0)):
+        counts = isinstance(module, _COUNTS) and bool(module.track_running_stats) and module.momentum is None
+        draws = model.training and isinstance(module, _DRAWS) and module.p > 0
+        if module.training and (counts or draws):
             return True
     return False
 

@@ -43,6 +43,7 @@ class CapturedStep(_ReadyStep):
     """The module compiled for a captured update: it returns the loss, and the values that are wanted on the host."""
 
     is_tried = True
+    returns_writes = False
 
     def __init__(self, model: nn.Module, update: CompiledUpdate, half: bool = False) -> None:
         super().__init__(model, half)
@@ -147,7 +148,14 @@ class CalledStep(_ReadyStep):
             raise CaptureError(
                 f"The model returned a {type(output).__qualname__} without tensors; nothing can come back."
             )
-        return tuple(tensors)
+        return self.with_writes(tuple(tensors))
+
+    def find_writes(self, leaves: Sequence[Any], micro_batches: int) -> Sequence[str]:
+        """Return `writes`; where the call leaves tensors, the trace finds out."""
+        found = super().find_writes(leaves, micro_batches)
+        self._output.clear()
+        self._left.clear()
+        return found
 
     def _called(self, call: Callable[[], Any]) -> Any:
         """Return what a call returns and leaves behind, the first of which says where."""

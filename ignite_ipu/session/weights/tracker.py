@@ -215,6 +215,15 @@ class Weights:
             copy.stale = True
         self._versions = _count_edits(self._tensors)
 
+    def put_written(self, executor: Optional[Executor], values: Sequence[Tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Put buffers on the host that a call of an inference program has written, which has the newest weights.
+
+        The other programs get them before their next call.
+        """
+        self._put(values, but=executor)
+        self.edits += 1
+        self.updates[0] += 1
+
     def notice_edits(self) -> bool:
         """Find out whether somebody wrote into the host's weights, and tell.
 
@@ -346,13 +355,13 @@ class Weights:
             self.to_host()
             self._put(newest)
 
-    def _put(self, values: Sequence[Tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Write values on the host that are no edits of anybody's."""
-        with torch.no_grad():
+    def _put(self, values: Sequence[Tuple[torch.Tensor, torch.Tensor]], but: Optional[Executor] = None) -> None:
+        """Write values on the host that are no edits of anybody's; all programs `but` one lack them."""
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             for tensor, value in values:
-                tensor.copy_(value)
+                plain(tensor).copy_(value)
         for copy in self._copies():
-            copy.stale = True
+            copy.stale |= copy.executor is not but
         self._versions = _count_edits(self._tensors)
 
     def to_training(self) -> bool:

@@ -170,7 +170,8 @@ def test_modes_of_sub_modules_count() -> None:
     assert not torch.equal(model(X)["scores"], model(X)["scores"])
 
 
-def test_calls_in_training_mode_that_keep_statistics_run_on_the_host(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("momentum", [0.1, None], ids=["device", "host"])
+def test_calls_in_training_mode_keep_statistics(caplog: pytest.LogCaptureFixture, momentum: Any) -> None:
     """As a generator's samples between updates do: outputs, statistics and the updates after are the native ones."""
 
     def run(captured: bool) -> Any:
@@ -182,16 +183,18 @@ def test_calls_in_training_mode_that_keep_statistics_run_on_the_host(caplog: pyt
             capture_optimizer(optimizer)
         seen = []
         for number in range(4):
-            optimizer.zero_grad()
-            F.cross_entropy(model(X[:8]), Y[:8]).backward()
-            optimizer.step()
+            if momentum:
+                optimizer.zero_grad()
+                F.cross_entropy(model(X[:8]), Y[:8]).backward()
+                optimizer.step()
+            model[1].momentum = momentum
             if number % 2:
                 with torch.no_grad():
                     seen.append(model(X[8:24]))
         return [*seen, *model.state_dict().values()]
 
     torch.testing.assert_close(run(captured=True), run(captured=False), rtol=1e-4, atol=1e-5)
-    assert caplog.text.count("Such calls run on the host") == 1
+    assert caplog.text.count("Such calls run on the host") == (momentum is None)
 
 
 def test_dropout_in_training_mode_without_gradients_draws_what_the_host_draws() -> None:
@@ -205,3 +208,46 @@ def test_dropout_in_training_mode_without_gradients_draws_what_the_host_draws() 
         with torch.no_grad():
             found.append(layer(X))
     torch.testing.assert_close(found[0], found[1])
+
+
+class Cached(nn.Module):
+    """Keeps what it has seen in buffers, in every mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("rows", torch.zeros(()))
+        self.register_buffer("kept", torch.zeros(3, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.norm(self.layer(x)) + self.kept.sum(0)
+        self.kept.copy_(torch.cat([self.kept[1:], output.mean(0, keepdim=True)]).detach())
+        self.rows += len(x)
+        return output
+
+
+def test_buffers_that_evaluation_writes_are_there_for_every_reader_and_every_later_call() -> None:
+    """For programs of several shapes, the update after them, and state_dict(); also where a norm stays in training."""
+
+    def run(captured: bool) -> Any:
+        torch.manual_seed(0)
+        model = Cached()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if captured:
+            capture_model(model, IPUConfig())
+            capture_optimizer(optimizer)
+        seen = []
+        for rows in (16, 5, 16):
+            model.eval()
+            model.norm.train(rows == 5)
+            with torch.no_grad():
+                seen += [model(X[:rows]), model(X[rows : 2 * rows]), model.rows.clone()]
+            seen += [value.clone() for value in model.state_dict().values()]
+            model.train()
+            optimizer.zero_grad()
+            model(X[:8]).square().mean().backward()
+            optimizer.step()
+        return [*seen, *model.state_dict().values()]
+
+    torch.testing.assert_close(run(captured=True), run(captured=False), rtol=1e-4, atol=1e-5)
