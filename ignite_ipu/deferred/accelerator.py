@@ -47,6 +47,7 @@ from ignite_ipu.errors import CaptureError, OptionsError, UnsupportedArgumentErr
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.processes import unwrapped
+from ignite_ipu.session.torch_compiled import is_compiled
 
 _RANDOM_STATE = "ipu_random_states.json"
 _REFUSED = {
@@ -158,18 +159,19 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
     ) -> nn.Module:
         """Capture the model's calls; it is the same object, and its weights are the newest when read.
 
-        What comes back for a model in `torch.compile` is the module inside. A module without weights, such as a loss,
-        stays an ordinary one, whose operations are captured where they compute from what a model returns.
+        A model in `torch.compile` comes back in its wrapper, as from accelerate; calls go to the model within, without
+        the compiler. A module without weights, such as a loss, stays an ordinary one, whose operations are captured
+        where they compute from what a model returns.
 
         Raises:
             ProcessesError: The model is in `DataParallel`.
             SessionError: Another engine trains the model, or some of it is not on the CPU.
         """
-        model = unwrapped(model)
-        if next(model.parameters(), None) is not None:
-            capture_model(model, self.config, self._postponed, _CLIP_REMEDY, self._observer)
+        inner = unwrapped(model)
+        if next(inner.parameters(), None) is not None:
+            capture_model(inner, self.config, self._postponed, _CLIP_REMEDY, self._observer)
         prepared: nn.Module = super().prepare_model(
-            model, device_placement=device_placement, evaluation_mode=evaluation_mode
+            model if is_compiled(model) else inner, device_placement=device_placement, evaluation_mode=evaluation_mode
         )
         return prepared
 

@@ -14,7 +14,7 @@ from ignite_ipu.deferred.settings import refuse_for_capture
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.session.processes import PARALLEL, unwrapped
+from ignite_ipu.session.processes import unwrapped
 
 _CLIP_REMEDY = "use ignite_ipu.ipu_clip_grad_norm_(model.parameters(), ...)"
 _Prepared = TypeVar("_Prepared", nn.Module, torch.optim.Optimizer)
@@ -32,7 +32,7 @@ def ipu_prepare(
     Args:
         first: A model, or an optimizer.
         others: What belongs to it: of an optimizer, the models that it trains, each as the loop calls it. Of one in
-            `DataParallel` or `DistributedDataParallel` the model within is captured.
+            `DataParallel`, `DistributedDataParallel` or `torch.compile` the model within is captured.
         config: How the steps are compiled; an `IPUConfig`, a mapping or the path of a file.
 
     Returns:
@@ -51,7 +51,7 @@ def ipu_prepare(
         return first
     settings = IPUConfig.of(config)
     refuse_for_capture(settings)
-    given = [unwrapped(each) if isinstance(each, PARALLEL) else each for each in given]
+    given = [unwrapped(each) if isinstance(each, nn.Module) else each for each in given]
     # Captured before, where this stands in a function that is called again.
     models = [each for each in given if isinstance(each, nn.Module) and captured(each) is None]
     models = [each for each in models if next(each.parameters(), None) is not None]

@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.errors import ProcessesError, logger
+from ignite_ipu.errors import ProcessesError
 from ignite_ipu.poptorch_types import Options
+from ignite_ipu.session.torch_compiled import is_compiled, leave_out_compiler
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -90,10 +91,9 @@ def unwrapped(model: Any) -> Any:
             model = model.module
         elif isinstance(model, nn.DataParallel) and len(model.device_ids) < 2:
             model = model.module  # which is all that it is natively, on one device or none
-        # By name, because its class takes long to import.
-        elif type(model).__module__.startswith("torch._dynamo."):
+        elif is_compiled(model):
+            leave_out_compiler(model)
             model = model._orig_mod
-            logger.warning("torch.compile of the %s is left out: PopTorch compiles it.", type(model).__name__)
         elif isinstance(model, nn.DataParallel):
             raise ProcessesError(
                 f"The model is in DataParallel over the devices {list(model.device_ids)}, which spreads a batch over "

@@ -26,6 +26,7 @@ from ignite_ipu.session.processes import check_same_weights, describe_processes
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.programs import Programs, refuse_losses
 from ignite_ipu.session.summary import summarise
+from ignite_ipu.session.torch_compiled import leave_out_compiler
 from ignite_ipu.session.training import Trained
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class IPUSession:
 
     def __init__(self, model: nn.Module) -> None:
         _check_model(model)
+        leave_out_compiler(model)
         self.model = model
         self._programs = programs = Programs(model)
         self.hooks, self.weights, self.changes = programs.hooks, programs.weights, programs.changes

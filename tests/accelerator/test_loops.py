@@ -219,10 +219,13 @@ def test_prepared_losses_stay_what_they_are() -> None:
 
 
 def test_torch_compile_is_left_out() -> None:
-    """What comes back is the module inside, captured; of DataParallel over one device, too."""
+    """The wrapper comes back with its names around the captured module; of DataParallel over one device the module."""
     model = network()
     accelerator = IPUAccelerator()
-    assert accelerator.prepare(torch.compile(model)) is model and captured(model) is not None
+    compiled = torch.compile(model)
+    assert accelerator.prepare(compiled) is compiled and captured(model) is not None
+    assert accelerator.unwrap_model(compiled, keep_torch_compile=False) is model
+    assert list(compiled.state_dict()) == [f"_orig_mod.{name}" for name in model.state_dict()]
     other = network()
     assert accelerator.prepare(nn.DataParallel(other)) is other and captured(other) is not None
 

@@ -44,3 +44,15 @@ def run(tmp_path: Any) -> Callable[..., Ran]:
         return Ran(output.getvalue().splitlines(), substitutions)
 
     return run_text
+
+
+@pytest.fixture
+def natively(run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> Callable[..., List[str]]:
+    """Run a text as a script of PyTorch's own, and return what it printed."""
+
+    def run_natively(text: str, *argv: str) -> List[str]:
+        with monkeypatch.context() as patched:
+            patched.setenv(backend.VARIABLE, "native")
+            return run(text, *argv, name="native_script.py").output
+
+    return run_natively

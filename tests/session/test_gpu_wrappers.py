@@ -26,8 +26,19 @@ def test_torch_compile_is_left_out(caplog):
     """A device's program is compiled as a whole; the weights are those of the module inside."""
     with caplog.at_level(logging.WARNING, "ignite_ipu"):
         compiled = trained(create_ipu_trainer, torch.compile(network()))
-    assert "torch.compile of the Sequential is left out" in caplog.text
-    assert_same_weights(compiled._orig_mod, trained(create_supervised_trainer, network()))
+    assert caplog.text.count("torch.compile of the Sequential is left out") == 1
+    expected = trained(create_supervised_trainer, network())
+    assert_same_weights(compiled._orig_mod, expected)
+    assert list(compiled.state_dict()) == [f"_orig_mod.{name}" for name in expected.state_dict()]
+    inputs = task()[:4][0]
+    assert torch.equal(compiled.eval()(inputs), compiled._orig_mod(inputs))
+
+
+def test_a_part_that_torch_compile_has_wrapped_is_compiled_with_the_model():
+    def model():
+        return nn.Sequential(torch.compile(network(), backend="eager"), nn.Identity())
+
+    assert_same_weights(trained(create_ipu_trainer, model()), trained(create_supervised_trainer, model()))
 
 
 def test_data_parallel_over_one_device_is_the_model_within():

@@ -81,9 +81,9 @@ def refuse_differentiation() -> None:
 def refuse_compiled_modules(model: nn.Module) -> None:
     """Refuse modules that `torch.compile` or `torch.jit` has taken over: their Python cannot be traced."""
     for name, module in model.named_modules():
-        compiled = (
-            type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
-        )
+        # A wrapper of torch.compile's keeps its compiled call in the object.
+        wrapper = type(module).__name__ == "OptimizedModule" and "forward" in module.__dict__
+        compiled = wrapper or getattr(module, "_compiled_call_impl", None) is not None
         if compiled or isinstance(module, torch.jit.ScriptModule):
             raise backend_error(
                 f"{'torch.compile' if compiled else 'torch.jit'} is not supported in a model for the IPU, and "

@@ -15,7 +15,6 @@ ORDER = (
     "device_moves",
     "checkpoint_loading",
     "parallel_launch",
-    "compiled_models",
     "optimizers",
     "ignite_factories",
     "ignite_evaluators",

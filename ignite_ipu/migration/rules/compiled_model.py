@@ -1,8 +1,9 @@
 """torch.compile, torch.jit.script and torch.jit.trace.
 
-PopTorch traces the plain module itself and cannot trace one that torch.compile or TorchScript has taken over.
+PopTorch traces Python. It cannot trace a module that TorchScript runs, or a function that torch.compile has made. A
+model in torch.compile's wrapper trains without the compiler: PopTorch compiles it. The wrapper keeps its names.
 
-Remedy: Hand the plain module to the trainer; compiling is what the IPU back end does anyway.
+Remedy: Leave the compiler out of functions, and hand the plain module to the trainer instead of TorchScript's.
 
 Example:
       import torch
@@ -16,7 +17,7 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.migration.analysis.devices import is_native_alone
-from ignite_ipu.migration.analysis.names import dotted
+from ignite_ipu.migration.analysis.names import argument, dotted
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
@@ -25,8 +26,13 @@ REWRITTEN = True
 
 def check(program: Program) -> Hits:
     names = ("torch.compile", "torch.jit.script", "torch.jit.trace")
+    functions = {function.name for function in program.nodes(ast.FunctionDef)}
     for call, name in program.calls(*names):
         if is_native_alone(program, call):
+            continue
+        if name == "torch.compile" and dotted(argument(call, "model", 0)) not in functions:
+            message = "torch.compile is left out of a model: PopTorch compiles it"
+            yield Hit(call, message, "Nothing has to be done.", Severity.NOTE)
             continue
         # Of what is exported a copy is made; what is called is not.
         outcome = Outcome.REFUSED if ".jit." in name and _is_called(program, call) else Outcome.HANDLED

@@ -78,8 +78,11 @@ class PythonState:
         reads = {kind: _MODE in self.words or _reads_mode(kind) for kind in {part.__class__ for part in modules}}
         # A hook of a library's may read it, too: that of a spectral norm does.
         hooked = [any(vars(part)[kind] for kind in HOOKS) for part in modules]
+        # The wrapper of torch.compile has no mode of its own, but that of the module within.
         self._moded = [
-            vars(part) for part, has in zip(modules, hooked) if part is model or has or reads[part.__class__]
+            vars(part)
+            for part, has in zip(modules, hooked)
+            if (part is model or has or reads[part.__class__]) and _MODE in vars(part)
         ]
         hooks = [*_GLOBAL_HOOKS, *[vars(part)[kind] for part in modules for kind in HOOKS]]
         self._hookless = [table for table in hooks if not table]

@@ -31,6 +31,7 @@ from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.substitutes.gradients import EngineWeights, substitute_gradients
 from ignite_ipu.running.substitutes.parallel import within
 from ignite_ipu.session.session import IPUSession, known_session
+from ignite_ipu.session.torch_compiled import leave_out_compiler
 from ignite_ipu.session.weights.model_states import LiveState, live_state
 from ignite_ipu.session.weights.tracker import Weights
 
@@ -121,9 +122,10 @@ class _Loops(CaptureObserver):
                 # What PopTorch compiles: the models in it are traced as they are.
                 with EAGER:
                     return original(module, *args, **kwargs)
-            if within(module) is not module or not (
-                next(module.parameters(), None) is not None or self._may_write(module, (args, kwargs))
-            ):
+            if within(module) is not module:
+                leave_out_compiler(module)
+                return original(module, *args, **kwargs)
+            if not (next(module.parameters(), None) is not None or self._may_write(module, (args, kwargs))):
                 return original(module, *args, **kwargs)
             if torch.utils.data.get_worker_info() is not None:
                 return original(module, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""`DataParallel` and `DistributedDataParallel` over one device: the model within, under the same names."""
+"""`DataParallel`, `DistributedDataParallel` and `torch.compile`: the model within, under the wrapper's names."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.session.processes import PARALLEL, connected, on_one_device
+from ignite_ipu.session.torch_compiled import is_compiled
 
 REPLICAS = "one process drives all IPUs, and replicas of the model are asked for with --replication-factor."
 
@@ -63,7 +64,7 @@ def substitute_parallel(substitutes: Substitutes) -> None:
 
 
 def within(module: nn.Module) -> nn.Module:
-    """Return the model that a wrapper for several GPUs is around; any other module as it is."""
-    while isinstance(module, PARALLEL):
-        module = module.module
+    """Return the model in a wrapper for several GPUs, or in that of `torch.compile`; any other module as it is."""
+    while isinstance(module, PARALLEL) or is_compiled(module):
+        module = module._orig_mod if is_compiled(module) else module.module
     return module

@@ -17,6 +17,7 @@ from torch.amp.autocast_mode import autocast
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.substitutes.parallel import REPLICAS
+from ignite_ipu.session.torch_compiled import leave_out_compiler
 
 _HOOKS = "gradients exist inside the device's step alone, so a hook on them never runs. To clip, use clip_grad_norm_."
 _CALLS: Tuple[Tuple[Any, str, str, str], ...] = (
@@ -41,8 +42,23 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
     """Refuse, at the script's own lines, what would train another way than it says."""
 
     def compile_(line: Any, original: Any, model: Any = None, **kwargs: Any) -> Any:
+        if model is None:  # a decorator
+            return lambda function: compile_(line, original, function, **kwargs)
         substitutes.note("torch.compile()", "left out: the program is compiled for the IPU", line)
-        return (lambda function: function) if model is None else model
+        if not isinstance(model, nn.Module):
+            return model
+        try:
+            # Its back end would never compile anything, and takes seconds to import.
+            wrapped: Any = original(model, disable=kwargs.get("disable", False), backend="eager")
+        except RuntimeError:  # for this Python there is no wrapper
+            return model
+        if not isinstance(wrapped, nn.Module):  # a function, for a wrapper
+            return model
+        leave_out_compiler(wrapped, log=False)
+        return wrapped
+
+    def compile_in_place(line: Any, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        substitutes.note("module.compile()", "left out: the program is compiled for the IPU", line)
 
     for owner, name, what, reason in _CALLS:
         if hasattr(owner, name):  # some are of a later PyTorch
@@ -60,6 +76,8 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
     substitutes.set(nn.utils.clip_grad, "clip_grad_value_", nn.utils.clip_grad_value_)
     if hasattr(torch, "compile"):
         substitutes.own_calls(torch, "compile", compile_)
+    if hasattr(nn.Module, "compile"):  # since PyTorch 2.1
+        substitutes.own_calls(nn.Module, "compile", compile_in_place)
 
 
 def substitute_precision(substitutes: Substitutes) -> None:

@@ -16,6 +16,18 @@ def test_calls_and_decorators(lines):
     assert lines(RULE, code) == [2, 3]
 
 
+def test_a_model_in_torch_compile_is_worth_a_note(findings):
+    """Its wrapper trains as it is; a function that torch.compile has made cannot be traced."""
+    code = """
+        import torch
+        def loss(x, y):
+            return (x - y).square().mean()
+        model = torch.compile(torch.nn.Linear(2, 2))
+        fast = torch.compile(loss)
+    """
+    assert [(found.line, found.severity.value) for found in findings(RULE, code)] == [(4, "note"), (5, "error")]
+
+
 def test_re_compile(lines):
     """Another compile is not meant."""
     code = """

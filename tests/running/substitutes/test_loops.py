@@ -82,11 +82,6 @@ def test_what_cannot_be_captured_is_refused_at_its_line(run, body, reason):
     assert emulator.counters().optimizer_updates == before
 
 
-def test_compile_is_left_out(run):
-    ran = run(HEAD + "print(torch.compile(model) is model)")
-    assert ran.output == ["True"]
-
-
 def test_mixed_precision_is_switched_off(run):
     ran = run(
         HEAD
