@@ -58,7 +58,8 @@ def _called_plainly(base: Any) -> Any:
         """Leave out what PyTorch does for a new wrapper, and for one from a file."""
 
     def deepcopy(self: Any, memo: Dict[int, Any]) -> Any:
-        made = memo[id(self)] = type(self).__new__(type(self))
+        made: Any = object.__new__(type(self))
+        memo[id(self)] = made
         # The compiler holds functions and locks, and is the same for all.
         shared = {name: value for name, value in self.__dict__.items() if name == "dynamo_ctx"}
         own = {name: value for name, value in self.__dict__.items() if name not in shared}
