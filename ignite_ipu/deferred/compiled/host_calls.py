@@ -34,6 +34,7 @@ from ignite_ipu.program.function_mode import FunctionGuard
 from ignite_ipu.program.guards.python_state import PythonState, named_by
 from ignite_ipu.program.guards.retrace import OperatorRecorder, Retrace
 from ignite_ipu.program.tensors.raw import named_tensors, plain
+from ignite_ipu.program.tensors.trees import restore_contents
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.gradients import words_read
 from ignite_ipu.session.recompilation import changes_in_every_call
@@ -91,8 +92,7 @@ class HeldBuffers:
     def put_back(self) -> None:
         """Put back buffers, and the attributes in which a call may have noted that it has replaced them."""
         for now, then in self._attributes:
-            now.clear()
-            now.update(then)
+            restore_contents(now, then)
 
     def check(self, before: Dict[str, torch.Tensor], after: Dict[str, torch.Tensor]) -> None:
         """Refuse a call that has replaced buffers, and put them back."""

@@ -16,7 +16,7 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.module_attributes import plain_attributes, tensors_in
 from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.guards.values import FUNCTIONS, elements_of, leave_behind
-from ignite_ipu.program.tensors.trees import attributes_of
+from ignite_ipu.program.tensors.trees import attributes_of, restore_contents
 from ignite_ipu.program.user_code import current_line
 
 _FILLED = (list, deque, dict)
@@ -193,8 +193,7 @@ class LeftBehind:
             if place.read() is not value:
                 place.write(value)
         for _, filled, before in self._filled:
-            filled.clear()
-            (filled.update if isinstance(filled, dict) else filled.extend)(before)
+            restore_contents(filled, before)
 
 
 def _cell_contents(cell: CellType) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.errors import logger
-from ignite_ipu.program.tensors.trees import leaves_of
+from ignite_ipu.program.tensors.trees import leaves_of, restore_contents
 
 _TENSORS_OF_MODULES = ("_parameters", "_buffers", "_modules")  # of which others take care
 _Own = Dict[str, Any]
@@ -55,11 +55,8 @@ class ModuleAttributes:
                 if name in but:
                     continue
                 own[name] = value
-                if type(value) is list:
-                    value[:] = held[name]
-                elif type(value) is dict:
-                    value.clear()
-                    value.update(held[name])
+                if type(value) in (list, dict):
+                    restore_contents(value, dict(held[name]) if type(value) is dict else held[name])
         if left and not always:
             logger.warning(
                 "%s: tensors that were kept while the model was traced are the device's, which computes them in each "

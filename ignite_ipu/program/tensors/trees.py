@@ -63,9 +63,12 @@ class Container(NamedTuple):
         if not isinstance(self.value, dict):
             # Tokenizers return mappings of their own, of which models read the items.
             return lambda parts: dict(zip(keys, parts))
-        template = copy.copy(self.value)
-        for key in keys:
-            template[key] = None
+        try:
+            template = copy.copy(self.value)
+            for key in keys:
+                template[key] = None
+        except Exception:  # it forbids changes, by whatever error
+            return self._maker_of_fixed_mappings(kind)
 
         def make(parts: Sequence[Any]) -> Any:
             # A copy keeps what a subclass carries besides its items, as the outputs of transformers' models do.
@@ -75,6 +78,53 @@ class Container(NamedTuple):
             return built
 
         return make
+
+    def _maker_of_fixed_mappings(self, kind: Any) -> Make:
+        """Return what makes dictionaries of a class that forbids changes: entries and attributes are set past it."""
+        keys, base = self.keys, _base_of(self.value)
+        places = {id(part): position for position, part in enumerate(self.parts)}
+        attributes = getattr(self.value, "__dict__", {})
+        # Some have each entry as an attribute, too.
+        mirrored = {name: places[id(value)] for name, value in attributes.items() if id(value) in places}
+        others = {name: value for name, value in attributes.items() if name not in mirrored}
+
+        def make(parts: Sequence[Any]) -> Any:
+            built = kind.__new__(kind)
+            for key, part in zip(keys, parts):
+                base.__setitem__(built, key, part)
+            if attributes:
+                built.__dict__.update(others, **{name: parts[place] for name, place in mirrored.items()})
+            return built
+
+        return make
+
+
+def _base_of(mapping: Any) -> Any:
+    return OrderedDict if isinstance(mapping, OrderedDict) else dict
+
+
+def restore_contents(container: Any, before: Any) -> None:
+    """Give a list, a deque or a dictionary the entries back that it had; touch nothing where it has them still.
+
+    It is written past the methods of its class, which may forbid changes, or count them.
+    """
+    if isinstance(container, dict):
+        base, keys = _base_of(container), list(before)
+        if list(base.keys(container))[: len(keys)] != keys:  # some were removed, and their order counts
+            base.clear(container)
+        for key in [key for key in base.keys(container) if key not in before]:
+            base.__delitem__(container, key)
+        for key, value in before.items():
+            if base.get(container, key, base) is not value:
+                base.__setitem__(container, key, value)
+        return
+    if len(container) == len(before) and all(now is then for now, then in zip(container, before)):
+        return
+    if isinstance(container, deque):
+        deque.clear(container)
+        deque.extend(container, before)
+    else:
+        list.__setitem__(container, slice(None), before)
 
 
 def opened(value: Any) -> Optional[Container]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable
+from typing import Any, Callable, cast
 
 import torch
 import torch.distributed
@@ -65,6 +65,7 @@ def substitute_parallel(substitutes: Substitutes) -> None:
 
 def within(module: nn.Module) -> nn.Module:
     """Return the model in a wrapper for several GPUs, or in that of `torch.compile`; any other module as it is."""
-    while isinstance(module, PARALLEL) or is_compiled(module):
-        module = module._orig_mod if is_compiled(module) else module.module
-    return module
+    found: Any = module
+    while isinstance(found, PARALLEL) or is_compiled(found):
+        found = found._orig_mod if is_compiled(found) else found.module
+    return cast(nn.Module, found)
