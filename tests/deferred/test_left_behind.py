@@ -373,3 +373,42 @@ def test_what_a_model_computes_from_weights_once_for_several_calls_is_refused() 
     capture_model(net)
     with pytest.raises(CaptureError, match=r"computed from weights and kept.*Compute it in each call"):
         net(X[0])
+
+
+class Fixed(dict):  # type: ignore[type-arg]
+    """Settings that forbid changes."""
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> None:
+        raise TypeError("these settings are fixed")
+
+    __setitem__ = __delitem__ = update = clear = pop = _refuse  # type: ignore[assignment]
+
+
+def test_settings_that_forbid_changes_are_left_alone() -> None:
+    """As of diffusers' models, which are evaluated between updates."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.settings, self.layer = Fixed(scale=2.0), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return Fixed(scores=self.layer(x) * self.settings["scale"])
+
+    def losses(captures: bool) -> List[float]:
+        model = Scaled()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        if captures:
+            ipu_prepare(optimizer, model)
+        seen = []
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model.train()(X[:, 0])["scores"], Y[:, 0])
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                seen += [loss.item(), model.eval()(X[:, 0])["scores"].abs().sum().item()]
+        return seen
+
+    assert losses(captures=True) == pytest.approx(losses(captures=False), rel=1e-5)
