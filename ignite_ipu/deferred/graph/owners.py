@@ -55,9 +55,9 @@ WATCH = "_ignite_ipu_watch"
 
 
 def own(model: Captured, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Let a captured model own tensors, by their names, as long as it lives."""
+    """Let a captured model own tensors, by their names, as long as it lives; of tied ones the first name counts."""
     reference = weakref.ref(model)
-    for name, tensor in tensors.items():
+    for name, tensor in reversed(list(tensors.items())):
         OWNED[id(tensor)] = (reference, name)
     weakref.finalize(model, _forget, [id(tensor) for tensor in tensors.values()], reference).atexit = False
 
