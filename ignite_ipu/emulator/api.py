@@ -19,6 +19,7 @@ from ignite_ipu.emulator.installation import Installation, install, run_script
 from ignite_ipu.emulator.logs import logger, setLogLevel
 from ignite_ipu.emulator.ops import *  # noqa: F403
 from ignite_ipu.emulator.ops.custom import accessAttributes
+from ignite_ipu.emulator.ops.registered import OPERATORS as OPERATORS
 from ignite_ipu.emulator.options import *  # noqa: F403
 from ignite_ipu.emulator.trace import autocasting
 from ignite_ipu.emulator.trace.active import getIpuTensorId

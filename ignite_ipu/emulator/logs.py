@@ -43,14 +43,19 @@ def setLogLevel(level: Union[str, int]) -> None:
     Raises:
         ValueError: `level` is none of these.
     """
+    for each in (logger, backend_logger):
+        each.setLevel(python_level(level))
+
+
+def python_level(level: Union[str, int]) -> int:
+    """Return the level of Python's `logging` for one of `setLogLevel`."""
     if isinstance(level, int) and level not in _NAMES:
         known = ", ".join(f"{number} ({name})" for number, name in _NAMES.items())
         raise ValueError(f"Invalid log level integer {level}: choose one of {known}.")
     name = _NAMES[level] if isinstance(level, int) else level
     if name not in _PYTHON_LEVELS:
         raise ValueError(f"Unknown log level {level!r}: choose one of {', '.join(_NAMES.values())} (case matters).")
-    for each in (logger, backend_logger):
-        each.setLevel(_PYTHON_LEVELS[name])
+    return _PYTHON_LEVELS[name]
 
 
 def log_uncaught(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:

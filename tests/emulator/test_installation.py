@@ -68,8 +68,10 @@ def test_the_package_gives_the_emulators_objects(poptorch):
         "testing",
         "autocasting",
         "poptorch_core",
+        "_args_parser",
         "_impl",
         "_poplar_executor",
+        "_utils",
     ],
 )
 def test_every_sub_module_imports(poptorch, name):
@@ -97,18 +99,88 @@ def test_private_modules_hold_what_frameworks_take_from_them(poptorch):
     from poptorch._impl import rewrapModelIfNecessary, unwrapModelIfNecessary
 
     assert callable(rewrapModelIfNecessary) and callable(unwrapModelIfNecessary)
-    with pytest.raises(ModuleNotFoundError, match=r"poptorch\._args_parser"):
-        importlib.import_module("poptorch._args_parser")
+    with pytest.raises(ModuleNotFoundError, match=r"poptorch\._hooks"):
+        importlib.import_module("poptorch._hooks")
 
 
-def test_popart_has_the_values_of_session_options_and_nothing_else(poptorch):
-    """Programs import PopART for them alone; one that wants more is told where it is."""
+def test_batches_are_combined_tensor_by_tensor(poptorch):
+    combined = poptorch._utils.combine_batch_tensors_gen([[torch.ones(1), torch.zeros(2)], [torch.ones(2)] * 2])
+    assert [tensor.tolist() for tensor in combined] == [[1, 1, 1], [0, 0, 1, 1]]
+
+
+def test_back_end_options_have_two_names(poptorch):
+    options = poptorch.Options()
+    assert options._popart is options._Popart
+    copied = options.clone()
+    copied._popart.setPatterns({"TiedGather": True}, level=1).set("enableExplicitIR", True)
+    assert copied._Popart.options["enableExplicitIR"] and "enableExplicitIR" not in options._Popart.options
+
+
+def test_registered_substitutions_are_in_force_while_a_model_is_traced(poptorch):
+    """Each is made anew and undone in reverse order, also when a trace fails. Executing the module again keeps them."""
+    happened = []
+
+    def manager(name):
+        class Manager:
+            def replace(self):
+                happened.append(f"{name} replaced")
+
+            def restore(self):
+                happened.append(f"{name} restored")
+
+        return Manager
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            happened.append("forward")
+            return x * 2 if x.dim() == 1 else x.item()
+
+    context = poptorch._OverwriteContextManager
+    types = [manager("a"), manager("b")]
+    try:
+        for each in (types[0], types[1], types[0]):
+            context.registerSubsitutionManager(each)
+        poptorch._poplar_executor.__spec__.loader.exec_module(poptorch._poplar_executor)
+        executor = poptorch.inferenceModel(Model())
+        executor(torch.ones(2))
+        executor(torch.ones(2))
+        once = ["a replaced", "b replaced", "forward", "b restored", "a restored"]
+        assert happened == once
+        with pytest.raises(poptorch.Error):
+            poptorch.inferenceModel(Model())(torch.ones(2, 2))
+        assert happened == once * 2
+    finally:
+        for each in types:
+            context._subsitution_manager_types.remove(each)
+
+
+def test_parsers_of_the_graph_library_are_registered(tmp_path, monkeypatch):
+    """By importing PopTorch; a library that fails to import is no error."""
+    (tmp_path / "poptorch_geometric").mkdir()
+    (tmp_path / "poptorch_geometric" / "__init__.py").write_text("")
+    types = tmp_path / "poptorch_geometric" / "types.py"
+    types.write_text("called = []\ndef registerCustomArgParsers(): called.append(1)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for expected in ([1], None):
+        with install():
+            importlib.import_module("poptorch")
+            found = sys.modules.pop("poptorch_geometric.types", None)
+            assert (found and found.called) == expected
+        types.write_text("raise RuntimeError('broken')")
+        importlib.invalidate_caches()
+    sys.modules.pop("poptorch_geometric")
+
+
+def test_popart_has_enumerations_its_version_and_nothing_else(poptorch):
+    """Programs import PopART for them alone; a program that needs more gets an error that names the SDK."""
     popart = importlib.import_module("popart")
     options = poptorch.Options()
     options._Popart.set("subgraphCopyingStrategy", int(popart.SubgraphCopyingStrategy.JustInTime))
     schedule = popart.AccumulateOuterFragmentSchedule.OverlapMemoryOptimized
     options._Popart.set("accumulateOuterFragmentSettings.schedule", int(schedule))
     assert poptorch.inferenceModel(torch.nn.Identity(), options)(torch.ones(2)).tolist() == [1, 1]
+    assert popart.versionNumber() == (3, 3, 0) and popart.versionString().startswith("3.3.0")
+    popart.getLogger().setLevel("ERR")
     with pytest.raises(AttributeError, match=r"module 'popart' has no attribute 'Builder'.*the PopTorch emulator's"):
         popart.Builder()
 

@@ -65,6 +65,33 @@ def registerPostCompileHook(hook: Hook) -> RemovableHandle:
     return _register(_POST_COMPILE, hook)
 
 
+class _OverwriteContextManager:
+    """Context of each trace, in which substitutions that libraries register are in force.
+
+    Each class has a method `replace()`, called on a new object before `forward`, and a method `restore()` for the time
+    after it. PopTorch's name, spelling included.
+    """
+
+    _subsitution_manager_types: List[Any] = []
+
+    @classmethod
+    def registerSubsitutionManager(cls, manager_type: Any) -> None:
+        """Use a class in every trace from now on; a second call for the same class does nothing."""
+        if manager_type not in cls._subsitution_manager_types:
+            cls._subsitution_manager_types.append(manager_type)
+
+    def __enter__(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for manager_type in self._subsitution_manager_types:
+                manager = manager_type()
+                manager.replace()
+                stack.callback(manager.restore)
+            self._restore = stack.pop_all()
+
+    def __exit__(self, *raised: Any) -> None:
+        self._restore.close()
+
+
 def isRunningOnIpu() -> bool:
     """Tell whether a wrapped model's forward is being traced in this thread."""
     return active() is not None
@@ -100,6 +127,7 @@ def trace(
             _fill(slots, stand_ins)
             capture.host_tensors = functools.partial(_on_host, slots)
             with contextlib.ExitStack() as stack:
+                stack.enter_context(_OverwriteContextManager())
                 stack.enter_context(explained())
                 stack.enter_context(capture.tracing(training))
                 stack.enter_context(capture.autocast.module_calls())

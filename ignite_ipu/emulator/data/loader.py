@@ -264,5 +264,10 @@ def _join_groups(batches: Iterator[Any], size: int, drop_last: bool) -> Iterator
         counts = sorted(set(map(len, parts)))
         if len(counts) > 1:
             raise ValueError(f"Batches with {counts} tensors cannot be joined: collate_fn must always build the same.")
-        joined = (torch.cat(tensors) for tensors in zip(*parts))
-        yield group[0] if len(group) == 1 else replace_tensors(group[0], joined)
+        yield group[0] if len(group) == 1 else replace_tensors(group[0], combine_batch_tensors_gen(parts))
+
+
+def combine_batch_tensors_gen(batches: Sequence[Sequence[torch.Tensor]]) -> Iterator[torch.Tensor]:
+    """Yield the first tensors of all batches, concatenated, then the second ones, and so on."""
+    for tensors in zip(*batches):
+        yield torch.cat(tensors)

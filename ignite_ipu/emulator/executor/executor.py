@@ -25,10 +25,10 @@ from ignite_ipu.emulator.runtime.program import DeviceProgram, Latency, Times
 from ignite_ipu.emulator.trace.annotations import module_repr
 from ignite_ipu.emulator.trace.isolation import unaffected
 from ignite_ipu.emulator.values.arguments import (
+    ArgsParser,
     Arguments,
     CallableModel,
     Shapes,
-    Signature,
     check_call,
     check_for_compile,
     fits,
@@ -56,7 +56,7 @@ class PoplarExecutor:
     ) -> None:
         self._training = training
         self._options = resolved(options, training)
-        self._signature = Signature(model)
+        self._args_parser = ArgsParser(model)
         # What is traced: a shallow copy, which shares everything but the model's own attributes.
         given: Any = model
         self._model = copy.copy(model) if isinstance(given, nn.Module) else CallableModel(given)
@@ -106,6 +106,10 @@ class PoplarExecutor:
     def options(self) -> Options:
         """The executor's own frozen copy of the options, with the output mode resolved."""
         return self._options
+
+    @property
+    def _is_attached(self) -> bool:
+        return self.isAttachedToDevice()
 
     @property
     def _executable_inputs(self) -> Optional[Arguments]:
@@ -183,7 +187,7 @@ class PoplarExecutor:
         if self._executable is not None:
             logger.warning("Call to compile() ignored: the model is already compiled.")
             return
-        self._compile(self._signature.bind(args, kwargs))
+        self._compile(self._args_parser.bind(args, kwargs))
 
     def getTensorNames(self) -> List[str]:
         """Return the names of the compiled graph's tensors, each of which can be anchored.
@@ -241,7 +245,7 @@ class PoplarExecutor:
         else:
             if self._is_offline:
                 raise AssertionError("Trying to run a model on an offline device (ConnectionType.Never).")
-            arguments = self._signature.bind(args, kwargs)
+            arguments = self._args_parser.bind(args, kwargs)
             if program is None:
                 program = self._compile(arguments)
         observation = self._observation
@@ -444,7 +448,7 @@ class PoplarExecutor:
                 self._observation.report = program.report
             progress(1, 2)
             self._executable = program
-            self._plain = None if self._is_offline else self._signature.shapes_of_tensors(program.arguments)
+            self._plain = None if self._is_offline else self._args_parser.shapes_of_tensors(program.arguments)
             self._meter.add(compiles=1)
             self._device_state.wrap_again()
             try:

@@ -87,8 +87,7 @@ class _PrecisionOptions(_WithBackEnd):
 
     def enableFloatingPointExceptions(self, enabled: bool) -> _PrecisionOptions:
         """Stop a run at the first invalid operation, division by zero or overflow."""
-        name = "enableFloatingPointExceptions"
-        return self._set_back_end(name, checked(name, enabled, bool))
+        return self._set_back_end("enableFloatingPointChecks", checked("enableFloatingPointExceptions", enabled, bool))
 
     def enableStochasticRounding(self, enabled: bool) -> _PrecisionOptions:
         """Round half values up or down at random, in proportion to the distances."""
@@ -138,7 +137,7 @@ class _PrecisionOptions(_WithBackEnd):
         back_end = self._popart_options
         return Precision(
             policy=(self.autocast_policy or Policy()) if self.autocast_enabled else None,
-            floating_point_exceptions=bool(back_end._value("enableFloatingPointExceptions")),
+            floating_point_exceptions=bool(back_end._value("enableFloatingPointChecks")),
             stochastic_rounding=bool(back_end._value("enableStochasticRounding")),
             strided_groups=bool(back_end._value("groupNormStridedChannelGrouping")),
         )

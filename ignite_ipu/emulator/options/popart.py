@@ -6,6 +6,7 @@ from typing import Any, Dict, FrozenSet
 
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.options.guarded import Freezable
+from ignite_ipu.emulator.options.popart_enums import SETTINGS
 
 _CONTAINERS = (list, set, tuple)
 
@@ -62,13 +63,31 @@ class _PopartOptions(Freezable):
     def _check_at_compile(self) -> None:
         """Refuse names and types that the back end does not know."""
         for key, value in self.options.items():
-            if key == "patterns_level" or (isinstance(value, _CONTAINERS) and not value):
+            if isinstance(value, _CONTAINERS) and not value:
                 continue  # an empty container says nothing, whatever its name
+            if key == "patterns_level":
+                _check_range(key, value)
+                continue
             kind = _kind(key, value)
             if key not in KNOWN[kind]:
                 other = [each for each, names in KNOWN.items() if key in names]
                 hint = f"it is a {other[0]}" if other else "the back end has none of that name"
                 raise backend_error(f"Unknown {kind} option {key} (value {value!r}): {hint}.")
+            _check_range(key, value)
+
+
+def _check_range(key: str, value: Any) -> None:
+    """Refuse numbers that are no value of the enumeration that a setting takes."""
+    if key not in SETTINGS:
+        return
+    members = list(SETTINGS[key])
+    for number in value if isinstance(value, _CONTAINERS) else [value]:
+        text = str(number)
+        if not text.isdigit() or int(text) >= len(members):
+            values = ", ".join(f"{int(member)} ({member.name})" for member in members)
+            raise backend_error(
+                f"Value for {key} out of range: {number!r}. popart.{SETTINGS[key].__name__} has {values}."
+            )
 
 
 def _is_dict_of(kind: type, value: Any) -> bool:
@@ -101,34 +120,27 @@ _NAMES: Dict[str, str] = {
     "bool": """
         aliasZeroCopy automaticLossScalingSettings.enabled batchSerializationSettings.concatOnExecutionPhaseChange
         batchSerializationSettings.concatOnPipelineStageChange batchSerializationSettings.concatOnVirtualGraphChange
-        compileEngine constantWeights createImplicitPipeliningFwdOnlyProgram decomposeGradSum delayVarUpdates
-        disableGradAccumulationTensorStreams disableOptimizerStateTensorStreams dotOpNames
-        enableConstantFoldingOfMultipleConsumers enableDistributedReplicatedGraphs enableEngineCaching
-        enableExplicitIR enableExplicitMainLoops enableFloatingPointExceptions enableFullyConnectedPass
+        compileEngine constantWeights decomposeGradSum delayVarUpdates disableGradAccumulationTensorStreams
+        disableOptimizerStateTensorStreams dotOpNames enableDistributedReplicatedGraphs enableEngineCaching
+        enableExplicitIR enableExplicitMainLoops enableFloatingPointChecks enableFullyConnectedPass
         enableGradientAccumulation enableInplaceAmbiguityChecking enableLoadAndOffloadRNGState enableMergeExchange
-        enableNonStableSoftmax
-        enableOutlining enableOutliningCopyCostPruning enablePipelining enablePrefetchDatastreams
-        enableReplicatedGraphs enableSerializedMatmuls enableStableNorm enableStochasticRounding
-        enableSupportedDataTypeCasting enableVariablesCaching ensureFp32LossScaleTensor explicitRecomputation
+        enableNonStableSoftmax enableOutlining enableOutliningCopyCostPruning enablePipelining
+        enablePrefetchDatastreams enableReplicatedGraphs enableSerializedMatmuls enableStableNorm
+        enableStochasticRounding enableSupportedDataTypeCasting ensureFp32LossScaleTensor explicitRecomputation
         exportPoplarComputationGraph exportPoplarVertexGraph groupHostSync groupNormStridedChannelGrouping
         instrumentWithHardwareCycleCounter opxAliasChecking opxModifyChecking rearrangeAnchorsOnHost
-        rearrangeStreamsOnHost replicatedCollectivesSettings.mergeAllGatherCollectives
-        replicatedCollectivesSettings.mergeAllReduceCollectives
-        replicatedCollectivesSettings.mergeReduceScatterCollectives
+        rearrangeStreamsOnHost replicatedCollectivesSettings.mergeAllReduceCollectives
         replicatedCollectivesSettings.prepareScheduleForMergingCollectives
-        scheduleNonWeightUpdateGradientConsumersEarly separateCallOpPdfs stashAllTensorsInferencePipeline
-        strictOpVersions throwIfLog2ScaleFactorNotInRange useHostCopyOps useLoopCandidateCreator
+        scheduleNonWeightUpdateGradientConsumersEarly separateCallOpPdfs strictOpVersions useHostCopyOps
         """,
     "int": """
         accumulateOuterFragmentSettings.schedule accumulationAndReplicationReductionType accumulationFactor
         autodiffSettings.stitchStrategy automaticLossScalingSettings.gradientTensorTrackingMethod
         automaticLossScalingSettings.updatePeriod autoRecomputation batchSerializationSettings.batchSchedule
         batchSerializationSettings.factor batchSerializationSettings.method
-        batchSerializationSettings.transformContext defaultBufferingDepth defaultPrefetchBufferingDepth
-        executionPhaseSettings.accumulatorIOSchedule executionPhaseSettings.activationIOSchedule
-        executionPhaseSettings.optimizerStateIOSchedule executionPhaseSettings.phases executionPhaseSettings.schedule
-        executionPhaseSettings.stages executionPhaseSettings.weightIOSchedule finalDotOp firstDotOp
-        globalReplicaOffset globalReplicationFactor looseThresholdAtPeak
+        batchSerializationSettings.transformContext compilationProgressTotal defaultBufferingDepth
+        defaultPrefetchBufferingDepth executionPhaseSettings.phases executionPhaseSettings.stages finalDotOp
+        firstDotOp globalReplicaOffset globalReplicationFactor looseThresholdAtPeak
         meanAccumulationAndReplicationReductionStrategy mergeVarUpdate mergeVarUpdateMemThreshold numIOTiles
         replicatedGraphCount subgraphCopyingStrategy swapLimitScheduler syntheticDataMode
         transitiveClosureOptimizationThreshold virtualGraphMode
@@ -139,15 +151,14 @@ _NAMES: Dict[str, str] = {
         """,
     "str": """
         cachePath customCodeletCompileFlags kahnTieBreaker logDir partialsTypeMatMuls saveInitializersToFile
-        serializedPoprithmsAnnealGraphsDir serializedPoprithmsShiftGraphsDir
+        serializedPoprithmsShiftGraphsDir
         """,
     "list": """
-        accumulateOuterFragmentSettings.excludedVirtualGraphs automaticLossScalingSettings.toTrackTensors
-        customCodelets dotChecks hardwareInstrumentations updatableNamedBuffers
+        accumulateOuterFragmentSettings.excludedVirtualGraphs customCodelets dotChecks hardwareInstrumentations
+        updatableNamedBuffers
         """,
     "dict": """
-        bufferingDepthMap convolutionOptions engineOptions gclOptions lstmOptions matmulOptions patterns
-        prefetchBufferingDepthMap reportOptions
+        convolutionOptions engineOptions gclOptions lstmOptions matmulOptions patterns reportOptions
         """,
 }
 

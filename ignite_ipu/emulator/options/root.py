@@ -98,6 +98,7 @@ class Options(_WithBackEnd):
     Precision: _PrecisionOptions = _part("_precision", "Number formats.")
     Training: _TrainingOptions = _part("_training", "What matters when training.")
     _Popart: _PopartOptions = _part("_popart_options", "Settings of the back end.")
+    _popart: _PopartOptions = _part("_popart_options", "The same, by the name that some programs use.")
 
     def from_json(self, string: str) -> Options:
         """Make the option calls that a JSON object lists, such as `{"Training.gradientAccumulation": 4}`.

@@ -78,9 +78,9 @@ def from_options(options: Options) -> Optional[AutomaticLossScaling]:
     value = options._Popart._value
     if not enabled(options):
         return None
-    for name in ("gradientTensorTrackingMethod", "toTrackTensors"):
-        if value(_PREFIX + name) is not None:
-            logger.warning("%s%s: the emulator tracks the gradients of all float16 weights instead.", _PREFIX, name)
+    name = f"{_PREFIX}gradientTensorTrackingMethod"
+    if value(name) is not None:
+        logger.warning("%s: the emulator tracks the gradients of all float16 weights instead.", name)
     return AutomaticLossScaling(
         float(value(_PREFIX + "binEdgeLocation", 0.125)),
         float(value(_PREFIX + "thresholdUpperCountProportion", 1e-7)),

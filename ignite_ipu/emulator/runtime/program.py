@@ -116,7 +116,7 @@ class DeviceProgram:
         self._reduce = reducer(options.Distributed.numProcesses) if training else None
         seed = options("random_seed") if options.exists("random_seed") else next(_SEEDS)
         self.random = RandomStream(int(seed), alike=not on_the_host(self.graph.nodes))
-        self._synthetic = bool(options._Popart._value("syntheticDataMode", 0))
+        self._synthetic = _synthetic_data(int(options._Popart._value("syntheticDataMode", 0)))
         self.report = report_for(options, self._name)
         # Exceptions and stochastic rounding act on the result of each operator, which compiled code does not have.
         self._precision = self.capture.precision
@@ -197,8 +197,8 @@ class DeviceProgram:
             tensor = tensor.detach()
         if tensor.dtype is torch.float64:
             return tensor.to(torch.float32, memory_format=torch.contiguous_format)
-        if tensor.dtype is torch.int64:
-            # PopTorch would cut such values silently.
+        if tensor.dtype is torch.int64 and self._synthetic is None:
+            # PopTorch would cut such values silently; synthetic data replace them.
             low, high = (int(value) for value in torch.aminmax(tensor))
             if low < _INT32.min or high > _INT32.max:
                 raise python_error(
@@ -223,7 +223,7 @@ class DeviceProgram:
             with number_formats.by_default(self.capture.default_dtype):
                 if self._synthetic:
                     with self.random.drawn():
-                        inputs = list(map(_synthetic, inputs))
+                        inputs = list(map(self._synthetic, inputs))
                 if report is None:
                     return run(inputs)
                 with report.profiled(self, executable, step):
@@ -422,9 +422,14 @@ def _size(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _synthetic(value: torch.Tensor) -> torch.Tensor:
-    """Return what the device makes up in the place of an input: normal numbers, or zeros where they are indices."""
-    return torch.randn_like(value) if value.is_floating_point() else torch.zeros_like(value)
+def _synthetic_data(mode: int) -> Optional[Callable[[torch.Tensor], torch.Tensor]]:
+    """Return what the device makes up in the place of an input, in one of PopART's modes; None in mode 0, Off.
+
+    Integers may be indices, and become zeros in each of them.
+    """
+    makers = (None, torch.zeros_like, torch.randn_like, torch.rand_like)
+    maker = makers[mode]
+    return maker and (lambda value: maker(value) if value.is_floating_point() else torch.zeros_like(value))
 
 
 def _refuse_backward(*args: Any, **kwargs: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -15,6 +15,8 @@ from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.values.structures import find_parser, flatten_tensors, map_tensors
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_NO_DEFAULT = inspect.Parameter.empty
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _FLOATS = (torch.float32, torch.float16, torch.float64)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 _ADVICE = (
@@ -23,6 +25,12 @@ _ADVICE = (
 )
 
 Shapes = List[Tuple[torch.Size, torch.dtype]]
+
+
+class _Parameter(NamedTuple):
+    name: str
+    kind: inspect._ParameterKind
+    default: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +45,11 @@ class Arguments:
     names: Tuple[str, ...]  # what error messages call each positional value
     # Types of values whose parser made something else of them when they were frozen, by name.
     types: Mapping[str, type] = dataclasses.field(default_factory=dict)
+
+    @property
+    def arg_names(self) -> List[str]:
+        """PopTorch's name for `names`."""
+        return list(self.names)
 
     def named(self) -> Iterator[Tuple[str, Any]]:
         """Yield every argument with the name that messages use for it."""
@@ -71,16 +84,36 @@ class Arguments:
                         yield f"{name}[{index}]", tensor
 
 
-class Signature:
-    """The parameters of a model's forward, or of a function."""
+class ArgsParser:
+    """Binds calls to the parameters of a model's forward, or of a function.
+
+    PopTorch has the class and its private attributes, and programs make subclasses with parameters of their own, or
+    write other names into an executor's parser before they call it.
+
+    Args:
+        model: A module or another callable.
+
+    Raises:
+        TypeError: It is neither.
+    """
 
     def __init__(self, model: Any) -> None:
+        if not callable(model):
+            raise TypeError(f"Expected a torch.nn.Module or a callable, got {type(model).__qualname__}: {model!r}.")
         forward = model.forward if isinstance(model, nn.Module) else model
         parameters = list(inspect.signature(forward).parameters.values())
-        self._positional = [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
-        self._keyword = [parameter for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-        self._names = [parameter.name for parameter in parameters]
-        self._kinds = {parameter.kind for parameter in parameters}
+        self._varnames = [parameter.name for parameter in parameters]
+        self._var_kinds = [parameter.kind for parameter in parameters]
+        self._has_variadic_arguments = bool({*_VARIADIC} & {*self._var_kinds})
+        self._defaults: Any = {parameter.name: parameter.default for parameter in parameters}
+        self._warned_not_contiguous_input = False
+
+    # PopTorch's name for bound arguments.
+    Args = Arguments
+
+    def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], fast_path: bool = False) -> Arguments:
+        """Return what `bind` does; `fast_path` makes no difference."""
+        return self.bind(args, kwargs)
 
     def shapes_of_tensors(self, compiled: Arguments) -> Optional[Shapes]:
         """Return shape and type of each argument where all are tensors passed by position, the rest left to defaults.
@@ -90,8 +123,9 @@ class Signature:
         count = 0
         while count < len(compiled.args) and type(compiled.args[count]) is torch.Tensor:
             count += 1
-        rest = list(zip(compiled.args[count:], self._positional[count:]))
-        if compiled.kwargs or len(compiled.args) != max(count, len(self._positional)):
+        positional = [parameter for parameter in self._parameters() if parameter.kind in _POSITIONAL]
+        rest = list(zip(compiled.args[count:], positional[count:]))
+        if compiled.kwargs or len(compiled.args) != max(count, len(positional)):
             return None
         if any(value is not parameter.default or isinstance(value, torch.Tensor) for value, parameter in rest):
             return None
@@ -104,23 +138,36 @@ class Signature:
             AssertionError: Too many arguments, an unknown keyword, or a parameter given twice.
             Error: A parameter without default is missing.
         """
-        if len(args) > len(self._positional) and inspect.Parameter.VAR_POSITIONAL not in self._kinds:
+        parameters = self._parameters()
+        kinds = {parameter.kind for parameter in parameters}
+        positional = [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
+        known = [parameter.name for parameter in parameters]
+        if len(args) > len(positional) and inspect.Parameter.VAR_POSITIONAL not in kinds:
             raise AssertionError(
-                f"Too many arguments provided: forward takes {len(self._positional)} positional, got {len(args)} "
-                f"(parameters: {self._names})."
+                f"Too many arguments provided: forward takes {len(positional)} positional, got {len(args)} "
+                f"(parameters: {known})."
             )
         left = dict(kwargs)
-        for parameter in self._positional[: len(args)]:
+        for parameter in positional[: len(args)]:
             if parameter.name in left and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
                 raise AssertionError(f"Parameter {parameter.name} was passed more than once.")
-        values = [*args, *(_take(parameter, left) for parameter in self._positional[len(args) :])]
-        names = [parameter.name for parameter in self._positional]
+        values = [*args, *(_take(parameter, left) for parameter in positional[len(args) :])]
+        names = [parameter.name for parameter in positional]
         names += [f"*args[{index}]" for index in range(len(values) - len(names))]
-        keyword = {parameter.name: _take(parameter, left) for parameter in self._keyword}
-        if left and inspect.Parameter.VAR_KEYWORD not in self._kinds:
-            raise AssertionError(f"{next(iter(left))} is not a valid parameter: forward takes {self._names}.")
+        by_keyword = (parameter for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY)
+        keyword = {parameter.name: _take(parameter, left) for parameter in by_keyword}
+        if left and inspect.Parameter.VAR_KEYWORD not in kinds:
+            raise AssertionError(f"{next(iter(left))} is not a valid parameter: forward takes {known}.")
         keyword.update(left)
         return Arguments(tuple(values), keyword, tuple(names))
+
+    def _parameters(self) -> List[_Parameter]:
+        """Return the parameters as the attributes have them now; subclasses may leave kinds and defaults out."""
+        names: List[str] = self._varnames
+        kinds = getattr(self, "_var_kinds", [inspect.Parameter.POSITIONAL_OR_KEYWORD] * len(names))
+        given = getattr(self, "_defaults", {})
+        defaults = given if isinstance(given, dict) else dict(zip(names[len(names) - len(given) :], given))
+        return [_Parameter(name, kind, defaults.get(name, _NO_DEFAULT)) for name, kind in zip(names, kinds)]
 
 
 def fits(shapes: Shapes, args: Sequence[Any]) -> bool:
@@ -249,11 +296,11 @@ def _in_order_of(expected: Any, value: Any) -> Any:
     return value if parts is None else [_in_order_of(item, value[key]) for key, item in parts.items()]
 
 
-def _take(parameter: inspect.Parameter, left: Dict[str, Any]) -> Any:
+def _take(parameter: _Parameter, left: Dict[str, Any]) -> Any:
     by_keyword = parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
     if by_keyword and parameter.name in left:
         return left.pop(parameter.name)
-    if parameter.default is inspect.Parameter.empty:
+    if parameter.default is _NO_DEFAULT:
         raise python_error(f"Mandatory parameter {parameter.name} missing.")
     return parameter.default
 

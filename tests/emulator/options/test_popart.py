@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.options.compile_checks import check_at_compile
+from ignite_ipu.emulator.options.popart_enums import ENUMERATIONS, SETTINGS
 
 
 def test_it_starts_with_two_settings() -> None:
@@ -71,6 +73,11 @@ def test_a_known_setting_compiles(key: str, value: Any) -> None:
         ("dotChecks", ["Fwd0", 1.5], "Don't know how to convert 1.5, of type float, in the value of option dotChecks"),
         ("noSuchList", [1], "Unknown list option noSuchList"),
         ("autoRecomputation", None, "Unknown value type NoneType"),
+        ("autoRecomputation", ENUMERATIONS["RecomputationType"](1), "Unknown value type RecomputationType"),
+        ("autoRecomputation", 5, r"Value for autoRecomputation out of range: 5\..*RecomputationType has 0 \(NoRecom"),
+        ("syntheticDataMode", 4, "Value for syntheticDataMode out of range"),
+        ("hardwareInstrumentations", {0, 2}, "Value for hardwareInstrumentations out of range: 2"),
+        ("enableVariablesCaching", True, "Unknown bool option enableVariablesCaching"),
     ],
 )
 def test_an_unknown_setting_passes_until_a_model_compiles(key: str, value: Any, message: str) -> None:
@@ -93,3 +100,34 @@ def test_engine_options_are_replaced_as_a_whole() -> None:
     assert popart._value("engineOptions") == {"b": "2"}
     with pytest.raises(AssertionError, match="engineOptions takes a dict of strings by name"):
         popart.setEngineOptions({"a": 1})  # type: ignore[dict-item]
+
+
+def test_levels_of_patterns_are_checked_when_a_model_compiles() -> None:
+    options = Options()
+    options._Popart.setPatterns({"TiedGather": True}, level=4)
+    with pytest.raises(Error, match="Value for patterns_level out of range"):
+        check_at_compile(options, training=True)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_every_value_of_an_enumeration_compiles(setting: str) -> None:
+    for member in SETTINGS[setting]:
+        options = Options()
+        options._Popart.set(setting, [int(member)] if setting == "hardwareInstrumentations" else int(member))
+        check_at_compile(options, training=True)
+
+
+def test_enumerations_are_as_in_popart() -> None:
+    """Members have names and values, equal no ints, and some have two names."""
+    mode = ENUMERATIONS["SyntheticDataMode"]
+    normal: Any = mode["RandomNormal"]
+    assert (int(normal), normal.name, normal.value, str(normal)) == (
+        2,
+        "RandomNormal",
+        2,
+        "SyntheticDataMode.RandomNormal",
+    )
+    assert normal != 2 and mode(2) is normal and pickle.loads(pickle.dumps(normal)) is normal
+    context = ENUMERATIONS["BatchSerializationTransformContext"]
+    assert context["Forward"] is context["Fwd"] and int(context["Backward"]) == 1
+    assert int(getattr(ENUMERATIONS["CommGroupType"], "None")) == 3

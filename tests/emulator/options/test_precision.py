@@ -12,7 +12,7 @@ from ignite_ipu.emulator.trace.autocasting import Policy
 def test_floating_point_exceptions_take_a_bool() -> None:
     options = Options()
     options.Precision.enableFloatingPointExceptions(True)
-    assert options._Popart._value("enableFloatingPointExceptions") is True
+    assert options._Popart._value("enableFloatingPointChecks") is True
     with pytest.raises(AssertionError, match="enableFloatingPointExceptions takes a bool, got 1"):
         options.Precision.enableFloatingPointExceptions(1)  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections import OrderedDict
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator.values.arguments import Signature, fits
+from ignite_ipu.emulator.values.arguments import ArgsParser, fits
 
 
 class Fn(nn.Module):
@@ -343,7 +344,7 @@ def test_calls_with_plain_tensors_alone_are_told_by_their_shapes():
     def forward(x, y, scale=None):
         raise NotImplementedError
 
-    signature = Signature(forward)
+    signature = ArgsParser(forward)
     x, y = torch.ones(2, 3), torch.ones(2, dtype=torch.int64)
     shapes = signature.shapes_of_tensors(signature.bind((x, y), {}).frozen())
     assert shapes == [((2, 3), torch.float32), ((2,), torch.int64)]
@@ -360,7 +361,7 @@ def test_variadic_tensors_need_no_binding_either():
     def forward(first, *rest):
         """Take any number of tensors."""
 
-    signature = Signature(forward)
+    signature = ArgsParser(forward)
     given = (X, Y[0], X.int())
     shapes = signature.shapes_of_tensors(signature.bind(given, {}).frozen())
     assert shapes == [(value.shape, value.dtype) for value in given]
@@ -373,3 +374,43 @@ def test_variadic_tensors_need_no_binding_either():
     for values, words in (((X, Y), "Number of positional"), ((X, Y[:1], X), "Shape mismatch"), ((X, Y, 1), "Type")):
         with pytest.raises(poptorch.Error, match=words):
             model(*values)
+
+
+def test_a_parser_takes_modules_and_functions_only():
+    with pytest.raises(TypeError, match=r"Expected a .*Module or a callable"):
+        ArgsParser(3)
+    bound = ArgsParser(lambda x, y=2: x)((1,), {})
+    assert (bound.args, bound.kwargs, bound.arg_names) == ((1, 2), {}, ["x", "y"])
+
+
+def test_programs_write_parameters_of_their_own_into_an_executors_parser():
+    """Drivers that pack a batch into a flat list of tensors name these before each step."""
+
+    class Packed(torch.nn.Module):
+        def forward(self, *tensors):
+            return tensors[0] + tensors[1]
+
+    executor = poptorch.inferenceModel(Packed())
+    assert not executor._is_attached
+    for _ in range(2):
+        executor._args_parser._varnames = ["first", "second"]
+        executor._args_parser._var_kinds = [inspect.Parameter.VAR_POSITIONAL] * 2
+        assert executor(torch.ones(1), torch.ones(1)).tolist() == [2]
+    assert executor._is_attached
+
+
+def test_subclasses_may_leave_kinds_and_defaults_out():
+    """As a runner for detection models does, which was written for an older PopTorch."""
+
+    class Flat(ArgsParser):
+        def __init__(self, inputs):
+            self._has_variadic_arguments = True
+            self._varnames = list(inputs)
+            self._defaults = [inspect.Parameter.empty for _ in inputs]
+            self._warned_not_contiguous_input = False
+
+    executor = poptorch.inferenceModel(torch.nn.Linear(2, 1))
+    executor._args_parser = Flat({"args": ()})
+    assert executor(torch.ones(3, 2)).shape == (3, 1)
+    with pytest.raises(AssertionError, match="Too many arguments"):
+        executor(torch.ones(3, 2), 1)

@@ -1,25 +1,48 @@
-"""PopART's enumerations of session options, which PopTorch programs pass to `Options._Popart.set`; nothing else."""
+"""PopART's enumerations, whose values PopTorch programs pass to `Options._Popart.set`, and its version."""
 
 from __future__ import annotations
 
-import enum
-from typing import Any
+import logging as _logging
+from typing import Any, Tuple
+
+from ignite_ipu.emulator.logs import python_level as _python_level
+from ignite_ipu.emulator.options.popart_enums import ENUMERATIONS as _ENUMERATIONS
+from ignite_ipu.emulator.version import __version__
+
+globals().update(_ENUMERATIONS)
+__all__ = sorted([*_ENUMERATIONS, "getLogger", "packageHash", "versionNumber", "versionString"])
 
 
-class AccumulateOuterFragmentSchedule(enum.IntEnum):
-    """Schedule of the optimizer's update over IPUs."""
+class _Logger:
+    def __init__(self, name: str) -> None:
+        self._logger = _logging.getLogger(f"popart:{name}")
 
-    Scheduler = 0
-    Serial = 1
-    OverlapCycleOptimized = 2
-    OverlapMemoryOptimized = 3
+    def setLevel(self, level: str) -> None:
+        self._logger.setLevel(_python_level(level))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logger, name)
 
 
-class SubgraphCopyingStrategy(enum.IntEnum):
-    """Moment at which a subgraph's inputs and outputs are copied."""
+def getLogger(name: str = "all") -> Any:
+    """Return a logger whose levels are `TRACE`, `DEBUG`, `INFO`, `WARN`, `ERR` and `OFF`."""
+    return _Logger(name)
 
-    OnEnterAndExit = 0
-    JustInTime = 1
+
+def versionString() -> str:
+    """Return the emulator's version, which begins with PopART's."""
+    return __version__
+
+
+def versionNumber() -> Tuple[int, int, int]:
+    """Return the three parts of PopART's version."""
+    major, minor, point = map(int, __version__.partition("+")[0].split("."))
+    return major, minor, point
+
+
+def packageHash() -> str:
+    """Return a mark of this build: the emulator's version."""
+    return __version__
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib as _contextlib
+import importlib as _importlib
 from types import ModuleType as _ModuleType
 
 from ignite_ipu import emulator as _emulator
@@ -19,8 +21,10 @@ globals().update(
 
 # As in PopTorch, `testing` is the one sub-module that must be imported by itself.
 from poptorch import (  # noqa: E402, F401
+    _args_parser,
     _impl,
     _poplar_executor,
+    _utils,
     autocasting,
     enums,
     ops,
@@ -29,3 +33,8 @@ from poptorch import (  # noqa: E402, F401
     poptorch_core,
     profiling,
 )
+from poptorch._poplar_executor import _OverwriteContextManager as _OverwriteContextManager  # noqa: E402
+
+# Its graph library has parsers for the types of its batches, which PopTorch registers when it is imported.
+with _contextlib.suppress(Exception):
+    _importlib.import_module("poptorch_geometric.types").registerCustomArgParsers()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ignite_ipu.emulator.compiler.tracing import _OverwriteContextManager
 from ignite_ipu.emulator.executor.executor import PoplarExecutor
 
-__all__ = ["PoplarExecutor"]
+__all__ = ["PoplarExecutor", "_OverwriteContextManager"]
