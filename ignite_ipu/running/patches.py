@@ -6,11 +6,12 @@ import functools
 import linecache
 import logging
 import sys
-from types import FrameType
-from typing import Any, Callable, List, Optional, Set, Tuple
+from types import FrameType, ModuleType
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 from unittest import mock
 
 from ignite_ipu.errors import RunError
+from ignite_ipu.program.user_code import Owner, owner_of
 from ignite_ipu.running.script_code import Line, ScriptCode, Substitution
 
 _logger = logging.getLogger("ignite_ipu.running")
@@ -21,9 +22,14 @@ class Patches:
 
     def __init__(self) -> None:
         self._restore: List[Callable[[], None]] = []
+        # What module attributes were replaced by, by `id` of the original, which is kept with it.
+        self._of_modules: Dict[int, Tuple[Any, Any]] = {}
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace an attribute of a module or class, also one that it inherits."""
+        if isinstance(owner, ModuleType):
+            before = getattr(owner, name)
+            self._of_modules[id(before)] = before, value
         patch = mock.patch.object(owner, name, value)
         patch.__enter__()  # a script's mock.patch.stopall() leaves it alone, unlike one that was started
         self._restore.append(lambda: patch.__exit__(None, None, None))
@@ -35,6 +41,18 @@ class Patches:
             if module_name == package or module_name.startswith(package + "."):
                 for name in [name for name, found in list(vars(module).items()) if found is original]:
                     self.set(module, name, value)
+
+    def set_held_names(self) -> None:
+        """Replace what was replaced in modules also under the names by which other modules imported it before."""
+        replaced = self._of_modules.copy()
+        for module in list(sys.modules.copy().values()):
+            file = getattr(module, "__file__", None) or "<none>"
+            if not isinstance(module, ModuleType) or owner_of(file) not in (Owner.USER, Owner.INSTALLED):
+                continue
+            for name, found in list(vars(module).items()):
+                known = replaced.get(id(found))
+                if known is not None and known[0] is found:
+                    self.set(module, name, known[1])
 
     def on_undo(self, action: Callable[[], None]) -> None:
         """Call something when the attributes are put back, before those that were replaced earlier."""
@@ -60,6 +78,9 @@ class Substitutes(Patches):
     """Substitutes for what a script calls, until `undo`: in the order in which they were met, and what is refused.
 
     Both are of the script's current line, unless another one is given.
+
+    Attributes:
+        settings_are_used: Whether something was made by the settings, which cannot be changed from then on.
     """
 
     def __init__(self, code: ScriptCode) -> None:
@@ -67,7 +88,12 @@ class Substitutes(Patches):
         self.code = code
         self.substitutions: List[Substitution] = []
         self.refusals: List[RunError] = []
+        self.settings_are_used = False
         self._known: Set[Tuple[Line, str, str]] = set()
+
+    def use_settings(self) -> None:
+        """Note that a model was captured or an engine made, by the settings that there are."""
+        self.settings_are_used = True
 
     def note(self, original: str, became: str, line: Optional[Line] = None) -> None:
         """Log a substitution, unless it was made at this line before."""

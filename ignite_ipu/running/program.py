@@ -17,6 +17,7 @@ from typing import Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 from ignite_ipu.errors import UserError
 from ignite_ipu.program.user_code import Owner, owner_of
+from ignite_ipu.running.notebook import SUFFIX, cells_of, is_python, run_notebook
 
 _IMPORT = re.compile(rb"^[ \t]*(?:import|from)[ \t]+poptorch\b", re.MULTILINE)
 # Their own code is known, and large.
@@ -24,7 +25,7 @@ _NOT_BUILT_ON_IT = frozenset({"accelerate", "ignite", "ignite_ipu", "numpy", "po
 
 
 class Main(NamedTuple):
-    """A program that has not started: a script's file, or a module's with its dotted name.
+    """A program that has not started: a script's file, a notebook's, or a module's with its dotted name.
 
     Its own modules lie in `folder`: beside the script, or beside the package that holds the module.
     """
@@ -34,7 +35,9 @@ class Main(NamedTuple):
     module: Optional[str] = None
 
     def run(self) -> None:
-        if self.module is None:
+        if self.path.endswith(SUFFIX):
+            run_notebook(self.path)
+        elif self.module is None:
             runpy.run_path(self.path, run_name="__main__")
         else:
             runpy.run_module(self.module, run_name="__main__", alter_sys=True)
@@ -117,12 +120,12 @@ def uses_poptorch(program: Main) -> bool:
 
 def imports(program: Main, package: str) -> bool:
     """Tell whether a program, or a module of its own that it imports, imports a package."""
-    return not is_beside(program, package) and any(name.split(".")[0] == package for name in _all_imports(program))
+    return not is_beside(program.folder, package) and any(name.split(".")[0] == package for name in _all_imports(program))
 
 
-def is_beside(program: Main, module: str) -> bool:
-    """Tell whether a module of this name lies beside a program, which Python imports in the place of others."""
-    return os.path.isfile(os.path.join(program.folder, f"{module}.py"))
+def is_beside(folder: str, module: str) -> bool:
+    """Return whether a program's folder has a module of this name, which Python imports in the place of others."""
+    return os.path.isfile(os.path.join(folder, f"{module}.py"))
 
 
 def _all_imports(program: Main) -> Iterator[str]:
@@ -149,8 +152,7 @@ def _files_of(folder: str, name: str) -> List[str]:
 
 def _imports(file: str, folder: str) -> Set[str]:
     try:
-        with tokenize.open(file) as opened:
-            tree = ast.parse(opened.read())
+        tree = ast.Module([node for text in _texts(file) for node in ast.parse(text).body], [])
     except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
         return set()  # running it says what is wrong
     names: Set[str] = set()
@@ -164,6 +166,15 @@ def _imports(file: str, folder: str) -> Set[str]:
     return names
 
 
+def _texts(file: str) -> Iterator[str]:
+    """Yield the text of a script, or of the cells of a notebook that are plain Python."""
+    if file.endswith(SUFFIX):
+        yield from (cell for cell in cells_of(file) if is_python(cell))
+    else:
+        with tokenize.open(file) as opened:
+            yield opened.read()
+
+
 def _package_of(file: str, folder: str, level: int) -> List[str]:
     """Return the parts of the package that a relative import of this level in a file starts from; none for level 0."""
     if level == 0:
@@ -171,6 +182,14 @@ def _package_of(file: str, folder: str, level: int) -> List[str]:
     inside = os.path.relpath(os.path.dirname(file), folder)
     parts = [] if inside == os.curdir else inside.split(os.sep)
     return parts[: len(parts) - level + 1]
+
+
+def mentions_poptorch(file: str) -> bool:
+    """Return whether a file's own text imports `poptorch`."""
+    with contextlib.suppress(OSError), open(file, "rb") as opened:
+        text = opened.read()
+        return b"poptorch" in text and _IMPORT.search(text) is not None
+    return False
 
 
 def any_built_on_poptorch(modules: Iterable[str]) -> bool:
@@ -191,9 +210,4 @@ def _place(module: str) -> Optional[str]:
 
 def _imports_poptorch(place: str) -> bool:
     below = [os.path.join(folder, file) for folder, _, files in os.walk(place) for file in files]
-    for file in (place, *(file for file in below if file.endswith(".py"))):
-        with contextlib.suppress(OSError), open(file, "rb") as opened:
-            text = opened.read()
-            if b"poptorch" in text and _IMPORT.search(text) is not None:
-                return True
-    return False
+    return any(map(mentions_poptorch, (place, *(file for file in below if file.endswith(".py")))))

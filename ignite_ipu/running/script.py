@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import concurrent.futures.thread
-import importlib.util
 import os
 import threading
-import traceback
 from typing import List, Optional, Sequence, Set
 
 from ignite_ipu import backend
-from ignite_ipu.errors import RunError, UserError
+from ignite_ipu.errors import UserError
 from ignite_ipu.program.config import Configuration, IPUConfig
-from ignite_ipu.running.patches import Substitutes
-from ignite_ipu.running.program import Main, is_beside, module_program, script_program, started, uses_poptorch
+from ignite_ipu.running.program import Main, module_program, script_program, started, uses_poptorch
 from ignite_ipu.running.script_code import ScriptCode, Substitution
+from ignite_ipu.running.substituted import refusal_behind, substitute
 
 
 def run_script(
@@ -87,46 +85,19 @@ def _run(program: Main, config: Configuration, substitutions: List[Substitution]
 
 
 def _run_substituted(program: Main, config: IPUConfig, substitutions: List[Substitution]) -> None:
-    from ignite_ipu.running.substitutes.cuda import substitute_cuda
-    from ignite_ipu.running.substitutes.devices import substitute_devices
-    from ignite_ipu.running.substitutes.gradients import EngineWeights
-    from ignite_ipu.running.substitutes.host_runs import substitute_averages, substitute_exports
-    from ignite_ipu.running.substitutes.ignite_engines import substitute_ignite
-    from ignite_ipu.running.substitutes.loops import substitute_loops
-    from ignite_ipu.running.substitutes.parallel import substitute_parallel
-    from ignite_ipu.running.substitutes.refusals import refuse_unmappable, substitute_precision
-
-    # Says which PopTorch it is, and fails now if it does not import.
-    backend.poptorch()
-    code, trained = ScriptCode(program.path), EngineWeights()
-    substitutes = Substitutes(code)
-    refusals = substitutes.refusals
+    substitutes = substitute(ScriptCode(program.path), program.folder, config)
     try:
-        substitute_devices(substitutes)
-        substitute_cuda(substitutes)
-        substitute_precision(substitutes)
-        refuse_unmappable(substitutes)
-        substitute_parallel(substitutes)
-        substitute_exports(substitutes)
-        substitute_averages(substitutes)
-        substitute_ignite(substitutes, trained, config)
-        # The script, or a package whose loops it runs, may import it at any time.
-        accelerates = not is_beside(program, "accelerate") and importlib.util.find_spec("accelerate") is not None
-        substitute_loops(substitutes, trained, config, accelerates)
         _run_with_its_threads(program)
-    except RunError:
-        raise
     except Exception as error:
-        if refusals:
-            raise refusals[0] from error
-        if type(error).__module__.startswith(("ignite_ipu.", "poptorch")):
-            raise _refusal(error, code) from error
-        raise
+        refusal = refusal_behind(error, substitutes)
+        if refusal is None:
+            raise
+        raise refusal from error
     finally:
         substitutes.undo()
         substitutions += substitutes.substitutions
-    if refusals:
-        raise refusals[0]
+    if substitutes.refusals:
+        raise substitutes.refusals[0]
 
 
 def _run_with_its_threads(program: Main) -> None:
@@ -146,12 +117,3 @@ def _threads_of_its_own(before: Set[threading.Thread]) -> List[threading.Thread]
     """Return the running threads that the interpreter's end would wait for, and not end itself, as an executor's."""
     pooled = concurrent.futures.thread._threads_queues
     return [thread for thread in threading.enumerate() if not (thread in before or thread.daemon or thread in pooled)]
-
-
-def _refusal(error: Exception, code: ScriptCode) -> RunError:
-    """Return what the shim or PopTorch refused, with the script's line."""
-    passed = ((frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__))
-    own = [place for place in passed if code.owns(place[0])]
-    line = own[-1] if own else None
-    text = str(error)
-    return RunError(None if line is not None and f"{line[0]}:{line[1]}" in text else line, text)

@@ -22,14 +22,21 @@ Line = Tuple[str, int]
 
 
 class ScriptCode:
-    """The files that are the script's own: itself, and all that are installed in no packages."""
+    """The files that are the script's own: itself, and all that are installed in no packages.
 
-    def __init__(self, path: str) -> None:
-        self.path = os.path.abspath(path)
+    Args:
+        path: The script; None for a program without a file, as that of `python -c`.
+    """
+
+    def __init__(self, path: Optional[str]) -> None:
+        self.path = None if path is None else os.path.abspath(path)
+        self._interactive = ("<ipython-input", "<stdin>") if path is not None else ("<ipython-input", "<stdin>", "<string>")
         self.owns = lru_cache(maxsize=None)(self._owns)
 
     def _owns(self, file: str) -> bool:
-        return os.path.abspath(file) == self.path or (not file.startswith("<") and is_users_file(file))
+        if file.startswith("<"):
+            return file.startswith(self._interactive)
+        return os.path.abspath(file) == self.path or is_users_file(file)
 
     def trains(self, file: str) -> bool:
         """Tell whether a file is the script's own, or of an installed package that passes on no calls of others."""

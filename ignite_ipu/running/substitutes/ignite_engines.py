@@ -145,6 +145,7 @@ def _factory(
             if isinstance(engine.state.dataloader, backend.poptorch().DataLoader):
                 substitutes.note("run(DataLoader)", "over a poptorch.DataLoader of the same data")
 
+        substitutes.use_settings()
         engine = ours(**arguments, config=config(arguments["model"]))
         engine.add_event_handler(Events.STARTED, note_data)
         if succession is not None:

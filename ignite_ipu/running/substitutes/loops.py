@@ -28,6 +28,7 @@ from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.running.patches import Substitutes
+from ignite_ipu.running.substitutes.existing import Existing
 from ignite_ipu.running.substitutes.gradients import EngineWeights, substitute_gradients
 from ignite_ipu.running.substitutes.parallel import within
 from ignite_ipu.session.session import IPUSession, known_session
@@ -38,9 +39,11 @@ from ignite_ipu.session.weights.tracker import Weights
 _OURS = ("ignite_ipu.", "poptorch.")
 
 
-def substitute_loops(substitutes: Substitutes, trained: EngineWeights, config: IPUConfig, accelerates: bool) -> None:
+def substitute_loops(
+    substitutes: Substitutes, trained: EngineWeights, config: IPUConfig, accelerates: bool
+) -> CapturedLoops:
     """Capture the models and optimizers that the script uses, itself or by accelerate, until all is undone."""
-    loops = _Loops(substitutes, config)
+    loops = CapturedLoops(substitutes, config)
     substitutes.on_undo(loops.release)
     substitutes.set(nn.Module, "__call__", loops.module_call(nn.Module.__call__))
     substitutes.calls(nn.Module, "named_parameters", loops.named_parameters)
@@ -56,6 +59,7 @@ def substitute_loops(substitutes: Substitutes, trained: EngineWeights, config: I
     substitute_gradients(substitutes, trained)
     if accelerates:
         _substitute_accelerator(substitutes, loops, config)
+    return loops
 
 
 def _substitute_accelerator(substitutes: Substitutes, observer: CaptureObserver, config: IPUConfig) -> None:
@@ -69,6 +73,7 @@ def _substitute_accelerator(substitutes: Substitutes, observer: CaptureObserver,
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             substitutes.maps(sys._getframe(1), "Accelerator()", "IPUAccelerator()", of_libraries=True)
+            substitutes.use_settings()
             super().__init__(*args, config=config, **kwargs)
 
     Substitute.__name__, Substitute.__qualname__ = IPUAccelerator.__name__, IPUAccelerator.__qualname__
@@ -95,7 +100,9 @@ def _weights_of(known: Callable[[], Optional[nn.Module]]) -> Optional[Weights]:
     return None if session is None else session.weights
 
 
-class _Loops(CaptureObserver):
+class CapturedLoops(CaptureObserver):
+    """The models and optimizers that a program's loops use, captured when they are made or called."""
+
     def __init__(self, substitutes: Substitutes, config: IPUConfig) -> None:
         self._substitutes, self._config = substitutes, config
         self._models: weakref.WeakSet[CapturedModel] = weakref.WeakSet()
@@ -160,6 +167,7 @@ class _Loops(CaptureObserver):
 
     def captured(self, model: CapturedModel) -> None:
         """Remember a captured model, which an Accelerator may have captured, to release it at the end."""
+        self._substitutes.use_settings()
         self._models.add(model)
 
     def called(self, model: CapturedModel, recorded: bool) -> None:
@@ -189,6 +197,15 @@ class _Loops(CaptureObserver):
 
     def optimizer(self, frame: Any, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
+        self._capture_optimizer(optimizer)
+
+    def adopt(self, existing: Existing) -> None:
+        """Capture what the program made before."""
+        for optimizer in existing.optimizers:
+            self._asked.update(existing.modules)
+            self._capture_optimizer(optimizer)
+
+    def _capture_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if type(optimizer).__module__.startswith(_OURS):
             return
         self._optimizers[optimizer] = optimizer.register_step_pre_hook(self._refuse_host_step)

@@ -1,0 +1,92 @@
+"""All substitutes of a program together: started for a program that is run, or for the process that imports `auto`."""
+
+from __future__ import annotations
+
+import importlib.util
+import traceback
+from typing import List, Optional
+
+from ignite_ipu import backend
+from ignite_ipu.errors import RunError
+from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.running.patches import Substitutes
+from ignite_ipu.running.program import is_beside
+from ignite_ipu.running.script_code import ScriptCode
+
+
+_ACTIVE: List[Substitutes] = []
+
+
+def substitute(code: ScriptCode, folder: str, config: IPUConfig, late: bool = False) -> Substitutes:
+    """Substitute what a program asks of CUDA, PyTorch, Ignite and accelerate, until `undo` of the result.
+
+    Args:
+        code: The program.
+        folder: Where its own modules lie.
+        config: Settings of its trainers, accelerators and loops.
+        late: Whether parts of the program have run: its modules may hold functions by name, and it may have optimizers.
+
+    Raises:
+        BackendError: The PopTorch that is demanded does not import.
+        RunError: The program has made an object that can no longer be substituted.
+    """
+    from ignite_ipu.running.substitutes.cuda import substitute_cuda
+    from ignite_ipu.running.substitutes.devices import substitute_devices
+    from ignite_ipu.running.substitutes.gradients import EngineWeights
+    from ignite_ipu.running.substitutes.host_runs import substitute_averages, substitute_exports
+    from ignite_ipu.running.substitutes.existing import existing_objects
+    from ignite_ipu.running.substitutes.ignite_engines import substitute_ignite
+    from ignite_ipu.running.substitutes.loops import substitute_loops
+    from ignite_ipu.running.substitutes.parallel import substitute_parallel
+    from ignite_ipu.running.substitutes.refusals import refuse_unmappable, substitute_precision
+
+    # Logs which PopTorch it is, and fails now if it does not import.
+    backend.poptorch()
+    trained = EngineWeights()
+    substitutes = Substitutes(code)
+    _ACTIVE.append(substitutes)
+    substitutes.on_undo(lambda: _ACTIVE.remove(substitutes))
+    try:
+        substitute_devices(substitutes)
+        substitute_cuda(substitutes)
+        substitute_precision(substitutes)
+        refuse_unmappable(substitutes)
+        substitute_parallel(substitutes)
+        substitute_exports(substitutes)
+        substitute_averages(substitutes)
+        substitute_ignite(substitutes, trained, config)
+        # The program, or a package whose loops it runs, may import accelerate at any time.
+        accelerates = not is_beside(folder, "accelerate") and importlib.util.find_spec("accelerate") is not None
+        loops = substitute_loops(substitutes, trained, config, accelerates)
+        if late:
+            loops.adopt(existing_objects(substitutes))
+            substitutes.set_held_names()
+    except BaseException:
+        substitutes.undo()
+        raise
+    return substitutes
+
+
+def is_substituted() -> bool:
+    """Return whether a program's calls are substituted in this process now."""
+    return bool(_ACTIVE)
+
+
+def refusal_behind(error: BaseException, substitutes: Substitutes) -> Optional[RunError]:
+    """Return the refusal that an error of a program stands for, None for an error of its own."""
+    if isinstance(error, RunError) or not isinstance(error, Exception):
+        return None
+    if substitutes.refusals:
+        return substitutes.refusals[0]
+    if type(error).__module__.startswith(("ignite_ipu.", "poptorch")):
+        return _with_line(error, substitutes.code)
+    return None
+
+
+def _with_line(error: Exception, code: ScriptCode) -> RunError:
+    """Return a refusal by this library or PopTorch, with the program's line."""
+    passed = ((frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__))
+    own = [place for place in passed if code.owns(place[0])]
+    line = own[-1] if own else None
+    text = str(error)
+    return RunError(None if line is not None and f"{line[0]}:{line[1]}" in text else line, text)
