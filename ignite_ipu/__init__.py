@@ -48,3 +48,13 @@ def autoload() -> None:
                 del sys.modules[name]
             import_module(package)
     import_module("ignite_ipu.auto")
+
+
+def load_ipython_extension(shell: object) -> None:
+    """Turn `ignite_ipu.auto` on in a notebook: `%load_ext ignite_ipu`."""
+    import_module("ignite_ipu.auto").on()
+
+
+def unload_ipython_extension(shell: object) -> None:
+    """Turn `ignite_ipu.auto` off: `%unload_ext ignite_ipu`."""
+    import_module("ignite_ipu.auto").off()

@@ -4,15 +4,16 @@ The import stands at the top of a script, a test or a notebook, or in a module t
 `python -m` or a job scheduler starts. `IGNITE_IPU_AUTO=1` in the environment does the same for a program without the
 line: PyTorch 2.5 and later load it with `import torch`. Models and optimizers that exist by then are captured, too.
 
-With `IGNITE_IPU_BACKEND=native` the import does nothing. Nor does it in a process that `ignite-ipu run` has started, in
-workers of data loaders, or in a program that imports PopTorch itself, for which the emulator takes PopTorch's name where
-there is no SDK.
+With `IGNITE_IPU_BACKEND=native` the import does nothing; neither in a process that `ignite-ipu run` has started, nor in
+workers of data loaders. In a program that imports PopTorch itself, it only gives the emulator PopTorch's name, if there
+is no SDK.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import sys
@@ -97,7 +98,7 @@ def configure(config: Configuration = None, **settings: Any) -> None:
         OptionsError: There is no such setting, a model was captured with other settings, or `ignite-ipu run` has set
             them.
     """
-    chosen = IPUConfig.of(config, **settings)
+    chosen = dataclasses.replace(IPUConfig.of(config), **IPUConfig.from_dict(settings).said())
     if _process is None and is_substituted():
         raise OptionsError("ignite-ipu run has started this program: its settings are those of the command line.")
     if _process is not None and _process.substitutes.settings_are_used:

@@ -451,7 +451,8 @@ def _refuse_environment(arguments: Dict[str, Any]) -> None:
 
 
 def _refuse_state(accelerator: Any) -> None:
-    if accelerator.distributed_type is not DistributedType.NO or accelerator.num_processes != 1:
+    alone = (DistributedType.NO, DistributedType.MULTI_CPU)  # the latter where a launcher starts one process
+    if accelerator.distributed_type not in alone or accelerator.num_processes != 1:
         raise UnsupportedArgumentError(
             f"The script was launched as {accelerator.num_processes} processes ({accelerator.distributed_type}), but "
             "an IPUAccelerator is one process. Start the script with python, and use replication_factor=... for "

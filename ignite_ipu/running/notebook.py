@@ -1,4 +1,4 @@
-"""Notebooks as programs: their code cells run in order, in one namespace; IPython's own syntax runs where it is installed."""
+"""Notebooks as programs: their code cells run in order; IPython's own syntax runs where IPython is installed."""
 
 from __future__ import annotations
 
@@ -73,13 +73,14 @@ def _ipython_cells(path: str, first: int) -> Any:
         from IPython.core.interactiveshell import InteractiveShell
     except ImportError as error:
         raise UserError(
-            f"cell {first} of {path!r} has syntax of IPython, such as %magic or !command, and IPython is not installed. "
-            "Install it with pip install ipython, or remove that syntax."
+            f"cell {first} of {path!r} has syntax of IPython, such as %magic or !command, and IPython is not "
+            "installed. Install it with pip install ipython, or remove that syntax."
         ) from error
-    shell = InteractiveShell.instance()
+    shell: Any = InteractiveShell.instance()
 
     def run_cell(number: int, cell: str) -> None:
         with mock.patch.object(shell, "showtraceback"), mock.patch.object(shell, "showsyntaxerror"):
-            shell.run_cell(cell, store_history=True).raise_error()
+            result: Any = shell.run_cell(cell, store_history=True)
+            result.raise_error()
 
     return run_cell

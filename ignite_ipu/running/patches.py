@@ -47,7 +47,7 @@ class Patches:
         replaced = self._of_modules.copy()
         for module in list(sys.modules.copy().values()):
             file = getattr(module, "__file__", None) or "<none>"
-            if not isinstance(module, ModuleType) or owner_of(file) not in (Owner.USER, Owner.INSTALLED):
+            if owner_of(file) not in (Owner.USER, Owner.INSTALLED):
                 continue
             for name, found in list(vars(module).items()):
                 known = replaced.get(id(found))

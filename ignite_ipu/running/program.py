@@ -120,7 +120,9 @@ def uses_poptorch(program: Main) -> bool:
 
 def imports(program: Main, package: str) -> bool:
     """Tell whether a program, or a module of its own that it imports, imports a package."""
-    return not is_beside(program.folder, package) and any(name.split(".")[0] == package for name in _all_imports(program))
+    return not is_beside(program.folder, package) and any(
+        name.split(".")[0] == package for name in _all_imports(program)
+    )
 
 
 def is_beside(folder: str, module: str) -> bool:

@@ -30,7 +30,9 @@ class ScriptCode:
 
     def __init__(self, path: Optional[str]) -> None:
         self.path = None if path is None else os.path.abspath(path)
-        self._interactive = ("<ipython-input", "<stdin>") if path is not None else ("<ipython-input", "<stdin>", "<string>")
+        self._interactive = (
+            ("<ipython-input", "<stdin>") if path is not None else ("<ipython-input", "<stdin>", "<string>")
+        )
         self.owns = lru_cache(maxsize=None)(self._owns)
 
     def _owns(self, file: str) -> bool:

@@ -13,7 +13,6 @@ from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.program import is_beside
 from ignite_ipu.running.script_code import ScriptCode
 
-
 _ACTIVE: List[Substitutes] = []
 
 
@@ -32,9 +31,9 @@ def substitute(code: ScriptCode, folder: str, config: IPUConfig, late: bool = Fa
     """
     from ignite_ipu.running.substitutes.cuda import substitute_cuda
     from ignite_ipu.running.substitutes.devices import substitute_devices
+    from ignite_ipu.running.substitutes.existing import existing_objects
     from ignite_ipu.running.substitutes.gradients import EngineWeights
     from ignite_ipu.running.substitutes.host_runs import substitute_averages, substitute_exports
-    from ignite_ipu.running.substitutes.existing import existing_objects
     from ignite_ipu.running.substitutes.ignite_engines import substitute_ignite
     from ignite_ipu.running.substitutes.loops import substitute_loops
     from ignite_ipu.running.substitutes.parallel import substitute_parallel
@@ -47,6 +46,7 @@ def substitute(code: ScriptCode, folder: str, config: IPUConfig, late: bool = Fa
     _ACTIVE.append(substitutes)
     substitutes.on_undo(lambda: _ACTIVE.remove(substitutes))
     try:
+        existing = existing_objects(substitutes) if late else None
         substitute_devices(substitutes)
         substitute_cuda(substitutes)
         substitute_precision(substitutes)
@@ -58,8 +58,8 @@ def substitute(code: ScriptCode, folder: str, config: IPUConfig, late: bool = Fa
         # The program, or a package whose loops it runs, may import accelerate at any time.
         accelerates = not is_beside(folder, "accelerate") and importlib.util.find_spec("accelerate") is not None
         loops = substitute_loops(substitutes, trained, config, accelerates)
-        if late:
-            loops.adopt(existing_objects(substitutes))
+        if existing is not None:
+            loops.adopt(existing)
             substitutes.set_held_names()
     except BaseException:
         substitutes.undo()

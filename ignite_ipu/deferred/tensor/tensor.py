@@ -118,7 +118,11 @@ class DeferredTensor(torch.Tensor):
         # Debuggers and error messages show objects at any time: this one never fails.
         if self.value.known:
             return repr(self.value.get())
-        return f"DeferredTensor(size={self.value.shape.size}, dtype={self.value.shape.dtype}, not computed yet)"
+        size, dtype = self.value.shape.size, self.value.shape.dtype
+        return (
+            f"DeferredTensor(size={size}, dtype={dtype}, known after optimizer.step(); to see a value now, call the "
+            "model in evaluation mode under torch.no_grad())"
+        )
 
     def __str__(self) -> str:
         return str(_read(self.value, "print"))

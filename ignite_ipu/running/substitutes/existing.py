@@ -19,22 +19,27 @@ class Existing(NamedTuple):
     modules: List[nn.Module]
 
 
+class _NotImported:
+    """Stands for a class whose module is not imported."""
+
+
 def existing_objects(substitutes: Substitutes) -> Existing:
     """Return the program's optimizers and models that exist by now.
 
     Raises:
         RunError: The program has an `Accelerator`, or a class derived from it, whose place an `IPUAccelerator` takes.
     """
-    accelerator: Any = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", type(None))
+    accelerator: Any = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", _NotImported)
     found = Existing([], [])
     accelerators = [each for each in accelerator.__subclasses__() if substitutes.code.owns(_file_of(each))]
+    gc.collect()  # an object that nothing uses any more is not too late
     for each in gc.get_objects():
         kind = type(each)  # what an object says of its class may be computed
         if issubclass(kind, torch.optim.Optimizer):
             found.optimizers.append(each)
         elif issubclass(kind, nn.Module):
             found.modules.append(each)
-        elif issubclass(kind, accelerator) and each is not None:
+        elif issubclass(kind, accelerator) and not kind.__module__.startswith("ignite_ipu."):
             accelerators.append(each)
     if accelerators:
         raise substitutes.refusal(
