@@ -28,7 +28,8 @@ from ignite_ipu.engines.steps import (
 from ignite_ipu.errors import OptionsError, UnsupportedArgumentError, did_you_mean
 from ignite_ipu.handlers.gradients import Gradients
 from ignite_ipu.handlers.weight_sync import WeightSync
-from ignite_ipu.optimizers.conversion import convert_optimizer
+from ignite_ipu.optimizers.conversion import Conversion, convert_optimizer
+from ignite_ipu.optimizers.host_link import HostUpdates
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.options import output_mode, own_options, training_options, with_replicas
@@ -80,8 +81,8 @@ def create_ipu_trainer(
 
     Args:
         model: The model, on the CPU. It stays the one to save, load and read; its weights are the newest when read.
-        optimizer: SGD, Adam, AdamW or RMSprop of `torch.optim`, or one of `poptorch.optim`. It stays the one that
-            schedulers change, and that is saved and loaded.
+        optimizer: SGD, Adam, AdamW or RMSprop of `torch.optim`, or one of `poptorch.optim`; with `update="host"` in
+            the config any optimizer. It stays the one that schedulers change, and that is saved and loaded.
         loss_fn: Called with predictions and targets inside the compiled program; returns a scalar. None for a model
             that returns its own loss.
         device: None or "ipu".
@@ -151,7 +152,7 @@ def create_ipu_trainer(
     drop_last = settings.drop_last
     if not drop_last:
         refuse_to_train_all(training, pipeline=request is not None)
-    conversion = convert_optimizer(optimizer, **settings.of_optimizer())
+    conversion = _updates(optimizer, settings, training)
     session.prepare_training(step, conversion, training, request, settings.share_ipus)
     last_calls = None if drop_last else LastCalls(session)
     process = ipu_training_step(session, last_calls=last_calls, **on_host)
@@ -265,6 +266,38 @@ def create_ipu_evaluator(
     for name, metric in (metrics or {}).items():
         metric.attach(evaluator, name)
     return evaluator
+
+
+_OF_DEVICE_OPTIMIZERS = (
+    *("variable", "constant", "substitute", "accum_type", "velocity_accum_type"),
+    *("first_order_momentum_accum_type", "second_order_momentum_accum_type"),
+)
+
+
+def _updates(optimizer: Any, config: IPUConfig, options: Options) -> Union[Conversion, HostUpdates]:
+    """Return the device's optimizer, or with `update="host"` the updates that PyTorch makes."""
+    if config.update == "auto":
+        raise OptionsError(
+            "update='auto' is for loops, whose updates may change. A trainer makes one kind of update: leave it out, "
+            "or say 'host' for an optimizer that no IPU has."
+        )
+    if config.update != "host":
+        return convert_optimizer(optimizer, **config.of_optimizer())
+    for name in config.said():
+        if name in _OF_DEVICE_OPTIMIZERS:
+            raise OptionsError(
+                f"{name}={getattr(config, name)!r} is about an optimizer on the device, and with update='host' there "
+                "is none. Leave it out."
+            )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"The optimizer is a {type(optimizer).__qualname__}; a torch.optim.Optimizer is needed.")
+    if options.device_iterations != 1:
+        raise OptionsError(
+            f"deviceIterations is {options.device_iterations} with update='host': each device call ends in an update "
+            "on the host, so it makes one. Leave device_iterations at 1."
+        )
+    scaling = config.of_optimizer()["loss_scaling"]
+    return HostUpdates(optimizer, 1.0 if scaling is None else float(scaling), config.max_grad_norm)
 
 
 def _refuse_sum(options: Options, training: bool) -> None:

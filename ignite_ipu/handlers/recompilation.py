@@ -9,6 +9,7 @@ import torch
 from ignite.engine import Engine
 
 from ignite_ipu.errors import SessionError, logger
+from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.user_code import current_line
@@ -140,8 +141,8 @@ def _facts_of(program: ModelProgram, session: IPUSession) -> Dict[str, str]:
             facts[f"parameter {name}"] = "trained" if requires_grad(parameter) else "frozen"
     for name, module in program.step.named_modules():
         facts[f"module {name or 'itself'}"] = f"in {'training' if module.training else 'evaluation'} mode"
-    if program.training and session.link is not None:
-        conversion = session.link.conversion
+    conversion = None if session.link is None else session.link.conversion
+    if program.training and isinstance(conversion, Conversion):
         for number, group in enumerate(conversion.optimizer.param_groups):
             for name in conversion.constant & group.keys():
                 facts[f"optimizer constant {name} of group {number}"] = repr(group[name])

@@ -23,12 +23,11 @@ from torch.utils.hooks import RemovableHandle
 from ignite_ipu.errors import OptimizerError, listed
 from ignite_ipu.optimizers.changes import Change, HyperParameters, Settings
 from ignite_ipu.optimizers.conversion import Conversion
+from ignite_ipu.optimizers.host_link import STEP_COUNT, STEPPED, note_earlier_steps
 from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.derived_class import derived_once
 
-# Schedulers warn unless they saw optimizer.step(): torch >= 2.4 looks at the first, older ones at the count.
-_STEPPED, _STEP_COUNT = "_opt_called", "_step_count"
 _LINK = "_ignite_ipu_link"
 _MOST_NAMES = 8
 _State = Dict[str, Any]
@@ -148,16 +147,13 @@ class OptimizerLink:
         self._loaded = self._given_up = False
         self.steps += updates
         source = self._source.__dict__
-        source[_STEPPED] = True
-        if _STEP_COUNT in source:
-            source[_STEP_COUNT] += updates
+        source[STEPPED] = True
+        if STEP_COUNT in source:
+            source[STEP_COUNT] += updates
 
     def note_earlier_steps(self) -> None:
         """Note that there were updates, maybe in a process before this one: schedules may step without a warning."""
-        source = self._source.__dict__
-        source[_STEPPED] = True
-        if _STEP_COUNT in source:
-            source[_STEP_COUNT] = max(source[_STEP_COUNT], 1)
+        note_earlier_steps(self._source)
 
     def refresh_state(self) -> None:
         """Bring the state that the user's optimizer shows up to date with the device's."""

@@ -121,6 +121,10 @@ class IPUConfig:
         memory_per_ipu: Bytes that one IPU has, to which the estimated memory is held before compiling.
         offload: Keep "optimizer" state, "weights", "activations" or "accumulators" in off-chip memory.
         shard: Split these between replicas instead of keeping them whole on each.
+        update: Where weights are updated. "device": in the program that computes the gradients. "host": by PyTorch and
+            any optimizer, with gradients that the program brings back, at the cost of copies of the gradients and the
+            weights in each update. "auto": on the device, and on the host from the first thing on that only PyTorch can
+            do. Trainers and `ipu_prepare` have "device" as default, `ignite-ipu run` and `IPUAccelerator` "auto".
         substitute: "closest": train by the closest optimizer that an IPU has; see `convert_optimizer`.
         accum_type, velocity_accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type: Types in
             which the optimizer keeps its sums and moments, "float32" or "float16".
@@ -159,6 +163,7 @@ class IPUConfig:
     memory_per_ipu: Optional[int] = dataclasses.field(default=None, metadata={"check": positive})
     offload: Iterable[str] = dataclasses.field(default=(), metadata={"check": _names})
     shard: Iterable[str] = dataclasses.field(default=(), metadata={"check": _names})
+    update: Optional[str] = dataclasses.field(default=None, metadata={"check": _one_of("auto", "device", "host")})
     substitute: Optional[str] = dataclasses.field(default=None, metadata={"check": _one_of("closest")})
     accum_type: Optional[Any] = dataclasses.field(default=None, metadata={"check": _type})
     velocity_accum_type: Optional[Any] = dataclasses.field(default=None, metadata={"check": _type})

@@ -7,7 +7,7 @@ depend on has none, and an anchor of it stops the compilation, so the loss is co
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Sequence, Set
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
 
 import torch
 import torch.distributed as dist
@@ -32,16 +32,18 @@ class AnchoredGradients:
     """The gradients of one training program.
 
     Args:
-        asked: Names of parameters of the module that is compiled.
+        asked: Names of parameters of the module that is compiled; None for all that are trained.
 
     Attributes:
-        names: Those whose gradients come back: the trained ones that the loss depends on. Empty before the compilation.
+        names, parameters: Those whose gradients come back: the trained ones that the loss depends on. Empty before the
+            compilation.
     """
 
-    def __init__(self, asked: Iterable[str]) -> None:
-        self.asked: Sequence[str] = tuple(asked)
+    def __init__(self, asked: Optional[Iterable[str]] = None) -> None:
+        self.asked: Optional[Sequence[str]] = None if asked is None else tuple(asked)
         self.names: Sequence[str] = ()
-        self._parameters: List[torch.Tensor] = []
+        self.parameters: Sequence[torch.Tensor] = ()
+        self._shorts: List[str] = []
         self._adapts_scaling = False
 
     def again(self) -> AnchoredGradients:
@@ -58,18 +60,19 @@ class AnchoredGradients:
         _check_output_mode(options)
         parameters = named_tensors(step, "_parameters")
         reached = reached_parameters(step, leaves, micro_batches)
-        self.names = [name for name in self.asked if name in reached]
-        self._parameters = [parameters[name] for name in self.names]
-        for name in self.names:
-            options.anchorTensor(f"{_PREFIX}{name}", f"Gradient___{name}")
+        self.names = [name for name in (parameters if self.asked is None else self.asked) if name in reached]
+        self.parameters = [parameters[name] for name in self.names]
+        self._shorts = [f"{_PREFIX}{name}" for name in self.names]
+        for name, short in zip(self.names, self._shorts):
+            options.anchorTensor(short, f"Gradient___{name}")
         popart = getattr(options._Popart, "options", {})
         self._adapts_scaling = bool(popart.get("automaticLossScalingSettings.enabled", False))
         if self._adapts_scaling:
             options.anchorTensor(_SCALING, "finalLossScale")
         return options
 
-    def read(self, executor: Executor, loss_scaling: float) -> Dict[str, torch.Tensor]:
-        """Return by name the gradients of the last update of the last call, as PyTorch has them.
+    def read(self, executor: Executor, loss_scaling: float) -> List[torch.Tensor]:
+        """Return the gradients of the last update of the last call, in the order of `names`, as PyTorch has them.
 
         They are summed or averaged over its micro-batches, replicas and processes as the options say. Their memory is
         their own.
@@ -85,19 +88,16 @@ class AnchoredGradients:
         with torch._C.DisableTorchFunctionSubclass():
             # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
             if blocks == 1 and options.device_iterations == 1:
-                found = [get(f"{_PREFIX}{name}") for name in self.names]
+                found = list(map(get, self._shorts))
             else:
-                pairs = zip(self.names, self._parameters)
-                found = [_reduced(get(f"{_PREFIX}{name}"), shape_of(each), blocks) for name, each in pairs]
+                pairs = zip(self._shorts, self.parameters)
+                found = [_reduced(get(short), shape_of(each), blocks) for short, each in pairs]
             if processes > 1 and found:
                 _add_processes(found)
-            if divisor != 1.0:
-                wide = [each.float() for each in found]
-                torch._foreach_mul_(wide, 1.0 / divisor)
-                found = [each.to(dtype_of(like)) for each, like in zip(wide, self._parameters)]
-            else:
-                found = [each.to(dtype_of(like)) for each, like in zip(found, self._parameters)]
-        return dict(zip(self.names, found))
+            if divisor != 1.0 and found:
+                found = [each.float() for each in found]
+                torch._foreach_mul_(found, 1.0 / divisor)
+            return [each.to(dtype_of(like)) for each, like in zip(found, self.parameters)]
 
 
 def reached_parameters(step: BatchStep, leaves: Sequence[Any], micro_batches: int) -> Set[str]:

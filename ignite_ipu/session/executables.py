@@ -11,7 +11,7 @@ import torch
 
 from ignite_ipu.checkpoints.atomic_files import whole_file
 from ignite_ipu.errors import SessionError, listed
-from ignite_ipu.optimizers.link import OptimizerLink
+from ignite_ipu.optimizers.host_link import Link
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, requires_grad, shape_of
@@ -29,9 +29,7 @@ _OF_THE_MACHINE = frozenset(
 )
 
 
-def export(
-    path: PathLike, executor: Executor, step: BatchStep, link: Optional[OptimizerLink], computed: Optional[str]
-) -> None:
+def export(path: PathLike, executor: Executor, step: BatchStep, link: Optional[Link], computed: Optional[str]) -> None:
     """Write a compiled program to a file, and what it was compiled from to another one with `.json` behind its name.
 
     `computed` stands for the operators of forward, and is None where it is not known.
@@ -61,7 +59,7 @@ class ExportedProgram:
         self._computed = contract.pop(_COMPUTED)
         self._contract: Dict[str, Any] = contract
 
-    def give_to(self, executor: Executor, step: BatchStep, link: Optional[OptimizerLink]) -> None:
+    def give_to(self, executor: Executor, step: BatchStep, link: Optional[Link]) -> None:
         """Let an executor take the program over."""
         wanted = _contract(executor, step, link)
         names = [name for name in {**self._contract, **wanted} if self._contract.get(name) != wanted.get(name)]
@@ -92,7 +90,7 @@ def _beside(path: PathLike) -> Path:
     return Path(f"{os.fspath(path)}.json")
 
 
-def _contract(executor: Executor, step: BatchStep, link: Optional[OptimizerLink]) -> Dict[str, str]:
+def _contract(executor: Executor, step: BatchStep, link: Optional[Link]) -> Dict[str, str]:
     """Return in words all that a compiled program depends on, beside what forward computes."""
     found = {"the kind": "inference" if link is None else "training", **step.describe_layout()}
     with torch._C.DisableTorchFunctionSubclass():

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OptionsError, SessionError, listed, logger
+from ignite_ipu.optimizers.host_link import HostLink, Link
 from ignite_ipu.optimizers.link import OptimizerLink
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
@@ -17,12 +20,21 @@ from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.guards.retrace import Retrace
 from ignite_ipu.program.options import check_ipus, misspelt_settings_named, output_mode
 from ignite_ipu.program.step import BatchStep
-from ignite_ipu.program.tensors.raw import classes_of, named_tensors, plain, put_classes, unwrap_tensors
+from ignite_ipu.program.tensors.raw import (
+    classes_of,
+    named_tensors,
+    plain,
+    put_classes,
+    requires_grad,
+    unwrap_tensors,
+)
 from ignite_ipu.program.tensors.rows import row_count, select_rows
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.compiled_program import CompiledProgram
 from ignite_ipu.session.executables import ExportedProgram, PathLike, export
 from ignite_ipu.session.hooks import IPUEvents, SessionHooks
+from ignite_ipu.session.host_gradients import are_finite
+from ignite_ipu.session.twin import TwinExecutor, Twins
 from ignite_ipu.session.weights.tracker import Counted, Weights, counted_by_norms
 
 if TYPE_CHECKING:
@@ -45,7 +57,8 @@ class ModelProgram:
 
     Args:
         placing: What puts the model on several IPUs; None for a model that is on one, or says so itself.
-        link: The tie to the user's optimizer; None where nothing is trained.
+        link: The tie to the user's optimizer; None where nothing is trained. With a `HostLink` the program brings
+            gradients back and leaves the weights as they are, so that those of the host are the newest.
         on_trace: Called with this program, and the Python values that forward changed in its trace.
 
     Attributes:
@@ -67,13 +80,15 @@ class ModelProgram:
         weights: Weights,
         hooks: SessionHooks,
         placing: Optional[Placing] = None,
-        link: Optional[OptimizerLink] = None,
+        link: Optional[Link] = None,
         on_trace: Optional[Callable[[ModelProgram, List[str]], None]] = None,
     ) -> None:
         self.step = step
         self.asked = asked
         self.placing = placing
         self.training = link is not None
+        self._host_link = link if isinstance(link, HostLink) else None
+        self._updates = self.training and self._host_link is None
         # PopTorch lets replicas write buffers of their own, or none.
         shared = asked.broadcast_buffers and asked.input_group_size < asked.replication_factor
         self._own_statistics = self.training and shared and step.tracks_statistics()
@@ -87,7 +102,7 @@ class ModelProgram:
         self.micro_batches = self.calls.input_micro_batches
         self.varying: List[str] = []
         self.trained_names: Sequence[str] = ()
-        self.gradients: Optional[AnchoredGradients] = None
+        self.gradients: Optional[AnchoredGradients] = None if self._host_link is None else AnchoredGradients()
         self.executor: Optional[Executor] = None  # without a program in it after a compilation that failed
         self.traced: Optional[CompiledProgram] = None
         self._file: Optional[ExportedProgram] = None
@@ -96,6 +111,9 @@ class ModelProgram:
         self._counted: Counted = []
         self._written: Sequence[str] = ()
         self._writes: List[Sequence[str]] = []  # empty until they are known
+        # With a `HostLink`: whether a call writes buffers, whether the gradients of the last one were looked at for
+        # values that are not finite, and whether they are from now on.
+        self._writes_buffers, self._unchecked, self._checks = True, False, False
         self._weights, self._hooks, self._link, self._on_trace = weights, hooks, link, on_trace
         self._step_class, self._layouts = type(step), step.layouts
         # The rows whose outputs come back, None for all, and for which arithmetic these are.
@@ -153,7 +171,45 @@ class ModelProgram:
     def read_gradients(self) -> Dict[str, torch.Tensor]:
         """Return the gradients of the last update by the names of the parameters in the module that is compiled."""
         assert self.executor is not None and self.gradients is not None and self._link is not None
-        return self.gradients.read(self.executor, float(self._link.settings.loss_scaling))
+        found = self.gradients.read(self.executor, float(self._link.settings.loss_scaling))
+        return dict(zip(self.gradients.names, found))
+
+    def take_gradients(self) -> List[torch.Tensor]:
+        """Return the gradients of a call, for the parameters of `gradients`; to be called once after each call.
+
+        For programs with a `HostLink`. Buffers that the call has written come to the host.
+        """
+        assert self.executor is not None and self.gradients is not None and self._host_link is not None
+        weights, loss_scaling = self._weights, float(self._host_link.settings.loss_scaling)
+        gradients = self.gradients.read(self.executor, loss_scaling)
+        looks = self._writes_buffers or self._checks
+        finite = are_finite(gradients) if looks else True
+        if self._writes_buffers:
+            self._copied(lambda executor: executor.fetch_buffers(finite))  # type: ignore[attr-defined]
+        self._unchecked = not looks
+        weights.called(self.executor, writes_buffers=self._writes_buffers, spoils=not finite)
+        return gradients
+
+    def host_update_bytes(self) -> Tuple[int, int]:
+        """Return how many bytes of gradients and of weights an update on the host copies.
+
+        Each micro-batch and replica has gradients of its own. Buffers that a call writes come with all weights.
+        """
+        with torch._C.DisableTorchFunctionSubclass():
+            tensors = {id(each): each for each in named_tensors(self.step).values()}.values()
+            gradients = sum(each.numel() * each.element_size() for each in tensors if requires_grad(each))
+            weights = sum(each.numel() * each.element_size() for each in tensors if each.is_floating_point())
+        return gradients * self.calls.micro_batches, weights
+
+    def refresh(self) -> None:
+        """Upload the weights of the host before a call, if they are others, or the device's may be spoilt."""
+        assert self.executor is not None
+        if self._unchecked and not self._weights.is_stale(self.executor):
+            # A gradient that is not finite has made the device's weights NaN.
+            self._checks = True
+            self._weights.spoil(self.executor)
+        self._unchecked = False
+        self._weights.to_inference(self.executor)
 
     def arguments(self, *parts: Any) -> List[Any]:
         return self.step.arguments(*parts, micro_batches=self.micro_batches)
@@ -236,13 +292,13 @@ class ModelProgram:
         """
         executor = self.executor
         if executor is None:
-            if self.training:
+            if self._updates:
                 self._weights.unwatch()
             options = self._placed_options(leaves)
             if self.gradients is not None:
                 options = self.gradients.configured(options, self.step, leaves, self.micro_batches)
             executor = self.executor = self._wrap(options)
-            self._weights.add(executor, self.training)
+            self._weights.add(executor, self._updates)
         if not executor.isCompiled():
             self._compile(executor, leaves)
             self.geometry = self._geometry_of(batch)
@@ -323,7 +379,7 @@ class ModelProgram:
             with contextlib.suppress(Exception):
                 executor.setOptimizer(self._link.stand_in())
         self._forget(executor)
-        unwrap_tensors(self.step)
+        self._unwrap()
         self.step.__class__ = self._step_class
 
     def _forget(self, executor: Executor) -> None:
@@ -351,6 +407,10 @@ class ModelProgram:
         self.destroy()
         if self.executor is not None:
             self._forget(self.executor)
+            self._unwrap()
+
+    def _unwrap(self) -> None:
+        if self._host_link is None:  # else twins were wrapped
             unwrap_tensors(self.step)
 
     def like(self, step: BatchStep, options: Options) -> ModelProgram:
@@ -363,7 +423,7 @@ class ModelProgram:
         successor.gradients = None if self.gradients is None else self.gradients.again()
         return successor
 
-    def set_aside(self, compiled: CompiledProgram, link: OptimizerLink) -> None:
+    def set_aside(self, compiled: CompiledProgram, link: Link) -> None:
         """Give the IPUs back and keep the compiled training program, while another one trains the same weights."""
         self._weights.to_host()
         self.detach()
@@ -374,7 +434,7 @@ class ModelProgram:
     def take_back(self, other: ModelProgram) -> None:
         """Train with this program again, after `set_aside`, and go on where another's random stream is."""
         self._random_state = other._random_state
-        if self.executor is not None and self._link is not None:
+        if self.executor is not None and isinstance(self._link, OptimizerLink):
             self.executor.setOptimizer(self._link.conversion.optimizer)
         self.go_on()
 
@@ -383,20 +443,26 @@ class ModelProgram:
         self._weights.to_host()
         if self.executor is not None:
             self._weights.remove(self.executor)
-            self._classes = classes_of(self.step)
-            unwrap_tensors(self.step)
+            if self._updates:
+                self._classes = classes_of(self.step)
+                unwrap_tensors(self.step)
 
     def go_on(self) -> None:
         """Train with this program again, after `wait`, and with the weights of then."""
         if self.executor is not None:
-            put_classes(self.step, self._classes)
-            self._weights.add(self.executor, self.training, stale=True)
+            if self._updates:
+                put_classes(self.step, self._classes)
+            self._weights.add(self.executor, self._updates, stale=True)
             self._weights.counters.follow(self._counted, self.micro_batches_per_replica)
 
     def _wrap(self, options: Options) -> Executor:
         poptorch, link = backend.poptorch(), self._link
         if link is None:
             return poptorch.inferenceModel(self.step, options=options)
+        if isinstance(link, HostLink):
+            twins = Twins(self.step)
+            optimizer = link.settings.device_optimizer(twins.trained)
+            return TwinExecutor(twins, lambda: poptorch.trainingModel(self.step, options=options, optimizer=optimizer))
         return poptorch.trainingModel(self.step, options=options, optimizer=link.conversion.optimizer)
 
     def _geometry_of(self, batch: Any) -> BatchGeometry:
@@ -440,6 +506,7 @@ class ModelProgram:
         try:
             self.varying = retrace.begin(python, self.step.is_tried, self.step.leaves_behind)
             self._counted, self._written = self.step.counted, self.step.written
+            self._writes_buffers = bool(self._written) or _updates_statistics(self.step)
             if self.training:
                 self._say_if_sums_are_averaged(leaves)
         except SessionError:
@@ -502,3 +569,8 @@ class ModelProgram:
         if averaged and self.step.adds_up(leaves, self.micro_batches):
             factors = f"gradientAccumulation {training.gradient_accumulation} x replicationFactor {replicas}"
             logger.warning(_AVERAGED, factors, count, count)
+
+
+def _updates_statistics(module: nn.Module) -> bool:
+    norms = (each for each in module.modules() if isinstance(each, _NormBase))
+    return any(each.training and each.running_mean is not None for each in norms)

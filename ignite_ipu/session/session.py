@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
 
 import torch
 from ignite.engine import Engine
@@ -13,7 +13,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.errors import SessionError, logger
 from ignite_ipu.optimizers.conversion import Conversion
-from ignite_ipu.optimizers.link import OptimizerLink, check_parameters
+from ignite_ipu.optimizers.host_link import HostLink, HostUpdates, Link
+from ignite_ipu.optimizers.link import check_parameters
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.gradients import problem_of_hooks
 from ignite_ipu.program.geometry import BatchGeometry
@@ -21,6 +22,7 @@ from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.options import check_ipus
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.session.hooks import IPUEvents
+from ignite_ipu.session.host_gradients import accumulate, needs_closure
 from ignite_ipu.session.inference import Inference
 from ignite_ipu.session.processes import check_same_weights, describe_processes
 from ignite_ipu.session.program import ModelProgram
@@ -106,7 +108,7 @@ class IPUSession:
         return None if self._programs.trained is None else self._programs.trained.program
 
     @property
-    def link(self) -> Optional[OptimizerLink]:
+    def link(self) -> Optional[Link]:
         """The tie between the user's optimizer and the device's, None without a trainer."""
         return None if self._programs.trained is None else self._programs.trained.link
 
@@ -129,7 +131,7 @@ class IPUSession:
     def prepare_training(
         self,
         step: BatchStep,
-        conversion: Conversion,
+        conversion: Union[Conversion, HostUpdates],
         options: Options,
         pipeline: Optional[PipelineRequest] = None,
         share_ipus: bool = False,
@@ -138,7 +140,7 @@ class IPUSession:
 
         Args:
             step: The module that trains.
-            conversion: The optimizer.
+            conversion: The optimizer; `HostUpdates` where PyTorch makes the updates, with gradients of the program's.
             options: `poptorch.Options` for training.
             pipeline: What puts the model on several IPUs.
             share_ipus: Let training and inference take turns on the same IPUs instead of each having their own.
@@ -152,7 +154,8 @@ class IPUSession:
         """
         self.refuse_second_trainer()
         _check_model(self.model)
-        check_parameters(conversion.source, step)
+        if isinstance(conversion, Conversion):
+            check_parameters(conversion.source, step)
         describe_processes(options)
         check_same_weights(self.model)
         check_ipus(options)
@@ -262,6 +265,11 @@ class IPUSession:
         """
         program, leaves = self._program_for(x, y, call)
         hooks, updates = self.with_trainer().hooks, program.device_iterations
+        if hooks is None:
+            y_pred, loss = self._update_on_host(program, leaves, (x, y))
+            if y_pred is not None:
+                x, y = program.returned_rows((x, y))
+            return x, y, y_pred, program.mean_loss(loss)
         hooks.before(updates, self.weights.notice_edits)
         guard = self.hooks.guard
         if guard is None:
@@ -274,6 +282,43 @@ class IPUSession:
         if y_pred is not None:
             x, y = program.returned_rows((x, y))
         return x, y, y_pred, program.mean_loss(loss)
+
+    def _update_on_host(self, program: ModelProgram, leaves: Sequence[Any], batch: Any) -> Tuple[Any, torch.Tensor]:
+        """Return what a call of a program gives, by whose gradients PyTorch makes one update on the host."""
+        updates, results = self.with_trainer().link.settings, []  # type: HostUpdates, List[Any]
+        assert updates.source is not None
+        optimizer = updates.source
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            results.append(self.call_for_gradients(program, leaves, batch))
+            if updates.max_grad_norm is not None:
+                parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+                torch.nn.utils.clip_grad_norm_(parameters, updates.max_grad_norm)
+            return program.mean_loss(results[-1][1])
+
+        with self.weights.stepping() as as_before:
+            if needs_closure(optimizer):
+                optimizer.step(as_before(closure))
+            else:
+                as_before(closure)()
+                optimizer.step()
+        self.with_trainer().link.stepped(1)
+        y_pred, loss = results[0]
+        return y_pred, loss
+
+    def call_for_gradients(self, program: ModelProgram, leaves: Sequence[Any], batch: Any) -> Any:
+        """Return what a call of a program gives, and add its gradients to those of the parameters."""
+        guard = self.hooks.guard
+        if guard is None:
+            results = self.prepare_call(leaves, batch)(*leaves)
+        else:
+            results = guard.train(leaves, batch)
+        assert program.gradients is not None
+        accumulate(program.gradients.parameters, program.take_gradients())
+        self._programs.active = program
+        program.note_call()
+        return results
 
     def compile(self, x: Any, y: Any, call: Optional[BatchGeometry] = None) -> ModelProgram:
         """Compile the program that trains on batches like this one, ahead of the first `train`; returns it.
@@ -341,8 +386,9 @@ class IPUSession:
         programs = self._programs
         trained = programs.trained or self.with_trainer()
         program, link, executor = trained.program, trained.link, trained.program.executor
+        on_host = isinstance(link, HostLink)
         if self._hooks_handles != RemovableHandle.next_id:
-            problem = problem_of_hooks(self.model)
+            problem = problem_of_hooks(self.model, of_parameters=not on_host)
             if problem is not None:
                 raise SessionError(problem)
             self._hooks_handles = RemovableHandle.next_id
@@ -354,6 +400,10 @@ class IPUSession:
                 if executor is None:
                     link.push()
                 executor = program.load(leaves, batch)
+        if on_host:
+            self.weights.look()
+            program.refresh()
+            return executor
         if link.push(executor):
             self.hooks.fire(IPUEvents.OPTIMIZER_SENT)
         self.weights.to_training()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, List, Optional
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.optimizers.host_link import HostUpdates
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.options import output_mode
 from ignite_ipu.session.hooks import IPUEvents
@@ -48,11 +49,24 @@ def _training(trained: Trained, programs: Programs, data: Optional[str]) -> List
     ]
     if program.placing is not None and program.placing.placement is not None:
         lines += _pipeline(program.placing, program.placing.placement, program.calls)
-    lines.append(
-        f"  optimizer   {conversion.kind.name}, variable: {', '.join(sorted(conversion.variable)) or 'nothing'}; "
-        f"constant, and refused when changed: {', '.join(sorted(conversion.constant)) or 'nothing'}"
-    )
+    if isinstance(conversion, HostUpdates):
+        lines.append(f"  optimizer   {_host_updates(conversion, program)}")
+    else:
+        lines.append(
+            f"  optimizer   {conversion.kind.name}, variable: {', '.join(sorted(conversion.variable)) or 'nothing'}; "
+            f"constant, and refused when changed: {', '.join(sorted(conversion.constant)) or 'nothing'}"
+        )
     return lines
+
+
+def _host_updates(updates: HostUpdates, program: ModelProgram) -> str:
+    """Return what makes the updates, and what an update costs."""
+    made_by = "PyTorch" if updates.source is None else f"PyTorch's {type(updates.source).__name__}"
+    gradients, weights = program.host_update_bytes()
+    return (
+        f"{made_by}, on the host: each update copies {gradients / 1e6:,.2f} MB of gradients to the host and "
+        f"{weights / 1e6:,.2f} MB of weights to the device"
+    )
 
 
 def _pipeline(placing: Placing, placement: Placement, calls: BatchGeometry) -> List[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 from torch import nn
 
 from ignite_ipu.errors import LossError, listed, logger
 from ignite_ipu.optimizers.conversion import Conversion
+from ignite_ipu.optimizers.host_link import HostLink, HostUpdates, Link
 from ignite_ipu.optimizers.link import OptimizerLink, check_parameters
 from ignite_ipu.optimizers.step_hooks import StepHooks
 from ignite_ipu.poptorch_types import Options
@@ -62,16 +63,20 @@ class Trained:
     def __init__(
         self,
         step: BatchStep,
-        conversion: Conversion,
+        conversion: Union[Conversion, HostUpdates],
         options: Options,
         weights: Weights,
         hooks: SessionHooks,
         placing: Optional[Placing],
         on_trace: Callable[[ModelProgram, List[str]], None],
     ) -> None:
-        names = dict(step.named_parameters())
-        self.link = OptimizerLink(conversion, names, copying=hooks.copy, check_shown=hooks.check_shown)
-        self.hooks = StepHooks(conversion.source)
+        self.link: Link
+        if isinstance(conversion, HostUpdates):
+            self.link, self.hooks = HostLink(conversion), None
+        else:
+            names = dict(step.named_parameters())
+            self.link = OptimizerLink(conversion, names, copying=hooks.copy, check_shown=hooks.check_shown)
+            self.hooks = StepHooks(conversion.source)
         self.program = ModelProgram(step, options, weights, hooks, placing, self.link, on_trace)
         self.aside: List[ModelProgram] = []
         self._options = options
@@ -87,7 +92,7 @@ class Trained:
         check_ipus(options)
         program, changed = self.program, bool(self._trainable.change())
         if changed:
-            check_parameters(self.link.conversion.source, step)
+            self._check_parameters(step)
             self.link.refresh_state()
             self.drop_aside()
         if not (keep and not changed and self._set_aside()):
@@ -165,7 +170,7 @@ class Trained:
         change = self._trainable.change()
         if not change:
             return
-        check_parameters(self.link.conversion.source, self.program.step)
+        self._check_parameters(self.program.step)
         if self.program.compiled:
             logger.warning("Parameters were frozen or unfrozen, %s: the model is compiled again.", change)
             self.compile_again()
@@ -174,6 +179,10 @@ class Trained:
             self.link.refresh_state()
             self.link.send_again(self._trainable.names())
         self._trainable = Trainable(self.program.step)
+
+    def _check_parameters(self, step: BatchStep) -> None:
+        if isinstance(self.link, OptimizerLink):
+            check_parameters(self.link.conversion.source, step)
 
     def check_any_trained(self) -> None:
         """Refuse to compile a program that trains nothing, where PyTorch refuses to go backward."""

@@ -19,7 +19,7 @@ from ignite_ipu.deferred.settings import captured_options
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.errors import CaptureError, logger, out_of_memory
 from ignite_ipu.optimizers.conversion import convert_optimizer
-from ignite_ipu.optimizers.link import OptimizerLink
+from ignite_ipu.optimizers.host_link import Link
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import requires_grad, set_requires_grad
 from ignite_ipu.program.user_code import Line, current_line
@@ -78,7 +78,7 @@ class CapturedTraining:
         return self._trained is not None
 
     @property
-    def link(self) -> Optional[OptimizerLink]:
+    def link(self) -> Optional[Link]:
         """Tie between the user's optimizer and the device's, None before the optimizer has been converted."""
         return None if self._trained is None else self._trained.link
 

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.checkpoints.writing import without_methods, write_checkpoint
-from ignite_ipu.optimizers.changes import Settings
-from ignite_ipu.optimizers.link import OptimizerLink, SavedState
+from ignite_ipu.optimizers.host_link import Link
 from ignite_ipu.session.training import Trained
 from ignite_ipu.session.weights.tracker import Weights
 
@@ -28,14 +27,14 @@ class Snapshot:
     """
 
     weights: List[torch.Tensor]
-    optimizer: SavedState
+    optimizer: Any
     random_state: Optional[List[int]]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
     leaves: List[Any]
-    settings: Settings
+    settings: Any
 
 
 class Replay:
@@ -47,7 +46,7 @@ class Replay:
     def __init__(self, trained: Trained, weights: Weights) -> None:
         self._trained, self._weights = trained, weights
         self._calls: List[_Call] = []
-        self._set_by_host: Optional[Tuple[Optional[List[torch.Tensor]], Optional[SavedState]]] = None
+        self._set_by_host: Optional[Tuple[Optional[List[torch.Tensor]], Any]] = None
         # A call's arguments, for compiling, should the program be lost.
         self.example: Tuple[Sequence[Any], Any] = ((), ())
         self.snapshot: Optional[Snapshot] = None
@@ -142,7 +141,7 @@ class RunImage:
 class RunImages:
     """Keeps the newest image of a run, of its model, optimizer and further objects by their name in the file."""
 
-    def __init__(self, model: nn.Module, weights: Weights, link: OptimizerLink, objects: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, weights: Weights, link: Link, objects: Mapping[str, Any]) -> None:
         self._model, self._weights, self._link = model, weights, link
         self._objects = objects
         self._positions: Dict[str, int] = {}

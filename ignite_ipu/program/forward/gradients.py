@@ -58,10 +58,14 @@ class GradientHookGuard(FunctionGuard):
             raise LossError(f"The model's forward calls {func.__name__}() on a tensor of shape {shape}, {_REMEDY}")
 
 
-def problem_of_hooks(model: nn.Module) -> Optional[str]:
-    """Return why a model cannot be trained with its hooks, None if it has none on gradients."""
+def problem_of_hooks(model: nn.Module, of_parameters: bool = True) -> Optional[str]:
+    """Return why a model cannot be trained with its hooks, None if it has none on gradients.
+
+    Those `of_parameters` can be called where gradients come back to the host.
+    """
     with torch._C.DisableTorchFunctionSubclass():
-        names = [name for name, tensor in model.named_parameters() if any(hooks(tensor) for hooks in _OF_TENSORS)]
+        named = model.named_parameters() if of_parameters else ()
+        names = [name for name, tensor in named if any(hooks(tensor) for hooks in _OF_TENSORS)]
     for path, module in model.named_modules():
         if any(module.__dict__.get(kind) for kind in _OF_MODULES):
             names.append(path or "the model")

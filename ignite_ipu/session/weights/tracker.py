@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from typing import Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -16,7 +16,13 @@ from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import named_tensors, plain, version_of, with_tensors
 from ignite_ipu.session.hooks import IPUEvents, SessionHooks
-from ignite_ipu.session.weights.access import AccessTracker, is_kept, unwatch_parameters, watch_parameters
+from ignite_ipu.session.weights.access import (
+    AccessTracker,
+    is_kept,
+    is_watched,
+    unwatch_parameters,
+    watch_parameters,
+)
 
 Counted = Sequence[Tuple[torch.Tensor, int]]
 """Counters of batches, and by how much one forward advances each."""
@@ -124,7 +130,7 @@ class Weights:
             self._forget_accesses()
             self._accesses = AccessTracker(self._tensors, self._note_first_access, self._hooks)
         else:
-            self._inference.append(copy)
+            self._inference = [*(each for each in self._inference if each.executor is not executor), copy]
             if self._training is None:
                 self.watch_parameters()
 
@@ -202,6 +208,64 @@ class Weights:
                     "copied to the host after each update. A clone() keeps the values, and saves the copies."
                 )
             self.to_host()
+
+    def called(self, executor: Executor, writes_buffers: bool, spoils: bool) -> None:
+        """Remember a call of a program that brings gradients back, and maybe buffers that it has written.
+
+        It `spoils` the weights on the device if gradients were not finite.
+        """
+        self.updates[0] += 1
+        self.counters.note_call()
+        self.counters.advance()
+        for copy in self._inference:
+            copy.stale |= spoils if copy.executor is executor else writes_buffers
+
+    def is_stale(self, executor: Executor) -> bool:
+        """Return whether the host has weights that a program has not."""
+        return any(copy.stale for copy in self._inference if copy.executor is executor)
+
+    def spoil(self, executor: Executor) -> None:
+        """Have the weights of a program uploaded before its next call."""
+        for copy in self._inference:
+            copy.stale |= copy.executor is executor
+
+    def look(self) -> bool:
+        """Do as `notice_edits` after a step on the host, which nothing has watched."""
+        if self._accesses is not None:
+            self._accesses.any = True
+        return self.notice_edits()
+
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[Callable[[Callable[[], Any]], Callable[[], Any]]]:
+        """Have parameters of PyTorch's own class in the `with` block, in which an optimizer steps on the host.
+
+        PyTorch updates them all at once then. Gives a function that wraps a closure, which finds them as before.
+        """
+        watched = [(tensor, type(tensor)) for tensor in self._tensors if is_watched(type(tensor))]
+
+        def make_ordinary() -> None:
+            for tensor, _ in watched:
+                object.__setattr__(tensor, "__class__", nn.Parameter)
+
+        def put_back() -> None:
+            for tensor, tensor_class in watched:
+                tensor.__class__ = tensor_class
+
+        def as_before(closure: Callable[[], Any]) -> Callable[[], Any]:
+            def call() -> Any:
+                put_back()
+                try:
+                    return closure()
+                finally:
+                    make_ordinary()
+
+            return call
+
+        make_ordinary()
+        try:
+            yield as_before
+        finally:
+            put_back()
 
     def _places(self) -> Set[int]:
         with torch._C.DisableTorchFunctionSubclass():

@@ -1,0 +1,78 @@
+"""Gradients of a device call put where autograd would put them, for updates that PyTorch makes on the host."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Callable, List, Optional, Sequence
+
+import torch
+
+from ignite_ipu.program.tensors.raw import gradient_of, plain, requires_grad, set_gradient
+
+_HOOKS: List[Callable[[torch.Tensor], Any]] = [
+    getattr(torch.Tensor, name).__get__
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
+    if hasattr(torch.Tensor, name)  # the latter came with PyTorch 2.1
+]
+
+
+def accumulate(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+    """Add gradients to those of parameters, as `backward()` does: by autograd itself where there are hooks on them.
+
+    Where a parameter has none, the tensor itself becomes its gradient.
+    """
+    present: List[torch.Tensor] = []
+    more: List[torch.Tensor] = []
+    hooked: List[int] = []
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        for number, (parameter, gradient) in enumerate(zip(parameters, gradients)):
+            for hooks in _HOOKS:
+                if hooks(parameter):
+                    hooked.append(number)
+                    break
+            else:
+                before = gradient_of(parameter)
+                if before is None:
+                    set_gradient(parameter, gradient)
+                elif before.requires_grad:
+                    hooked.append(number)  # the loop has put a tensor with a history there: autograd knows what to do
+                else:
+                    present.append(before)
+                    more.append(gradient)
+        if present:
+            torch._foreach_add_(present, more)
+    if hooked:
+        _by_autograd([parameters[number] for number in hooked], [gradients[number] for number in hooked])
+
+
+def _by_autograd(parameters: List[torch.Tensor], gradients: List[torch.Tensor]) -> None:
+    with torch._C.DisableTorchFunctionSubclass():
+        frozen = [parameter for parameter in parameters if not requires_grad(parameter)]
+        for parameter in frozen:  # since the forward, in which it was not
+            parameter.requires_grad_()
+        try:
+            torch.autograd.backward(parameters, gradients)
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(False)
+
+
+def as_laid_out(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a gradient with the strides of its parameter, as autograd accumulates it."""
+    like = plain(parameter)
+    return gradient if like.is_contiguous() else torch.empty_like(like).copy_(gradient)
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the step of an optimizer evaluates the loss itself, as that of LBFGS does."""
+    parameters = list(inspect.signature(type(optimizer).step).parameters.values())[1:]
+    return any(each.name == "closure" and each.default is each.empty for each in parameters)
+
+
+def are_finite(gradients: Sequence[torch.Tensor]) -> bool:
+    """Return whether all elements of gradients are finite."""
+    if not gradients:
+        return True
+    norms: Optional[Sequence[torch.Tensor]] = torch._foreach_norm(list(gradients), float("inf"))
+    assert norms is not None
+    return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())

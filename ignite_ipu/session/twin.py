@@ -1,0 +1,160 @@
+"""A training program over tensors that share the memory of a module's own, which stay ordinary ones.
+
+PopTorch gives the tensors of a module that it wraps other classes, and a touch of one downloads all weights. Where
+PyTorch updates the weights on the host, they have to stay plain: so the executor is made over twins of them, which
+stand in their places while PopTorch looks at the module, and not otherwise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu.poptorch_types import Executor
+from ignite_ipu.program.tensors.raw import plain, requires_grad
+
+_Place = Tuple[Dict[str, Any], str, torch.Tensor, torch.Tensor]
+_DATA: Any = torch.Tensor.data
+
+
+class Twins:
+    """Twins of the parameters and buffers of a module.
+
+    Attributes:
+        trained: The twins of the parameters that require gradients.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._places: List[_Place] = []
+        twins: Dict[int, torch.Tensor] = {}
+        with torch._C.DisableTorchFunctionSubclass():
+            for each in module.modules():
+                for tensors in (each.__dict__["_parameters"], each.__dict__["_buffers"]):
+                    for name, tensor in tensors.items():
+                        if tensor is None:
+                            continue
+                        if id(tensor) not in twins:
+                            # What is written to the data of a tensor does not count as a write to the tensor.
+                            same = _DATA.__get__(tensor)
+                            is_parameter = isinstance(tensor, nn.Parameter)
+                            twins[id(tensor)] = nn.Parameter(same, requires_grad(tensor)) if is_parameter else same
+                        self._places.append((tensors, name, tensor, twins[id(tensor)]))
+            self.trained: Sequence[torch.Tensor] = [each for each in twins.values() if requires_grad(each)]
+        known = {id(tensor): tensor for _, _, tensor, _ in self._places}
+        self._pairs = [(known[key], twin) for key, twin in twins.items()]
+        self._memory = self._where()
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Have the twins in the module in the `with` block."""
+        for tensors, name, _, twin in self._places:
+            tensors[name] = twin
+        try:
+            yield
+        finally:
+            for tensors, name, tensor, _ in self._places:
+                tensors[name] = tensor
+
+    def follow(self) -> None:
+        """Share the memory of tensors that were given other memory, as by `parameter.data = ...`."""
+        now = self._where()
+        if now == self._memory:
+            return
+        with torch._C.DisableTorchFunctionSubclass():
+            for (tensor, twin), before, place in zip(self._pairs, self._memory, now):
+                if before != place:
+                    _DATA.__set__(twin, _DATA.__get__(tensor))
+        self._memory = now
+
+    def copies(self) -> List[Tuple[torch.Tensor, torch.Tensor]]:
+        """Return the parameters with copies of their values."""
+        return [(plain(each), plain(each).clone()) for each, twin in self._pairs if isinstance(twin, nn.Parameter)]
+
+    def _where(self) -> List[int]:
+        with torch._C.DisableTorchFunctionSubclass():
+            return [torch.Tensor.data_ptr(tensor) for tensor, _ in self._pairs]
+
+
+class TwinExecutor:
+    """An executor over the twins of a module's tensors; whatever is not defined here is its own.
+
+    The weights of the host are the newest, but for the buffers that a call has written, until `fetch_buffers`.
+
+    Args:
+        twins: The twins.
+        wrap: Makes the executor.
+    """
+
+    def __init__(self, twins: Twins, wrap: Callable[[], Executor]) -> None:
+        self._twins = twins
+        with twins.in_place():
+            self._executor: Any = wrap()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._executor(*args, **kwargs)
+
+    @property
+    def rng_state(self) -> Any:
+        """The random state of the device."""
+        return self._executor.rng_state
+
+    @rng_state.setter
+    def rng_state(self, state: Any) -> None:
+        self._executor.rng_state = state
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        self._in_place("compile", *args, **kwargs)
+
+    def loadExecutable(self, filename: str) -> None:
+        self._in_place("loadExecutable", filename)
+
+    def attachToDevice(self) -> None:
+        self._in_place("attachToDevice")
+
+    def copyWeightsToDevice(self) -> None:
+        """Upload the weights and buffers of the host."""
+        self._in_place("copyWeightsToDevice")
+
+    def copyWeightsToHostIfNeeded(self) -> bool:
+        """Return False: the weights of the host are the newest."""
+        return False
+
+    def setOptimizer(self, optimizer: Any) -> None:
+        """Keep the optimizer that leaves the weights alone."""
+
+    def detachFromDevice(self) -> None:
+        """Give the IPUs back."""
+        self._leave("detachFromDevice")
+
+    def destroy(self) -> None:
+        """Give everything back."""
+        self._leave("destroy")
+
+    def fetch_buffers(self, finite: bool) -> None:
+        """Download the buffers that a call has written; parameters stay, also if gradients were not `finite`.
+
+        The update of the device has made parameters NaN then.
+        """
+        kept = [] if finite else self._twins.copies()
+        with self._twins.in_place():
+            self._executor.copyWeightsToHostIfNeeded()
+        with torch.no_grad():
+            for tensor, values in kept:
+                tensor.copy_(values)
+
+    def _leave(self, name: str) -> None:
+        # PopTorch downloads what may be newer on the device before it gives IPUs back, and nothing is, after an upload.
+        if self._executor.isCompiled() and self._executor.isAttachedToDevice():
+            self.copyWeightsToDevice()
+        self._in_place(name)
+
+    def _in_place(self, name: str, *args: Any, **kwargs: Any) -> None:
+        self._twins.follow()
+        with self._twins.in_place():
+            getattr(self._executor, name)(*args, **kwargs)
