@@ -60,7 +60,8 @@ def ipu_prepare(
     for each in given:
         if isinstance(each, torch.optim.Optimizer) and _refuse_host_step not in each._optimizer_step_pre_hooks.values():
             capture_optimizer(each, alone=True)
-            each.register_step_pre_hook(_refuse_host_step)
+            if settings.update != "host":
+                each.register_step_pre_hook(_refuse_host_step)
     return first
 
 

@@ -139,6 +139,14 @@ class HostLink:
         return saved.state or {}
 
 
+def note_step(optimizer: torch.optim.Optimizer) -> None:
+    """Let schedules know of a step that went past their own wrapper of `step`."""
+    source = optimizer.__dict__
+    source[STEPPED] = True
+    if STEP_COUNT in source:
+        source[STEP_COUNT] += 1
+
+
 def note_earlier_steps(optimizer: torch.optim.Optimizer) -> None:
     """Let schedules step without a warning about an optimizer that has yet to."""
     source = optimizer.__dict__

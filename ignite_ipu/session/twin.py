@@ -45,6 +45,8 @@ class Twins:
             self.trained: Sequence[torch.Tensor] = [each for each in twins.values() if requires_grad(each)]
         known = {id(tensor): tensor for _, _, tensor, _ in self._places}
         self._pairs = [(known[key], twin) for key, twin in twins.items()]
+        # Whether a wrapped tensor is a parameter is a question that downloads.
+        self._parameters = [tensor for tensor, twin in self._pairs if isinstance(twin, nn.Parameter)]
         self._memory = self._where()
 
     @contextlib.contextmanager
@@ -71,7 +73,7 @@ class Twins:
 
     def copies(self) -> List[Tuple[torch.Tensor, torch.Tensor]]:
         """Return the parameters with copies of their values."""
-        return [(plain(each), plain(each).clone()) for each, twin in self._pairs if isinstance(twin, nn.Parameter)]
+        return [(plain(each), plain(each).clone()) for each in self._parameters]
 
     def _where(self) -> List[int]:
         with torch._C.DisableTorchFunctionSubclass():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any, Callable, FrozenSet, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, FrozenSet, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -18,11 +18,12 @@ from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, StepGraph, St
 from ignite_ipu.deferred.settings import captured_options
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.errors import CaptureError, logger, out_of_memory
-from ignite_ipu.optimizers.conversion import convert_optimizer
-from ignite_ipu.optimizers.host_link import Link
+from ignite_ipu.optimizers.conversion import Conversion, convert_optimizer
+from ignite_ipu.optimizers.host_link import HostUpdates, Link
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import requires_grad, set_requires_grad
 from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.training import Trained
@@ -52,7 +53,7 @@ class CapturedTraining:
         self.checked: Any = None
         self.zeroed: Optional[Line] = None
         self._base = captured_options(config)
-        self._replicas = int(self._base.replication_factor)
+        self.replicas = int(self._base.replication_factor)
         self._graphs = StepGraphs()
         self._compiled: Optional[CompiledUpdate] = None
         # What made the last update, be it compiled for another optimizer.
@@ -192,19 +193,32 @@ class CapturedTraining:
         self.session.let_train(self._trained)
         if self.zeroed is not None:
             self._check_zeroed(batches[0].graph, modes)
-        compiled, gradients = self._compiled, self.gradients.needed()
+        compiled = self._serving(batches, needed, modes, self.gradients.needed())
+        results = self._results(compiled, batches)
+        self.gradients.follow(self.session.training if compiled.gradients else None)
+        return compiled, results
+
+    def _serving(
+        self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen, gradients: bool
+    ) -> CompiledUpdate:
+        """Return the program for micro-batches, which may have yet to be compiled; it is its turn from now on."""
+        compiled = self._compiled
         if compiled is None or not compiled.serves(batches, needed, modes, gradients):
             serving = (each for each in self._aside if _update_of(each).serves(batches, needed, modes, gradients))
             kept = next(serving, None)
             compiled = self._compile(self._wanted(batches, needed, modes)) if kept is None else self._resume(kept)
             if len(self._aside) >= _MOST_PROGRAMS:
                 self.session.with_trainer().drop_aside(self._aside[0])
+        return compiled
+
+    def _results(self, compiled: CompiledUpdate, batches: Sequence[MicroBatch]) -> Any:
+        """Make the device call of the program whose turn it is, and return what comes back."""
         program = self.session.training
         if program is not None:
             self.session.changes.follow_trace(program)
         leaves = compiled.leaves(batches)
         try:
-            results = self.session.prepare_call(leaves, leaves[0])(*leaves)
+            return self.session.prepare_call(leaves, leaves[0])(*leaves)
         except BaseException as error:
             self._compiled = None
             too_large = out_of_memory(error) if isinstance(error, Exception) else None
@@ -212,8 +226,6 @@ class CapturedTraining:
                 raise
             self.session.release_after_failure()
             raise too_large from error
-        self.gradients.follow(self.session.training if compiled.gradients else None)
-        return compiled, results
 
     @contextlib.contextmanager
     def _others_frozen(self, own: FrozenSet[int]) -> Iterator[None]:
@@ -303,8 +315,7 @@ class CapturedTraining:
         return not self.own.isdisjoint(call.model.parameter_ids())
 
     def _wanted(self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen) -> CompiledUpdate:
-        self.gradients.look_for_readers()
-        count, replicas = len(batches), self._replicas
+        count, replicas = len(batches), self.replicas
         if self._compiled is None and count % replicas:
             raise CaptureError(
                 f"replicationFactor is {replicas}, but {count} micro-batches went backward before optimizer.step(): "
@@ -321,8 +332,13 @@ class CapturedTraining:
             batches[0].numbers,
             frozenset(variable),
             modes,
-            self.gradients.wanted,
+            self._brings_gradients(),
         )
+
+    def _brings_gradients(self) -> bool:
+        """Return whether a program that will be compiled brings gradients back."""
+        self.gradients.look_for_readers()
+        return self.gradients.wanted
 
     @property
     def _aside(self) -> Sequence[ModelProgram]:
@@ -361,10 +377,8 @@ class CapturedTraining:
         # Several backward calls add their gradients up in PyTorch; loops that want the mean divide the loss.
         options.Training.accumulationAndReplicationReductionType(backend.poptorch().ReductionType.Sum)
         if not self.prepared:
-            assert self.optimizer is not None
-            arguments = {**self.config.of_optimizer(), "max_grad_norm": self.max_grad_norm}
-            conversion = convert_optimizer(self.optimizer, **arguments)
-            self._trained = self.session.prepare_training(step, conversion, options, share_ipus=self.config.share_ipus)
+            updates = self._updates()
+            self._trained = self.session.prepare_training(step, updates, options, share_ipus=self.config.share_ipus)
             if self._random_state is not None:
                 self.session.set_random_state(self._random_state)
         else:
@@ -373,10 +387,19 @@ class CapturedTraining:
             self.session.replace_training(step, options, keep=not like)
         program = self.session.training
         assert program is not None
-        program.gradients = self.gradients.anchored() if wanted.gradients else None
+        program.gradients = self._anchored() if wanted.gradients else None
         self._compiled = wanted
         self.compilations += 1
         return wanted
+
+    def _updates(self) -> Union[Conversion, HostUpdates]:
+        """Return what makes the updates of the programs."""
+        assert self.optimizer is not None
+        arguments = {**self.config.of_optimizer(), "max_grad_norm": self.max_grad_norm}
+        return convert_optimizer(self.optimizer, **arguments)
+
+    def _anchored(self) -> AnchoredGradients:
+        return self.gradients.anchored()
 
     def _report(self, before: CompiledUpdate, wanted: CompiledUpdate) -> None:
         if before.graph.key != wanted.graph.key:

@@ -7,9 +7,10 @@ contain attributes.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from types import MethodType
-from typing import Any, Callable, Dict, Iterable, Optional, Set
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ from ignite_ipu.deferred.graph.owners import MODEL, OPTIMIZERS, WATCH, held_tens
 from ignite_ipu.deferred.model.capturing_class import CAPTURE, capturing_class
 from ignite_ipu.deferred.model.joined import captured_by, joined_by_optimizers, trained_by
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
+from ignite_ipu.deferred.model.updates_on_host import UpdatesOnHost
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
 from ignite_ipu.deferred.tensor.tensor import record_on_weights
 from ignite_ipu.errors import CaptureError
@@ -108,8 +110,18 @@ class HeldWeights(SessionHooks):
         assert optimizer is not None
         self._parameters = held_tensors(optimizer)
         watch_parameters(self._parameters)
+        self._on_host: Optional[List[UpdatesOnHost]] = None
         mine = [each for each in self._parameters if is_watched(type(each))]
         self._accesses = AccessTracker(mine, self._bring_nothing, self)
+
+    def on_host(self) -> List[UpdatesOnHost]:
+        """Return what runs the calls of the models that the optimizer steps on the host; nothing for other models."""
+        known = self._on_host
+        if known is None or not all(each.is_current for each in known):
+            owners = {owner.whole: None for owner in map(owner_of, self._parameters) if owner is not None}
+            known = [owner.on_host for owner in owners if owner.on_host is not None]
+            self._on_host = known if len(known) == len(owners) == 1 else None
+        return known
 
     def renew(self) -> None:
         """Watch the parameters that the optimizer holds now."""
@@ -129,11 +141,17 @@ class HeldWeights(SessionHooks):
         unwatch_parameters(self._parameters, always=False)
 
 
-def _step(self: torch.optim.Optimizer, closure: Any = None) -> None:
+def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
+    on_host = self.__dict__[WATCH].on_host()
+    if on_host:
+        with contextlib.ExitStack() as stack:
+            for each in on_host:
+                wrapped = stack.enter_context(each.stepping(self))
+                closure = None if closure is None else wrapped(closure)
+            return type(self).step(self) if closure is None else type(self).step(self, closure)
     updates = captured_by(self)
     if updates is None:
-        type(self).step(self, closure)
-        return
+        return type(self).step(self, closure)
     if closure is not None:
         raise CaptureError(
             "optimizer.step(closure) evaluates the loss several times, which a compiled step cannot. Call backward and "
@@ -153,9 +171,17 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> None:
     if self._optimizer_step_post_hooks or _global_optimizer_post_hooks:
         for hook in of_scripts(self._optimizer_step_post_hooks, _global_optimizer_post_hooks):
             hook(self, (self,), {})
+    return None
 
 
 def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+    on_host = self.__dict__[WATCH].on_host()
+    if on_host:
+        with contextlib.ExitStack() as stack:
+            for each in on_host:
+                stack.enter_context(each.programs.session.weights.stepping())
+            type(self).zero_grad(self, set_to_none)
+        return
     owners = set() if MODEL in self.__dict__ else _owners(held_tensors(self))
     # Parts of a model may have been called before it, as parametrizations are: nothing joins them yet.
     apart = len(owners) > 1 and all(owner.is_untrained and not owner.uncleared for owner in owners)

@@ -57,6 +57,8 @@ def join(captures: List[CapturedModel], reason: str) -> CapturedModel:
         # What has been trained alone goes on together with the others.
         for turn in capture.turns:
             turn.training.forget_program()
+        if capture.on_host is not None:
+            capture.on_host.programs.forget_program()
     whole = captures[0].like(JoinedModels(tops))
     whole.join(parts)
     return whole

@@ -16,6 +16,7 @@ from torch import nn
 
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation, with_gradients
 from ignite_ipu.deferred.compiled.host_calls import called_on_host
+from ignite_ipu.deferred.compiled.host_update import refuse_replicas
 from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
 from ignite_ipu.deferred.compiled.training import CapturedTraining
 from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value
@@ -33,6 +34,7 @@ from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.early_reads import early_read_error, not_frozen
 from ignite_ipu.deferred.model.recording import RecordedCalls
 from ignite_ipu.deferred.model.updates import Updates
+from ignite_ipu.deferred.model.updates_on_host import UpdatesOnHost
 from ignite_ipu.deferred.model.writes import BufferWrites, WeightEdits
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
 from ignite_ipu.deferred.tensor.routing import awaits_backward
@@ -99,6 +101,10 @@ class CapturedModel:
         self.session.refuse_second_trainer()
         self.modes = Modes(model, self.session.weights)
         self.turns = [Updates(self)]
+        self.on_host: Optional[UpdatesOnHost] = None
+        if self.config.update == "host":
+            refuse_replicas(self.turns[0].training.replicas)
+            self.on_host = UpdatesOnHost(self)
         self.evaluation = CapturedEvaluation(self.session, self.config)
         self.edits = WeightEdits(self.session.weights)
         self.buffer_writes = BufferWrites(self.modes, self.edits, self.evaluation)
@@ -124,6 +130,8 @@ class CapturedModel:
                 self.name,
                 current_line(),
             )
+        if self.on_host is not None:
+            self.on_host.programs.forget_program()
         for turn in before:
             turn.training.forget_program()
             turn.gradients.remove()
@@ -284,6 +292,10 @@ class CapturedModel:
 
     def zero_grad(self, set_to_none: bool, model: nn.Module) -> None:
         """Do what `zero_grad` of a model does, this or a part of it."""
+        if self.on_host is not None:
+            with self.session.weights.stepping():
+                nn.Module.zero_grad(model, set_to_none)
+            return
         ids = {id(parameter) for parameter in nn.Module.parameters(model)}
         for turn in self.turns:
             own = turn.training.own
@@ -297,6 +309,11 @@ class CapturedModel:
                 )
 
     def backward(self, loss: Loss) -> None:
+        on_host = self.whole.on_host
+        if on_host is not None:
+            on_host.backward(loss)
+            self._observer.went_backward(self)
+            return
         turns = self.whole.turns
         if len(turns) > 1:
             turns = [turn for turn in turns if turn.reach is None or turn.chosen([loss])]
@@ -312,7 +329,7 @@ class CapturedModel:
     @property
     def accumulates(self) -> Optional[bool]:
         """True if an update so far was made from several micro-batches; None before the first."""
-        if self.several:
+        if self.several or self.whole.on_host is not None:
             return False  # they are compared with the last update each time
         most = self.training.most_micro_batches
         return None if most is None else most > 1
@@ -326,6 +343,8 @@ class CapturedModel:
 
     def early_update(self, value: Value, operations: Sequence[Operation]) -> Optional[Callable[[], None]]:
         """Return what runs the update of a value before its `optimizer.step()`; None if none can run for it."""
+        if self.whole.on_host is not None:
+            return self.whole.on_host.early(value, operations)
         # Where optimizers take turns, the one that stepped longest ago comes next.
         for turn in sorted(self.whole.turns, key=lambda turn: turn.order):
             losses = turn.early_losses(value, operations)
@@ -425,6 +444,7 @@ class CapturedModel:
         (self.path,) = [name for name, module in whole.model.named_modules() if module is self.model]
         self.whole = whole
         self.session, self.turns, self.evaluation = whole.session, whole.turns, whole.evaluation
+        self.on_host = whole.on_host
         self.modes = whole.modes
         self.session.serve(self.model)
 

@@ -1,0 +1,130 @@
+"""Gradients of captured losses for updates that PyTorch makes on the host.
+
+`HostUpdate` belongs to one captured model, the one that runs the calls of a loop, whatever the number of optimizers:
+
+- `compute(losses)` makes one device call. It gives the recorded operations their values, and returns the gradients. It
+  changes no weight and no `parameter.grad`; what forward writes into buffers comes to the host.
+- `Gradients.accumulate()` adds them to `parameter.grad`, as `backward()` does, by autograd where there are hooks.
+- `forget_program()` gives the program back; `random_state()` and `set_random_state()` move the random stream of the
+  device from and to another kind of update.
+
+Weights and optimizers stay ordinary. Weights that the loop, or an optimizer on the host, has changed go to the device
+with the next call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable, Optional, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.deferred.compiled.training import CapturedTraining
+from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, needed_values
+from ignite_ipu.deferred.graph.operations import ModesThen, Operation
+from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch
+from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
+from ignite_ipu.errors import CaptureError, logger
+from ignite_ipu.optimizers.host_link import HostUpdates
+from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.anchored_gradients import AnchoredGradients
+from ignite_ipu.session.host_gradients import accumulate
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradients:
+    """The gradients of losses, for each parameter that they depend on."""
+
+    parameters: Sequence[torch.Tensor]
+    values: Sequence[torch.Tensor]
+
+    def accumulate(self) -> None:
+        """Add them to those that the parameters have."""
+        accumulate(self.parameters, self.values)
+
+
+class HostUpdate(CapturedTraining):
+    """The programs of one captured model that bring gradients back."""
+
+    _told = False
+
+    def compute(
+        self,
+        losses: Sequence[Loss],
+        keeps: Optional[Callable[[Operation], bool]] = None,
+        older: Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]] = (),
+    ) -> Gradients:
+        """Return the gradients of the sum of some losses, and give their operations the values.
+
+        Args:
+            keeps: Returns whether gradients may flow through an operation once more; None for no.
+            older: Tensors of the model, each with the value that it had when the losses were recorded; None for the
+                present one. They are on the host what they were after the call.
+
+        Raises:
+            CaptureError: The losses cannot be computed in one device call.
+            IPUOutOfMemoryError: The program does not fit.
+        """
+        batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
+        needed = needed_values(batches, keeps)
+        modes = self._modes_of(batches)
+        if older:
+            with self.session.weights.with_others(older):
+                compiled, results, gradients = self._called(batches, needed, modes)
+        else:
+            compiled, results, gradients = self._called(batches, needed, modes)
+        self._last = compiled
+        compiled.settle(batches, needed, results if compiled.outputs else (results,), keeps)
+        if WAITING:
+            write_known()
+        return gradients
+
+    def _called(
+        self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen
+    ) -> Tuple[CompiledUpdate, Any, Gradients]:
+        self.session.let_train(self._trained)
+        compiled = self._serving(batches, needed, modes, gradients=True)
+        results = self._results(compiled, batches)
+        program = self.session.training
+        assert program is not None and program.gradients is not None
+        program.note_call()
+        gradients = Gradients(program.gradients.parameters, program.take_gradients())
+        self._say_what_it_costs()
+        return compiled, results, gradients
+
+    def _brings_gradients(self) -> bool:
+        return True
+
+    def _updates(self) -> HostUpdates:
+        scaling = self.config.of_optimizer()["loss_scaling"]
+        return HostUpdates(None, 1.0 if scaling is None else float(scaling))
+
+    def _anchored(self) -> AnchoredGradients:
+        return AnchoredGradients()
+
+    def _say_what_it_costs(self) -> None:
+        if self._told or self.session.training is None:
+            return
+        self._told = True
+        gradients, weights = self.session.training.host_update_bytes()
+        logger.info(
+            "Weights are updated on the host from %s on: each backward() copies %.2f MB of gradients to the host, and "
+            "the call after an update %.2f MB of weights to the device.",
+            current_line(),
+            gradients / 1e6,
+            weights / 1e6,
+        )
+
+
+def refuse_replicas(replicas: int) -> None:
+    """Refuse replicas where each `backward()` is a device call of its own, which they cannot share.
+
+    Raises:
+        CaptureError: There are several.
+    """
+    if replicas > 1:
+        raise CaptureError(
+            f"replication_factor is {replicas} with update='host', where each backward() is a device call of its own: "
+            "replicas share the micro-batches of an update, and a call has one. Leave it at 1; a trainer of "
+            "create_ipu_trainer cuts its batches for replicas."
+        )

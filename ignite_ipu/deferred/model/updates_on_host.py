@@ -1,0 +1,193 @@
+"""Updates of a captured loop that PyTorch makes on the host: what happens at `backward()` and at `optimizer.step()`.
+
+Each `backward()` is one device call, which brings gradients to `parameter.grad`. From there on everything is PyTorch's:
+clearing, clipping, scaling, hooks, and the step of any optimizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence
+
+import torch
+
+from ignite_ipu.deferred.compiled.host_update import Gradients, HostUpdate
+from ignite_ipu.deferred.graph.leaves import Input
+from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights
+from ignite_ipu.deferred.graph.owners import held_tensors
+from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.model.early_reads import expected_loss
+from ignite_ipu.deferred.model.turns import Older, Values, begin_again, forget, gradient_path, keep_buffers
+from ignite_ipu.deferred.model.updates import Whole
+from ignite_ipu.errors import CaptureError
+from ignite_ipu.optimizers.host_link import note_step
+from ignite_ipu.program.tensors.raw import plain, version_of
+from ignite_ipu.program.user_code import current_line
+
+Closure = Callable[[], Any]
+
+
+class _Ahead(NamedTuple):
+    """Gradients of a loss that has yet to go backward, computed after so many changes of weights."""
+
+    value: Value
+    gradients: Gradients
+    changes: int
+
+
+class UpdatesOnHost:
+    """What runs the calls of one captured model whose weights are updated on the host.
+
+    Attributes:
+        programs: The programs that compute gradients.
+    """
+
+    def __init__(self, model: Whole) -> None:
+        self._model = model
+        self.programs = HostUpdate(model.session, model.config, model.modes)
+        # Operations that compute with weights, whose values somebody may have, as long as somebody has.
+        self._recorded: weakref.WeakSet[Operation] = weakref.WeakSet()
+        self._older: List[Older] = []
+        # The last operation that was recorded before a parameter was changed last, by the id of the parameter.
+        self._changed: Dict[int, int] = {}
+        self._changes = 0
+        self._ahead: Optional[_Ahead] = None
+
+    @property
+    def is_current(self) -> bool:
+        """True unless the model is trained as a part of a larger one by now."""
+        return self._model.whole is self._model
+
+    def note_call(self, call: Operation) -> None:
+        """Note a call of the model that was recorded."""
+        self._recorded.add(call)
+
+    def backward(self, loss: Loss) -> None:
+        """Add the gradients of a loss to those of the parameters that it depends on."""
+        self.programs.modes.check_trained(loss)
+        ahead, self._ahead = self._ahead, None
+        path = {} if loss.retained else gradient_path(loss.value)
+        if ahead is not None and ahead.value is loss.value and ahead.changes == self._changes:
+            gradients = ahead.gradients
+            forget(path)
+        else:
+            gradients = self._compute(loss, lambda operation: _trains(operation) and operation not in path)
+        gradients.accumulate()
+
+    def early(self, value: Value, operations: Sequence[Operation]) -> Optional[Closure]:
+        """Return what computes a value before `backward()`, with the gradients of the loss that it probably is of."""
+        loss = expected_loss(value, current_line())
+        if loss is None or not {each for each in operations if not each.done} <= set(loss.operations):
+            return None
+        return functools.partial(self._compute_ahead, loss)
+
+    def _compute_ahead(self, loss: Loss) -> None:
+        gradients = self._compute(loss, lambda operation: True)
+        self._ahead = _Ahead(loss.value, gradients, self._changes)
+
+    def _compute(self, loss: Loss, keeps: Callable[[Operation], bool]) -> Gradients:
+        model, operations = self._model, loss.operations
+        if model.buffer_writes.waiting:
+            model.buffer_writes.check_update([loss], model, several=True)
+        model.edits.check(operations, model, "The gradient")
+        older = self._values_then(operations)
+        older += begin_again(operations)
+        keep_buffers(operations, set(), keeps, model.session.weights)
+        if USES:
+            USES.difference_update(operations)
+        try:
+            return self.programs.compute([loss], keeps, older)
+        except BaseException as error:
+            for operation in operations:
+                if not operation.done:
+                    operation.problem = f"the device call failed: {type(error).__name__}: {error}"
+            raise
+
+    @contextlib.contextmanager
+    def stepping(self, optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Closure], Closure]]:
+        """Have an optimizer step in the `with` block; gives a function that wraps the closure of its step."""
+        weights, held = self._model.session.weights, held_tensors(optimizer)
+        if USES:
+            keep_weights([self._model])
+        self._keep_older(held)
+        before = _versions(held)
+
+        def note_changes() -> None:
+            nonlocal before
+            now = _versions(held)
+            changed = [id(each) for each, one, other in zip(held, before, now) if one != other]
+            self._changed.update(dict.fromkeys(changed, CLOCK.now))
+            self._changes += bool(changed)
+            before = now
+            weights.look()
+            self._model.edits.ignore()
+
+        with weights.stepping() as as_before:
+
+            def wrapped(closure: Closure) -> Closure:
+                def call() -> Any:
+                    note_changes()
+                    return closure()
+
+                return as_before(call)
+
+            yield wrapped
+        note_changes()
+        note_step(optimizer)
+
+    def _keep_older(self, held: Sequence[torch.Tensor]) -> None:
+        """Keep weights that are about to change, if something that may go backward was computed with them."""
+        pending = [each for each in self._recorded if each.problem is None and each.values and not _is_spent(each)]
+        first = min((each.number for each in pending), default=None)
+        self._older = [] if first is None else [each for each in self._older if each.taken >= first]
+        ids = frozenset(map(id, held))
+        if any(not ids.isdisjoint(_weights_of(each)) for each in pending):
+            self._older.append(Older(CLOCK.now, [(each, plain(each).clone()) for each in held]))
+
+    def _values_then(self, operations: Sequence[Operation]) -> Values:
+        """Return the weights that have changed since operations were recorded, with the values of then."""
+        if not self._changed:
+            return []
+        stale: Dict[int, Operation] = {}
+        fresh: Dict[int, Operation] = {}
+        for operation in operations:
+            for key in _weights_of(operation):
+                since = self._changed.get(key)
+                if since is not None:
+                    (stale if operation.number <= since else fresh)[key] = operation
+        values: Values = []
+        for key, operation in stale.items():
+            kept = (older for older in self._older if older.taken >= operation.number)
+            pair = next((pair for older in kept for pair in older.values if id(pair[0]) == key), None)
+            if pair is None or key in fresh:
+                raise CaptureError(
+                    f"The loss that goes backward at {current_line()} is computed at {operation.line} with weights "
+                    "that an optimizer has changed since, and again with those of now. A device call has one set of "
+                    "weights. Call backward() before optimizer.step(), or compute everything anew after it."
+                )
+            values.append(pair)
+        return values
+
+
+def _trains(operation: Operation) -> bool:
+    signature = operation.signature
+    return signature.grad and any(shape.requires_grad for shape in signature.shapes)
+
+
+def _is_spent(operation: Operation) -> bool:
+    return operation.done and not operation.live
+
+
+def _weights_of(operation: Operation) -> FrozenSet[int]:
+    """Return the ids of the parameters that an operation computes with."""
+    if operation.model is not None and operation.signature.modes is not None:
+        return frozenset(operation.model.parameter_ids())
+    leaves = (leaf for leaf in operation.leaves if type(leaf) is Input and leaf.parameter is not None)
+    return frozenset(id(leaf.tensor) for leaf in leaves)
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> List[Any]:
+    with torch._C.DisableTorchFunctionSubclass():
+        return list(zip(map(version_of, tensors), map(torch.Tensor.data_ptr, tensors)))

@@ -1,0 +1,247 @@
+"""Captured loops whose updates PyTorch makes on the host, against the same loops in eager PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ignite_ipu import IPUConfig, ipu_prepare
+from ignite_ipu.errors import CaptureError
+
+X = torch.randn(24, 6, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(24) % 3
+BATCHES = [(X[start : start + 8], Y[start : start + 8]) for start in (0, 8, 16)] * 2
+HOST = IPUConfig(update="host")
+
+
+def network(norm: bool = True) -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5) if norm else nn.Tanh(), nn.Tanh(), nn.Linear(5, 3))
+
+
+def both(loop, make_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), norm=True):
+    """Run a loop, called with a model and its optimizer, natively and captured; compare all that it leaves behind."""
+    found = []
+    for captures in (False, True):
+        torch.manual_seed(3)
+        model = network(norm)
+        optimizer = make_optimizer(model.parameters())
+        if captures:
+            ipu_prepare(optimizer, model, config=HOST)
+        seen = loop(model, optimizer)
+        gradients = [None if each.grad is None else each.grad.clone() for each in model.parameters()]
+        found.append((seen, gradients, dict(model.state_dict()), optimizer.state_dict()["state"]))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def steady(model, optimizer):
+    seen = []
+    for x, y in BATCHES:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+    return seen
+
+
+def test_a_loop_trains():
+    both(steady)
+
+
+def test_an_optimizer_evaluates_its_closure():
+    def loop(model, optimizer):
+        seen = []
+        for x, y in BATCHES:
+
+            def closure(x=x, y=y):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(x), y)
+                loss.backward()
+                return loss
+
+            seen.append(optimizer.step(closure).item())
+        return seen
+
+    both(loop, lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=3))
+
+
+def test_gradients_are_pytorchs():
+    """Clipped by value, scaled, masked, set to None and looked at between backward() and step()."""
+
+    def loop(model, optimizer):
+        seen = []
+        for number, (x, y) in enumerate(BATCHES):
+            optimizer.zero_grad(set_to_none=number % 2 == 0)
+            F.cross_entropy(model(x), y).backward()
+            first, *others = model.parameters()
+            seen.append([each.grad.norm().item() for each in (first, *others)])
+            nn.utils.clip_grad_value_(others, 0.05)
+            first.grad.mul_(2.0)
+            others[-1].grad[0] = 0
+            if number == 2:
+                others[0].grad = None
+            if nn.utils.clip_grad_norm_(model.parameters(), 1.0) < 0.9:
+                optimizer.step()
+        return seen
+
+    both(loop)
+
+
+def test_gradients_accumulate_over_backward_calls_and_iterations():
+    def loop(model, optimizer):
+        for number, (x, y) in enumerate(BATCHES):
+            (F.cross_entropy(model(x), y) / 2).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    both(loop)
+
+
+def test_hooks_on_gradients_run():
+    def loop(model, optimizer):
+        seen = []
+        first, second, *_ = model.parameters()
+        first.register_hook(lambda gradient: gradient * 0.5)
+        if hasattr(second, "register_post_accumulate_grad_hook"):
+            second.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.sum().item()))
+        return steady(model, optimizer), seen
+
+    both(loop)
+
+
+def test_two_losses_go_backward_through_one_call():
+    def loop(model, optimizer):
+        for x, y in BATCHES:
+            optimizer.zero_grad()
+            out = model(x)
+            F.cross_entropy(out, y).backward(retain_graph=True)
+            out.square().mean().backward()
+            optimizer.step()
+
+    both(loop)
+
+
+def test_the_same_loss_goes_backward_twice():
+    def loop(model, optimizer):
+        for x, y in BATCHES:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward(retain_graph=True)
+            loss.backward()
+            optimizer.step()
+
+    both(loop)
+
+
+def test_sharpness_aware_minimisation_trains():
+    """Two backward passes for an update, with weights that are moved by hand in between."""
+
+    def loop(model, optimizer):
+        for x, y in BATCHES:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            moved = []
+            with torch.no_grad():
+                norm = torch.stack([each.grad.norm() for each in model.parameters()]).norm()
+                for each in model.parameters():
+                    moved.append(each.grad * (0.05 / norm))
+                    each.add_(moved[-1])
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            with torch.no_grad():
+                for each, shift in zip(model.parameters(), moved):
+                    each.sub_(shift)
+            optimizer.step()
+
+    both(loop)
+
+
+def test_a_value_read_before_backward_costs_no_other_call():
+    def loop(model, optimizer):
+        seen = []
+        for x, y in BATCHES:
+            optimizer.zero_grad()
+            out = model(x)
+            loss = F.cross_entropy(out, y)
+            seen.append((loss.item(), out.argmax(dim=1).tolist()))
+            loss.backward()
+            optimizer.step()
+        return seen
+
+    both(loop)
+
+
+def test_weights_of_the_forward_count_where_an_optimizer_has_changed_them_since():
+    """The gradient of the last layer's bias is that of the earlier weights."""
+
+    def loop(model, optimizer):
+        for (x, _), (other, labels) in zip(BATCHES[::2], BATCHES[1::2]):
+            waiting = model(x).sum(dim=1).mean()
+            optimizer.zero_grad()
+            F.cross_entropy(model(other), labels).backward()
+            with torch.no_grad():
+                optimizer.step()
+            del waiting
+
+    both(loop, norm=False)
+
+
+def test_updates_that_are_not_finite_are_skipped_by_the_loop():
+    """A gradient that is not finite has made the weights of the device NaN, and the next call has those of the host."""
+
+    def loop(model, optimizer):
+        seen = []
+        for number, (x, y) in enumerate(BATCHES):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y) * (float("inf") if number == 2 else 1.0)
+            loss.backward()
+            if all(bool(each.grad.isfinite().all()) for each in model.parameters()):
+                optimizer.step()
+            seen.append(bool(loss.isfinite()))
+        return seen
+
+    both(loop)
+    both(loop, norm=False)
+
+
+def test_evaluation_in_between_has_the_newest_weights():
+    def loop(model, optimizer):
+        seen = []
+        for x, y in BATCHES:
+            model.train()
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                seen.append(F.cross_entropy(model(x), y).item())
+        return seen
+
+    both(loop)
+
+
+def test_schedules_step_without_a_warning(recwarn):
+    def loop(model, optimizer):
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        seen = []
+        for x, y in BATCHES:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            schedule.step()
+            seen.append(schedule.get_last_lr())
+        return seen
+
+    both(loop)
+    assert not [warning for warning in recwarn if "lr_scheduler" in str(warning.message)]
+
+
+def test_replicas_are_refused():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(CaptureError, match=r"replication_factor is 2 with update='host'"):
+        ipu_prepare(optimizer, model, config=IPUConfig(update="host", replication_factor=2))
