@@ -38,7 +38,7 @@ class _Ahead(NamedTuple):
 
 
 class UpdatesOnHost:
-    """What runs the calls of one captured model whose weights are updated on the host.
+    """The calls of one captured model whose weights are updated on the host.
 
     Attributes:
         programs: The programs that compute gradients.
