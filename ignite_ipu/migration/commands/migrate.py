@@ -7,8 +7,6 @@ person's eye, 2 when the command itself is wrong.
 from __future__ import annotations
 
 import argparse
-import difflib
-import html
 import json
 import os
 import stat
@@ -64,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
     skipped = len(failures)
     failures += _write(args, found, migrations)
     if args.report != "text":
-        report = _json_report if args.report == "json" else _html_report
+        report = _json_report if args.report == "json" else _html_page
         print(report(migrations, groups, failures))
     elif args.output is None and not args.in_place:
         write_lines((line for migration in migrations for line in _diff_lines(migration)), sys.stdout)
@@ -175,6 +173,12 @@ def _json_report(migrations: Sequence[Migration], groups: Sequence[Group], skipp
     return json.dumps(document, indent=2)
 
 
+def _html_page(migrations: Sequence[Migration], groups: Sequence[Group], skipped: Sequence[str]) -> str:
+    from ignite_ipu.migration.commands.migrate_page import page
+
+    return page(_summary(migrations), migrations, groups, skipped)
+
+
 def _file(migration: Migration) -> Dict[str, Any]:
     return {
         "path": migration.source.path,
@@ -186,56 +190,3 @@ def _file(migration: Migration) -> Dict[str, Any]:
         ],
         "diff": "".join(migration.difference()),
     }
-
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 110em; padding: 0 1em; color: #222; }
-code, table.diff { font-family: ui-monospace, monospace; font-size: 13px; }
-table.diff { border-collapse: collapse; width: 100%; table-layout: fixed; }
-table.diff td { white-space: pre-wrap; overflow-wrap: anywhere; vertical-align: top; padding: 0 .4em; }
-table.diff colgroup:nth-child(3n+1) { width: 1.5em; } table.diff colgroup:nth-child(3n+2) { width: 3.5em; }
-.diff_header { color: #888; text-align: right; } .diff_next { display: none; }
-.diff_add { background: #d4f4d4; } .diff_chg { background: #fff3c4; } .diff_sub { background: #fbd9d9; }
-h2 { border-top: 1px solid #ddd; padding-top: 1em; } .outcome { font-weight: normal; color: #666; }
-@media (prefers-color-scheme: dark) { body { background: #1b1b1b; color: #ddd; }
- .diff_add { background: #1d4a1d; } .diff_chg { background: #55491a; } .diff_sub { background: #5a2222; } }
-"""
-
-
-def _html_report(migrations: Sequence[Migration], groups: Sequence[Group], skipped: Sequence[str]) -> str:
-    """Return a page that needs no other file: what hangs together, the reasons, and the differences side by side."""
-    parts = [f"<p>{_summary(migrations)}</p>", _items([_together(group) for group in groups]), _items(skipped)]
-    for index, migration in enumerate(migrations):
-        if migration.outcome != "unchanged" or migration.remarks:
-            parts += _section(index, migration)
-    body = "\n".join(part for part in parts if part)
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>ignite-ipu migrate</title>'
-        f"<style>{_STYLE}</style></head>\n<body>\n<h1>ignite-ipu migrate</h1>\n{body}\n</body></html>"
-    )
-
-
-def _section(index: int, migration: Migration) -> Iterator[str]:
-    path = html.escape(migration.source.path)
-    yield f'<h2 id="file-{index}"><code>{path}</code> <span class="outcome">{migration.outcome}</span></h2>'
-    if migration.applied:
-        yield f"<p>{html.escape(listed(migration.applied, most=len(migration.applied)))}</p>"
-    from ignite_ipu.migration.source.file import split_lines
-
-    lines = split_lines(migration.source.text)
-    if migration.remarks:
-        verdict = "" if migration.blocked else "remark: "
-        yield "<ul>"
-        for each in migration.remarks:
-            code = lines[each.line - 1].strip() if migration.blocked and 0 < each.line <= len(lines) else ""
-            told = html.escape(f"{migration.place(each.line)}: {verdict}{each.message} [{each.subject}]")
-            yield f"<li>{told}{f'<br><code>{html.escape(code)}</code>' if code else ''}</li>"
-        yield "</ul>"
-    if migration.changed:
-        table = difflib.HtmlDiff(tabsize=4).make_table(lines, split_lines(migration.text), context=True, numlines=3)
-        yield table.replace("&nbsp;", " ").replace(' nowrap="nowrap"', "")
-
-
-def _items(texts: Sequence[str]) -> str:
-    items = "".join(f"<li>{html.escape(text)}</li>" for text in texts)
-    return f"<ul>{items}</ul>" if items else ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+from html.parser import HTMLParser
 
 import pytest
 
@@ -150,17 +152,64 @@ def test_what_is_left_alone_is_not_said_to_be_migrated(tmp_path, capsys):
     assert "does it" not in error
 
 
+class _Page(HTMLParser):
+    """Rows of a page's difference as texts of their cells, and the tags that are open at the end."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.rows, self.links, self.anchors = [], [], [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        if tag not in ("meta", "input", "col", "br"):
+            self.open.append(tag)
+        self.anchors.add(given.get("id"))
+        self.links += [given["href"]] if "href" in given else []
+        if tag == "tr":
+            self.rows.append([])
+        elif tag == "td":
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, text):
+        if "td" in self.open:
+            self.rows[-1][-1] += text
+
+
 def test_one_page_for_people(project, capsys):
-    """It needs no other file: outcomes, reasons with their lines, and the differences side by side."""
+    """It needs no other file: what changes, what is left and why, and lines side by side, each with its number."""
     assert run(project, "--report", "html") == 1
     output = capsys.readouterr()
-    page = output.out
-    assert "1 migrated, 1 unchanged, 1 left alone" in page
-    assert "b.py:2: torch.optim.LBFGS does not exist on an IPU" in page
-    assert "<code>optimizer = torch.optim.LBFGS(p)</code>" in page
-    assert '<span class="diff_add">x = x.to(host_device())</span>' in page
-    assert "http" not in page and "<script" not in page
+    read = _Page(output.out)
+    assert read.open == [] and {link[1:] for link in read.links} <= read.anchors
+    assert "1 migrated, 1 unchanged, 1 left alone" in output.out
+    assert ["device-moves"] in [[cell for cell in row if cell == "device-moves"] for row in read.rows]
+    (left,) = [row for row in read.rows if row and row[0].endswith("b.py:2")]
+    assert left[1].startswith("torch.optim.LBFGS does not exist on an IPU")
+    assert left[1].endswith("optimizer = torch.optim.LBFGS(p)")
+    changed = [row for row in read.rows if len(row) == 4 and row[1] != row[3]]
+    assert any("cuda" in old and "host_device()" in new and a and b for a, old, b, new in changed)
+    assert not re.search("https?:|src=|@import|url\\(", output.out)
     assert "left alone: torch.optim.LBFGS" in output.err
+
+
+def test_the_page_shows_the_whole_difference(tmp_path, capsys):
+    """Equal, changed and new lines have the numbers of their files, far places have a gap between them."""
+    path, filler = tmp_path / "train.py", "".join(f"a{i} = '<{i}>'\n" for i in range(20))
+    path.write_text(f"import torch\nx = torch.ones(1).cuda()\n{filler}y = torch.ones(2).cuda()\n")
+    assert run(path, "--report", "html") == 0
+    rows = [row for row in _Page(capsys.readouterr().out).rows if len(row) in (1, 4)]
+    assert ["…"] in rows and ["2", "x = torch.ones(1).cuda()"] in [row[:2] for row in rows]
+    before = {int(row[0]): row[1] for row in rows if len(row) == 4 and row[0]}
+    after = {int(row[2]): row[3] for row in rows if len(row) == 4 and row[2]}
+    old = path.read_text().splitlines()
+    assert before == {number: old[number - 1] for number in before} and {1, 2, 23} <= set(before)
+    assert run(path, "--in-place") == 0
+    new = path.read_text().splitlines()
+    assert after == {number: new[number - 1] for number in after}
 
 
 def test_json_for_programs(project, capsys):
