@@ -6,6 +6,7 @@ forbids it, the same text is written without styles.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, Sequence, TextIO, Tuple, TypeVar
@@ -68,6 +69,16 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     """Return rows of cells as text, each column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+class LineHandler(logging.StreamHandler):  # type: ignore[type-arg, unused-ignore]
+    """Writes log records as lines; a bar that is drawn on the stream makes room, and is drawn again below them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        with tqdm.external_write_mode(file=self.stream, nolock=True):
+            super().emit(record)
 
 
 class Progress:

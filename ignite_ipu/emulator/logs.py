@@ -13,6 +13,8 @@ from collections import Counter
 from types import TracebackType
 from typing import Dict, Optional, TextIO, Type, Union
 
+from tqdm import tqdm
+
 logger = logging.getLogger("poptorch::python")
 backend_logger = logging.getLogger("poptorch::cpp")
 
@@ -89,8 +91,10 @@ class _StandardStream(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             stream: TextIO = getattr(sys, self._name_in_sys)
-            stream.write(_Formatter(stream.isatty()).format(record) + "\n")
-            stream.flush()
+            # A bar that is drawn on the stream makes room for the line, and is drawn again below it.
+            with tqdm.external_write_mode(file=stream, nolock=True):
+                stream.write(_Formatter(stream.isatty()).format(record) + "\n")
+                stream.flush()
         except Exception:
             self.handleError(record)
 

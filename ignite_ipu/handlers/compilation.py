@@ -8,6 +8,7 @@ from ignite.engine import Engine
 from tqdm.auto import tqdm
 
 from ignite_ipu.session.hooks import IPUEvents
+from ignite_ipu.session.session import IPUSession
 
 __all__ = ["CompilationProgress"]
 
@@ -28,7 +29,14 @@ class CompilationProgress:
         self._bar: Optional[Any] = None
 
     def attach(self, engine: Engine) -> None:
-        """Show the compilations of the engine's session; the engine is one of this library's."""
+        """Show the compilations of the engine's session, in the place of PopTorch's own bar.
+
+        The engine is one of this library's. A program that is compiled already keeps PopTorch's bar.
+        """
+        session: IPUSession = engine.ipu  # type: ignore[attr-defined]
+        for program in (session.training, *session.evaluations):
+            if program is not None and program.executor is None:
+                program.asked.showCompilationProgressBar(False)
         engine.add_event_handler(IPUEvents.COMPILE_STARTED, self._start)
         engine.add_event_handler(IPUEvents.COMPILE_COMPLETED, self._complete)
         engine.add_event_handler(IPUEvents.RUN_FAILED, self._close)

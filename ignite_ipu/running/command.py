@@ -13,6 +13,7 @@ import traceback
 from types import TracebackType
 from typing import Optional
 
+from ignite_ipu.cli.terminal import LineHandler
 from ignite_ipu.errors import UserError
 from ignite_ipu.program import arguments
 
@@ -46,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
     from ignite_ipu.running.script import run_module, run_script
 
     logger = logging.getLogger("ignite_ipu.running")
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LineHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("ignite-ipu: %(message)s"))
     level, propagate = logger.level, logger.propagate
     if not args.quiet:

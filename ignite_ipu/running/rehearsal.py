@@ -6,7 +6,6 @@ import contextlib
 import functools
 import importlib.util
 import io
-import logging
 import os
 import tempfile
 from typing import Any, Callable, Iterator, List, Optional
@@ -25,7 +24,6 @@ from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.running.patches import Patches
 
-_logger = logging.getLogger("ignite_ipu.running")
 _NARROW = {torch.int64: torch.int32, torch.float64: torch.float32}
 
 
@@ -41,7 +39,7 @@ class Rehearsal:
         self._most_calls, self._calls = most_calls, 0
 
     def note(self, program: str) -> None:
-        _logger.info("compiled: %s", program)
+        print(f"compiled: {program}", flush=True)
         self.compiled.append(program)
         self._calls = 0
 

@@ -58,6 +58,4 @@ def main(args: argparse.Namespace) -> int:
             code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     count = len(rehearsal.compiled)
     print(f"{count} {'program' if count == 1 else 'programs'} compiled into {directory}; {end}.")
-    for each in rehearsal.compiled:
-        print(f"  {each}")
     return code or int(not count)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sys
 from pathlib import Path
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
@@ -137,8 +136,7 @@ class Bench:
         return backend.poptorch()
 
     def options(self) -> Any:
-        """Return new `poptorch.Options()`, with a bar that shows how compiling goes on a terminal only."""
-        return self.poptorch.Options().showCompilationProgressBar(sys.stderr.isatty())
+        return self.poptorch.Options()
 
     def on_the_first(self) -> Any:
         """Return new options for the first IPU, which one program can have at a time."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import logging
+import os
 import tempfile
 import time
 import traceback
 import warnings
 from pathlib import Path
 from typing import Callable, Iterator, List
+from unittest import mock
 
 from ignite.utils import manual_seed
 
@@ -21,6 +24,7 @@ from ignite_ipu.selftest.promises import FAILED, SKIPPED, Promise, PromiseOutcom
 
 # The root, where all others end, and those of PopTorch, which write by themselves.
 _LOGGERS = ("", "poptorch::python", "poptorch::cpp")
+_DEFAULT_OPTIONS = "POPTORCH_DEFAULT_OPTIONS"
 _SEED = 1
 _REASON_LENGTH = 300
 
@@ -34,7 +38,8 @@ def run(promise: Promise, ipus: int) -> PromiseOutcome:
         return PromiseOutcome(promise, SKIPPED, needed)
     outcome = PromiseOutcome(promise)
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="ignite-ipu-selftest-") as folder, draws_put_back(), _heard(outcome):
+    quiet = _heard(outcome), _bars_hidden()
+    with tempfile.TemporaryDirectory(prefix="ignite-ipu-selftest-") as folder, draws_put_back(), quiet[0], quiet[1]:
         manual_seed(_SEED)
         _try_on_a_bench(promise, outcome, Path(folder))
         # An executor and its optimizer hold each other, and the IPUs with them.
@@ -86,6 +91,15 @@ def _heard(outcome: PromiseOutcome) -> Iterator[None]:
     finally:
         for logger, handlers in loggers:
             logger.handlers = handlers
+
+
+@contextlib.contextmanager
+def _bars_hidden() -> Iterator[None]:
+    """Hide PopTorch's bars, which would be drawn over the table and its own bar, in all options made meanwhile."""
+    given = json.loads(os.environ.get(_DEFAULT_OPTIONS) or "{}")
+    hidden = json.dumps({**given, "showCompilationProgressBar": False})
+    with mock.patch.dict(os.environ, {_DEFAULT_OPTIONS: hidden}):
+        yield
 
 
 class _Notes(logging.Handler):

@@ -6,8 +6,6 @@ from typing import Collection, Hashable, Iterator, List, Sequence, Tuple
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.optim.swa_utils import AveragedModel
 
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
@@ -17,6 +15,7 @@ from ignite_ipu.program.module_state import modes_kept, modes_of
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import is_users_file
+from ignite_ipu.session.host_counters import counts_on_host
 from ignite_ipu.session.weights.tracker import Weights
 
 
@@ -104,10 +103,8 @@ def _compiled_in(step: nn.Module, words: Collection[str]) -> Iterator[Tuple[str,
 
 
 def _is_used(module: nn.Module, name: str, words: Collection[str]) -> bool:
-    """Tell whether a program may depend on a buffer; PyTorch's counters of batches and of averages it does not."""
-    if isinstance(module, _NormBase) and name == "num_batches_tracked":
-        return module.momentum is None
-    if isinstance(module, AveragedModel) and name == "n_averaged":
+    """Return whether a program may depend on a buffer."""
+    if counts_on_host(module, name):
         return False
     code = getattr(type(module).forward, "__code__", None)
     return code is None or not is_users_file(code.co_filename) or name in words

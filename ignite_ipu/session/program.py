@@ -33,6 +33,7 @@ from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.compiled_program import CompiledProgram
 from ignite_ipu.session.executables import ExportedProgram, PathLike, export
 from ignite_ipu.session.hooks import IPUEvents, SessionHooks
+from ignite_ipu.session.host_counters import counter_warnings_aside
 from ignite_ipu.session.host_gradients import are_finite
 from ignite_ipu.session.twin import TwinExecutor, Twins
 from ignite_ipu.session.weights.tracker import Counted, Weights, counted_by_norms
@@ -488,7 +489,8 @@ class ModelProgram:
         before, kept = attributes.values(), ModuleAttributes(self.step)
         try:
             placed = contextlib.nullcontext() if self.placing is None else self.placing.applied(self.step)
-            with placed, misspelt_settings_named():
+            first = self._hooks.fired[IPUEvents.COMPILE_STARTED] == 1
+            with placed, misspelt_settings_named(), counter_warnings_aside(self.step, first):
                 if self._file is None:
                     executor.compile(*leaves)
                 else:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import itertools
+import logging
 import re
 import sys
 
 import pytest
+from tqdm import tqdm
 
-from ignite_ipu.cli.terminal import TextLine, following, plain, write_lines
+from ignite_ipu.cli.terminal import LineHandler, TextLine, following, plain, write_lines
 
 LINES = [
     TextLine([("code.py", "bold")]),
@@ -32,6 +34,20 @@ def _environment(monkeypatch):
 def written(stream):
     write_lines(LINES, stream)
     return stream.getvalue()
+
+
+def test_a_log_line_leaves_a_bar_whole():
+    """The bar is taken off the screen for the line, and drawn again."""
+    terminal = Terminal()
+    logger, handler = logging.getLogger("tests.terminal"), LineHandler(terminal)
+    logger.addHandler(handler)
+    with tqdm(total=3, file=terminal, ncols=40, desc="working") as bar:
+        bar.update()
+        logger.warning("something")
+        bar.update()
+    logger.removeHandler(handler)
+    screen = [line.split("\r")[-1] for line in terminal.getvalue().split("\n")]
+    assert "something" in screen and not any("something" in line and "working" in line for line in screen)
 
 
 def test_a_pipe_gets_plain_text():

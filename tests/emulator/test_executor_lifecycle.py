@@ -123,6 +123,24 @@ def test_a_terminal_is_shown_the_progress_of_a_compilation(monkeypatch, capsys):
     assert "compilation" not in capsys.readouterr().err
 
 
+def test_a_line_of_the_log_leaves_the_bar_whole(monkeypatch, capsys):
+    """The line is written above the bar: the two are never on one line of the screen."""
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: True, raising=False)
+
+    class Counting(Model):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("steps", torch.zeros(1, dtype=torch.int64))
+
+    poptorch.inferenceModel(Counting())(X)
+    shown = capsys.readouterr().err
+    lines = [line.split("\r")[-1] for line in shown.split("\n")]
+    assert [("downgraded" in line, "Graph compilation" in line) for line in lines if line.strip()] == [
+        (True, False),
+        (False, True),
+    ]
+
+
 def test_the_bar_of_a_failed_compilation_ends_its_line(monkeypatch, capsys):
     """The error's text starts on a new one, and no thread stays behind."""
     monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: True, raising=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 import torch
@@ -54,6 +55,20 @@ def test_each_compilation_has_a_bar_that_ends(bars):
         trainer.run([task()[:8]])
     assert [(bar.n, bar.disable) for bar in bars] == [(1, True)]
     assert "Compiling: 00:0" in screen.getvalue() and "1/1" in screen.getvalue()
+
+
+def test_it_is_the_only_bar(bars, monkeypatch, capsys):
+    """PopTorch's own is hidden, in training and in an evaluation that follows from it."""
+    monkeypatch.setattr(type(sys.stderr), "isatty", lambda self: True, raising=False)
+    for attached in (False, True):
+        trainer = create_ipu_trainer(*pair(), nn.CrossEntropyLoss())
+        if attached:
+            CompilationProgress().attach(trainer)
+        trainer.run([task()[:8]])
+        create_ipu_evaluator(trainer.ipu.model).run([task()[:8]])
+        trainer.ipu.close()
+        shown = capsys.readouterr().err
+        assert ("Graph compilation" in shown, "Compiling for the IPU" in shown) == (not attached, attached)
 
 
 def test_a_compilation_that_fails_ends_its_bar(trainer, bars):

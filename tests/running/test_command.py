@@ -166,3 +166,19 @@ def test_a_stopped_run_leaves_its_ipus_to_the_next(script, tmp_path):
             errors = _stop(process, sent)
         assert process.returncode == code
         assert b"Traceback" not in errors
+
+
+@pytest.mark.parametrize(
+    ("layer", "notes"),
+    [("Dropout(0.5)", 1), ("TransformerEncoderLayer(4, 2, 4)", 1), ("Dropout(0.0)", 0), ("Identity()", 0)],
+)
+def test_other_random_numbers_of_dropout_are_said_once(script, capsys, layer, notes):
+    path = script(
+        "import torch\nfrom torch import nn\n"
+        f"model = nn.Sequential(nn.Linear(4, 4), nn.{layer}, nn.Linear(4, 1)).cuda()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(2):\n"
+        "    optimizer.zero_grad()\n    model(torch.ones(8, 2, 4)).mean().backward()\n    optimizer.step()\n"
+    )
+    assert main(["run", path]) == 0
+    assert capsys.readouterr().err.count("dropout -> the device draws other random numbers than a GPU") == notes

@@ -108,7 +108,7 @@ def test_limits(run):
     """The script ends after device calls that compile nothing, or goes on after what it saves."""
     (shown, _), _ = run("warm", LOOP, "--quiet", "--cache-dir", "cache", "--calls", "3")
     assert "1 program compiled into cache; 3 device calls in a row needed nothing compiled, at " in shown
-    assert "training of Net: (8, 6), (8,)" in shown
+    assert "compiled: training of Net: (8, 6), (8,)\n" in shown and shown.count("training of Net: (8, 6)") == 1
     (shown, _), _ = run("warm", LOOP, "--quiet", "--cache-dir", "cache", "--saves")
     assert "saved\n4 programs compiled into cache; the script has come to its end" in shown
 

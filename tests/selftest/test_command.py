@@ -283,6 +283,25 @@ def test_a_terminal_sees_what_is_running(group, monkeypatch, capsys):
     assert log.getvalue() == ""
 
 
+def test_no_bar_of_a_compilation_is_drawn_over_the_rows(group, monkeypatch):
+    """Whoever makes the options: the program, or a factory that it calls."""
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    def compiles(bench):
+        poptorch = backend.poptorch()
+        poptorch.inferenceModel(network(), poptorch.Options())(torch.zeros(2, 6))
+        bench.pair().trainer.run([(torch.zeros(4, 6), torch.zeros(4, dtype=torch.long))])
+
+    group("compiles", "Programs are compiled.", compiles)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert main(["selftest"]) == 0
+    assert "Graph compilation" not in terminal.getvalue()
+
+
 def test_the_process_is_left_as_it_was(group, monkeypatch):
     """Random numbers, loggers and the garbage collector."""
 

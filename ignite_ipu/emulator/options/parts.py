@@ -104,7 +104,9 @@ class _PrecisionOptions(_WithBackEnd):
     def halfFloatCasting(self, half_float_casting: HalfFloatCastingBehavior) -> _PrecisionOptions:
         """Do nothing but warn: the front end that this tuned is gone."""
         logger.warning(
-            "Precision.halfFloatCasting(%r) is deprecated and has no effect: operands promote as in PyTorch.",
+            "Precision.halfFloatCasting(%r) is deprecated and has no effect. Elementwise operands promote as in "
+            "PyTorch. Linear layers and convolutions run in the type of their input: float16 inputs of float32 weights "
+            "are multiplied in float16.",
             half_float_casting,
         )
         return self

@@ -8,13 +8,14 @@ locations made of these, is refused before any option changes.
 from __future__ import annotations
 
 import ast
+import difflib
 import enum
 import functools
 import json
 import operator
 import os
 import re
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple
 
 from ignite_ipu.emulator import enums
 from ignite_ipu.emulator.options import strategies
@@ -218,9 +219,10 @@ class _Line:
         raise ConfigFileError(self._described(why))
 
     def _described(self, why: str) -> str:
+        sentence = why if why.endswith("?") else f"{why.rstrip('.')}."
         return (
-            f"Error at line {self._number} of {self._file}: {why.rstrip('.')}. A line is one option call with literals "
-            "or poptorch enum members, such as Training.gradientAccumulation(4); nothing was applied."
+            f"Error at line {self._number} of {self._file}: {sentence} A line is one option call with literals or "
+            "poptorch enum members, such as Training.gradientAccumulation(4); nothing was applied."
             f"\n> options.{self._text}"
         )
 
@@ -250,9 +252,30 @@ def _find_setter(options: OptionsDict, path: Sequence[str]) -> Callable[..., Any
     if not is_setter or (groups and owner is options) or not callable(getattr(type(owner), name, None)):
         raise AttributeError(
             f"Invalid attribute {'.'.join(path)}: no option of poptorch.Options is set by a method of that name."
+            f"{_meant(options, path)}"
         )
     setter: Callable[..., Any] = getattr(owner, name)
     return setter
+
+
+def _setters(options: OptionsDict) -> Iterator[str]:
+    """Yield the paths of all setters, such as `Training.gradientAccumulation`."""
+    for group in ("", *GROUPS):
+        owner = getattr(options, group) if group else options
+        names = (name for name in dir(type(owner)) if name[:1].islower() and callable(getattr(type(owner), name)))
+        known = (name for name in names if name not in _NO_SETTERS or (group == "_Popart" and name == "set"))
+        yield from (f"{group}.{name}" if group else name for name in known)
+
+
+def _meant(options: OptionsDict, path: Sequence[str]) -> str:
+    """Return a sentence with the setter that a misspelt path may mean: the same name elsewhere, or one like it."""
+    known = {setter.lower(): setter for setter in _setters(options)}
+    elsewhere = [setter for low, setter in known.items() if low.rpartition(".")[2] == path[-1].lower()]
+    last = {setter.rpartition(".")[2].lower(): setter for setter in known.values()}
+    near = difflib.get_close_matches(".".join(path).lower(), known, n=1, cutoff=0.7)
+    near_last = difflib.get_close_matches(path[-1].lower(), last, n=1, cutoff=0.7)
+    found = [*elsewhere, *(known[each] for each in near), *(last[each] for each in near_last)]
+    return f" Did you mean {found[0]}?" if found else ""
 
 
 def _find_member(kind: str, member: str) -> Optional[enum.Enum]:

@@ -14,6 +14,7 @@ from typing import Any, Callable, List, Optional
 import torch
 import torch.utils.data
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from ignite_ipu.deferred import CapturedModel, capture_model, capture_optimizer, captured
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
@@ -100,6 +101,12 @@ def _weights_of(known: Callable[[], Optional[nn.Module]]) -> Optional[Weights]:
     return None if session is None else session.weights
 
 
+def _has_dropout(model: nn.Module) -> bool:
+    """Return whether a model drops values: in layers of dropout, or in those of recurrence and attention."""
+    rates = [getattr(each, "p" if isinstance(each, _DropoutNd) else "dropout", 0.0) for each in model.modules()]
+    return any(isinstance(rate, float) and rate > 0 for rate in rates)
+
+
 class CapturedLoops(CaptureObserver):
     """The models and optimizers that a program's loops use, captured when they are made or called."""
 
@@ -111,6 +118,7 @@ class CapturedLoops(CaptureObserver):
         # Modules that were asked for their parameters since the last optimizer was made, and those it was made for.
         self._asked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._draws_noted = False
 
     def release(self) -> None:
         """Give models and optimizers back as the ordinary ones they were, with the newest weights."""
@@ -173,6 +181,9 @@ class CapturedLoops(CaptureObserver):
     def called(self, model: CapturedModel, recorded: bool) -> None:
         became = "recorded for the device step of backward() and step()" if recorded else "an inference program"
         self._substitutes.note(f"{type(model.model).__name__}()", became)
+        if recorded and not self._draws_noted and _has_dropout(model.model):
+            self._draws_noted = True
+            self._substitutes.note("dropout", "the device draws other random numbers than a GPU")
 
     def uses(self, weight: Any) -> None:
         """Capture the model that has a weight, if an optimizer was made for its parameters."""

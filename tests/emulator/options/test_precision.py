@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any, Tuple
+
 import pytest
 import torch
+from torch import nn
 
+from ignite_ipu.emulator.enums import HalfFloatCastingBehavior
+from ignite_ipu.emulator.executor.wrappers import inferenceModel
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.trace.autocasting import Policy
+from tests.half_precision import needs_half_precision
 
 
 def test_floating_point_exceptions_take_a_bool() -> None:
@@ -57,3 +63,25 @@ def test_the_policy_of_autocasting_is_one_of_its_own() -> None:
     options._freeze()
     with pytest.raises(AttributeError, match="frozen"):
         options.Precision.autocastPolicy(Policy())
+
+
+@needs_half_precision
+@pytest.mark.parametrize(("layer", "shape"), [(nn.Linear(4, 2), (3, 4)), (nn.Conv1d(4, 2, 1), (3, 4, 5))])
+def test_the_warning_of_half_float_casting_is_true(
+    layer: nn.Module, shape: Tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever is asked for: products run in the type of their input, elementwise operands promote."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = layer, nn.Parameter(torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.layer(x), x * self.scale
+
+    options = Options()
+    options.Precision.halfFloatCasting(HalfFloatCastingBehavior.HalfUpcastToFloat)
+    product, scaled = inferenceModel(Model(), options)(torch.randn(shape).half())
+    assert (product.dtype, scaled.dtype) == (torch.float16, torch.float32)
+    assert "Linear layers and convolutions run in the type of their input" in caplog.text

@@ -205,6 +205,11 @@ def test_an_option_that_does_not_exist_is_an_attribute_error_too(line: str, load
     assert options.device_iterations == 1
 
 
+def test_a_misspelt_option_gets_a_suggestion(load: Any) -> None:
+    with pytest.raises(AttributeError, match=r"Did you mean Training\.gradientAccumulation\? A line is one option"):
+        load("gradientAccumulation(4)")
+
+
 def test_what_an_option_itself_refuses_passes_through_after_the_lines_above(load: Any) -> None:
     options = Options()
     with pytest.raises(AssertionError, match="Unexpected type"):

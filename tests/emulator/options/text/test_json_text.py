@@ -77,3 +77,29 @@ def test_the_setters_own_checks_hold() -> None:
 def test_json_that_is_no_object_is_refused() -> None:
     with pytest.raises(ValueError, match="one object"):
         Options().from_json("[1]")
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("deviceIteration", "deviceIterations"),
+        ("gradientAccumulation", "Training.gradientAccumulation"),
+        ("Trainng.gradientAccumulation", "Training.gradientAccumulation"),
+        ("Training.deviceIterations", "deviceIterations"),
+        ("autoRoundNumIpus", "autoRoundNumIPUs"),
+        ("_Popart.sett", "_Popart.set"),
+    ],
+)
+def test_a_misspelt_key_gets_a_suggestion(key: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In JSON, in the variable that every new object reads, and in a file; the suggestion is a setter that there is."""
+    options = Options()
+    with pytest.raises(AttributeError, match=rf"Invalid attribute {key}: .* Did you mean {meant}\?"):
+        options.from_json(json.dumps({key: 1}))
+    monkeypatch.setenv("POPTORCH_DEFAULT_OPTIONS", json.dumps({key: 1}))
+    with pytest.raises(AttributeError, match=rf"Did you mean {meant}\?"):
+        Options()
+
+
+def test_a_key_like_no_setter_gets_no_suggestion() -> None:
+    with pytest.raises(AttributeError, match=r"of that name\.$"):
+        Options().from_json('{"nonsense": 1}')
