@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ignite_ipu.checkpoints.random_states import read_random_states, write_random_states
 from ignite_ipu.engines.counting import Counts
 from ignite_ipu.engines.loaders import Loaders
+from ignite_ipu.engines.rates import LearningRates, planned_rates
 from ignite_ipu.engines.resume.accumulations import Accumulations, plain_values, same_values
 from ignite_ipu.engines.resume.position import DataPosition, RewindableSampler
 from ignite_ipu.engines.steps import IPUStep
@@ -295,10 +296,23 @@ class IPUTrainer(IPUEngine):
             self._ends.add(state.iteration)
         return state
 
-    def explain(self, data: Iterable[Any]) -> str:
+    def learning_rates(self, data: Iterable[Any], max_epochs: int = 1) -> LearningRates:
+        """Return the learning rates that the attached schedulers will set, by iteration and by weight update.
+
+        The result prints as a table, and its `draw()` returns a picture. Nothing is compiled or trained. Schedulers,
+        optimizer and state are as before.
+
+        Raises:
+            LoaderError: The data has no length.
+        """
+        optimizer = self.ipu.with_trainer().link.conversion.source
+        return planned_rates(self, optimizer, self._loaders().epoch(data), max_epochs)
+
+    def explain(self, data: Iterable[Any], max_epochs: Optional[int] = None) -> str:
         """Return what `print(trainer.ipu)` says, with the arithmetic of an epoch over `data`; nothing is compiled.
 
-        With the first batch of a `DataLoader` a pipeline's memory is estimated, and "auto" plans.
+        With the first batch of a `DataLoader` a pipeline's memory is estimated, and "auto" plans. With a number of
+        epochs, the table of `learning_rates` follows.
 
         Raises:
             PlanError: No plan fits, or the pipeline needs more than `memory_per_ipu`.
@@ -309,7 +323,9 @@ class IPUTrainer(IPUEngine):
         again = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
         if again and program is not None and program.placing is not None:
             program.place(*self.prepared(self.one_batch(data)))
-        return repr(self.ipu)
+        if max_epochs is None:
+            return repr(self.ipu)
+        return f"{self.ipu!r}\n\n{self.learning_rates(data, max_epochs)}"
 
     def _note_data(self, data: Iterable[Any]) -> None:
         trained = self.ipu.trained

@@ -9,6 +9,7 @@ shorter, so that the engine can fill it up for the device and count every sample
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import traceback
@@ -139,6 +140,24 @@ class Loaders:
         text = f"{geometry.explain()}. {geometry.explain_epoch(samples, self._drop_last)}."
         updates = geometry.updates_per_epoch(samples, self._drop_last)
         return f"{text} {updates} weight updates per epoch." if self._training else text
+
+    def epoch(self, data: Any) -> List[BatchGeometry]:
+        """Return the arithmetic of every device call in one pass over the data.
+
+        Raises:
+            LoaderError: The data has no length, or does not say its micro-batch size.
+        """
+        geometry = self.geometry(data)
+        if geometry is None and hasattr(data, "__len__"):
+            return [BatchGeometry.from_options(self.options, 1)] * len(data)  # one item is one device call
+        samples = None if geometry is None else _sample_count(data, self._training)
+        if geometry is None or samples is None:
+            raise LoaderError("The data has no length, so the device calls of an epoch are not known before the run.")
+        calls = [geometry] * (samples // geometry.global_batch_size)
+        rest = 0 if self._drop_last else samples % geometry.global_batch_size
+        if rest:
+            calls.append(dataclasses.replace(geometry, device_iterations=-(-rest // geometry.accumulated_batch_size)))
+        return calls
 
     @property
     def _micro_batches(self) -> int:

@@ -1,0 +1,233 @@
+"""Learning rates that schedulers will set in a run, worked out before it: nothing is trained, and all is as before."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+
+from ignite.engine import Engine, Events
+from ignite.handlers import param_scheduler
+from torch.optim import Optimizer, lr_scheduler
+
+from ignite_ipu.engines.counting import CountEvents
+from ignite_ipu.errors import listed
+from ignite_ipu.program.geometry import BatchGeometry
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_ROWS = 20
+_SCHEDULERS = (param_scheduler.BaseParamScheduler, param_scheduler.ParamGroupScheduler)
+_TORCH = (lr_scheduler.LRScheduler,)
+_STEP = "step"
+
+
+class Rate(NamedTuple):
+    """Learning rates of one device call: an Ignite iteration, with the weight updates that it makes, from 1."""
+
+    iteration: int
+    first_update: int
+    last_update: int
+    rates: Tuple[float, ...]
+
+
+class LearningRates:
+    """Learning rates of a run, one row for each device call; prints as a table and draws as a picture.
+
+    Attributes:
+        rows: The rates, one for each parameter group of the optimizer.
+        left_out: Names of handlers that use a scheduler in a way that only a run shows.
+    """
+
+    def __init__(self, rows: Sequence[Rate], left_out: Sequence[str] = ()) -> None:
+        self.rows, self.left_out = tuple(rows), tuple(left_out)
+
+    def __str__(self) -> str:
+        groups = len(self.rows[0].rates) if self.rows else 0
+        names = ["learning rate"] if groups == 1 else [f"group {number}" for number in range(groups)]
+        cells = [("iteration", "updates", *names), *map(_cells, self._shown())]
+        widths = [max(map(len, column)) for column in zip(*cells)]
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in cells]
+        if len(self.rows) > len(cells) - 1:
+            lines.append(f"({len(self.rows)} iterations; every change of direction is shown)")
+        if self.left_out:
+            lines.append(f"Only a run shows what these handlers do: {listed(self.left_out)}.")
+        return "\n".join(lines)
+
+    def draw(self) -> Figure:
+        """Return a matplotlib figure with the rate of every weight update.
+
+        Raises:
+            MissingLibraryError: matplotlib is not installed.
+        """
+        from ignite_ipu.pipeline.planning.drawing import new_figure
+
+        figure = new_figure(8, 4)
+        axes = figure.add_subplot()
+        for number, rates in enumerate(zip(*(row.rates for row in self.rows))):
+            edges = [self.rows[0].first_update - 1, *(row.last_update for row in self.rows)]
+            axes.stairs(rates, edges, label=f"group {number}", baseline=None)
+        axes.set_xlabel("weight update")
+        axes.set_ylabel("learning rate")
+        iterations = self.rows[-1].last_update / len(self.rows)
+        above = axes.secondary_xaxis("top", functions=(lambda x: x / iterations, lambda x: x * iterations))
+        above.set_xlabel("iteration (device call)")
+        if len(self.rows[0].rates) > 1:
+            axes.legend(frameon=False)
+        return figure
+
+    def _shown(self) -> List[Rate]:
+        """Return the rows of the table: ends, turns, and some between them."""
+        rows = self.rows
+        if len(rows) <= _ROWS:
+            return list(rows)
+        kept = {0, len(rows) - 1, *range(0, len(rows), -(-len(rows) // _ROWS))}
+        kept.update(i for i in range(1, len(rows) - 1) if _turns(rows[i - 1].rates, rows[i].rates, rows[i + 1].rates))
+        return [rows[i] for i in sorted(kept)]
+
+
+def planned_rates(
+    trainer: Engine, optimizer: Optimizer, epoch: Sequence[BatchGeometry], max_epochs: int
+) -> LearningRates:
+    """Return the rates that the schedulers attached to a trainer will set.
+
+    Schedulers are Ignite's, those of torch in Ignite's wrapper, and functions that do nothing but call `step()` of
+    torch's. They are called as in a run, with the trainer's counts, and have their state of before afterwards.
+
+    Args:
+        epoch: The arithmetic of each device call of an epoch.
+    """
+    handlers, left_out = _scheduling(trainer)
+    used = [each for _, _, schedulers in handlers for each in schedulers]
+    rows: List[Rate] = []
+    with _kept(trainer, optimizer, used), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, about an optimizer that has made no step
+        state: Any = trainer.state
+        counts = {"weight_updates": 0, "micro_batches": 0, "samples": 0}
+        vars(state).update(iteration=0, epoch=0, epoch_length=len(epoch), max_epochs=max_epochs, **counts)
+
+        def fire(fired: Any) -> None:
+            for event, handler, _ in handlers:
+                if event == fired:
+                    trainer.last_event_name = event
+                    handler()
+
+        def count(event: Any, name: str, times: int) -> None:
+            for _ in range(times):
+                setattr(state, name, getattr(state, name) + 1)
+                fire(event)
+
+        fire(Events.STARTED)
+        for state.epoch in range(1, max_epochs + 1):
+            fire(Events.EPOCH_STARTED)
+            for call in epoch:
+                fire(Events.GET_BATCH_STARTED)
+                fire(Events.GET_BATCH_COMPLETED)
+                state.iteration += 1
+                fire(Events.ITERATION_STARTED)
+                before = state.weight_updates
+                rates = tuple(float(group["lr"]) for group in optimizer.param_groups)
+                rows.append(Rate(state.iteration, before + 1, before + call.updates_per_call, rates))
+                state.samples_per_call = call.global_batch_size
+                state.samples += call.global_batch_size
+                count(CountEvents.WEIGHT_UPDATE_COMPLETED, "weight_updates", call.updates_per_call)
+                count(CountEvents.MICRO_BATCH_COMPLETED, "micro_batches", call.input_micro_batches)
+                fire(CountEvents.SAMPLES_COMPLETED)
+                fire(Events.ITERATION_COMPLETED)
+            fire(Events.EPOCH_COMPLETED)
+    return LearningRates(rows, left_out)
+
+
+def _scheduling(trainer: Engine) -> Tuple[List[Tuple[Any, Callable[[], Any], List[Any]]], List[str]]:
+    """Return the handlers that set rates, each with its event and schedulers, and the names of those that may."""
+    found: List[Tuple[Any, Callable[[], Any], List[Any]]] = []
+    left_out: List[str] = []
+    for event, entries in trainer._event_handlers.items():
+        for function, args, kwargs in entries:
+            schedulers, alone = _schedulers_of(_inner(function))
+            if not schedulers:
+                continue
+            if not alone:
+                left_out.append(getattr(_inner(function), "__qualname__", type(_inner(function)).__name__))
+                continue
+            found.append((event, _call(trainer, function, args, kwargs), schedulers))
+    return found, left_out
+
+
+def _call(trainer: Engine, function: Any, args: Sequence[Any], kwargs: Dict[str, Any]) -> Callable[[], Any]:
+    given = [trainer if isinstance(each, weakref.ref) else each for each in args]  # Ignite's reference to the engine
+    return lambda: function(*given, **kwargs)
+
+
+def _inner(function: Any) -> Any:
+    """Return the handler within the function that Ignite makes of one with a filter."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def _schedulers_of(handler: Any) -> Tuple[List[Any], bool]:
+    """Return the schedulers that a handler is or uses, and whether it does nothing but step them."""
+    owner = getattr(handler, "__self__", handler)
+    if isinstance(owner, _SCHEDULERS):
+        by_metric = isinstance(owner, getattr(param_scheduler, "ReduceLROnPlateauScheduler", ()))
+        return [owner], not by_metric
+    if isinstance(owner, _TORCH):
+        return [owner], True
+    code = getattr(handler, "__code__", None)
+    if code is None:
+        return [], False
+    cells = zip(code.co_freevars, getattr(handler, "__closure__", None) or ())
+    named: Dict[str, Any] = {name: handler.__globals__[name] for name in code.co_names if name in handler.__globals__}
+    named.update((name, cell.cell_contents) for name, cell in cells if _is_filled(cell))
+    schedulers = [value for value in named.values() if isinstance(value, (*_TORCH, *_SCHEDULERS))]
+    others = [value for value in named.values() if not any(value is each for each in schedulers)]
+    return schedulers, not others and set(code.co_names) - set(named) <= {_STEP}
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
+@contextlib.contextmanager
+def _kept(trainer: Engine, optimizer: Optimizer, schedulers: Sequence[Any]) -> Iterator[None]:
+    """Restore the trainer's state, the optimizer's groups and the schedulers at the end."""
+    state, last = dict(vars(trainer.state)), trainer.last_event_name
+    groups = [dict(group) for group in optimizer.param_groups]
+    originals = {id(each): (each, dict(vars(each))) for each in schedulers}
+    # What schedulers change is a copy of theirs; the optimizer and its groups stay what they write to.
+    shared = [optimizer, trainer, trainer.state, optimizer.param_groups, *optimizer.param_groups]
+    shared += itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    memo = {id(each): each for each in shared}
+    try:
+        for scheduler, attributes in originals.values():
+            vars(scheduler).update(copy.deepcopy(attributes, memo))
+        vars(trainer.state).update(param_history=copy.deepcopy(state.get("param_history"), memo))
+        yield
+    finally:
+        for scheduler, attributes in originals.values():
+            vars(scheduler).clear()
+            vars(scheduler).update(attributes)
+        for group, values in zip(optimizer.param_groups, groups):
+            group.clear()
+            group.update(values)
+        vars(trainer.state).clear()
+        vars(trainer.state).update(state)
+        trainer.last_event_name = last
+
+
+def _cells(row: Rate) -> Tuple[str, ...]:
+    one = row.first_update == row.last_update
+    updates = str(row.first_update) if one else f"{row.first_update}-{row.last_update}"
+    return (str(row.iteration), updates, *(f"{rate:.6g}" for rate in row.rates))
+
+
+def _turns(before: Sequence[float], now: Sequence[float], after: Sequence[float]) -> bool:
+    return any((b - a) * (c - b) < 0 or (a == b) != (b == c) for a, b, c in zip(before, now, after))
