@@ -73,8 +73,15 @@ class LearningRates:
             axes.stairs(rates, edges, label=f"group {number}", baseline=None)
         axes.set_xlabel("weight update")
         axes.set_ylabel("learning rate")
-        iterations = self.rows[-1].last_update / len(self.rows)
-        above = axes.secondary_xaxis("top", functions=(lambda x: x / iterations, lambda x: x * iterations))
+        each = self.rows[-1].last_update / len(self.rows)
+
+        def to_iterations(update: Any) -> Any:
+            return update / each
+
+        def to_updates(iteration: Any) -> Any:
+            return iteration * each
+
+        above = axes.secondary_xaxis("top", functions=(to_iterations, to_updates))
         above.set_xlabel("iteration (device call)")
         if len(self.rows[0].rates) > 1:
             axes.legend(frameon=False)
