@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Callable, Dict, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
 from ignite.engine import _prepare_batch as _ignite_prepare_batch
@@ -14,13 +14,14 @@ from torch import nn
 
 from ignite_ipu.engines.engine import IPUEngine
 from ignite_ipu.engines.loaders import Loaders
-from ignite_ipu.engines.steps import IPUStep, call_model, unchanged
+from ignite_ipu.engines.steps import IPUStep, Preparing, call_model, unchanged
 from ignite_ipu.errors import BatchError, RowsError
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import Configuration, IPUConfig
+from ignite_ipu.program.micro_batches import join
 from ignite_ipu.program.step import BatchStep
-from ignite_ipu.program.tensors.rows import row_count, split_rows
-from ignite_ipu.session.inference import Evaluation
+from ignite_ipu.program.tensors.rows import row_count
+from ignite_ipu.session.inference import Evaluation, Piece
 from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
@@ -143,27 +144,49 @@ def create_ipu_averages_evaluator(
 
     module = functools.partial(AveragesStep, session.model, averages, model_fn)
     evaluation = Evaluation(session.inference, module, lambda: loaders().options)
-    prepare = functools.partial(prepare_batch, device=None, non_blocking=False)
+    preparing = Preparing(prepare_batch)
+    inference = session.inference
+
+    def sums(program: ModelProgram, call: Sequence[Piece]) -> torch.Tensor:
+        """Return the sums over one call, and see that filling changes none of them."""
+
+        def of_one(valid: int, batch: Any) -> torch.Tensor:
+            pieces = [Piece(batch, call[0].rows, valid), *[Piece(batch, call[0].rows, 0)] * (len(call) - 1)]
+            output: torch.Tensor = inference.infer(program, *_arguments(pieces))
+            return output
+
+        result: torch.Tensor = inference.infer(program, *_arguments(call))
+        for piece in call:
+            if piece.valid != 0:
+                of_piece = functools.partial(of_one, piece.valid or piece.rows)
+                output = result if piece.valid is None else of_piece(piece.batch)
+                inference.filling.check(program, piece.batch, piece.valid or piece.rows, output, of_piece)
+        return result.double().sum(dim=0)
 
     def run(batch: Any) -> Dict[str, Any]:
-        program, parts = evaluation.program(), prepare(batch)
-        samples = row_count(parts)
-        rows = program.rows_for(samples)
-        if samples % rows and program.writes(*parts, torch.ones(samples)):
+        program = evaluation.program()
+        batches, _ = preparing.micro_batches(batch, program)
+        calls = list(inference.calls(program, batches))
+        filled = any(piece.valid is not None for call in calls for piece in call)
+        if filled and program.writes(*batches[0], torch.ones(row_count(batches[0]))):
             raise RowsError(
-                f"A batch of {samples} samples does not fill device calls of {rows} rows, and the filling would count "
-                f"in the buffers that forward writes. Use a batch_size that divides the number of samples, or leave "
-                "the incomplete batch out with drop_last=True."
+                f"A batch of {sum(map(row_count, batches))} samples does not fill device calls of "
+                f"{program.micro_batches} micro-batches of {calls[0][0].rows} rows, and the filling would count in the "
+                "buffers that forward writes. Use a batch_size that divides the number of samples, or leave the "
+                "incomplete batch out with drop_last=True."
             )
         totals = torch.zeros(len(averages), dtype=torch.float64)
-        for (x, y), valid in split_rows(parts, rows):
-            counted = (torch.arange(rows) < valid).float()
-            call = functools.partial(_sums, session, program, y, counted)
-            totals += session.inference.filling.checked(program, x, valid, call).double().sum(dim=0)
-        return {**dict(zip(averages, totals.tolist())), _SAMPLES: samples}
+        for call in calls:
+            totals += sums(program, call)
+        return {**dict(zip(averages, totals.tolist())), _SAMPLES: sum(map(row_count, batches))}
 
-    def compile(x: Any, y: Any) -> ModelProgram:
-        return session.inference.compile(evaluation.program(), x, y, torch.ones(row_count((x, y))))
+    def compile(batch: Any) -> ModelProgram:
+        program = evaluation.program()
+        batches, _ = preparing.micro_batches(batch, program)
+        return inference.compile(program, *_arguments(next(inference.calls(program, batches))))
+
+    def prepare(batch: Any) -> Any:
+        return preparing.joined(batch, evaluation.program())
 
     evaluator = IPUEngine(IPUStep(run, evaluation.program, prepare, compile), session, loaders)
     for name in averages:
@@ -171,5 +194,8 @@ def create_ipu_averages_evaluator(
     return evaluator
 
 
-def _sums(session: IPUSession, program: ModelProgram, y: Any, counted: torch.Tensor, x: Any) -> Any:
-    return session.inference.infer(program, x, y, counted)
+def _arguments(call: Sequence[Piece]) -> Tuple[Any, Any, torch.Tensor]:
+    """Return inputs, targets and which rows count, for the pieces of a call."""
+    x, y = join([piece.batch for piece in call])
+    counted = [torch.arange(piece.rows) < (piece.rows if piece.valid is None else piece.valid) for piece in call]
+    return x, y, torch.cat(counted).float()

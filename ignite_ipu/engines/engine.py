@@ -15,11 +15,12 @@ from ignite.handlers import Checkpoint
 from torch.utils.data import DataLoader, IterableDataset
 
 from ignite_ipu.checkpoints.random_states import read_random_states, write_random_states
+from ignite_ipu.engines.call_loader import CallLoader, MicroBatches
 from ignite_ipu.engines.counting import Counts
 from ignite_ipu.engines.loaders import Loaders
 from ignite_ipu.engines.rates import LearningRates, planned_rates
 from ignite_ipu.engines.resume.accumulations import Accumulations, plain_values, same_values
-from ignite_ipu.engines.resume.position import DataPosition, RewindableSampler
+from ignite_ipu.engines.resume.position import DataPosition
 from ignite_ipu.engines.steps import IPUStep
 from ignite_ipu.errors import logger
 from ignite_ipu.program.config import IPUConfig
@@ -54,8 +55,10 @@ class IPUEngine(Engine):
     config = IPUConfig()
 
     def __init__(self, process_function: IPUStep, session: IPUSession, loaders: Callable[[], Loaders]) -> None:
-        super().__init__(process_function)
+        super().__init__(self._make_calls)
         self._step = process_function
+        self._call: Optional[MicroBatches] = None
+        self._told_of_changes = False
         self.ipu = session
         self._loaders = loaders
         self._owns_batches = True
@@ -63,7 +66,7 @@ class IPUEngine(Engine):
         self.add_event_handler(Events.EPOCH_STARTED, session.check_model)
         self.add_event_handler(Events.EPOCH_COMPLETED, session.changes.refuse_replaced)
         self.add_event_handler(Events.EPOCH_COMPLETED | Events.COMPLETED, session.end_pass)
-        self.add_event_handler(Events.GET_BATCH_COMPLETED, self._own_batch)
+        self.add_event_handler(Events.GET_BATCH_COMPLETED, self._show_batch)
 
     def run(self, data: Optional[Iterable[Any]] = None, *args: Any, **kwargs: Any) -> State:
         """Run as `Engine.run` does, over PopTorch's loader for `data`.
@@ -139,10 +142,33 @@ class IPUEngine(Engine):
             self._owns_batches = not loaders.reuses_memory(swapped)
         return swapped
 
-    def _own_batch(self) -> None:
-        # An asynchronous loader yields its own memory, which the next batch overwrites; handlers keep batches.
-        if not self._owns_batches:
-            self.state.batch = map_tensors(self.state.batch, torch.clone)
+    def _show_batch(self) -> None:
+        """Have `state.batch` hold the rows of a whole call, in memory of its own: handlers keep batches."""
+        batch: Any = self.state.batch
+        if isinstance(batch, MicroBatches):
+            self._call = batch
+            self.state.batch = batch.show()
+        elif not self._owns_batches:
+            # An asynchronous loader yields its own memory, which the next batch overwrites.
+            self.state.batch = map_tensors(batch, torch.clone)
+
+    def _make_calls(self, engine: Engine, batch: Any) -> Any:
+        """Make the device calls for `state.batch`, each of whose micro-batches is prepared by itself."""
+        call, self._call = self._call, None
+        if call is None:
+            return self._step(engine, batch)
+        changed = call.as_changed(batch)
+        if changed is None:
+            return self._step(engine, call)
+        if not self._told_of_changes:
+            self._told_of_changes = True
+            logger.warning(
+                "A handler has changed state.batch, which holds the rows of the %d micro-batches of a device call. If "
+                "the change looks at a whole batch, as mixing samples does, its values are others than natively: make "
+                "it in prepare_batch or in the collate_fn, which get one micro-batch at a time.",
+                len(call),
+            )
+        return self._step(engine, changed)
 
     def _handle_exception(self, e: BaseException) -> None:
         # Not an EXCEPTION_RAISED handler: with one attached, Ignite takes the exception for handled.
@@ -176,6 +202,7 @@ class IPUTrainer(IPUEngine):
     Attributes:
         counts: Counts weight updates, micro-batches and samples into `state`, and fires `CountEvents`.
         pins_random_states: Whether taking the state dictionary at the end of an epoch pins the host's random states.
+        resumes: Whether the latest run began where a loaded state was taken.
     """
 
     pins_random_states = True
@@ -191,7 +218,7 @@ class IPUTrainer(IPUEngine):
         super().__init__(process_function, session, loaders)
         self._pinned: Optional[Tuple[int, Mapping[str, Any], bool]] = None
         self._warned_of_draws = False
-        self._loaded = False
+        self._loaded = self.resumes = False
         self._ends: Set[int] = set()
         self._added_up: Optional[Mapping[str, Any]] = None
         self._ended_epoch = 0
@@ -277,6 +304,7 @@ class IPUTrainer(IPUEngine):
         if start is _Start.REFUSED:
             return super().run(data, *args, **kwargs)  # Ignite says what is wrong, and how to begin anew
         was_loaded, self._loaded = self._loaded, False
+        self.resumes = start is not _Start.OWN
         if start is _Start.OWN:
             self._added_up = None
             if was_loaded:
@@ -454,13 +482,28 @@ class DeterministicIPUTrainer(IPUTrainer, DeterministicEngine):
     the same random states, as plain data that a checkpoint can be read back with.
     """
 
+    _seed: Optional[int] = None
+
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Return Ignite's state dictionary, numpy's numbers in it as a list."""
+        """Return Ignite's state dictionary, numpy's numbers in it as a list, and the seed that the run began with."""
         state: OrderedDict[str, Any] = super().state_dict()
+        state["ipu"]["seed"] = getattr(self.state, "seed", None)
         python, pytorch, numpy = state["rng_states"]
         plain = tuple(each.tolist() if isinstance(each, np.ndarray) else each for each in numpy)
         state["rng_states"] = [python, pytorch, plain]
         return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned, or the one of an ordinary Ignite engine."""
+        super().load_state_dict(state_dict)
+        self._seed = state_dict.get("ipu", {}).get("seed")
+
+    def _init_run(self) -> None:
+        # Ignite draws a seed from the host's random numbers, of which a resumed run may have drawn others before.
+        super()._init_run()
+        seed, self._seed = self._seed, None
+        if seed is not None and self.resumes:
+            self.state.seed = seed
 
     def _setup_engine(self) -> None:
         state: Any = self.state
@@ -478,13 +521,13 @@ class DeterministicIPUTrainer(IPUTrainer, DeterministicEngine):
 
     def _from_iteration(self, iteration: int) -> Iterator[Any]:
         data: Any = self.state.dataloader
-        sampler = getattr(data, "sampler", None)
-        if not isinstance(sampler, RewindableSampler):
+        sampler = data.source.rewindable if isinstance(data, CallLoader) else None
+        if sampler is None:
             # Without indices there is nothing to rewind: batches are fetched and thrown away.
             return super()._from_iteration(iteration)
         self._position.rewind_generator(data, over=iteration % len(data) == 0)
         self._setup_seed()
-        sampler.rewind(iteration % len(data) * data.combinedBatchSize)
+        sampler.rewind(iteration % len(data) * data.micro_batches)
         batches: Iterator[Any] = iter(data)
         # Now, while the host is seeded: afterwards a resume sets the random state of where it was interrupted.
         sampler.draw()

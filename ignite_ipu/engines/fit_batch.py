@@ -10,7 +10,7 @@ from ignite_ipu.engines.engine import IPUTrainer
 from ignite_ipu.errors import IPUOutOfMemoryError, LossError, PlanError, logger, out_of_memory
 from ignite_ipu.program.config import positive
 from ignite_ipu.program.geometry import BatchGeometry
-from ignite_ipu.program.tensors.rows import row_count
+from ignite_ipu.program.micro_batches import sample_count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _of_trainer(trainer: IPUTrainer, data: Any) -> FittedBatch:
     calls = BatchGeometry.from_options(options, 1)
     session.weights.to_host()
     trained.drop_aside()
-    now = row_count(trainer.prepared(batch)) // calls.input_micro_batches or 1
+    now = sample_count(trainer.prepared(batch)) // calls.input_micro_batches or 1
     each = now * calls.gradient_accumulation
     _refuse_other_updates(trainer, batch)
     tried: List[Tuple[int, Optional[str]]] = []

@@ -224,7 +224,7 @@ def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) ->
         options = session.inference.options(IPUConfig(device_iterations=1, replication_factor=1))
         program = programs.evaluation = session.inference.prepare(step, options)
     with modes_kept(model):  # compiling for evaluation changes them
-        return session.inference.predictions(program, (inputs, keyword_inputs))
+        return session.inference.predictions(program, [(inputs, keyword_inputs)])
 
 
 def _train_natively(

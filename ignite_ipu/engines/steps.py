@@ -11,9 +11,11 @@ from ignite.engine import Engine
 from ignite.engine import _prepare_batch as _ignite_prepare_batch
 from torch import nn
 
-from ignite_ipu.errors import LossError, OptionsError
+from ignite_ipu.engines.call_loader import MicroBatches
+from ignite_ipu.errors import BatchError, LossError, OptionsError, RowsError
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.program.micro_batches import NotJoined, holds_numbers, join, shown, signature, split
 from ignite_ipu.program.options import output_mode
 from ignite_ipu.program.step import EvaluationStep
 from ignite_ipu.program.tensors.rows import join_rows, row_count, row_range
@@ -35,21 +37,100 @@ class IPUStep:
     Attributes:
         run: Makes the device calls for a batch, and returns the engine's output.
         program: Gives the program.
-        prepare: Makes inputs and targets of a batch.
-        compiled_for: Compiles the program for inputs and targets and returns it; no device call is made.
+        prepare: Makes inputs and targets of a batch, of `MicroBatches` those of all.
+        compile: Compiles the program for a batch and returns it; no device call is made.
     """
 
     run: Callable[[Any], Any]
     program: Callable[[], ModelProgram]
     prepare: Callable[[Any], Any]
-    compiled_for: Callable[[Any, Any], ModelProgram]
-
-    def compile(self, batch: Any) -> ModelProgram:
-        """Compile the program for a batch and return it; no device call is made."""
-        return self.compiled_for(*self.prepare(batch))
+    compile: Callable[[Any], ModelProgram]
 
     def __call__(self, engine: Engine, batch: Any) -> Any:
         return self.run(batch)
+
+
+class Preparing:
+    """Calls `prepare_batch` with each micro-batch of a device call, as natively with each batch."""
+
+    def __init__(self, prepare_batch: PrepareBatch, non_blocking: bool = False) -> None:
+        self._prepare_batch, self._non_blocking = prepare_batch, non_blocking
+
+    def joined(self, batch: Any, program: Optional[ModelProgram]) -> Any:
+        """Return inputs and targets of a device call, of all its micro-batches.
+
+        Raises:
+            BatchError: They differ in their shapes.
+        """
+        if type(batch) is not MicroBatches:
+            return self._one(batch)
+        whole = self._known(batch)
+        if whole is not None:
+            return whole
+        parts = zip(*map(self._one, batch))
+        try:
+            x, y = (join(part, name) for part, name in zip(parts, "xy"))
+        except NotJoined as error:
+            raise _different(error, batch, program) from error
+        return x, y
+
+    def micro_batches(
+        self, batch: Any, program: ModelProgram
+    ) -> Tuple[List[Tuple[Any, Any]], Optional[Tuple[Any, Any]]]:
+        """Return inputs and targets of each micro-batch, and those of all where they are joined already."""
+        if type(batch) is MicroBatches:
+            return list(map(self._one, batch)), self._known(batch)
+        x, y = self._one(batch)
+        return list(_cut(x, y, program)), (x, y)
+
+    def _one(self, batch: Any) -> Any:
+        if self._prepares_nothing(batch):
+            return tuple(batch)
+        return self._prepare_batch(batch, device=None, non_blocking=self._non_blocking)
+
+    def _known(self, batch: MicroBatches) -> Optional[Tuple[Any, Any]]:
+        """Return inputs and targets of all, if preparing changes nothing and handlers see micro-batches as one."""
+        whole = batch.joined
+        if not self._prepares_nothing(whole) or len({signature(each) for each in batch}) > 1:
+            return None
+        x, y = whole  # type: ignore[misc]
+        return x, y
+
+    def _prepares_nothing(self, batch: Any) -> bool:
+        """Return whether it is Ignite's own function with tensors, which it returns, after nine calls."""
+        if self._prepare_batch is not _ignite_prepare_batch or type(batch) not in (tuple, list) or len(batch) != 2:
+            return False
+        return type(batch[0]) is torch.Tensor and type(batch[1]) is torch.Tensor
+
+
+def _cut(x: Any, y: Any, program: ModelProgram) -> Iterator[Tuple[Any, Any]]:
+    """Yield the micro-batches of a ready batch: of the size that its program has, or that fills one call."""
+    count = program.micro_batches
+    if count == 1:
+        yield x, y
+        return
+    try:
+        samples = row_count((x, y))
+    except RowsError:
+        yield from split((x, y), count)
+        return
+    layout = program.step.layout
+    size = -(-samples // count) if layout is None or layout.rows is None else layout.rows // count
+    if size >= samples:
+        yield x, y
+        return
+    for start in range(0, samples, size):
+        yield row_range((x, y), start, start + size)
+
+
+def _different(error: NotJoined, batch: MicroBatches, program: Optional[ModelProgram]) -> BatchError:
+    """Return the error for a call whose micro-batches no program takes together."""
+    factors = "" if program is None else f" ({program.calls.factors()})"
+    return BatchError(
+        f"The {len(batch)} micro-batches of one device call{factors} differ: {error}. One program takes all of them, "
+        "with one shape. Pad them to one shape in the collate_fn or in prepare_batch, or let the batch sampler yield "
+        "batches of one shape for a whole call; a call of one micro-batch has a program for each shape."
+    )
 
 
 def call_model(model: nn.Module, x: Any) -> Any:
@@ -86,8 +167,8 @@ class LastCalls:
 
     def train(self, x: Any, y: Any) -> Tuple[Any, Any, Any, torch.Tensor]:
         """Train on one batch of at most a device call's samples, as `IPUSession.train` does on a whole one."""
-        session, samples = self._session, row_count((x, y))
-        if self._whole is None or samples >= self._whole.global_batch_size:
+        session, samples = self._session, self._samples(x, y)
+        if self._whole is None or samples is None or samples >= self._whole.global_batch_size:
             result = session.train(x, y)
             if self._whole is None:
                 self._refuse_sums(x, y)
@@ -102,14 +183,32 @@ class LastCalls:
 
     def compile(self, x: Any, y: Any) -> ModelProgram:
         """Compile the programs for a batch of at most a device call's samples, and return the last."""
-        if self._whole is None or row_count((x, y)) >= self._whole.global_batch_size:
+        samples = self._samples(x, y)
+        if self._whole is None or samples is None or samples >= self._whole.global_batch_size:
             program = self._session.compile(x, y)
             if self._whole is None:
                 self._refuse_sums(x, y)
             self._whole = program.geometry
             return program
-        self.made = self._whole.parts(row_count((x, y)))
+        self.made = self._whole.parts(samples)
         return [self._session.compile(*call) for call in self._cut(x, y)][-1]
+
+    def _samples(self, x: Any, y: Any) -> Optional[int]:
+        """Return the samples of a batch; None where its rows are none, and it is one micro-batch with a program."""
+        try:
+            samples = row_count((x, y))
+        except RowsError as error:
+            if self._session.with_trainer().program.micro_batches == 1:
+                return None
+            raise RowsError(
+                f"{error} drop_last=False cuts the samples of an incomplete device call: use drop_last=True."
+            ) from error
+        if self._whole is not None and samples < self._whole.global_batch_size and holds_numbers((x, y)):
+            raise BatchError(
+                "The last device call is incomplete, and a number of its batch differs between micro-batches, so that "
+                "drop_last=False cannot cut it otherwise. Give each sample a row of it, or use drop_last=True."
+            )
+        return samples
 
     def _cut(self, x: Any, y: Any) -> Iterator[Tuple[Any, Any, BatchGeometry]]:
         start = 0
@@ -169,22 +268,21 @@ def ipu_training_step(
         last_calls: Makes the device calls instead of the session, also smaller ones.
     """
     calls = last_calls or session
+    preparing = Preparing(prepare_batch, non_blocking)
 
     def prepared(batch: Any) -> Any:
         program = session.training
         if program is not None:
             program.set_modes()
-        if prepare_batch is _ignite_prepare_batch and type(batch) in (tuple, list) and len(batch) == 2:
-            x, y = batch
-            if type(x) is torch.Tensor and type(y) is torch.Tensor:
-                return x, y  # which is what Ignite's function returns, after nine calls
-        return prepare_batch(batch, device=None, non_blocking=non_blocking)
+        return preparing.joined(batch, program)
 
     def run(batch: Any) -> Any:
-        x, y = prepared(batch)
-        return output_transform(*calls.train(x, y))
+        x, y, y_pred, loss = calls.train(*prepared(batch))
+        if type(batch) is MicroBatches:
+            x, y = shown((x, y))
+        return output_transform(x, y, y_pred, loss)
 
-    return IPUStep(run, lambda: session.with_trainer().program, prepared, calls.compile)
+    return IPUStep(run, lambda: session.with_trainer().program, prepared, lambda batch: calls.compile(*prepared(batch)))
 
 
 def ipu_evaluation_step(
@@ -220,14 +318,19 @@ def ipu_evaluation_step(
     evaluated = session.model if model is None else model
     module = functools.partial(EvaluationStep, evaluated, model_fn=model_fn, model_transform=model_transform, half=half)
     evaluation = Evaluation(session.inference, module, options or session.inference.options, pipeline)
-    prepare = functools.partial(prepare_batch, device=None, non_blocking=non_blocking)
+    preparing = Preparing(prepare_batch, non_blocking)
 
     def run(batch: Any) -> Any:
         program = evaluation.program()
-        x, y = prepare(batch)
-        return output_transform(*session.inference.evaluate(program, x, y))
+        return output_transform(*session.inference.evaluate(program, *preparing.micro_batches(batch, program)))
 
-    def compile(x: Any, y: Any) -> ModelProgram:
-        return session.inference.compile(evaluation.program(), x)
+    def compile(batch: Any) -> ModelProgram:
+        program = evaluation.program()
+        batches, _ = preparing.micro_batches(batch, program)
+        pieces = next(session.inference.calls(program, [x for x, _ in batches]))
+        return session.inference.compile(program, join([piece.batch for piece in pieces], "x"))
+
+    def prepare(batch: Any) -> Any:
+        return preparing.joined(batch, evaluation.program())
 
     return IPUStep(run, evaluation.program, prepare, compile)

@@ -114,8 +114,8 @@ class IPUConfig:
         share_ipus: Let training and inference take turns on the same IPUs instead of each having their own, as they do
             where the machine has not enough for both.
         pipeline: What spreads the model over several IPUs: names or indices of the layers at which stages begin, pairs
-            of these with an IPU, layers per IPU such as `[4, -1, -1, 4]`, a `Placement`, a `Plan`, or "auto", which
-            plans with the first batch. It replaces the execution strategy of `options`.
+            of these with an IPU, a mapping of them to IPUs, layers per IPU such as `[4, -1, -1, 4]`, a `Placement`, a
+            `Plan`, or "auto", which plans with the first batch. It replaces the execution strategy of `options`.
         execution: "pipelined" (the default), "sharded", "serial phased" or "parallel phased".
         ipus: IPUs there are for all replicas: what "auto" may use, and a limit otherwise.
         memory_per_ipu: Bytes that one IPU has, to which the estimated memory is held before compiling.

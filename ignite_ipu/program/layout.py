@@ -24,11 +24,13 @@ import torch
 
 from ignite_ipu.errors import BatchError
 from ignite_ipu.program.guards.values import Same
+from ignite_ipu.program.micro_batches import PerMicroBatch
 from ignite_ipu.program.objects import contents
 from ignite_ipu.program.tensors.trees import PLAIN, opened, opened_record
 
 _FROZEN = (*(PLAIN - {int, float}), np.bool_, enum.Enum, slice, range)
 _OBJECTS = ("object", "constant")
+_TAKEN = ("rows", "scalar", "object")
 _UNSUPPORTED = (torch.bfloat16, torch.complex64, torch.complex128)
 _INT32 = torch.iinfo(torch.int32)
 
@@ -86,6 +88,13 @@ class BatchLayout:
     @functools.cached_property
     def _is_flat(self) -> bool:
         return all(part is _ROWS for part in self._parts)
+
+    @functools.cached_property
+    def rows(self) -> Optional[int]:
+        """Rows of all tensors, None if they have different numbers: then rows are no samples."""
+        kinds = (node.kind for part in self._parts for _, node in part.inside("") if node.kind in _TAKEN)
+        found = {tensor[0][0] for kind, tensor in zip(kinds, self._tensors) if kind == "rows" and tensor}
+        return int(found.pop()) if len(found) == 1 else None
 
     def leaves_of(self, parts: Sequence[Any]) -> Optional[List[Any]]:
         """Return what `of` returns beside this layout for tensors that have it; None where it takes more to tell."""
@@ -176,7 +185,7 @@ def _flatten(value: Any, path: str, taken: List[Tuple[str, Any]]) -> _Node:
         return _ROWS if value.dim() else _SCALAR
     if isinstance(value, _FROZEN):
         return _Node("frozen", type(value), value)
-    if isinstance(value, numbers.Real):
+    if isinstance(value, (numbers.Real, PerMicroBatch)):
         taken.append((path, value))
         return _SCALAR
     container = opened(value) or opened_record(value)
@@ -240,6 +249,13 @@ def _leaf(value: Any, path: str, micro_batches: int) -> Any:
                 "samples, make it a buffer of the model."
             )
         return value
+    if isinstance(value, PerMicroBatch):
+        values = value.tensor()
+        if value.numbers and not values.is_floating_point():
+            for each in values.tolist():
+                _leaf(each, path, micro_batches)
+            return values.to(torch.int32)
+        return values
     if not isinstance(value, numbers.Real):
         return value
     if isinstance(value, numbers.Integral):

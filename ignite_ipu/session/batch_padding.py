@@ -30,13 +30,20 @@ class FillingCheck:
         self._samples: weakref.WeakKeyDictionary[ModelProgram, Any] = weakref.WeakKeyDictionary()
 
     def checked(self, program: ModelProgram, batch: Any, valid: int, call: Callable[[Any], Any]) -> Any:
-        """Return `call(batch)`, which calls the program and drops all but the first `valid` rows: the filling."""
+        """Return `call(batch)` for one micro-batch of which all but the first `valid` rows are filling.
+
+        `call` calls the program and drops what it returns for the filling.
+        """
         output = call(batch)
-        if valid < (program.rows or 0):
+        self.check(program, batch, valid, output, call)
+        return output
+
+    def check(self, program: ModelProgram, batch: Any, valid: int, output: Any, call: Callable[[Any], Any]) -> None:
+        """Refuse a micro-batch whose filling changes the `output` for its first `valid` rows; see `checked`."""
+        if valid < row_count(batch):
             self._check(program, batch, valid, output, call)
         else:
             self.keep_sample(program, batch)
-        return output
 
     def keep_sample(self, program: ModelProgram, batch: Any) -> None:
         """Keep a sample of a program's first batch, to fill up with when a later batch has only one."""
@@ -44,10 +51,10 @@ class FillingCheck:
             self._samples[program] = map_tensors(row_range(batch, 0, 1), torch.clone)
 
     def may_cut(self, program: ModelProgram, batch: Any, call: Callable[[Any], Any]) -> bool:
-        """Tell whether a larger batch may be cut into pieces of a program's size."""
+        """Return whether a larger micro-batch may be cut into pieces of a program's size, of which this is one."""
         executor, rows = program.executor, row_count(batch)
-        if program.micro_batches > 1 or executor in self._cuttable:
-            return True  # what is cut into micro-batches in each call may be cut between them, too
+        if executor in self._cuttable:
+            return True
         if rows == 1:
             return False
         half = rows // 2
@@ -65,8 +72,8 @@ class FillingCheck:
 
     def _check(self, program: ModelProgram, batch: Any, valid: int, output: Any, call: Callable[[Any], Any]) -> None:
         rows, executor = row_count(batch), program.executor
-        if executor in self._passed or valid % (rows // program.micro_batches) == 0:
-            return  # whole micro-batches of filling are never mixed with samples
+        if executor in self._passed:
+            return
         sample, filling = row_range(batch, 0, 1), row_range(batch, rows - 1, rows)
         if _alike(sample, filling):
             sample = self._samples.get(program, sample)
@@ -116,7 +123,7 @@ def _message(model: nn.Module, valid: int, rows: int) -> str:
     ]
     why = f" ({listed(norms)} normalises by the batch: it keeps no running statistics)" if norms else ""
     return (
-        f"An incomplete batch of {valid} samples was filled up to the {rows} rows of a device call, and the filling "
+        f"An incomplete batch of {valid} samples was filled up to the {rows} rows of a micro-batch, and the filling "
         f"changes the predictions for the samples: the forward of {type(model).__qualname__} mixes the samples of a "
         f"batch{why}. Evaluate with a batch_size that divides the number of samples, or leave the incomplete batch out "
         "with DataLoader(..., drop_last=True); or let the forward treat each sample by itself."

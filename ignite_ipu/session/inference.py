@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from ignite_ipu.errors import RowsError, logger
+from ignite_ipu.errors import BatchError, RowsError, logger
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.layout import BatchLayout
+from ignite_ipu.program.micro_batches import NotJoined, Signature, join, join_results, shown, signature, split
 from ignite_ipu.program.options import check_ipus, evaluation_options
 from ignite_ipu.program.step import BatchStep, EvaluationStep
-from ignite_ipu.program.tensors.rows import join_rows, row_count, row_range, split_rows, take_rows
+from ignite_ipu.program.tensors.rows import row_count, split_rows, take_rows
+from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.session.batch_padding import FillingCheck
 from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
@@ -52,6 +54,20 @@ class Evaluation:
             self._program, self._training = program, inference.training
         program.set_modes()
         return program
+
+
+class Piece(NamedTuple):
+    """One micro-batch as a program takes it.
+
+    Attributes:
+        batch: Its inputs.
+        rows: Rows of its tensors, filling included; 0 if they have different numbers.
+        valid: Rows that are no filling; None if none is.
+    """
+
+    batch: Any
+    rows: int
+    valid: Optional[int]
 
 
 class Inference:
@@ -134,55 +150,101 @@ class Inference:
             if each in programs.evaluations:
                 programs.evaluations.remove(each)
 
-    def evaluate(self, program: ModelProgram, x: Any, y: Any = None) -> Tuple[Any, Any, Any]:
-        """Return inputs, targets and predictions, by the newest weights, of the samples whose outputs come back."""
-        if program.mode == "All":
-            return x, y, self.predictions(program, x)
-        samples = row_count(x)
-        rows = program.rows_for(samples)
-        if samples % rows:
+    def evaluate(
+        self, program: ModelProgram, batches: Sequence[Tuple[Any, Any]], whole: Optional[Tuple[Any, Any]] = None
+    ) -> Tuple[Any, Any, Any]:
+        """Return inputs, targets and predictions of the micro-batches whose outputs come back, joined.
+
+        Args:
+            program: The program.
+            batches: Inputs and targets of each micro-batch.
+            whole: Those of all, where they have been joined already.
+
+        Raises:
+            RowsError: Filling would change the predictions, or the outputs that come back would be those of filling.
+            BatchError: Targets or predictions cannot be joined, for their shapes differ.
+        """
+        if program.mode != "All":
+            return self._evaluate_some(program, batches)
+        inputs = [x for x, _ in batches]
+        predictions = self.predictions(program, inputs, None if whole is None else whole[0])
+        if whole is not None:
+            return (*whole, predictions)
+        return _joined_inputs(inputs), _joined([y for _, y in batches], "y"), predictions
+
+    def _evaluate_some(self, program: ModelProgram, batches: Sequence[Tuple[Any, Any]]) -> Tuple[Any, Any, Any]:
+        results: List[Tuple[Any, Any, Any]] = []
+        rows = {signature(batch) for batch in batches}
+        count, size = len(batches), program.micro_batches
+        if count % size or len(rows) > 1:
             raise RowsError(
-                f"A batch of {samples} samples does not fill device calls of {rows} rows, and with OutputMode."
-                f"{program.mode} the outputs that come back would be those of filling. Leave incomplete batches out, "
-                "or evaluate with output_mode='All', which counts every sample."
+                f"{count} micro-batches of {len(rows)} shapes do not fill calls of {size} of one shape, and with "
+                f"OutputMode.{program.mode} the outputs that come back would be those of filling. Leave incomplete "
+                "batches out, or evaluate with output_mode='All', which counts every sample."
             )
-        pieces = [piece for piece, _ in split_rows((x, y), rows)]
-        predictions = join_rows([self.infer(program, piece) for piece, _ in pieces])
-        x, y = join_rows([program.returned_rows(piece) for piece in pieces])
+        for start in range(0, count, size):
+            x, y = (join(parts) for parts in zip(*batches[start : start + size]))
+            results.append((*program.returned((x, y)), self.infer(program, x)))
+        x, y, predictions = (_joined(parts, "The batch", join_results) for parts in zip(*results))
         return x, y, predictions
 
-    def predictions(self, program: ModelProgram, x: Any) -> Any:
-        """Return the predictions for a batch of any number of samples, one row each, by the newest weights.
+    def predictions(self, program: ModelProgram, inputs: Sequence[Any], whole: Optional[Any] = None) -> Any:
+        """Return the predictions for the micro-batches with these inputs, joined, by the newest weights.
 
-        More samples than the program's are evaluated in pieces, where that does not change the predictions; where it
-        does, the program is compiled again for all of them.
+        See `calls`. Inputs that have been joined already are `whole`.
         """
-        samples = row_count(x)
-        rows = program.rows_for(samples)
-        if samples != rows and program.writes(x):
-            return self._without_filling(program, x)
-        if samples > rows:
-            first, _ = next(split_rows(x, rows))
-            if not self.filling.may_cut(program, first, functools.partial(self.infer, program)):
-                logger.warning(_LARGER, type(program.step.model).__qualname__, rows, samples)
+        if not _fills_calls(program, inputs) and program.writes(inputs[0]):
+            return self._without_filling(program, inputs)
+        results: List[Any] = []
+        for call in self.calls(program, inputs):
+            uncut = len(inputs) == len(call) and all(piece.batch is each for piece, each in zip(call, inputs))
+            as_they_are = whole is not None and uncut and call[-1].valid is None
+            output = self.infer(program, whole if as_they_are else join([piece.batch for piece in call], "x"))
+            results += self._kept(program, call, output)
+        return _joined(results, "The prediction", join_results)
+
+    def calls(self, program: ModelProgram, inputs: Sequence[Any]) -> Iterator[List[Piece]]:
+        """Yield what the device calls take for micro-batches with these inputs: as many pieces as a program does.
+
+        A micro-batch with fewer rows than the program's is filled up; one with more is cut where that does not change
+        the predictions, and else the program is compiled again for it.
+        """
+        size, count = self._size(program, inputs), program.micro_batches
+        group: List[Piece] = []
+        shapes: Optional[Signature] = None
+        for batch in inputs:
+            for piece in _pieces(batch, size):
+                alike = signature(piece.batch) if count > 1 else None
+                if group and (len(group) == count or alike != shapes):
+                    yield _filled(group, count)
+                    group = []
+                shapes = alike
+                group.append(piece)
+        yield _filled(group, count)
+
+    def _size(self, program: ModelProgram, inputs: Sequence[Any]) -> Optional[int]:
+        """Return how many rows a micro-batch is filled up to or cut to, None where rows are no samples."""
+        layout = program.step.layout
+        if layout is not None and layout.rows is None:
+            return None
+        rows = [_rows(batch) or 0 for batch in inputs]
+        largest = max(rows)
+        if layout is None or layout.rows is None:
+            return largest or None
+        size = layout.rows // program.micro_batches
+        if largest > size:
+            first, _ = next(split_rows(inputs[rows.index(largest)], size))
+            of_one = functools.partial(self._of_one, program, size)
+            if type(program.step) is not EvaluationStep or not self.filling.may_cut(program, first, of_one):
+                logger.warning(_LARGER, type(program.step.model).__qualname__, size, largest)
                 program.destroy()
                 program.geometry = None
-                rows = samples
-        predictions = []
-        for piece, valid in split_rows(x, rows):
-            call = functools.partial(self._samples, program, valid, rows)
-            predictions.append(self.filling.checked(program, piece, valid, call))
-        return join_rows(predictions)
+                return largest
+        return size
 
-    def _without_filling(self, program: ModelProgram, x: Any) -> Any:
-        """Return the predictions for a batch by calls of its own rows alone, in their order.
-
-        Filling would count in the buffers that forward writes. Whole micro-batches are calls of their own, and so is
-        the rest.
-        """
-        samples, count = row_count(x), program.micro_batches
-        if count > 1:
-            rows = program.rows_for(samples) // count
+    def _without_filling(self, program: ModelProgram, inputs: Sequence[Any]) -> Any:
+        """Return the predictions by calls of one micro-batch each: filling would count in buffers that forward writes."""
+        if program.micro_batches > 1:
             single = self._singles.get(program)
             if single is None:
                 options = program.asked.clone()
@@ -191,13 +253,31 @@ class Inference:
                 single = self._singles[program] = program.like(program.step.again(), options)
                 self.programs.evaluations.append(single)
             program = single
-        else:
-            rows = samples
-        pieces = [row_range(x, start, min(start + rows, samples)) for start in range(0, samples, rows)]
-        return join_rows([self.infer(program, piece) for piece in pieces])
+        return _joined([self.infer(program, batch) for batch in inputs], "The prediction", join_results)
 
-    def _samples(self, program: ModelProgram, valid: int, rows: int, piece: Any) -> Any:
-        return take_rows(self.infer(program, piece), valid, rows)
+    def _kept(self, program: ModelProgram, call: Sequence[Piece], output: Any) -> List[Any]:
+        """Return what a call has returned for samples rather than filling."""
+        group = program.calls.input_group_size
+        if call[0].valid is None and call[0].rows:
+            self.filling.keep_sample(program, call[0].batch)
+        if group == 1 and call[-1].valid is None and all(piece.valid is None for piece in call):
+            return [output]
+        parts = split(output, program.calls.micro_batches)
+        kept = []
+        for number, piece in enumerate(call):
+            if piece.valid != 0:
+                part = parts[number * group]
+                if piece.valid is not None:
+                    part = take_rows(part, piece.valid, piece.rows)
+                    one = functools.partial(self._of_one, program, piece.valid)
+                    self.filling.check(program, piece.batch, piece.valid, part, one)
+                kept.append(part)
+        return kept
+
+    def _of_one(self, program: ModelProgram, valid: int, batch: Any) -> Any:
+        """Return what the program returns for the first `valid` rows of one micro-batch."""
+        output = self.infer(program, join([batch] * program.micro_batches, "x"))
+        return take_rows(split(output, program.calls.micro_batches)[0], valid, row_count(batch))
 
     def infer(self, program: ModelProgram, *parts: Any) -> Any:
         """Return what an inference program returns for the parts of one batch, by the newest weights."""
@@ -219,15 +299,14 @@ class Inference:
         program.step.settle(layout)
 
     def compile(self, program: ModelProgram, *parts: Any) -> ModelProgram:
-        """Compile the program for batches like this one, filled up if need be, before the first `infer`; returns it.
+        """Compile the program for calls with these inputs, before the first `infer`; returns it.
 
         It comes to its IPUs with the newest weights, unless its target is an offline one.
         """
-        piece, _ = next(split_rows(parts, program.rows_for(row_count(parts))))
-        layout, leaves = program.step.flattened(piece, program.micro_batches)
+        layout, leaves = program.step.flattened(parts, program.micro_batches)
         program = self._for_shapes(program, layout)
         self._follow(program, layout)
-        self._loaded(program, leaves, piece)
+        self._loaded(program, leaves, parts[0] if len(parts) == 1 else parts)
         return program
 
     def _for_shapes(self, program: ModelProgram, layout: BatchLayout) -> ModelProgram:
@@ -264,6 +343,55 @@ class Inference:
                 programs.weights.to_host()  # loading uploads the host's
                 executor = program.load(leaves, x)
         return executor
+
+
+def _fills_calls(program: ModelProgram, inputs: Sequence[Any]) -> bool:
+    """Return whether micro-batches fill device calls as they are."""
+    if len(inputs) % program.micro_batches or (len(inputs) > 1 and len(set(map(signature, inputs))) > 1):
+        return False
+    layout = program.step.layout
+    if layout is None or layout.rows is None:
+        return True
+    return _rows(inputs[0]) in (None, layout.rows // program.micro_batches)
+
+
+def _pieces(batch: Any, size: Optional[int]) -> Iterator[Piece]:
+    """Yield a micro-batch in pieces of a size, the last one filled up."""
+    rows = _rows(batch)
+    if rows is None or size is None or rows == size:
+        yield Piece(batch, rows or 0, None)
+        return
+    for piece, valid in split_rows(batch, size):
+        yield Piece(piece, size, None if valid == size else valid)
+
+
+def _rows(batch: Any) -> Optional[int]:
+    counts = {tensor.shape[0] for tensor in tensors_in(batch) if tensor.dim()}
+    return int(counts.pop()) if len(counts) == 1 else None
+
+
+def _filled(group: Sequence[Piece], count: int) -> List[Piece]:
+    """Return the pieces of a whole call, filled up with the last one."""
+    return [*group, *[group[-1]._replace(valid=0)] * (count - len(group))]
+
+
+def _joined(parts: Sequence[Any], name: str, joining: Callable[[Sequence[Any], str], Any] = join) -> Any:
+    """Return what micro-batches have as one, for the code that gets the outputs of a call."""
+    try:
+        return shown(joining(parts, name))
+    except NotJoined as error:
+        raise BatchError(
+            f"The micro-batches of one device call cannot be handed on together: {error}. Evaluate with "
+            "device_iterations=1 and replication_factor=1, so that a call is one micro-batch, or pad to one shape."
+        ) from error
+
+
+def _joined_inputs(inputs: Sequence[Any]) -> Any:
+    """Return the inputs as one, or a list of them where their shapes differ."""
+    try:
+        return shown(join(inputs, "x"))
+    except NotJoined:
+        return list(inputs)
 
 
 def _compiled_from(options: Options) -> Dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.guards.retrace import Retrace
+from ignite_ipu.program.micro_batches import sample_count, select
 from ignite_ipu.program.options import check_ipus, misspelt_settings_named, output_mode
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import (
@@ -28,7 +30,6 @@ from ignite_ipu.program.tensors.raw import (
     requires_grad,
     unwrap_tensors,
 )
-from ignite_ipu.program.tensors.rows import row_count, select_rows
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.compiled_program import CompiledProgram
 from ignite_ipu.session.executables import ExportedProgram, PathLike, export
@@ -117,9 +118,6 @@ class ModelProgram:
         self._writes_buffers, self._unchecked, self._checks = True, False, False
         self._weights, self._hooks, self._link, self._on_trace = weights, hooks, link, on_trace
         self._step_class, self._layouts = type(step), step.layouts
-        # The rows whose outputs come back, None for all, and for which arithmetic these are.
-        self._returned: Optional[torch.Tensor] = None
-        self._returned_by: Optional[BatchGeometry] = None
 
     @property
     def options(self) -> Options:
@@ -151,17 +149,16 @@ class ModelProgram:
         asked = None if self.placing is None else self.placing.request
         return asked == pipeline and self.asked is options and self.step.computes_like(step)
 
-    def rows_for(self, samples: int) -> int:
-        """Return the rows of one call: before first use those of all these samples, filled up."""
-        return self.rows or -(-samples // self.micro_batches) * self.micro_batches
+    def returned(self, batch: Any) -> Any:
+        """Return those micro-batches of inputs and targets to which the outputs belong that come back."""
+        positions = self.returned_positions
+        return batch if positions is None else select(batch, positions, self.micro_batches)
 
-    def returned_rows(self, batch: Any) -> Any:
-        """Return those rows of inputs and targets to which the outputs belong that come back."""
-        geometry = self.geometry or self._geometry_of(batch)
-        if geometry is not self._returned_by:
-            self._returned_by = geometry
-            self._returned = geometry.row_index(self.mode, self.options.output_return_period)
-        return batch if self._returned is None else select_rows(batch, self._returned, geometry.global_batch_size)
+    @functools.cached_property
+    def returned_positions(self) -> Optional[List[int]]:
+        """Positions of the micro-batches whose outputs come back, None for all in order."""
+        positions = self.calls.returned_micro_batches(self.mode, self.asked.output_return_period)
+        return None if positions == list(range(self.micro_batches)) else positions
 
     def mean_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the mean over the micro-batches whose losses came back."""
@@ -467,7 +464,8 @@ class ModelProgram:
         return poptorch.trainingModel(self.step, options=options, optimizer=link.conversion.optimizer)
 
     def _geometry_of(self, batch: Any) -> BatchGeometry:
-        return dataclasses.replace(self.calls, micro_batch_size=row_count(batch) // self.micro_batches)
+        samples = sample_count(batch if isinstance(batch, tuple) else (batch,))
+        return dataclasses.replace(self.calls, micro_batch_size=samples // self.micro_batches or 1)
 
     def _placed_options(self, leaves: Sequence[Any]) -> Options:
         if self.placing is None:

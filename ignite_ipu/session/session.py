@@ -280,7 +280,7 @@ class IPUSession:
         self.note_updates(updates)
         hooks.after()
         if y_pred is not None:
-            x, y = program.returned_rows((x, y))
+            x, y = program.returned((x, y))
         return x, y, y_pred, program.mean_loss(loss)
 
     def _update_on_host(self, program: ModelProgram, leaves: Sequence[Any], batch: Any) -> Tuple[Any, torch.Tensor]:

@@ -257,7 +257,9 @@ def test_an_evaluation_of_some_outputs_leaves_the_incomplete_call_out(caplog):
     assert evaluator.run(DataLoader(task(22), batch_size=4)).iteration == 2
     assert "22 samples / 8 per device call = 2 steps per epoch, 6 samples dropped" in caplog.text
     x, y = task(12).tensors
-    with pytest.raises(RowsError, match=r"12 samples does not fill device calls of 8 rows.*Final.*output_mode='All'"):
+    with pytest.raises(
+        RowsError, match=r"3 micro-batches of 1 shapes do not fill calls of 2.*Final.*output_mode='All'"
+    ):
         evaluator.run([(x, y)])
 
 

@@ -1,12 +1,14 @@
-"""torch loaders become PopTorch's, with the same samples in the same order."""
+"""torch loaders are iterated as they are, a device call's batches at a time."""
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
 import random
 import re
+import weakref
 from typing import Any, Iterator, List
 
 import pytest
@@ -25,6 +27,7 @@ from torch.utils.data import (
 )
 
 from ignite_ipu import backend
+from ignite_ipu.engines.call_loader import CallLoader, MicroBatches
 from ignite_ipu.engines.loaders import Loaders
 from ignite_ipu.errors import LoaderError
 from ignite_ipu.program.geometry import BatchGeometry
@@ -74,7 +77,8 @@ def evaluation(loader: Any, d: int = 1, r: int = 1) -> Any:
 
 
 def rows(loader: Any) -> List[List[int]]:
-    return [batch.tolist() for batch in loader]
+    calls = (call.show() if isinstance(call, MicroBatches) else call for call in loader)
+    return [call.tolist() for call in calls]
 
 
 def flat(batches: List[List[int]]) -> List[int]:
@@ -84,9 +88,22 @@ def flat(batches: List[List[int]]) -> List[int]:
 def test_one_item_is_one_device_call() -> None:
     """Consecutive samples, D * A * R micro-batches at a time: the order [D][A][R][B]."""
     swapped = training(DataLoader(Numbers(50), batch_size=2), d=2, a=3, r=2)
-    assert isinstance(swapped, poptorch.DataLoader)
     assert rows(swapped) == [list(range(24)), list(range(24, 48))]
-    assert len(swapped) == 2 and swapped.combinedBatchSize == 24
+    assert len(swapped) == 2 and swapped.micro_batches == 12
+
+
+def test_a_call_is_the_batches_that_the_loader_yields() -> None:
+    """`collate_fn` has seen each of them by itself."""
+
+    def centred(samples: List[int]) -> torch.Tensor:
+        numbers = torch.tensor(samples).float()
+        return numbers - numbers.mean()
+
+    loader: Any = DataLoader(Numbers(8), batch_size=2, collate_fn=centred)
+    native = list(loader)
+    for call, start in zip(training(loader, a=2), (0, 2)):
+        assert isinstance(call, MicroBatches)
+        torch.testing.assert_close(list(call), native[start : start + 2])
 
 
 @pytest.mark.parametrize(
@@ -128,46 +145,42 @@ def test_shuffling_stays_the_same_shuffling(generator: Any, workers: int) -> Non
     assert orders[0][0] != orders[0][1]
 
 
-def test_everything_about_a_loader_is_kept() -> None:
-    """Workers, collate function, seeds and the rest arrive at the new loader; pinning is left out."""
+def test_the_users_loader_is_what_is_iterated() -> None:
+    """Its attributes are those of the data; worker processes are its own, and nothing is pinned for an IPU."""
 
     def collate(samples: List[int]) -> torch.Tensor:
         return torch.tensor(samples) * 10
 
-    def init(worker: int) -> None:
-        pass
-
-    generator = torch.Generator()
     loader: Any = DataLoader(
-        Numbers(8),
-        batch_size=2,
-        num_workers=2,
-        collate_fn=collate,
-        worker_init_fn=init,
-        generator=generator,
-        timeout=30,
-        prefetch_factor=3,
-        persistent_workers=True,
-        multiprocessing_context="fork",
-        pin_memory=True,
+        Numbers(8), batch_size=2, num_workers=2, collate_fn=collate, persistent_workers=True, pin_memory=True
     )
     swapped = training(loader, d=2)
-    assert swapped.dataset is loader.dataset and swapped.sampler is loader.sampler
-    assert swapped.collate_fn is collate and swapped.worker_init_fn is init and swapped.generator is generator
-    assert (swapped.num_workers, swapped.timeout, swapped.prefetch_factor) == (2, 30, 3)
-    assert swapped.persistent_workers and not swapped.pin_memory
-    assert swapped.multiprocessing_context.get_start_method() == "fork"
+    assert swapped.loader is loader and swapped.sampler is loader.sampler and swapped.collate_fn is collate
     assert rows(swapped) == [[0, 10, 20, 30], [40, 50, 60, 70]]
+    with pytest.raises(AttributeError, match="no attribute 'shuffle'"):
+        swapped.shuffle  # noqa: B018
 
 
-def test_the_same_loader_is_swapped_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Worker processes survive, and the arithmetic is explained once."""
+def test_the_arithmetic_of_a_loader_is_explained_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However often it is given to an engine."""
     loaders = Loaders(options(d=2), training=True)
     loader: Any = DataLoader(Numbers(11), batch_size=2)
     with caplog.at_level(logging.INFO, logger="ignite_ipu"):
-        assert loaders.swap(loader) is loaders.swap(loader)
+        for _ in range(2):
+            assert isinstance(loaders.swap(loader), CallLoader)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "11 samples / 4 per device call = 2 steps per epoch, 3 samples dropped" in caplog.text
+
+
+def test_an_engine_does_not_keep_loaders() -> None:
+    """A loader that was made for one evaluation is freed with its data set and its processes."""
+    loaders = Loaders(options(d=2), training=False)
+    loader: Any = DataLoader(Numbers(8), batch_size=2)
+    rows(loaders.swap(loader))
+    alive = weakref.ref(loader)
+    del loader
+    gc.collect()
+    assert alive() is None
 
 
 def test_batch_samplers_are_kept() -> None:
@@ -185,22 +198,24 @@ def test_short_last_batch_of_a_batch_sampler_is_dropped_in_training() -> None:
     assert rows(swapped) == [[0, 1, 2, 3]] and len(swapped) == 1
 
 
-def test_uneven_batch_samplers_cannot_train() -> None:
-    """Joining uneven batches would cut micro-batches across their borders."""
-    loader = training(DataLoader(Numbers(10), batch_sampler=[[0, 1], [2], [3, 4], [5, 6]]), d=2)
-    with pytest.raises(LoaderError, match="batches of 1 samples where 2 are expected"):
-        rows(loader)
+def test_batches_of_uneven_batch_samplers_stay_whole() -> None:
+    """What their shapes mean for a program is for the step to say."""
+    loader = DataLoader(Numbers(10), batch_sampler=[[0, 1], [2], [3, 4], [5, 6, 7]])
+    assert [list(map(len, call)) for call in training(loader, d=2)] == [[2, 1], [2, 3]]
 
 
-def test_batch_sampler_without_a_size_is_refused() -> None:
-    """A micro-batch size cannot be guessed."""
+def test_batch_sampler_without_a_size() -> None:
+    """Its batches are counted, if their samples cannot be."""
 
     class Sampler:
         def __iter__(self) -> Iterator[List[int]]:
-            return iter([[0, 1]])
+            return iter([[0, 1], [2, 3], [4, 5]])
 
-    with pytest.raises(LoaderError, match="does not say how large its batches are"):
-        training(DataLoader(Numbers(4), batch_sampler=Sampler()))
+    loaders = Loaders(options(d=2), training=True)
+    loader = DataLoader(Numbers(6), batch_sampler=Sampler())
+    assert rows(loaders.swap(loader)) == [[0, 1, 2, 3]]
+    assert loaders.geometry(loader) is None
+    assert loaders.explain(loader).startswith("2 batches of the loader are one device call (deviceIterations 2 x")
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 23])
@@ -214,9 +229,9 @@ def test_evaluation_sees_every_sample_once(count: int, workers: int) -> None:
 
 
 def test_evaluation_takes_uneven_batch_samplers() -> None:
-    """Their samples are cut anew, in their order."""
+    """In their order, each as one micro-batch."""
     swapped = evaluation(DataLoader(Numbers(10), batch_sampler=[[9], [0, 1, 2], [5, 4]]), d=2)
-    assert flat(rows(swapped)) == [9, 0, 1, 2, 5, 4] and swapped.combinedBatchSize == 6
+    assert rows(swapped) == [[9, 0, 1, 2], [5, 4]] and len(swapped) == 2
 
 
 def test_evaluation_honours_drop_last() -> None:
@@ -240,39 +255,27 @@ def test_streams_work(workers: int) -> None:
     assert sorted(flat(rows(evaluation(loader, d=2)))) == list(range(22))
 
 
-def test_a_stream_read_asynchronously_does_not_tell_what_it_leaves_out(caplog: pytest.LogCaptureFixture) -> None:
-    """PopTorch's workers drop their own incomplete items, so that nobody can count them."""
-    loaders = Loaders(options(d=2), training=True, mode=poptorch.DataLoaderMode.Async)
-    made = loaders.swap(DataLoader(Stream(22), batch_size=2))
-    made.terminate()
-    (record,) = caplog.records
-    assert "a Stream, has no length" in record.getMessage() and "AsyncRebatched and Sync say it" in record.getMessage()
-
-
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("mode", ["Sync", "AsyncRebatched"])
+@pytest.mark.parametrize("mode", ["Sync", "Async", "AsyncRebatched"])
 def test_samples_that_a_stream_leaves_out_are_counted(
     mode: str, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That is known when the stream has ended: 22 samples fill 5 calls of 4, or each worker's 11 two of them."""
-    split = workers and mode == "Sync"
+    """That is known when the stream has ended: 22 samples fill 5 calls of 4, each worker's 11 have a short batch."""
     loader: Any = DataLoader(Stream(22), batch_size=2, num_workers=workers, worker_init_fn=itself)
     made = Loaders(options(d=2), training=True, mode=poptorch.DataLoaderMode[mode]).swap(loader)
     with caplog.at_level(logging.WARNING, logger="ignite_ipu"):
         for _ in range(2):
-            assert len(rows(made)) == (4 if split else 5)
+            assert len(rows(made)) == 5
     made.terminate()
     (record,) = caplog.records
-    assert f"{6 if split else 2} samples at the end of the data, a Stream, did not fill a device" in record.getMessage()
+    assert "2 samples at the end of the data, a Stream, did not fill a device call of 4" in record.getMessage()
 
 
 def test_ready_batches_pass_through() -> None:
-    """Lists, loaders without batching and PopTorch's own loaders are iterated as they are."""
+    """Lists and PopTorch's own loaders are iterated as they are."""
     batches = [torch.zeros(4)] * 3
-    ready: Any = DataLoader([torch.zeros(4)] * 3, batch_size=None)
     loaders = Loaders(options(d=2), training=True)
     assert loaders.swap(batches) is batches
-    assert loaders.swap(ready) is ready
     assert loaders.swap(None) is None
     own = poptorch.DataLoader(options(d=2), Numbers(8), batch_size=2)
     assert loaders.swap(own) is own
@@ -387,11 +390,16 @@ class OwnIteration(DataLoader):  # type: ignore[type-arg]
 
 
 def test_loaders_that_iterate_in_their_own_way() -> None:
-    """They pass through where a batch is a call, and are refused where batches would have to be joined."""
+    """What they yield are the batches."""
     loader = OwnIteration(Numbers(4), batch_size=2)
     assert rows(training(loader)) == [[100, 101], [102, 103]]
-    with pytest.raises(LoaderError, match="OwnIteration, which iterates in its own way"):
-        training(loader, d=2)
+    assert rows(training(loader, d=2)) == [[100, 101, 102, 103]]
+
+
+def test_items_of_a_loader_without_batching_are_its_batches() -> None:
+    """As of a data set that streams batches."""
+    loader: Any = DataLoader([torch.arange(2) + start for start in (0, 2, 4, 6)], batch_size=None)
+    assert rows(training(loader, d=2)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 def test_geometry_and_explanation() -> None:
@@ -429,10 +437,10 @@ def test_asynchronous_modes() -> None:
     loader: Any = DataLoader(Numbers(11), batch_size=2)
     mode = poptorch.DataLoaderMode.Async
     made = Loaders(options(d=2), training=True, mode=mode).swap(loader)
-    assert [batch.tolist() for batch in made] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert rows(made) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     made.terminate()
     made = Loaders(options(d=2), training=False, mode=mode).swap(loader)
-    assert [batch.tolist() for batch in made] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+    assert rows(made) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
     made.terminate()
 
 

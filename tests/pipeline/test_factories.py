@@ -89,6 +89,7 @@ def test_no_execution_changes_what_is_learned(execution, tied):
         ([2, -1, 1], [("embed", 0), ("blocks.1", 1), ("head", 2)]),
         ([1, -1, -1, 1], [("embed", 0), ("blocks.0", 1), ("blocks.2", 2), ("head", 3)]),
         ([("embed", 0), ("blocks.2", 1), ("head", 0)], [("embed", 0), ("blocks.2", 1), ("head", 0)]),
+        ({"embed": 0, "blocks.0": 0, "blocks.2": 1}, [("embed", 0), ("blocks.0", 0), ("blocks.2", 1)]),
     ],
 )
 def test_what_pipeline_takes(spec, expected):

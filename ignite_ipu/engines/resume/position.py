@@ -3,8 +3,7 @@
 Ignite starts the data anew when a run resumes in the middle of an epoch. Here the pass over the data is started with
 the random states it had, the batches that were used are drawn and dropped, and then the states of the interruption set.
 
-Ignite's `DeterministicEngine` rebuilds a torch loader around a batch sampler that it can rewind. `poptorch.DataLoader`
-cannot be rebuilt so, and cuts its batches itself: here the sampler under it is rewound instead.
+As in Ignite's `DeterministicEngine`, loaders of deterministic engines have a batch sampler that can be rewound.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ def _length(data: Any, otherwise: int) -> int:
 
 
 class RewindableSampler:
-    """A sampler that can leave out the indices that were used before a resume."""
+    """A batch sampler that can leave out the batches that were used before a resume."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -103,11 +102,11 @@ class RewindableSampler:
         self._drawn: Optional[List[Any]] = None
 
     def rewind(self, skip: int) -> None:
-        """Leave out this many indices of the epoch that starts next."""
+        """Leave out this many batches of the epoch that starts next."""
         self._skip = skip
 
     def draw(self) -> None:
-        """Draw the indices of the epoch that starts next, unless it has started."""
+        """Draw the batches of the epoch that starts next, unless it has started."""
         if self._skip:
             self._drawn = list(self._sampler)
 

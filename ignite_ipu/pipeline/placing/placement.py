@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Protocol, Sequence, Tuple, Union, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Dict,
+    List,
+    Mapping,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+    Union,
+    runtime_checkable,
+)
 
 from torch import nn
 
@@ -21,7 +33,7 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline.costs.stages import Strategy
 
 Entry = Union[str, int, Tuple[Union[str, int], int]]
-Spec = Union[Sequence[Entry], "Planned", "Placement"]
+Spec = Union[Sequence[Entry], Mapping[Union[str, int], int], "Planned", "Placement"]
 """Arguments of `Placement.of`: see there."""
 
 
@@ -90,7 +102,7 @@ class Placement:
                 pair `(layer, ipu)` says the IPU. A name may be a range, `layers.0-3`: the stage has these of their
                 container, and the next one in it begins behind them. Or layers per IPU, where one or more -1 share what
                 the others leave, as `[4, -1, -1, 4]`: earlier wildcards get the odd ones. The two lists of numbers
-                cannot be confused, since no IPU gets 0 layers.
+                cannot be confused, since no IPU gets 0 layers. Or a mapping of layers to IPUs, in any order.
             execution: One of `EXECUTIONS`.
             granularity: Which modules count as layers for indices and layers per IPU.
             loss_ipu: IPU of the loss, if it is not to stay with the last stage.
@@ -106,7 +118,7 @@ class Placement:
             return spec
         if isinstance(spec, Planned):
             return spec.placement()
-        entries = list(spec)
+        entries: List[Entry] = list(spec.items() if isinstance(spec, Mapping) else spec)
         if "phased" in execution and (loss_ipu is not None or any(isinstance(e, tuple) for e in entries)):
             raise PlanError(f"Phases run where {execution} execution puts them; name layers without IPUs.")
         if entries and all(isinstance(e, int) for e in entries) and entries[0] != 0:
@@ -115,6 +127,9 @@ class Placement:
             starts = [Start(names[sum(counts[:ipu])], ipu) for ipu in range(len(counts))]
         else:
             starts = _starts(model, entries, granularity)
+            if isinstance(spec, Mapping) and not any(start.call for start in starts):
+                layers = [name for name, _ in model.named_modules()]
+                starts.sort(key=lambda start: layers.index(start.layer))
         order = _execution_order(model, starts, granularity)
         return cls(_with_shared(model, starts, order), execution, loss_ipu)
 
@@ -295,7 +310,10 @@ def _starts(model: nn.Module, entries: Sequence[Entry], granularity: Granularity
     known = {*names, *(name for name, _ in model.named_modules() if name)}
     starts, ranges = [], []
     for number, entry in enumerate(entries):
-        layer, ipu = entry if isinstance(entry, tuple) else (entry, number)
+        pair: Tuple[Any, Any] = entry if isinstance(entry, tuple) else (entry, number)
+        layer, ipu = pair
+        if isinstance(ipu, bool) or not isinstance(ipu, int) or ipu < 0:
+            raise PlanError(f"Layer {layer!r} is placed on {ipu!r}; IPUs are numbered from 0.")
         if isinstance(layer, int):
             if not 0 <= layer < len(names):
                 raise PlanError(

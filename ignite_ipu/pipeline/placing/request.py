@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Dict, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 from torch import nn
 
@@ -12,7 +12,7 @@ from ignite_ipu.pipeline.costs.machine import MK2, Machine
 from ignite_ipu.pipeline.placing.placement import Entry, Placement, Planned
 from ignite_ipu.program.config import EXECUTIONS, IPUConfig
 
-Pipeline = Union[Sequence[Entry], Planned, Placement, str]
+Pipeline = Union[Sequence[Entry], Mapping[Union[str, int], int], Planned, Placement, str]
 """Arguments of the factories called `pipeline`: whatever `Placement.of` understands, or "auto"."""
 
 
@@ -29,7 +29,7 @@ class PipelineRequest:
         round_up: Whether IPUs may be left idle where the number is no power of two.
     """
 
-    spec: Union[Tuple[Entry, ...], Planned, Placement, str]
+    spec: Union[Tuple[Entry, ...], Mapping[Union[str, int], int], Planned, Placement, str]
     execution: Optional[str] = None
     ipus: Optional[int] = None
     memory_per_ipu: Optional[int] = None
@@ -72,13 +72,14 @@ class PipelineRequest:
                 kind = type(spec).__name__.lower()
                 raise PlanError(f"The {kind} is {spec.execution}, but execution={execution!r}. Say one.")
             return cls(spec, spec.execution, ipus, memory_per_ipu)
-        try:
-            return cls(tuple(spec), execution, ipus, memory_per_ipu)
-        except TypeError:
+        if isinstance(spec, Mapping):
+            return cls(dict(spec), execution, ipus, memory_per_ipu)
+        if not isinstance(spec, Sequence):
             raise PlanError(
-                f'pipeline is {spec!r}; it must be a list of layers, a list of layers per IPU, "auto", a Plan or a '
-                "Placement."
-            ) from None
+                f"pipeline is {spec!r}; it must be a list of layers, a list of layers per IPU, a mapping of layers to "
+                'IPUs, "auto", a Plan or a Placement.'
+            )
+        return cls(tuple(spec), execution, ipus, memory_per_ipu)
 
     @property
     def automatic(self) -> bool:

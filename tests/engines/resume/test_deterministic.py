@@ -30,8 +30,11 @@ class Noisy(Dataset):
         return torch.cat([torch.full((3,), index / 24), noise]), index % 3
 
 
-def train(folder, resume=lambda objects, folder: None, saver=DiskSaver, stop=None):
-    """Return the model and the batches of a deterministic run that saves itself every second iteration."""
+def train(folder, resume=lambda objects, folder: None, saver=DiskSaver, stop=None, draws=0):
+    """Return the model and the batches of a deterministic run that saves itself every second iteration.
+
+    Before it runs, the host draws some numbers.
+    """
     torch.manual_seed(5)
     random.seed(5)
     np.random.seed(5)
@@ -47,6 +50,7 @@ def train(folder, resume=lambda objects, folder: None, saver=DiskSaver, stop=Non
     if stop is not None:
         trainer.add_event_handler(Events.ITERATION_COMPLETED(once=stop), trainer.terminate)
     resume(objects, folder)
+    torch.rand(draws)
     trainer.run(DataLoader(Noisy(), batch_size=4, shuffle=True), max_epochs=3)
     return model, batches
 
@@ -76,6 +80,16 @@ def test_a_saved_run_goes_on(saver, resume, stop, tmp_path):
     assert min(after) == stop + 1
     assert {**before, **after} == expected
     assert_same_weights(resumed, whole, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("stop", [6, 8])
+def test_numbers_drawn_before_a_resume_change_nothing(stop, tmp_path):
+    """The order of the data follows the seed of the run that was saved."""
+    _, expected = train(tmp_path / "whole", draws=3, saver=CheckpointSaver)
+    (tmp_path / "parts").mkdir()
+    _, before = train(tmp_path / "parts", saver=CheckpointSaver, stop=stop, draws=3)
+    _, after = train(tmp_path / "parts", newest, saver=CheckpointSaver, draws=5)
+    assert {**before, **after} == expected
 
 
 def test_ignites_own_engine_goes_on_with_it(tmp_path):

@@ -58,10 +58,12 @@ def starts(placement):
         ([2, -1, -1, 1], [("embed", 0), ("blocks.1", 1), ("blocks.4", 2), ("head", 3)]),
         (["embed", 3, ("head", 0)], [("embed", 0), ("blocks.2", 1), ("head", 0)]),
         (["head"], [("head", 0)]),
+        ({"embed": 0, "blocks.0": 0, "blocks.4": 1}, [("embed", 0), ("blocks.0", 0), ("blocks.4", 1)]),
+        ({"blocks.4": 1, 0: 0, "blocks.0-3": 0}, [("embed", 0), ("blocks.0", 0), ("blocks.4", 1)]),
     ],
 )
 def test_short_descriptions(spec, expected):
-    """Names, indices from 0, layers per IPU, wildcards, and pairs that say the IPU."""
+    """Names, indices from 0, layers per IPU, wildcards, pairs that say the IPU, and mappings in any order."""
     assert starts(Placement.of(Net(), spec)) == expected
 
 
@@ -91,6 +93,8 @@ def test_counts_that_do_not_add_up(counts, words):
         (["embed", "blocks.1", "embed"], "'embed' is used twice"),
         ([("embed", 0), ("head", 2)], "uses IPUs \\[0, 2\\]; number them from 0 without gaps"),
         (["embed", "head#1"], "'head#1' names no call"),
+        ({"embed": 0, "head": "1"}, "'head' is placed on '1'; IPUs are numbered from 0"),
+        ({"embed": 0, "heads": 1}, "no layer named 'heads'"),
     ],
 )
 def test_descriptions_that_cannot_be(spec, words):

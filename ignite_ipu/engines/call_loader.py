@@ -1,0 +1,259 @@
+"""`CallLoader`: the batches of a user's loader, as many at a time as one device call takes.
+
+The loader is iterated as it is anywhere else, so that samplers, `collate_fn`, worker processes and random numbers work
+as natively. Its batches are joined after `prepare_batch` has seen each of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import traceback
+import warnings
+from typing import Any, Iterator, List, Optional, Sequence
+
+import torch
+from torch.utils.data import IterableDataset
+
+from ignite_ipu.engines.resume.position import RewindableSampler
+from ignite_ipu.errors import LoaderError, RowsError, logger
+from ignite_ipu.program.micro_batches import NotJoined, join_to_show
+from ignite_ipu.program.tensors.raw import version_of
+from ignite_ipu.program.tensors.rows import row_count, row_range
+from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
+
+
+class MicroBatches(List[Any]):
+    """The batches of one device call, each as the user's loader has yielded it.
+
+    Attributes:
+        joined: What handlers see as `state.batch`: one structure with the rows of all, or these batches where their
+            shapes differ. None before `show`.
+    """
+
+    joined: Optional[Any] = None
+    _versions: Sequence[int] = ()
+
+    def show(self) -> Any:
+        """Return what handlers see as `state.batch`."""
+        if self.joined is None:
+            try:
+                self.joined = join_to_show(self)
+            except NotJoined:
+                self.joined = self
+            self._versions = _versions(self.joined)
+        return self.joined
+
+    def as_changed(self, shown: Any) -> Optional[MicroBatches]:
+        """Return the micro-batches of what `show` returned after handlers changed it, None if they did not.
+
+        It is cut where these batches begin.
+        """
+        if shown is self or (shown is self.joined and _versions(shown) == self._versions):
+            return None
+        changed, start = MicroBatches(), 0
+        if isinstance(shown, MicroBatches):
+            changed += shown
+            return changed
+        if row_count(shown) != sum(map(row_count, self)):
+            raise LoaderError(
+                f"A handler has put {row_count(shown)} rows into state.batch, which held the "
+                f"{sum(map(row_count, self))} rows of the {len(self)} micro-batches of a call. Keep their number."
+            )
+        for batch in self:
+            stop = start + row_count(batch)
+            changed.append(row_range(shown, start, stop))
+            start = stop
+        return changed
+
+
+def _versions(value: Any) -> List[int]:
+    with torch._C.DisableTorchFunctionSubclass():
+        return [0 if tensor.is_inference() else version_of(tensor) for tensor in tensors_in(value)]
+
+
+@dataclasses.dataclass
+class Source:
+    """Loader that is iterated in the place of a user's, for as long as that exists.
+
+    Attributes:
+        loader: The loader, None where the user's own is iterated.
+        rewindable: The sampler of its batches, if it can leave some out.
+        reuses_memory: Whether each batch may lie where the previous one was.
+        told: Whether it has been logged how many samples a pass leaves out.
+    """
+
+    loader: Optional[Any] = None
+    rewindable: Optional[RewindableSampler] = None
+    reuses_memory: bool = False
+    told: bool = False
+
+
+class CallLoader:
+    """Yields what one device call takes: a batch of a loader where that is one, else `MicroBatches`.
+
+    Other attributes are the user's loader's.
+
+    Args:
+        loader: The user's loader.
+        source: What is iterated.
+        micro_batches: Batches of a call.
+        size: Samples of a batch; None if it is not known.
+        samples: Samples of a pass over the data, if they are cut into batches of `size`; None if it is not known.
+        drops: Whether the batches that do not fill a call are left out, and batches with fewer samples than others.
+        training: Whether the data is to fill a call at least.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        source: Source,
+        *,
+        micro_batches: int,
+        size: Optional[int],
+        samples: Optional[int],
+        drops: bool,
+        training: bool,
+    ) -> None:
+        self.loader = loader
+        self.source = source
+        self.micro_batches = micro_batches
+        self.size = size
+        self._samples = samples
+        self._drops, self._training = drops, training
+        self._streams = isinstance(loader.dataset, IterableDataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "loader" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __len__(self) -> int:
+        batches = len(self.loader)
+        if not self._drops:
+            return -(-batches // self.micro_batches)
+        return (batches - self._has_short_batch) // self.micro_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        _check_size_kept(self.loader)
+        # Begun now and not with the first batch: it draws from the host's random numbers.
+        with warnings.catch_warnings():
+            # There is nothing to pin for: an IPU reads batches from ordinary memory.
+            warnings.filterwarnings("ignore", message=".*pin_memory.*")
+            batches = iter(self.loader if self.source.loader is None else self.source.loader)
+        return self._explaining(self._calls(batches))
+
+    def terminate(self) -> None:
+        """End the process of an asynchronous loader."""
+        end = getattr(self.source.loader, "terminate", None)
+        if end is not None:
+            end()
+
+    @property
+    def _has_short_batch(self) -> bool:
+        """True if the last batch is known to have fewer samples than the others."""
+        known = self._samples is not None and self.size is not None
+        return known and bool(self._samples % self.size) and not self.loader.drop_last  # type: ignore[operator]
+
+    def _calls(self, batches: Iterator[Any]) -> Iterator[Any]:
+        calls, group = 0, MicroBatches()
+        left_out: List[Any] = []
+        for batch in self._alike(batches, left_out) if self._drops else batches:
+            if self.source.reuses_memory and self.micro_batches > 1:
+                batch = map_tensors(batch, torch.clone)
+            group.append(batch)
+            # The first call is whole: those for the rest of the data are cut by its arithmetic.
+            whole = calls or not self._training or self._drops or not self._is_short(batch)
+            if len(group) == self.micro_batches and whole:
+                calls += 1
+                yield group if self.micro_batches > 1 else batch
+                group = MicroBatches()
+        if group and not self._drops and (calls or not self._training):
+            calls += 1
+            yield group
+        elif group:
+            left_out += group
+        if not calls:
+            raise LoaderError(
+                f"The loader yielded nothing: the data set ended before it filled one device call of "
+                f"{self._call_in_words()}. Lower deviceIterations, gradientAccumulation or batch_size."
+            )
+        if left_out and self._samples is None and not self.source.told:
+            self.source.told = True
+            logger.warning(
+                "%s at the end of the data, a %s, did not fill a device call of %s and are left out.",
+                _samples_of(left_out),
+                type(self.loader.dataset).__qualname__,
+                self._call_in_words(),
+            )
+
+    def _alike(self, batches: Iterator[Any], left_out: List[Any]) -> Iterator[Any]:
+        """Yield the batches without those that have fewer samples, because the data has ended."""
+        last = len(self.loader) - 1 if self._has_short_batch and not self._streams else None
+        for number, batch in enumerate(batches):
+            if number == last or (self._streams and self._is_short(batch)):
+                left_out.append(batch)
+            else:
+                yield batch
+
+    def _is_short(self, batch: Any) -> bool:
+        try:
+            return self.size is not None and row_count(batch) < self.size
+        except RowsError:
+            return False  # prepare_batch may know where they are
+
+    def _call_in_words(self) -> str:
+        if self.size is None:
+            return f"{self.micro_batches} batches"
+        return f"{self.micro_batches * self.size} samples"
+
+    def _explaining(self, calls: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from calls
+        except Exception as error:
+            explained = _explained(error, self.loader.num_workers)
+            if explained is None:
+                raise
+            raise explained from error
+
+
+def _check_size_kept(loader: Any) -> None:
+    """Refuse a batch size that was changed, which a torch loader has in two places."""
+    size = loader.batch_size
+    wanted = getattr(loader.batch_sampler, "batch_size", size)
+    if size is not None and wanted != size:
+        raise LoaderError(
+            f"The loader's batch size was changed from {size} to {wanted}, but a compiled model has micro-batches of "
+            "one size. Keep it; to use more samples per weight update, train on with a new trainer that has a larger "
+            "gradient_accumulation_steps."
+        )
+
+
+def _samples_of(batches: Sequence[Any]) -> str:
+    with contextlib.suppress(RowsError):
+        return f"{sum(map(row_count, batches))} samples"
+    return f"{len(batches)} batches"
+
+
+def _explained(error: Exception, workers: int) -> Optional[LoaderError]:
+    text = str(error)
+    died = isinstance(error, RuntimeError) and "DataLoader worker" in text and "Caught" not in text
+    if died or (workers and _lost_connection(error)):
+        return LoaderError(
+            f"A worker process of the loader died: {text} Usually it ran out of memory or shared memory, or crashed in "
+            "native code. Use fewer workers, or num_workers=0 to see the failure in this process."
+        )
+    if isinstance(error, AssertionError) and "data fetcher" in text:
+        return LoaderError(
+            f"The process that prepares batches for the asynchronous loader failed: {text} Use mode Sync and "
+            "num_workers=0 to see the failure in this process."
+        )
+    return None
+
+
+def _lost_connection(error: Exception) -> bool:
+    """Return whether a connection to another process broke, as where a worker dies before its batch is fetched."""
+    return isinstance(error, (OSError, EOFError)) and any(
+        frame.f_globals.get("__name__", "").startswith("multiprocessing.")
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
