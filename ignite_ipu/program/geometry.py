@@ -7,9 +7,7 @@ step, replica, row of the micro-batch. Each device iteration ends in one weight 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, List, Optional
-
-import torch
+from typing import Any, List
 
 from ignite_ipu.poptorch_types import Options
 
@@ -24,6 +22,7 @@ class BatchGeometry:
         gradient_accumulation: A, micro-batches of one replica whose gradients make up one update.
         replication_factor: R, replicas that work side by side.
         input_group_size: G, replicas that read the same samples; 1 unless replicas are grouped.
+        processes: P, processes that make each update together, each with calls of its own samples.
 
     Raises:
         ValueError: A factor is no positive integer, or groups do not divide the replicas.
@@ -34,6 +33,7 @@ class BatchGeometry:
     gradient_accumulation: int = 1
     replication_factor: int = 1
     input_group_size: int = 1
+    processes: int = 1
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -55,6 +55,7 @@ class BatchGeometry:
             gradient_accumulation=options.Training.gradient_accumulation,
             replication_factor=options.replication_factor,
             input_group_size=options.input_group_size,
+            processes=options.Distributed.numProcesses,
         )
 
     @property
@@ -74,12 +75,17 @@ class BatchGeometry:
 
     @property
     def accumulated_batch_size(self) -> int:
-        """Samples whose mean gradient makes one weight update: B * A * (R // G)."""
+        """Samples that one process has of those that make one weight update: B * A * (R // G)."""
         return self.micro_batch_size * self.gradient_accumulation * self.input_slots
 
     @property
+    def update_batch_size(self) -> int:
+        """Samples whose mean gradient makes one weight update, in all processes: B * A * (R // G) * P."""
+        return self.accumulated_batch_size * self.processes
+
+    @property
     def global_batch_size(self) -> int:
-        """Samples, and so rows of every input, that one call consumes: B * D * A * (R // G)."""
+        """Samples that one call of one process consumes: B * D * A * (R // G)."""
         return self.accumulated_batch_size * self.device_iterations
 
     @property
@@ -171,11 +177,6 @@ class BatchGeometry:
             for row in range(size)
         ]
 
-    def row_index(self, output_mode: Any, return_period: int = 1) -> Optional[torch.Tensor]:
-        """Return `returned_rows` as an index tensor, or None where they are all rows in order."""
-        rows = self.returned_rows(output_mode, return_period)
-        return None if rows == list(range(self.global_batch_size)) else torch.tensor(rows)
-
     def factors(self, between: str = " x ") -> str:
         """Return the factors of a call that options say, with their names there."""
         return (
@@ -189,16 +190,23 @@ class BatchGeometry:
         if self.input_group_size > 1:
             replicas = f"{self.input_slots} (replicationFactor {self.replication_factor} in groups of "
             replicas += f"{self.input_group_size})"
-        return (
+        text = (
             f"{self.micro_batch_size} (micro-batch) x {self.gradient_accumulation} (gradientAccumulation) x {replicas} "
-            f"= {self.accumulated_batch_size} samples per weight update; "
-            f"x {self.device_iterations} (deviceIterations) = {self.global_batch_size} samples per device call"
         )
+        text += f"x {self.processes} (processes) " if self.processes > 1 else ""
+        text += (
+            f"= {self.update_batch_size} samples per weight update; x {self.device_iterations} (deviceIterations) = "
+        )
+        if self.processes == 1:
+            return f"{text}{self.global_batch_size} samples per device call"
+        together = self.global_batch_size * self.processes
+        return f"{text}{together} samples per device call, {self.global_batch_size} of them in each process"
 
     def explain_epoch(self, samples: int, drop_last: bool = True) -> str:
         """Return the arithmetic of one pass over `samples` samples in a sentence."""
         steps = self.steps_per_epoch(samples, drop_last)
-        text = f"{samples} samples / {self.global_batch_size} per device call = {steps} steps per epoch"
+        share = "samples of this process" if self.processes > 1 else "samples"
+        text = f"{samples} {share} / {self.global_batch_size} per device call = {steps} steps per epoch"
         if drop_last:
             return f"{text}, {self.samples_dropped(samples)} samples dropped"
         padded = self.samples_padded(samples)

@@ -146,7 +146,7 @@ class _Joining:
         first = values[0]
         other = next((value for value in values if value is not first and not _same(value, first)), first)
         if other is not first:
-            raise NotJoined(f"{path} is {first!r:.60} in one of them and {other!r:.60} in another")
+            raise NotJoined(f"{path} is {_named(first)} in one of them and {_named(other)} in another")
         return first
 
     def _join_parts(self, values: Sequence[Any], path: str) -> Any:
@@ -178,6 +178,12 @@ def shapes_of(tensors: Sequence[torch.Tensor]) -> str:
     """Return the different shapes of tensors, the first few of many."""
     shapes = list(dict.fromkeys(str(tuple(tensor.shape)) for tensor in tensors))
     return ", ".join(shapes[:6]) + (" ..." if len(shapes) > 6 else "")
+
+
+def _named(value: Any) -> str:
+    if type(value) in PLAIN:
+        return f"{value!r:.60}"
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
 
 
 def _stacked(values: Sequence[Any]) -> torch.Tensor:

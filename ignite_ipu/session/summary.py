@@ -109,9 +109,10 @@ def _batch(program: ModelProgram) -> str:
     if geometry is not None:
         return geometry.explain()
     unit = program.calls
+    of_each = f" of each of {unit.processes} processes" if unit.processes > 1 else ""
     return (
-        f"b (the loader's batch_size) x {unit.global_batch_size} = {unit.global_batch_size} b samples per device call, "
-        f"{unit.accumulated_batch_size} b per weight update"
+        f"b (the loader's batch_size) x {unit.global_batch_size} = {unit.global_batch_size} b samples per device call"
+        f"{of_each}, {unit.update_batch_size} b per weight update"
     )
 
 

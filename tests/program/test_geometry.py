@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ignite_ipu import backend
 from ignite_ipu.program.geometry import BatchGeometry
+
+poptorch = backend.poptorch()
 
 small = st.integers(1, 4)
 geometries = st.builds(
@@ -70,10 +73,20 @@ def test_returned_rows_are_those_of_the_micro_batches_kept(geometry: BatchGeomet
     for mode, keeps in kept.items():
         expected = [row for (d, a, _), rows in dealt.items() if keeps(d, a) for row in rows]
         assert geometry.returned_rows(mode, period) == expected
-        index = geometry.row_index(mode, period)
-        everything = list(range(geometry.global_batch_size))
-        assert (everything if index is None else index.tolist()) == expected
-        assert (index is None) == (expected == everything)
+
+
+def test_processes_share_an_update() -> None:
+    """Each has half of its samples; epochs are counted by each process for its own share of the data."""
+    options = poptorch.Options().deviceIterations(3)
+    options.Training.gradientAccumulation(8)
+    options.Distributed.configureProcessId(1, 2)
+    geometry = BatchGeometry.from_options(options, 2)
+    assert (geometry.accumulated_batch_size, geometry.update_batch_size, geometry.global_batch_size) == (16, 32, 48)
+    assert geometry.explain() == (
+        "2 (micro-batch) x 8 (gradientAccumulation) x 1 (replicationFactor) x 2 (processes) = 32 samples per weight "
+        "update; x 3 (deviceIterations) = 96 samples per device call, 48 of them in each process"
+    )
+    assert geometry.explain_epoch(100).startswith("100 samples of this process / 48 per device call = 2 steps")
 
 
 @given(geometries, st.integers(0, 500))

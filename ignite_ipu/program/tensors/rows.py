@@ -7,7 +7,7 @@ the predictions an output mode returns.
 from __future__ import annotations
 
 import functools
-from typing import Any, Iterator, Sequence, Tuple, Union
+from typing import Any, Iterator, Sequence, Tuple
 
 import torch
 
@@ -64,14 +64,6 @@ def join_rows(structures: Sequence[Any]) -> Any:
 def join_tensors(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the rows of all tensors in order; those without dimensions are one row each."""
     return torch.cat(list(tensors)) if tensors[0].dim() else torch.stack(list(tensors))
-
-
-def select_rows(structure: Any, rows: Union[Sequence[int], torch.Tensor, None], total: int) -> Any:
-    """Return the given rows of every tensor that has `total` rows, in the given order; None is all, at no cost."""
-    if rows is None:
-        return structure
-    index = torch.as_tensor(rows, dtype=torch.long)
-    return map_tensors(structure, lambda tensor: _checked(tensor, total)[index] if tensor.dim() else tensor)
 
 
 def row_range(structure: Any, start: int, stop: int) -> Any:

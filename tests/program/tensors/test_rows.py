@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ignite_ipu.errors import RowsError
-from ignite_ipu.program.tensors.rows import join_rows, join_tensors, row_count, select_rows, split_rows, take_rows
+from ignite_ipu.program.tensors.rows import join_rows, join_tensors, row_count, split_rows, take_rows
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 
 Pair = namedtuple("Pair", "left right")
@@ -47,13 +47,6 @@ def test_a_full_batch_is_not_copied() -> None:
     assert piece is whole and valid == 4
     assert take_rows(whole, 4, 4) is whole
     assert join_rows([whole]) is whole
-    assert select_rows(whole, None, 4) is whole
-
-
-def test_select_rows_picks_labels() -> None:
-    """Rows come in the asked order, from every tensor that has them."""
-    selected = select_rows((torch.arange(6), [torch.arange(6) * 10]), [4, 5, 1], 6)
-    assert selected[0].tolist() == [4, 5, 1] and selected[1][0].tolist() == [40, 50, 10]
 
 
 def test_outputs_without_a_row_per_sample_are_refused_when_filled() -> None:
