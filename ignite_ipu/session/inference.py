@@ -243,7 +243,7 @@ class Inference:
         return size
 
     def _without_filling(self, program: ModelProgram, inputs: Sequence[Any]) -> Any:
-        """Return the predictions by calls of one micro-batch each: filling would count in buffers that forward writes."""
+        """Return the predictions by calls of one micro-batch each: filling would count in written buffers."""
         if program.micro_batches > 1:
             single = self._singles.get(program)
             if single is None:
