@@ -268,7 +268,7 @@ class IPUSession:
         if hooks is None:
             y_pred, loss = self._update_on_host(program, leaves, (x, y))
             if y_pred is not None:
-                x, y = program.returned_rows((x, y))
+                x, y = program.returned((x, y))
             return x, y, y_pred, program.mean_loss(loss)
         hooks.before(updates, self.weights.notice_edits)
         guard = self.hooks.guard
