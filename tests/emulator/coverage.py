@@ -93,7 +93,10 @@ _REFUSED: Dict[str, str] = {
 _REMARKS: Dict[str, str] = {
     "poptorch.ipuHardwareIsAvailable": "True up to the machine's IPUs, unless `POPTORCH_IPU_MODEL` selects IPU models.",
     "poptorch.ipuHardwareVersion": "2; AssertionError where `POPTORCH_IPU_MODEL` selects IPU models.",
-    "poptorch.custom_op": "A Python function registered with `register_custom_op` stands in for the C++ operator.",
+    "poptorch.custom_op": (
+        "A Python function registered with `register_custom_op` stands in for the C++ operator. Collective operators "
+        "between replicas are built in."
+    ),
     "poptorch.load": "Unpickles a model only if this user saved it, or it is trusted: see the notes on saving.",
     "poptorch.importPoptorchMetadataFromFile": "Returns JSON.",
     "poptorch.Options.disableModuleNamescope": "Scopes are shown in reports; tensors are named without them.",

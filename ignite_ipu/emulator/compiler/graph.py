@@ -53,6 +53,7 @@ class Graph:
     written_inputs: Tuple[int, ...]
     written_buffers: Tuple[str, ...]
     watches_gradients: bool  # whether one is shown while it is computed
+    between_replicas: bool  # whether replicas exchange values, so that they must run together
     differentiated: Tuple[str, ...]  # the weights that the loss has a gradient of, whether they are trained or not
 
 
@@ -121,6 +122,7 @@ def build(
         written_inputs=tuple(index for index in written if index < len(capture.inputs)),
         written_buffers=tuple(name for name, traced in capture.buffers.items() if capture.is_written(traced.origin)),
         watches_gradients=capture.watches_gradients,
+        between_replicas=capture.between_replicas,
         differentiated=() if loss is None else _differentiated(capture, loss),
     )
 

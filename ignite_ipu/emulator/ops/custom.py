@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar, Union
+import math
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, TypeVar, Union
 
 import torch
 from torch import nn
 
+from ignite_ipu.emulator.compiler.graph import ancestors
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.trace.active import active, running
+from ignite_ipu.emulator.ops import collectives
+from ignite_ipu.emulator.trace.active import Trace, active, running
 from ignite_ipu.emulator.values.structures import listed
 
 AttributeValue = Union[float, int, str, list, tuple]  # type: ignore[type-arg]
@@ -32,22 +35,36 @@ def _fast_gather_last_dim(data: torch.Tensor, index: torch.Tensor, axis: int) ->
 _STAND_INS: Dict[Tuple[str, str, int], StandIn] = {
     ("FastGatherLastDim", "poptorch.custom_ops", 1): _fast_gather_last_dim
 }
+_BETWEEN_REPLICAS: Set[Tuple[str, str, int]] = set()
 _ID_PREFIX = "attr:"
 _FLOATS = torch.finfo(torch.float32)
 _RANGES: Dict[str, Tuple[float, float]] = {"float": (_FLOATS.min, _FLOATS.max), "int": (-(2**63), 2**63 - 1)}
 
 
-def register_custom_op(name: str, domain: str, domain_version: int = 1) -> Callable[[_StandIn], _StandIn]:
+def register_custom_op(
+    name: str, domain: str, domain_version: int = 1, between_replicas: bool = False
+) -> Callable[[_StandIn], _StandIn]:
     """Return a decorator that lets a Python function stand in for a custom operator.
 
     The function gets the operator's inputs as CPU tensors and its attributes as keyword arguments, and returns a tensor
     or a sequence of tensors, of the shapes and types of the operator's example outputs. Gradients flow through it as
     autograd finds them; write a `torch.autograd.Function` to give other ones. A later registration of the same operator
     replaces an earlier one.
+
+    Args:
+        name: The operator's name.
+        domain: The domain of its library.
+        domain_version: The version of the domain.
+        between_replicas: The operator exchanges values between replicas. The function then gets for each input a list
+            with the tensor of each replica, and returns a list with the outputs of each replica.
     """
 
     def register(function: _StandIn) -> _StandIn:
-        _STAND_INS[(name, domain, domain_version)] = function
+        key = (name, domain, domain_version)
+        _STAND_INS[key] = function
+        _BETWEEN_REPLICAS.discard(key)
+        if between_replicas:
+            _BETWEEN_REPLICAS.add(key)
         return function
 
     return register
@@ -56,6 +73,7 @@ def register_custom_op(name: str, domain: str, domain_version: int = 1) -> Calla
 def unregister_custom_op(name: str, domain: str, domain_version: int = 1) -> None:
     """Forget the function that stands in for a custom operator; nothing when there is none."""
     _STAND_INS.pop((name, domain, domain_version), None)
+    _BETWEEN_REPLICAS.discard((name, domain, domain_version))
 
 
 def custom_op(
@@ -90,7 +108,9 @@ def custom_op(
     for value in attributes.values():
         for number in value if isinstance(value, (list, tuple)) else (value,):
             _check_range(number)
-    stand_in = _STAND_INS.get((name, domain, domain_version))
+    key = (name, domain, domain_version)
+    joint = _joint(key)
+    stand_in = joint or _STAND_INS.get(key)
     if stand_in is None:
         raise backend_error(
             f"Could not find a creator function for the custom operator {domain}.{name}:{domain_version}. On an IPU "
@@ -101,24 +121,93 @@ def custom_op(
     examples = [getattr(each, "meta", each) for each in map(trace.stood_in, example_outputs)]
     with trace.outside():
         expected = [(tuple(each.shape), each.dtype) for each in examples]
+    of_replica = stand_in if joint is None else collectives.kernel_of(joint, attributes)
+    own_attributes = attributes if joint is None else {}
 
     def kernel(*values: torch.Tensor) -> List[torch.Tensor]:
-        outputs = listed(stand_in(*values, **copy.deepcopy(attributes)))
+        outputs = listed(of_replica(*values, **copy.deepcopy(own_attributes)))
+        if is_known:
+            # They are flat, and libraries declare them with a dimension of replicas.
+            pairs = zip(outputs, expected)
+            outputs = [each.reshape(shape) if each.numel() == math.prod(shape) else each for each, (shape, _) in pairs]
         found = [(tuple(each.shape), each.dtype) for each in outputs]
         if found != expected:
             raise backend_error(
-                f"The function registered for the custom operator {domain}.{name}:{domain_version} returned {found}, "
-                f"and its example outputs are {expected}."
+                f"The {'operator' if is_known else 'function registered for the custom operator'} "
+                f"{domain}.{name}:{domain_version} returned {found}, and its example outputs are {expected}."
             )
         return outputs
 
+    is_known = joint is not None and joint is collectives.COLLECTIVES.get(name)
     kernel.__name__ = name
     kernel.runs_every_time = True  # type: ignore[attr-defined]
-    return trace.record(kernel, *inputs, result=lambda: list(map(_meta_like, examples)))
+    if joint is None:
+        return trace.record(kernel, *inputs, result=lambda: [_meta_like(each, False) for each in examples])
+    needs_gradient = _note_collective(trace, name, attributes, inputs, is_known)
+    results: Any = trace.record(kernel, *inputs, result=lambda: [_meta_like(each, needs_gradient) for each in examples])
+    if needs_gradient is None:
+        _refuse_gradient(trace, name, results)
+    for result in results:
+        result.node.meta["differentiable"] = bool(needs_gradient)
+    return list(results)
 
 
-def _meta_like(example: torch.Tensor) -> torch.Tensor:
-    return torch.empty(example.shape, dtype=example.dtype, device="meta", requires_grad=example.requires_grad)
+def _joint(key: Tuple[str, str, int]) -> Optional[collectives.Joint]:
+    """Return the function of all replicas that stands for an operator; None for one of each replica alone."""
+    name, *domain = key
+    if domain != [collectives.DOMAIN, collectives.VERSION] or name not in collectives.COLLECTIVES:
+        return _STAND_INS[key] if key in _BETWEEN_REPLICAS else None
+    if key in _STAND_INS and key not in _BETWEEN_REPLICAS:
+        logger.warning(
+            "%s exchanges values between replicas, and the function registered for it gets those of one replica only: "
+            "the emulator's own operator is used. Leave the registration out.",
+            name,
+        )
+    return _STAND_INS[key] if key in _BETWEEN_REPLICAS else collectives.COLLECTIVES[name]
+
+
+def _note_collective(
+    trace: Trace, name: str, attributes: Dict[str, Any], inputs: Sequence[torch.Tensor], is_known: bool
+) -> Optional[bool]:
+    """Have the replicas run together; return whether outputs have gradients, None where they would be refused."""
+    outermost = trace
+    while outermost.outer is not None:
+        outermost.between_replicas = True
+        outermost = outermost.outer
+    outermost.between_replicas = True
+    metas = [trace.traced(tensor).meta for tensor in inputs]
+    with trace.outside():
+        differentiable = any(meta.requires_grad for meta in metas)
+    if not is_known:
+        return differentiable
+
+    def check(_: Any, options: Any, __: Any) -> None:
+        collectives.check(name, attributes, metas, options.replication_factor * options.Distributed.numProcesses)
+
+    outermost.checks.append(check)
+    has_gradient = collectives.has_gradient(name, attributes)
+    return has_gradient if has_gradient is None and differentiable else differentiable and bool(has_gradient)
+
+
+def _refuse_gradient(trace: Trace, name: str, outputs: Sequence[Any]) -> None:
+    """Refuse, when the model compiles, a loss whose gradient would have to flow back through an operator."""
+    nodes = {output.node for output in outputs}
+
+    def check(*_: Any) -> None:
+        if nodes & ancestors(trace.losses):
+            raise backend_error(
+                f"{name} has a gradient for the operator Local (8) only, and the loss depends on weights through it. "
+                "Detach its input, or use an operator that has one."
+            )
+
+    trace.checks.append(check)
+
+
+def _meta_like(example: torch.Tensor, needs_gradient: Optional[bool]) -> torch.Tensor:
+    meta = torch.empty(example.shape, dtype=example.dtype, device="meta")
+    if needs_gradient is not False and meta.is_floating_point():
+        return meta.requires_grad_().clone()  # no leaf, which nothing could be written into
+    return meta.requires_grad_(example.requires_grad)
 
 
 def accessAttributes(attribute_id_str: str) -> Dict[str, Any]:

@@ -10,6 +10,7 @@ import torch
 
 from ignite_ipu.emulator.compiler.batching import Batching, narrowed
 from ignite_ipu.emulator.compiler.graph import Graph
+from ignite_ipu.emulator.popdist.replicas import Replicas
 from ignite_ipu.emulator.trace.isolation import Turn
 from ignite_ipu.emulator.trace.number_formats import narrow
 from ignite_ipu.emulator.values.replica_groups import ReplicaGroups
@@ -70,7 +71,7 @@ class Executable:
     """One graph with the weights and buffers it works on: copies of the host's values.
 
     Weights that are `trainable` have gradients. The values of those with `groups`, which differ between groups of
-    replicas, have one slice a group.
+    replicas, have one slice a group. Replicas that exchange values run `together`.
     """
 
     def __init__(
@@ -82,8 +83,10 @@ class Executable:
         buffers: Mapping[str, torch.Tensor],
         groups: Mapping[str, ReplicaGroups],
         random: RandomStream,
+        together: Optional[Replicas] = None,
     ) -> None:
         keep_freed_memory()
+        self._together = together
         self.graph = graph
         self.batching = batching
         self.random = random
@@ -109,7 +112,8 @@ class Executable:
         self.arguments = [self._arguments_of(replica) for replica in replicas]
         self._written = [[own[name] for name in graph.written_buffers] for own in self.buffers]
         self._state_returned: Optional[Tuple[bool, ...]] = None
-        self._is_one_pass = batching.micro_batches == 1 and not (graph.written_inputs or graph.written_buffers)
+        writes = bool(graph.written_inputs or graph.written_buffers)
+        self._is_one_pass = batching.micro_batches == 1 and not writes and together is None
         self._slots = [batching.slot_of(replica) for replica in replicas]
 
     def infer(self, inputs: Tensors) -> List[torch.Tensor]:
@@ -126,30 +130,36 @@ class Executable:
         self, inputs: Tensors, run: Callable[[Results, int], Results], update: Callable[[], None]
     ) -> List[torch.Tensor]:
         """Run one call: for each device iteration all its micro-batches, each for one replica, and then one update."""
-        batching, written_inputs = self.batching, self.graph.written_inputs
+        batching = self.batching
         micro_batches = batching.cut(inputs)
         steps = range(batching.gradient_accumulation)
         kept: List[List[Results]] = []
         position = 0
         for iteration in range(batching.device_iterations):
             for accumulation in steps:
-                collected: List[Results] = []
-                for replica, slot in enumerate(self._slots):
-                    batch = originals = micro_batches[position + slot]
-                    if written_inputs:
-                        batch = tuple(
-                            value.clone() if place in written_inputs else value for place, value in enumerate(batch)
-                        )
-                    collected.append(self._kept(run(batch, replica)))
-                    _cut_from_history(self._written[replica])
-                    for place in written_inputs:
-                        originals[place].copy_(batch[place].detach())
+                batches = micro_batches[position : position + batching.slots]
+                passes = [
+                    functools.partial(self._pass, run, replica, batches[slot])
+                    for replica, slot in enumerate(self._slots)
+                ]
+                collected = [each() for each in passes] if self._together is None else self._together.run(passes)
                 position += batching.slots
                 if batching.keeps(iteration, accumulation):
                     kept.append(collected)
             update()
         outputs = len(kept[0][0])
         return [batching.stack([[results[index] for results in step] for step in kept]) for index in range(outputs)]
+
+    def _pass(self, run: Callable[[Results, int], Results], replica: int, originals: Results) -> Results:
+        """Run one replica's micro-batch, and return its results."""
+        written_inputs, batch = self.graph.written_inputs, originals
+        if written_inputs:
+            batch = tuple(value.clone() if place in written_inputs else value for place, value in enumerate(batch))
+        results = self._kept(run(batch, replica))
+        _cut_from_history(self._written[replica])
+        for place in written_inputs:
+            originals[place].copy_(batch[place].detach())
+        return results
 
     def forget_history(self) -> None:
         """Let buffers that a failed call wrote to be values alone."""

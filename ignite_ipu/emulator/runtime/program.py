@@ -22,6 +22,8 @@ from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.files import cache
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.popdist.communication import connected
+from ignite_ipu.emulator.popdist.replicas import Replicas
 from ignite_ipu.emulator.runtime import loss_scaling
 from ignite_ipu.emulator.runtime.executable import Executable, RandomStream
 from ignite_ipu.emulator.runtime.host_tensors import HostTensors, receive, shares_memory
@@ -114,6 +116,7 @@ class DeviceProgram:
         self.ipus = self.placement.ipus(options)
         self._groups = self._replica_groups(per_replica)
         self._reduce = reducer(options.Distributed.numProcesses) if training else None
+        self._replicas = _together(options) if self.graph.between_replicas else None
         seed = options("random_seed") if options.exists("random_seed") else next(_SEEDS)
         self.random = RandomStream(int(seed), alike=not on_the_host(self.graph.nodes))
         self._synthetic = _synthetic_data(int(options._Popart._value("syntheticDataMode", 0)))
@@ -121,7 +124,7 @@ class DeviceProgram:
         # Exceptions and stochastic rounding act on the result of each operator, which compiled code does not have.
         self._precision = self.capture.precision
         each_result = self._precision.floating_point_exceptions or self._precision.stochastic_rounding
-        self._compiles_with_torch = torch_compile_wanted() and not each_result
+        self._compiles_with_torch = torch_compile_wanted() and not (each_result or self.graph.between_replicas)
         self._compiled: Optional[Graph] = None
         self._compiled_step = Compiled(self._name)
         self._executable: Optional[Executable] = None
@@ -152,7 +155,14 @@ class DeviceProgram:
             self._compiled = torch_compiled(self.graph, self._name)
         weights, buffers = self._host_values()
         self._executable = executable = Executable(
-            self._compiled or self.graph, self.batching, weights, self._trained, buffers, self._groups, self.random
+            self._compiled or self.graph,
+            self.batching,
+            weights,
+            self._trained,
+            buffers,
+            self._groups,
+            self.random,
+            self._replicas,
         )
         self._meter.add(attaches=1)
         self._count_upload(executable)
@@ -430,6 +440,12 @@ def _synthetic_data(mode: int) -> Optional[Callable[[torch.Tensor], torch.Tensor
     makers = (None, torch.zeros_like, torch.randn_like, torch.rand_like)
     maker = makers[mode]
     return maker and (lambda value: maker(value) if value.is_floating_point() else torch.zeros_like(value))
+
+
+def _together(options: Options) -> Replicas:
+    """Return the replicas of this process, connected with those of the others."""
+    process, processes = options.Distributed.processId, options.Distributed.numProcesses
+    return Replicas(options.replication_factor, process, connected(processes) if processes > 1 else None)
 
 
 def _refuse_backward(*args: Any, **kwargs: Any) -> None:

@@ -171,6 +171,8 @@ class GradientStep:
     def _gradients(self, loss: torch.Tensor, start: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         if self._used is not None and not self._grouped:
             return torch.autograd.grad([loss], self._leaves, [start])
+        # Replicas that run together may all come here before the first of them knows.
+        is_known = self._used is not None
         found: Sequence[Optional[torch.Tensor]] = torch.autograd.grad([loss], self._leaves, [start], allow_unused=True)
         if self._used is None:
             # The loss depends on a parameter if it does on one group's value.
@@ -178,6 +180,7 @@ class GradientStep:
             own = [[next(remaining) is not None for _ in self._executable.leaves[name]] for name in self._names]
             self._used = tuple(used for each in own for used in [any(each)] * len(each))
             self._leaves = tuple(itertools.compress(self._leaves, self._used))
+        if not is_known:
             found = tuple(itertools.compress(found, self._used))
         # A replica reaches the value of its own group only.
         return tuple(torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, self._leaves))

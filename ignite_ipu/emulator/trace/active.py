@@ -141,6 +141,7 @@ class Trace(TorchFunctionMode, abc.ABC):
         # The model holds its own tensors again in it, for code that runs on the host.
         self.host_tensors: Callable[[], ContextManager[None]] = contextlib.nullcontext
         self.watches_gradients = False  # whether some operator shows them, so that none may be scaled ahead of its time
+        self.between_replicas = False  # whether some operator exchanges values between replicas
         self.multi_conv: Any = None
         self.graph = fx.Graph()
         # Placeholders by name, in the order in which the graph takes them.

@@ -8,7 +8,37 @@ import sys
 import horovod.torch as hvd
 import popdist
 import popdist.poptorch
+import poptorch
 import torch
+
+
+class Exchange(torch.nn.Module):
+    """A row of a parameter for each of four replicas, whose values and gradients cross between all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.row = torch.nn.Parameter(torch.arange(2.0).reshape(1, 2))
+
+    def forward(self, x):
+        given = (x + self.row).flatten()
+        gathered = poptorch.custom_op([given], "ReplicatedAllGather", "ai.graphcore", 1, [torch.zeros(4, 2)])[0]
+        again = {"op": "add", "backwards": 1}
+        summed = poptorch.custom_op(
+            [gathered], "ReplicatedAllReduceTP", "ai.graphcore", 1, [torch.zeros(4, 2)], attributes=again
+        )[0]
+        return gathered, poptorch.identity_loss((summed * given).sum(), "sum")
+
+
+def exchanged():
+    """The values that each local replica gathers, and the parameter after an update over all replicas."""
+    model = Exchange()
+    options = popdist.poptorch.Options(ipus_per_replica=1)
+    options.outputMode(poptorch.OutputMode.All).showCompilationProgressBar(False)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.01)
+    first = 2 * popdist.getInstanceIndex()
+    x = torch.tensor([[first, 0.0], [first + 1, 0.0]])
+    return poptorch.trainingModel(model, options, optimizer)(x)[0].tolist(), model.row.tolist()
+
 
 if __name__ == "__main__":
     found = {"before": popdist.isBackendInitialized()}
@@ -48,5 +78,6 @@ if __name__ == "__main__":
     except ValueError as error:
         found["no such instance"] = str(error)
     popdist.synchronize()
+    found["exchanged"] = exchanged()
     with open(f"{sys.argv[1]}/{own}.json", "w") as file:
         json.dump(found, file)

@@ -21,7 +21,7 @@ _JOB = Path(__file__).parent / "job.py"
 def seen(tmp_path_factory):
     """What each of two instances has seen."""
     folder = tmp_path_factory.mktemp("job")
-    assert poprun.main(["--num-instances=2", "--num-replicas", "2", sys.executable, str(_JOB), str(folder)]) == 0
+    assert poprun.main(["--num-instances=2", "--num-replicas", "4", sys.executable, str(_JOB), str(folder)]) == 0
     return [json.loads((folder / f"{instance}.json").read_text()) for instance in range(2)]
 
 
@@ -53,6 +53,18 @@ def test_a_function_runs_on_some_instances_only(seen):
     # On a Pod this one would wait for the other instance for ever.
     assert "on a Pod the program would hang" in seen[1]["hangs"] and seen[0]["hangs"] is None
     assert "numbered from 0" in seen[0]["no such instance"]
+
+
+def test_replicas_exchange_values_and_gradients_over_all_instances(seen):
+    """As plain PyTorch does on the stacked rows: a replica's gradient comes from the losses of all of them."""
+    row = torch.arange(2.0).reshape(1, 2).requires_grad_()
+    given = torch.tensor([[0.0, 0], [1, 0], [2, 0], [3, 0]]) + row
+    for gathered, _ in (each["exchanged"] for each in seen):
+        assert gathered == given.tolist() * 2
+    loss = sum((given * given[replica]).sum() for replica in range(4))
+    loss.backward()
+    expected = (row - 0.01 * row.grad / 4).tolist()[0]
+    assert [each["exchanged"][1][0] for each in seen] == [pytest.approx(expected)] * 2
 
 
 @pytest.fixture
