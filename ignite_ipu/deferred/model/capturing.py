@@ -96,6 +96,10 @@ def capture_optimizer(optimizer: torch.optim.Optimizer, alone: bool = False) -> 
     optimizer.__dict__["add_param_group"] = MethodType(_add_param_group, optimizer)
 
 
+def _no_owner() -> None:
+    return None
+
+
 class HeldWeights(SessionHooks):
     """Has functions recorded of an optimizer's parameters that no captured model has, yet or at all."""
 
@@ -110,18 +114,19 @@ class HeldWeights(SessionHooks):
         assert optimizer is not None
         self._parameters = held_tensors(optimizer)
         watch_parameters(self._parameters)
-        self._on_host: Optional[List[UpdatesOnHost]] = None
+        self._owner: Callable[[], Optional[CapturedModel]] = _no_owner
         mine = [each for each in self._parameters if is_watched(type(each))]
         self._accesses = AccessTracker(mine, self._bring_nothing, self)
 
     def on_host(self) -> List[UpdatesOnHost]:
         """Return what runs the calls of the models that the optimizer steps on the host; nothing for other models."""
-        known = self._on_host
-        if known is None or not all(each.is_current for each in known):
-            owners = {owner.whole: None for owner in map(owner_of, self._parameters) if owner is not None}
-            known = [owner.on_host for owner in owners if owner.on_host is not None]
-            self._on_host = known if len(known) == len(owners) == 1 else None
-        return known
+        known = self._owner()
+        owners = [known]
+        if known is None or known.whole is not known:
+            found = {owner.whole: None for owner in map(owner_of, self._parameters) if owner is not None}
+            owners = list(found)
+            self._owner = weakref.ref(owners[0]) if len(owners) == 1 else _no_owner
+        return [owner.on_host for owner in owners if owner is not None and owner.on_host is not None]
 
     def renew(self) -> None:
         """Watch the parameters that the optimizer holds now."""
