@@ -36,10 +36,10 @@ except ImportError as error:
 
 from ignite_ipu import backend
 from ignite_ipu.checkpoints.random_states import read_device_states
+from ignite_ipu.deferred.compiled.training import CapturedTraining
 from ignite_ipu.deferred.graph.owners import release_optimizer
 from ignite_ipu.deferred.model.capturing import capture_model, capture_optimizer, captured
 from ignite_ipu.deferred.model.model import CapturedModel, first_owner
-from ignite_ipu.deferred.model.updates import Updates
 from ignite_ipu.deferred.settings import IGNORING, captured_options
 from ignite_ipu.deferred.tensor.device_gradient import refuse_weights_of_the_host
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
@@ -261,6 +261,9 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             CaptureError: The norm is no 2-norm, differs from the compiled one, or is not of all trained parameters; or
                 gradients still accumulate, of which accelerate clips what there is so far.
         """
+        if self._steps_on_host:
+            found: torch.Tensor = super().clip_grad_norm_(parameters, max_norm, norm_type)
+            return found
         if not self.gradient_state.sync_gradients:
             raise CaptureError(
                 f"clip_grad_norm_ at {current_line()}, but {self._postponed()}: accelerate clips the sum of the "
@@ -277,15 +280,21 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         return model.clip(every, float(max_norm), float(norm_type), parameters)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
-        """Refuse: PopTorch's optimizers clip by norm only.
+        """Clip gradients by value, where they are on the host.
 
         Raises:
-            UnsupportedArgumentError: Always.
+            UnsupportedArgumentError: Weights are updated on the device, which clips by the global norm only.
         """
-        raise UnsupportedArgumentError(
-            f"clip_grad_value_(..., {clip_value}): gradients are on the device alone, and PopTorch's optimizers can "
-            "clip them by their global norm only. Use clip_grad_norm_."
-        )
+        if not self._steps_on_host:
+            raise UnsupportedArgumentError(
+                f"clip_grad_value_(..., {clip_value}): gradients are on the device alone, and PopTorch's optimizers "
+                "can clip them by their global norm only. Use clip_grad_norm_, or IPUConfig(update='host')."
+            )
+        super().clip_grad_value_(parameters, clip_value)
+
+    @property
+    def _steps_on_host(self) -> bool:
+        return any(model.on_host is not None for model in self._captured())
 
     def gather(self, tensor: Any) -> Any:
         """Return the values, of all replicas already: outputs come back from all of them."""
@@ -312,7 +321,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
     def save_state(self, output_dir: Optional[str] = None, *args: Any, **kwargs: Any) -> str:
         """Save everything as accelerate does, and the random states of the devices and the settings beside it."""
         location: str = super().save_state(output_dir, *args, **kwargs)
-        states = [turn.training.random_state() for turn in self._turns()]
+        states = [training.random_state() for training in self._trainings()]
         with open(os.path.join(location, _RANDOM_STATE), "w", encoding="utf-8") as file:
             json.dump(states, file)
         self.config.save(location, partly=True)
@@ -334,9 +343,9 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             file = os.path.join(os.path.expanduser(input_dir), _RANDOM_STATE)
             states = read_device_states(file) if os.path.exists(file) else []
         super().load_state(input_dir, *args, **kwargs)
-        for turn, state in zip(self._turns(), states):
+        for training, state in zip(self._trainings(), states):
             if state is not None:
-                turn.training.set_random_state(state)
+                training.set_random_state(state)
 
     def free_memory(self, *objects: Any) -> Any:
         """Give the IPUs back and forget everything that was prepared; the models are ordinary ones again."""
@@ -354,8 +363,8 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             for model in self._captured():
                 model.session.release()
 
-    def _turns(self) -> List[Updates]:
-        return [turn for model in self._captured() for turn in model.turns]
+    def _trainings(self) -> List[CapturedTraining]:
+        return [training for model in self._captured() for training in model.trainings]
 
     def _captured(self) -> List[CapturedModel]:
         # Models that are trained together are one.

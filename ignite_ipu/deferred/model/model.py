@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequ
 
 import torch
 from torch import nn
+from torch.nn.utils import clip_grad_norm_  # PyTorch's own, which a script's calls may be substituted for
 
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation, with_gradients
 from ignite_ipu.deferred.compiled.host_calls import called_on_host
@@ -239,6 +240,12 @@ class CapturedModel:
         return self.turns[0].training
 
     @property
+    def trainings(self) -> Sequence[CapturedTraining]:
+        """The programs that train it: those of each optimizer, or of all together that step on the host."""
+        on_host = self.whole.on_host
+        return [turn.training for turn in self.whole.turns] if on_host is None else [on_host.programs]
+
+    @property
     def uncleared(self) -> Optional[Line]:
         """Line of the last update, as long as its gradients have not been cleared; of several the next update asks."""
         return None if self.several else self.turns[0].uncleared
@@ -285,6 +292,8 @@ class CapturedModel:
         self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float, given: Any = None
     ) -> torch.Tensor:
         """Clip the gradients of parameters in the coming update, and return their norm, as `Updates.clip` does."""
+        if self.whole.on_host is not None:
+            return clip_grad_norm_(list(parameters), max_norm, norm_type)
         if not self.whole.several:
             return self.whole.turns[0].clip(parameters, max_norm, norm_type, given)
         tensors = list(parameters)

@@ -12,10 +12,11 @@ import weakref
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence
 
 import torch
+from torch.nn.utils import clip_grad_norm_
 
 from ignite_ipu.deferred.compiled.host_update import Gradients, HostUpdate
 from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights
+from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights, replayed
 from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.early_reads import expected_loss
@@ -66,6 +67,9 @@ class UpdatesOnHost:
 
     def backward(self, loss: Loss) -> None:
         """Add the gradients of a loss to those of the parameters that it depends on."""
+        if loss.value.operation.of_weights:
+            self._backward_on_host(loss)
+            return
         self.programs.modes.check_trained(loss)
         ahead, self._ahead = self._ahead, None
         path = {} if loss.retained else gradient_path(loss.value)
@@ -75,6 +79,15 @@ class UpdatesOnHost:
         else:
             gradients = self._compute(loss, lambda operation: _trains(operation) and operation not in path)
         gradients.accumulate()
+
+    def _backward_on_host(self, loss: Loss) -> None:
+        """Compute a loss from weights alone, as a penalty, and its gradients by PyTorch: no program has no inputs."""
+        self._model.edits.check(loss.operations, self._model, "The gradient")
+        with torch.enable_grad():
+            results = replayed(loss.operations, lambda leaf, operation: leaf.tensor)
+        results[loss.value.operation][loss.value.index].backward()  # type: ignore[no-untyped-call]
+        for operation, tensors in results.items():
+            operation.settle([tensor.detach() for tensor in tensors])
 
     def early(self, value: Value, operations: Sequence[Operation]) -> Optional[Closure]:
         """Return what computes a value before `backward()`, with the gradients of the loss that it probably is of."""
@@ -129,13 +142,21 @@ class UpdatesOnHost:
             def wrapped(closure: Closure) -> Closure:
                 def call() -> Any:
                     note_changes()
-                    return closure()
+                    loss = closure()
+                    self._clip(held)
+                    return loss
 
                 return as_before(call)
 
+            self._clip(held)
             yield wrapped
         note_changes()
         note_step(optimizer)
+
+    def _clip(self, held: Sequence[torch.Tensor]) -> None:
+        max_norm = self._model.config.max_grad_norm
+        if max_norm is not None:
+            clip_grad_norm_(list(held), max_norm)
 
     def _keep_older(self, held: Sequence[torch.Tensor]) -> None:
         """Keep weights that are about to change, if something that may go backward was computed with them."""

@@ -98,6 +98,9 @@ class _Gradients:
         if len(models) != 1:
             raise self._substitutes.refusal(what, "it has to get the parameters of one model that a loop trains.")
         (model,) = models
+        if model.whole.on_host is not None:
+            self._substitutes.note(f"{what[:-2]}(..., {float(max_norm)})", "on the host")
+            return original(tensors, max_norm, norm_type, *args, **kwargs)
         try:
             norm = model.clip(tensors, float(max_norm), float(norm_type))
         except CaptureError as error:
@@ -110,6 +113,8 @@ class _Gradients:
             value = original.__get__(tensor)
             if value is None and tensor is not None:
                 owner = owner_of(tensor)
+                if owner is not None and owner.whole.on_host is not None:
+                    return value
                 known = owner is not None or self._trained.trains(tensor, hidden=True)
                 if known and not self._reader(sys._getframe(1)).startswith((_TORCH, _RUNNING)):
                     if owner is None:
@@ -119,6 +124,9 @@ class _Gradients:
 
         def write(tensor: Any, value: Any) -> None:
             owner = owner_of(tensor)
+            if owner is not None and owner.whole.on_host is not None:
+                original.__set__(tensor, value)
+                return
             known = owner is not None or self._trained.trains(tensor)
             if known and not self._reader(sys._getframe(1)).startswith((_TORCH, _RUNNING)):
                 if value is not None:

@@ -18,7 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ignite_ipu.deferred import CapturedModel, capture_model, capture_optimizer, captured
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
-from ignite_ipu.deferred.graph.owners import held_by, is_held, release_optimizer
+from ignite_ipu.deferred.graph.owners import held_by, held_tensors, is_held, release_optimizer
 from ignite_ipu.deferred.model.capturing import consists_of_captured
 from ignite_ipu.deferred.model.capturing_class import refuse_transforms
 from ignite_ipu.deferred.model.model import owner_of
@@ -198,6 +198,9 @@ class CapturedLoops(CaptureObserver):
                 "the gradients of the last update were not cleared, so PyTorch would use them again, and the device "
                 "has none left. Call optimizer.zero_grad() once for every step().",
             )
+        if model.whole.on_host is not None:
+            self._substitutes.note("backward()", "a device call, which brings gradients back for updates on the host")
+            return
         self._substitutes.note("backward()", "part of the device step")
         if not is_held(model.session.model):
             raise self._substitutes.refusal(
@@ -265,4 +268,8 @@ class CapturedLoops(CaptureObserver):
         return [root for root in roots if any(child is module for child in root.modules())]
 
     def _refuse_host_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        owners = [owner for owner in map(owner_of, held_tensors(optimizer)) if owner is not None]
+        if owners and all(owner.whole.on_host is not None for owner in owners):
+            self._substitutes.note(f"{type(optimizer).__name__}.step()", "on the host, by PyTorch")
+            return
         raise self._substitutes.refusal(f"{type(optimizer).__name__}.step()", host_step_reason(args, kwargs))

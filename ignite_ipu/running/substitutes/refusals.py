@@ -66,9 +66,13 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
 
     def clip_values(frame: FrameType, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if substitutes.code.line_of(frame) is None and not any(map(owner_of, tensors)):
+        owners = [owner for owner in map(owner_of, tensors) if owner is not None]
+        if substitutes.code.line_of(frame) is None and not owners:
             return original(tensors, *args, **kwargs)
-        reason = "PopTorch's optimizers clip by the global norm. Use clip_grad_norm_."
+        if owners and all(owner.whole.on_host is not None for owner in owners):
+            substitutes.note("clip_grad_value_()", "on the host, as all that PyTorch does with gradients")
+            return original(tensors, *args, **kwargs)
+        reason = "PopTorch's optimizers clip by the global norm. Use clip_grad_norm_, or --set update=host."
         raise substitutes.refusal("clip_grad_value_()", reason)
 
     substitutes.calls(nn.utils, "clip_grad_value_", clip_values)
