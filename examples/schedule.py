@@ -25,7 +25,7 @@ updates = len(digits) // (BATCH * UPDATES_PER_CALL) * UPDATES_PER_CALL * EPOCHS
 cosine = CosineAnnealingScheduler(optimizer, "lr", 0.2, 0.0, cycle_size=updates - 49)
 schedule = create_lr_scheduler_with_warmup(cosine, warmup_start_value=0.01, warmup_duration=50)
 rates = []
-trainer.add_event_handler(CountEvents.WEIGHT_UPDATE_COMPLETED, schedule)
+trainer.add_event_handler(CountEvents.WEIGHT_UPDATE_STARTED, schedule)
 trainer.add_event_handler(
     CountEvents.WEIGHT_UPDATE_COMPLETED(every=50), lambda: rates.append(optimizer.param_groups[0]["lr"])
 )

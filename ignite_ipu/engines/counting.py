@@ -1,24 +1,29 @@
 """Counts of the weight updates, micro-batches and samples that an engine has had so far, and events for each.
 
 One iteration is one device call, which makes several weight updates and consumes many micro-batches. A schedule that
-was written per optimizer step or per batch of a GPU script keeps its length when it is attached to its unit's event::
+was written per optimizer step or per batch of a GPU script keeps its length and its rates when it is attached to the
+same side of its unit::
 
-    trainer.add_event_handler(CountEvents.WEIGHT_UPDATE_COMPLETED, scheduler)
+    trainer.add_event_handler(CountEvents.MICRO_BATCH_STARTED, scheduler)  # natively Events.ITERATION_STARTED
+    trainer.add_event_handler(CountEvents.WEIGHT_UPDATE_COMPLETED, torch_scheduler.step)
     trainer.add_event_handler(CountEvents.SAMPLES_COMPLETED(every=100_000), evaluate)
 """
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Set, Union
 
 from ignite.engine import Engine, EventEnum, Events
 
+from ignite_ipu.errors import logger
 from ignite_ipu.program.geometry import BatchGeometry
 
 
 class CountEvents(EventEnum):
-    """Events in units smaller than an iteration. All those of one device call fire after it, in order.
+    """Events in units smaller than an iteration. Those of one device call fire before it or after it, in order.
 
+    - WEIGHT_UPDATE_STARTED, MICRO_BATCH_STARTED: before the call, once for every weight update that it will make, and
+      for every micro-batch. The counts go along, and are set back before the call.
     - WEIGHT_UPDATE_COMPLETED: once for every weight update; `state.weight_updates` counts along.
     - MICRO_BATCH_COMPLETED: once for every micro-batch of the inputs; `state.micro_batches` counts along.
     - SAMPLES_COMPLETED: once for every device call; with `every=N`, if `state.samples` has passed a multiple of N in
@@ -27,6 +32,8 @@ class CountEvents(EventEnum):
     The unit of whole device calls is Ignite's own `Events.ITERATION_COMPLETED`.
     """
 
+    WEIGHT_UPDATE_STARTED = "weight_update_started"
+    MICRO_BATCH_STARTED = "micro_batch_started"
     WEIGHT_UPDATE_COMPLETED = "weight_update_completed"
     MICRO_BATCH_COMPLETED = "micro_batch_completed"
     SAMPLES_COMPLETED = "samples_completed"
@@ -61,10 +68,18 @@ class Counts:
     Args:
         geometry: Gives the arithmetic of the device call of an iteration, or of its calls; None as long as it is not
             known.
+        coming: Gives that of the call that comes next, for the events before it; as `geometry` if None.
+        rates: Gives the learning rates of now, of which one call has one.
     """
 
-    def __init__(self, geometry: Callable[[], Union[BatchGeometry, Sequence[BatchGeometry], None]]) -> None:
-        self._geometry = geometry
+    def __init__(
+        self,
+        geometry: Callable[[], Union[BatchGeometry, Sequence[BatchGeometry], None]],
+        coming: Optional[Callable[[], Optional[BatchGeometry]]] = None,
+        rates: Callable[[], Sequence[Any]] = tuple,
+    ) -> None:
+        self._geometry, self._coming, self._rates = geometry, coming or geometry, rates
+        self._told_of_rates = False
         # Counts at iteration 0. They are not zero after a resume with another geometry than before.
         self._start: Dict[str, int] = {}
         self._loaded: Optional[Mapping[str, int]] = None
@@ -77,6 +92,8 @@ class Counts:
         engine.register_events(
             *CountEvents,
             event_to_attr={
+                CountEvents.WEIGHT_UPDATE_STARTED: "weight_updates",
+                CountEvents.MICRO_BATCH_STARTED: "micro_batches",
                 CountEvents.WEIGHT_UPDATE_COMPLETED: "weight_updates",
                 CountEvents.MICRO_BATCH_COMPLETED: "micro_batches",
                 CountEvents.SAMPLES_COMPLETED: "samples",
@@ -86,6 +103,7 @@ class Counts:
             if not hasattr(engine.state, name):
                 setattr(engine.state, name, 0)
         engine.add_event_handler(Events.STARTED, self._begin)
+        engine.add_event_handler(Events.ITERATION_STARTED, self._announce)
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._count)
 
     def state_dict(self, engine: Engine) -> Dict[str, int]:
@@ -105,37 +123,75 @@ class Counts:
             for name in _UNITS:
                 setattr(engine.state, name, 0)
 
+    def _announce(self, engine: Engine) -> None:
+        if not any(engine._event_handlers.get(event) for event in _STARTED):
+            return
+        updates, micro_batches, _ = _sums(self._coming())
+        state: Any = engine.state
+        before, last = (state.weight_updates, state.micro_batches), engine.last_event_name
+        used = set()
+        for update in range(1, updates + 1):
+            state.weight_updates = before[0] + update
+            engine.fire_event(CountEvents.WEIGHT_UPDATE_STARTED)
+            for number in range((update - 1) * micro_batches // updates, update * micro_batches // updates):
+                state.micro_batches = before[1] + number + 1
+                engine.fire_event(CountEvents.MICRO_BATCH_STARTED)
+            used.add(tuple(self._rates()))
+        (state.weight_updates, state.micro_batches), engine.last_event_name = before, last
+        self._tell_of_rates(used, updates)
+
+    def _tell_of_rates(self, used: Collection[Any], updates: int) -> None:
+        if len(used) > 1 and not self._told_of_rates:
+            self._told_of_rates = True
+            logger.warning(
+                "The %d weight updates of one device call have one learning rate, and a schedule sets another one for "
+                "each of them: all have the last. Use device_iterations=1 where each update needs its own rate.",
+                updates,
+            )
+
     def _count(self, engine: Engine) -> None:
         geometry = self._geometry()
         if geometry is None:
             return
         if geometry is not self._known:
-            calls = [geometry] if isinstance(geometry, BatchGeometry) else geometry
-            sums = [sum(getattr(call, name) for call in calls) for name in _OF_A_CALL]
-            self._known, self._each = geometry, sums
+            self._known, self._each = geometry, _sums(geometry)
         state: Any = engine.state
         updates, micro_batches, state.samples_per_call = self._each
         state.samples += state.samples_per_call
         # Handlers of the iteration that come later ask for the last event, to know which step they are at.
         last = engine.last_event_name
-        _fire_each(engine, CountEvents.WEIGHT_UPDATE_COMPLETED, "weight_updates", updates)
+        self._tell_of_rates(
+            _fire_each(engine, CountEvents.WEIGHT_UPDATE_COMPLETED, "weight_updates", updates, self._rates), updates
+        )
         _fire_each(engine, CountEvents.MICRO_BATCH_COMPLETED, "micro_batches", micro_batches)
         if engine._event_handlers.get(CountEvents.SAMPLES_COMPLETED):
             engine.fire_event(CountEvents.SAMPLES_COMPLETED)
         engine.last_event_name = last
 
 
+_STARTED = (CountEvents.WEIGHT_UPDATE_STARTED, CountEvents.MICRO_BATCH_STARTED)
 _UNITS = ("weight_updates", "micro_batches", "samples")
 _OF_A_CALL = ("updates_per_call", "input_micro_batches", "global_batch_size")
 
 
-def _fire_each(engine: Engine, event: CountEvents, name: str, times: int) -> None:
-    before = getattr(engine.state, name)
+def _sums(geometry: Union[BatchGeometry, Sequence[BatchGeometry], None]) -> List[int]:
+    """Return how many updates, micro-batches and samples device calls have together."""
+    calls = [geometry] if isinstance(geometry, BatchGeometry) else geometry or ()
+    return [sum(getattr(call, name) for call in calls) for name in _OF_A_CALL]
+
+
+def _fire_each(
+    engine: Engine, event: CountEvents, name: str, times: int, rates: Callable[[], Sequence[Any]] = tuple
+) -> Set[Any]:
+    """Fire an event so many times, and return the different learning rates after each."""
+    before, found = getattr(engine.state, name), set()
     if engine._event_handlers.get(event):
         for count in range(before + 1, before + times + 1):
             setattr(engine.state, name, count)
             engine.fire_event(event)
+            found.add(tuple(rates()))
     setattr(engine.state, name, before + times)
+    return found
 
 
 def _passes_multiple(every: int) -> Callable[[Engine, int], bool]:

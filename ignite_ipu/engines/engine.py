@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import inspect
 from collections import OrderedDict
-from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 import torch
@@ -227,8 +227,30 @@ class IPUTrainer(IPUEngine):
         self.add_event_handler(Events.STARTED, self._note_start)
         self.add_event_handler(Events.EPOCH_COMPLETED, self._note_end_of_epoch)
         self.add_event_handler(Events.EPOCH_STARTED, self._restore_pinned)
-        self.counts = Counts(calls or (lambda: None if session.training is None else session.training.geometry))
+
+        def latest() -> Union[BatchGeometry, Sequence[BatchGeometry], None]:
+            program = session.training
+            return calls() if calls is not None else None if program is None else program.geometry
+
+        self.counts = Counts(latest, self._coming_call, self._rates)
         self.counts.attach(self)
+
+    def _coming_call(self) -> Optional[BatchGeometry]:
+        """Return the arithmetic of the next call: of whole updates, but for the rest of the data."""
+        trained = self.ipu.trained
+        if trained is None:
+            return None
+        whole = BatchGeometry.from_options(trained.options_of(None), 1)
+        if self._call is None or len(self._call) == whole.input_micro_batches:
+            return whole
+        of_one = whole.gradient_accumulation * whole.input_slots
+        updates = -(-len(self._call) // of_one)
+        return BatchGeometry(1, updates, -(-len(self._call) // updates))
+
+    def _rates(self) -> List[float]:
+        link = self.ipu.link
+        source = None if link is None else link.conversion.source
+        return [] if source is None else [group["lr"] for group in source.param_groups]
 
     def add_event_handler(self, event_name: Any, handler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Attach a handler as `Engine.add_event_handler` does; what a metric adds up is part of this engine's state."""

@@ -135,6 +135,12 @@ def planned_rates(
                 fire(Events.GET_BATCH_STARTED)
                 fire(Events.GET_BATCH_COMPLETED)
                 state.iteration += 1
+                counted = state.weight_updates, state.micro_batches
+                for update in range(call.updates_per_call):
+                    count(CountEvents.WEIGHT_UPDATE_STARTED, "weight_updates", 1)
+                    each, rest = divmod(call.input_micro_batches, call.updates_per_call)
+                    count(CountEvents.MICRO_BATCH_STARTED, "micro_batches", each + (update < rest))
+                state.weight_updates, state.micro_batches = counted
                 fire(Events.ITERATION_STARTED)
                 before = state.weight_updates
                 rates = tuple(float(group["lr"]) for group in optimizer.param_groups)

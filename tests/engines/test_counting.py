@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from ignite.engine import Engine, Events
-from ignite.handlers import Checkpoint, CosineAnnealingScheduler
+from ignite.handlers import Checkpoint, CosineAnnealingScheduler, LRScheduler
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -133,3 +135,88 @@ def test_counts_work_alone_with_a_loop_of_your_own():
 def test_wrong_arguments_are_refused_as_ignite_refuses_them():
     with pytest.raises(ValueError, match="greater than zero"):
         CountEvents.SAMPLES_COMPLETED(every=0)
+
+
+def recorded(engine, optimizer):
+    """Return a list that grows by the learning rate of each device call."""
+    rates = []
+    engine.add_event_handler(Events.ITERATION_STARTED, lambda: rates.append(optimizer.param_groups[0]["lr"]))
+    return rates
+
+
+def native_rates(attach, batches, epochs, accumulation=1, event=Events.ITERATION_STARTED):
+    """Return the rate of each update of Ignite's own engine, of whose iterations several make one."""
+    _, optimizer = pair(lr=0.1)
+    rates = []
+
+    def step(engine, batch):
+        if engine.state.iteration % accumulation == 0:
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+
+    engine = Engine(step)
+    engine.add_event_handler(event, attach(optimizer))
+    engine.run(batches, max_epochs=epochs)
+    return rates
+
+
+def test_the_documented_schedule_has_its_native_rates():
+    """Every update has the rate of the native script, the warm-up's first ones, too."""
+    page = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text(encoding="utf-8")
+    first, second = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[:2]
+    names = {}
+    exec(first, names)
+    made, make = [], names["make_trainer"]
+
+    def make_trainer(**settings):
+        optimizer, trainer = make(**settings)
+        made.append(recorded(trainer, optimizer))
+        return optimizer, trainer
+
+    names["make_trainer"] = make_trainer
+    exec(second, names)
+    expected = native_rates(names["with_warmup"], names["loader"], names["epochs"], accumulation=2)
+    assert len(expected) == 48 and expected[0] < 0.02
+    assert made[0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_schedule_by_updates_has_the_rates_of_a_native_one_by_iterations():
+    """Ignite's before each update, and torch's after it."""
+    batches = DataLoader(task(), batch_size=A * B)
+    for event, ours, make in (
+        (Events.ITERATION_STARTED, CountEvents.WEIGHT_UPDATE_STARTED, lambda optimizer: warmed_up(optimizer)),
+        (Events.ITERATION_COMPLETED, CountEvents.WEIGHT_UPDATE_COMPLETED, lambda optimizer: falling(optimizer)),
+    ):
+        model, optimizer = pair(lr=0.1)
+        trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), gradient_accumulation_steps=A)
+        rates = recorded(trainer, optimizer)
+        trainer.add_event_handler(ours, make(optimizer))
+        run(trainer, epochs=2)
+        assert rates == pytest.approx(native_rates(make, batches, 2, event=event))
+        trainer.ipu.close()
+
+
+def warmed_up(optimizer):
+    return LRScheduler(torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=6))
+
+
+def falling(optimizer):
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    return lambda: schedule.step()
+
+
+def test_events_before_a_call_count_along_and_go_back(trainer):
+    updates = heard(trainer, CountEvents.WEIGHT_UPDATE_STARTED, "weight_updates")
+    micro_batches = heard(trainer, CountEvents.MICRO_BATCH_STARTED(every=2), "micro_batches")
+    at_start = heard(trainer, Events.ITERATION_STARTED, "micro_batches")
+    run(trainer)
+    assert updates == list(range(1, CALLS * D + 1))
+    assert micro_batches == list(range(2, CALLS * D * A + 1, 2))
+    assert at_start == list(range(0, CALLS * D * A, D * A))
+
+
+@pytest.mark.parametrize("event", [CountEvents.WEIGHT_UPDATE_STARTED, CountEvents.WEIGHT_UPDATE_COMPLETED])
+def test_updates_of_one_call_that_a_schedule_tells_apart_are_mentioned(trainer, event, caplog):
+    trainer.add_event_handler(event, CosineAnnealingScheduler(trainer.optimizer, "lr", 0.1, 0.0, 40))
+    run(trainer, epochs=2)
+    assert caplog.text.count("The 2 weight updates of one device call have one learning rate") == 1
