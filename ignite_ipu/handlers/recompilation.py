@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import torch
 from ignite.engine import Engine
@@ -55,7 +55,8 @@ class RecompileWatch:
 
     It logs a warning for every compilation of a program after its first, and keeps them in `found`. It compares the
     shapes and types of the batch, the values that were frozen into the program, the options, which parameters are
-    trained, which modules are in training mode, and the constants of the optimizer.
+    trained, which modules are in training mode, and the constants of the optimizer. Python values and buffers that the
+    program has as constants are named as in the log.
 
     For engines of this library::
 
@@ -90,12 +91,16 @@ class RecompileWatch:
         """Return a stand-in for an executor that compares its calls before it makes them."""
         return WatchedExecutor(executor, name, self)
 
-    def note(self, key: Any, name: str, iteration: int, facts: Dict[str, str]) -> None:
-        """Compare a compilation with the one before of the same program, for which `key` stands as long as it lives."""
+    def note(self, key: Any, name: str, iteration: int, facts: Dict[str, str], changed: Sequence[str] = ()) -> None:
+        """Compare a compilation with the one before of the same program, for which `key` stands as long as it lives.
+
+        What has `changed` is known besides.
+        """
         last = self._seen.get(key)
         self._seen[key] = iteration, facts
         if last is not None:
-            found = Recompilation(name, iteration, last[0], _changes(last[1], facts), str(current_line()))
+            changes = [*changed, *_changes(last[1], facts)]
+            found = Recompilation(name, iteration, last[0], changes, str(current_line()))
             self.found.append(found)
             logger.warning("%s", found)
 
@@ -104,7 +109,7 @@ class RecompileWatch:
             if program is not None and program.executor is not None and not program.executor.isCompiled():
                 # One training program follows another.
                 key, name = (session, "training") if program.training else (program, "evaluation")
-                self.note(key, name, engine.state.iteration, _facts_of(program, session))
+                self.note(key, name, engine.state.iteration, _facts_of(program, session), program.changed)
 
 
 class WatchedExecutor:

@@ -70,6 +70,7 @@ class ModelProgram:
         calls: The arithmetic of a call with micro-batches of one sample.
         micro_batches: Micro-batches that one call's inputs hold.
         micro_batches_per_replica: Forward passes of one replica in one call.
+        changed: Why it has to be compiled once more, in words; empty for what only its user has asked for.
         varying: Names of what every call of forward on the host changes, or finds changed.
         trained_names: Names of the parameters that it trained when it was set aside.
         gradients: The gradients that it brings back with every call, None for none; settled before the first call.
@@ -103,6 +104,7 @@ class ModelProgram:
         self.micro_batches_per_replica = self.device_iterations * asked.Training.gradient_accumulation
         self.micro_batches = self.calls.input_micro_batches
         self.varying: List[str] = []
+        self.changed: List[str] = []
         self.trained_names: Sequence[str] = ()
         self.gradients: Optional[AnchoredGradients] = None if self._host_link is None else AnchoredGradients()
         self.executor: Optional[Executor] = None  # without a program in it after a compilation that failed
@@ -528,6 +530,7 @@ class ModelProgram:
                 self.destroy()
                 raise
             self._file = None
+        self.changed = []
         self._hooks.fire(IPUEvents.COMPILE_COMPLETED)
 
     def _check_writes(self, leaves: Sequence[Any]) -> None:

@@ -105,6 +105,7 @@ class ModelChanges:
         logger.warning(_COMPUTED_OTHERWISE, name, found, used, "it is compiled again")
         self.refuse_replaced()
         self._compile_again(program)
+        program.changed = [f"something that the code of {name} does not name: {found}"]
 
     def report_frozen(self, program: ModelProgram, changed: List[str]) -> None:
         """Say that forward has changed Python values while it was traced, which a compiled program does not do again.
@@ -127,6 +128,7 @@ class ModelChanges:
         self.refuse_replaced()
         logger.warning(message, ", ".join(changed))
         self._compile_again(program)
+        program.changed = [f"{name} has changed, which is a constant of the program" for name in changed]
 
 
 def changes_in_every_call(forward: str, changed: Sequence[str]) -> str:

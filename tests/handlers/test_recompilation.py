@@ -10,7 +10,7 @@ from ignite.engine import Engine, Events
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ignite_ipu import backend, create_ipu_trainer
+from ignite_ipu import backend, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.errors import SessionError
 from ignite_ipu.handlers import RecompileWatch
 from tests.handlers.test_optimizer_sync import WithLoss, batches
@@ -64,6 +64,41 @@ def test_frozen_layers_and_modules_in_another_mode_are_named(trained):
         "parameter model.0.bias was trained and is frozen",
     ]
     assert (found.before, found.iteration) == (1, 5)
+
+
+class Scaled(nn.Module):
+    """Computes with an attribute, and with a buffer of whole numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = network()
+        self.scale = 1.0
+        self.register_buffer("order", torch.arange(3))
+
+    def forward(self, x):
+        return self.scale * self.network(x)[:, self.order]
+
+
+@pytest.mark.parametrize("changed", ["scale", "model.order"])
+def test_values_that_a_program_has_as_constants_are_named(changed, caplog):
+    """As in the line of the log, in training and in evaluation."""
+    model = Scaled()
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss())
+    evaluator, watch = create_ipu_evaluator(model), RecompileWatch()
+    watch.attach(trainer)
+    for epochs in (1, 2):
+        trainer.run(DataLoader(task(), 16), max_epochs=epochs)
+        evaluator.run(DataLoader(task(), 16))
+        if changed == "scale":
+            model.scale = 0.5
+        else:
+            model.order.copy_(torch.tensor([2, 0, 1]))
+    assert [(found.program, found.changes) for found in watch.found] == [
+        (program, [f"{changed} has changed, which is a constant of the program"])
+        for program in ("training", "evaluation")
+    ]
+    assert f"have changed ({changed}): it is compiled again" in caplog.text
+    trainer.ipu.close()
 
 
 def test_a_mere_release_is_said_to_be_one(trained):
