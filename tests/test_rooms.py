@@ -10,6 +10,7 @@ import pytest
 from tests.architecture import PACKAGES, ROOT, circles, draw, imports, rooms
 
 FLOORS = (
+    ("torch_names",),  # which the emulator shares
     ("emulator", "errors", "poptorch_types"),
     ("backend",),
     ("checkpoints", "cli"),

@@ -11,6 +11,7 @@ import pickle
 from typing import Any, Sequence
 
 from ignite_ipu.errors import CheckpointError
+from ignite_ipu.torch_names.tensors import REBUILDERS
 
 # Each gives something no larger than its arguments.
 _READABLE = frozenset(
@@ -19,7 +20,7 @@ _READABLE = frozenset(
         *("torch.ByteStorage", "torch.BoolStorage", "torch.ComplexFloatStorage", "torch.ComplexDoubleStorage"),
         *(f"torch.{name}" for name in ("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool")),
         *(f"torch.{name}" for name in ("uint8", "int8", "int16", "int32", "int64", "Size", "device")),
-        *(f"torch._utils.{name}" for name in ("_rebuild_tensor_v2", "_rebuild_parameter")),
+        *REBUILDERS,
         *("collections.OrderedDict", "collections.Counter", "builtins.set", "__builtin__.set"),
     )
 )

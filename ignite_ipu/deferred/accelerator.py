@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.program.user_code import found_instead
+from ignite_ipu.torch_names.engines import PREPARED
 
 try:
     import accelerate
@@ -192,7 +193,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         """Wrap the optimizer as accelerate does unless it is wrapped, and let its steps run captured updates."""
         if isinstance(optimizer, AcceleratedOptimizer):
             # What prepare() notes of everything that it returns.
-            optimizer._is_accelerate_prepared = True
+            setattr(optimizer, PREPARED, True)
         prepared = super().prepare_optimizer(optimizer, device_placement=device_placement)
         prepared.__class__ = _PreparedOptimizer
         capture_optimizer(_wrapped(prepared))

@@ -15,6 +15,7 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.processes import unwrapped
+from ignite_ipu.torch_names.optimizers import pre_hooks_of
 
 _CLIP_REMEDY = "use ignite_ipu.ipu_clip_grad_norm_(model.parameters(), ...)"
 _Prepared = TypeVar("_Prepared", nn.Module, torch.optim.Optimizer)
@@ -58,7 +59,7 @@ def ipu_prepare(
     for model in sorted(models, key=lambda model: -sum(1 for _ in model.modules())):  # those with others in them first
         capture_model(model, settings, clip_remedy=_CLIP_REMEDY)
     for each in given:
-        if isinstance(each, torch.optim.Optimizer) and _refuse_host_step not in each._optimizer_step_pre_hooks.values():
+        if isinstance(each, torch.optim.Optimizer) and _refuse_host_step not in pre_hooks_of(each).values():
             capture_optimizer(each, alone=True)
             if settings.update != "host":
                 each.register_step_pre_hook(_refuse_host_step)

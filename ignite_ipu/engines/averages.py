@@ -7,7 +7,6 @@ import functools
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union
 
 import torch
-from ignite.engine import _prepare_batch as _ignite_prepare_batch
 from ignite.metrics import Metric
 from ignite.metrics.metric import reinit__is_reduced, sync_all_reduce
 from torch import nn
@@ -25,6 +24,7 @@ from ignite_ipu.session.inference import Evaluation, Piece
 from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
+from ignite_ipu.torch_names.engines import prepare_batch as ignite_prepare_batch
 
 PerSample = Callable[[Any, Any], torch.Tensor]
 _SAMPLES = "samples"
@@ -92,7 +92,7 @@ def create_ipu_averages_evaluator(
     model: nn.Module,
     averages: Mapping[str, PerSample],
     *,
-    prepare_batch: Callable[..., Any] = _ignite_prepare_batch,
+    prepare_batch: Callable[..., Any] = ignite_prepare_batch,
     model_fn: Callable[[nn.Module, Any], Any] = call_model,
     config: Configuration = None,
     options: Optional[Options] = None,

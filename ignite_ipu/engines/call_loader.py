@@ -18,9 +18,9 @@ from torch.utils.data import IterableDataset
 from ignite_ipu.engines.resume.position import RewindableSampler
 from ignite_ipu.errors import LoaderError, RowsError, logger
 from ignite_ipu.program.micro_batches import NotJoined, join_to_show
-from ignite_ipu.program.tensors.raw import version_of
 from ignite_ipu.program.tensors.rows import row_count, row_range
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 
 class MicroBatches(List[Any]):
@@ -68,7 +68,7 @@ class MicroBatches(List[Any]):
 
 
 def _versions(value: Any) -> List[int]:
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return [0 if tensor.is_inference() else version_of(tensor) for tensor in tensors_in(value)]
 
 

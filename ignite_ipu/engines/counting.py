@@ -17,6 +17,7 @@ from ignite.engine import Engine, EventEnum, Events
 
 from ignite_ipu.errors import logger
 from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.torch_names.engines import event_handlers_of
 
 
 class CountEvents(EventEnum):
@@ -124,7 +125,7 @@ class Counts:
                 setattr(engine.state, name, 0)
 
     def _announce(self, engine: Engine) -> None:
-        if not any(engine._event_handlers.get(event) for event in _STARTED):
+        if not any(event_handlers_of(engine).get(event) for event in _STARTED):
             return
         updates, micro_batches, _ = _sums(self._coming())
         state: Any = engine.state
@@ -164,7 +165,7 @@ class Counts:
             _fire_each(engine, CountEvents.WEIGHT_UPDATE_COMPLETED, "weight_updates", updates, self._rates), updates
         )
         _fire_each(engine, CountEvents.MICRO_BATCH_COMPLETED, "micro_batches", micro_batches)
-        if engine._event_handlers.get(CountEvents.SAMPLES_COMPLETED):
+        if event_handlers_of(engine).get(CountEvents.SAMPLES_COMPLETED):
             engine.fire_event(CountEvents.SAMPLES_COMPLETED)
         engine.last_event_name = last
 
@@ -185,7 +186,7 @@ def _fire_each(
 ) -> Set[Any]:
     """Fire an event so many times, and return the different learning rates after each."""
     before, found = getattr(engine.state, name), set()
-    if engine._event_handlers.get(event):
+    if event_handlers_of(engine).get(event):
         for count in range(before + 1, before + times + 1):
             setattr(engine.state, name, count)
             engine.fire_event(event)

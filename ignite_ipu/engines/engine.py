@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, S
 import numpy as np
 import torch
 from ignite.engine import Engine, Events, State
-from ignite.engine.deterministic import DeterministicEngine, _set_rng_states
+from ignite.engine.deterministic import DeterministicEngine
 from ignite.handlers import Checkpoint
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -31,6 +31,7 @@ from ignite_ipu.session.executables import ExportedProgram, PathLike
 from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
+from ignite_ipu.torch_names.engines import set_random_states
 
 # Of Ignite's versions not all take max_iters, nor what comes after it at the same place.
 _RUN = inspect.signature(Engine.run)
@@ -538,7 +539,7 @@ class DeterministicIPUTrainer(IPUTrainer, DeterministicEngine):
         self._init_iter = iteration % state.epoch_length if state.epoch_length else iteration
         states = getattr(state, "rng_states", None)
         if states is not None and self._dataloader_len and iteration % self._dataloader_len:
-            _set_rng_states(states)
+            set_random_states(states)
             state.rng_states = None
 
     def _from_iteration(self, iteration: int) -> Iterator[Any]:

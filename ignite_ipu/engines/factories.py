@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Union
 
 import torch
 from ignite.engine import Events, create_supervised_evaluator, create_supervised_trainer
-from ignite.engine import _prepare_batch as _ignite_prepare_batch
 from ignite.metrics import Metric
 from torch import nn
 
@@ -36,6 +35,7 @@ from ignite_ipu.program.options import output_mode, own_options, training_option
 from ignite_ipu.program.training_step import TrainingStep
 from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.session import IPUSession
+from ignite_ipu.torch_names.engines import prepare_batch as ignite_prepare_batch
 
 if TYPE_CHECKING:
     from ignite_ipu.pipeline import Pipeline, PipelineRequest
@@ -55,7 +55,7 @@ def create_ipu_trainer(
     loss_fn: Union[Callable[[Any, Any], torch.Tensor], nn.Module, None],
     device: Optional[Union[str, torch.device]] = None,
     non_blocking: bool = False,
-    prepare_batch: PrepareBatch = _ignite_prepare_batch,
+    prepare_batch: PrepareBatch = ignite_prepare_batch,
     model_transform: Callable[[Any], Any] = unchanged,
     output_transform: Callable[[Any, Any, Any, torch.Tensor], Any] = loss_item,
     deterministic: bool = False,
@@ -170,7 +170,7 @@ def create_ipu_evaluator(
     metrics: Optional[Dict[str, Metric]] = None,
     device: Optional[Union[str, torch.device]] = None,
     non_blocking: bool = False,
-    prepare_batch: PrepareBatch = _ignite_prepare_batch,
+    prepare_batch: PrepareBatch = ignite_prepare_batch,
     model_transform: Callable[[Any], Any] = unchanged,
     output_transform: Callable[[Any, Any, Any], Any] = predictions_and_targets,
     amp_mode: Optional[str] = None,

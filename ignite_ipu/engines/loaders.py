@@ -23,6 +23,7 @@ from ignite_ipu.errors import LoaderError, logger
 from ignite_ipu.poptorch_types import DataLoader as PopTorchLoader
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.torch_names.loaders import set_iterator
 
 _KEPT = (
     *("num_workers", "collate_fn", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
@@ -307,7 +308,7 @@ def _with_batch_sampler(loader: DataLoader[Any], batch_sampler: Any) -> DataLoad
     """Return a copy of a loader that draws its batches' indices from another sampler."""
     copied = copy.copy(loader)
     vars(copied)["batch_sampler"] = batch_sampler
-    vars(copied).pop("_iterator", None)  # processes that stay for the next epoch have the other sampler
+    set_iterator(copied, None)  # processes that stay for the next epoch have the other sampler
     return copied
 
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer, lr_scheduler
 from ignite_ipu.engines.counting import CountEvents
 from ignite_ipu.errors import listed
 from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.torch_names.engines import event_handlers_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -159,7 +160,7 @@ def _scheduling(trainer: Engine) -> Tuple[List[Tuple[Any, Callable[[], Any], Lis
     """Return the handlers that set rates, each with its event and schedulers, and the names of those that may."""
     found: List[Tuple[Any, Callable[[], Any], List[Any]]] = []
     left_out: List[str] = []
-    for event, entries in trainer._event_handlers.items():
+    for event, entries in event_handlers_of(trainer).items():
         for function, args, kwargs in entries:
             schedulers, alone = _schedulers_of(_inner(function))
             if not schedulers:

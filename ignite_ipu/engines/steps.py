@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional, Tuple
 
 import torch
 from ignite.engine import Engine
-from ignite.engine import _prepare_batch as _ignite_prepare_batch
 from torch import nn
 
 from ignite_ipu.engines.call_loader import MicroBatches
@@ -23,6 +22,7 @@ from ignite_ipu.session.inference import Evaluation
 from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
+from ignite_ipu.torch_names.engines import prepare_batch as ignite_prepare_batch
 
 if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
@@ -98,7 +98,7 @@ class Preparing:
 
     def _prepares_nothing(self, batch: Any) -> bool:
         """Return whether it is Ignite's own function with tensors, which it returns, after nine calls."""
-        if self._prepare_batch is not _ignite_prepare_batch or type(batch) not in (tuple, list) or len(batch) != 2:
+        if self._prepare_batch is not ignite_prepare_batch or type(batch) not in (tuple, list) or len(batch) != 2:
             return False
         return type(batch[0]) is torch.Tensor and type(batch[1]) is torch.Tensor
 
@@ -251,7 +251,7 @@ def ipu_training_step(
     session: IPUSession,
     *,
     non_blocking: bool = False,
-    prepare_batch: PrepareBatch = _ignite_prepare_batch,
+    prepare_batch: PrepareBatch = ignite_prepare_batch,
     output_transform: Callable[[Any, Any, Any, torch.Tensor], Any] = loss_item,
     last_calls: Optional[LastCalls] = None,
 ) -> IPUStep:
@@ -291,7 +291,7 @@ def ipu_evaluation_step(
     options: Optional[Callable[[], Options]] = None,
     pipeline: Optional[PipelineRequest] = None,
     non_blocking: bool = False,
-    prepare_batch: PrepareBatch = _ignite_prepare_batch,
+    prepare_batch: PrepareBatch = ignite_prepare_batch,
     model_transform: Callable[[Any], Any] = unchanged,
     output_transform: Callable[[Any, Any, Any], Any] = predictions_and_targets,
     model_fn: Callable[[nn.Module, Any], Any] = call_model,

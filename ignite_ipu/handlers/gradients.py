@@ -12,6 +12,8 @@ from ignite_ipu.program.tensors.raw import set_gradient
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.gradients import gradient_reader, log_cost
 from ignite_ipu.session.session import IPUSession, session_of
+from ignite_ipu.torch_names.engines import event_handlers_of
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 __all__ = ["Gradients"]
 
@@ -74,7 +76,7 @@ class Gradients:
         if session is None or session.training is None or session.hooks.shows_gradients:
             return
         reader = gradient_reader((trainer,))
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             trained = [parameter for parameter in session.model.parameters() if parameter.requires_grad]
         if reader is None or not trained:
             return
@@ -82,7 +84,7 @@ class Gradients:
         if session.training.compiled:
             session.with_trainer().compile_again()
         Gradients(allow_unused=True).attach(trainer)
-        handlers = trainer._event_handlers[Events.ITERATION_COMPLETED]
+        handlers = event_handlers_of(trainer)[Events.ITERATION_COMPLETED]
         handlers.insert(0, handlers.pop())
 
     def _show(self, engine: Engine, session: IPUSession) -> None:
@@ -101,6 +103,6 @@ class Gradients:
                     f"for example Gradients(choose=lambda name, parameter: name != {name!r}), or leave it at None "
                     "with Gradients(allow_unused=True)."
                 )
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
                 set_gradient(parameter, gradient)

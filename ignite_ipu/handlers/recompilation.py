@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
-import torch
 from ignite.engine import Engine
 
 from ignite_ipu.errors import SessionError, logger
@@ -16,6 +15,8 @@ from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession, session_of
+from ignite_ipu.torch_names.modules import PARAMETERS
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 __all__ = ["Recompilation", "RecompileWatch"]
 
@@ -141,8 +142,8 @@ def _facts_of(program: ModelProgram, session: IPUSession) -> Dict[str, str]:
     options = program.options.toDict()
     facts = {f"option {name}": repr(value) for name, value in options.items() if isinstance(value, _PLAIN)}
     facts.update(program.step.describe_layout())
-    with torch._C.DisableTorchFunctionSubclass():
-        for name, parameter in named_tensors(program.step, "_parameters").items():
+    with DisableTorchFunctionSubclass():
+        for name, parameter in named_tensors(program.step, PARAMETERS).items():
             facts[f"parameter {name}"] = "trained" if requires_grad(parameter) else "frozen"
     for name, module in program.step.named_modules():
         facts[f"module {name or 'itself'}"] = f"in {'training' if module.training else 'evaluation'} mode"

@@ -13,9 +13,7 @@ from typing import Any, Collection, Dict, Iterable, Optional, Protocol, Sequence
 import torch
 
 from ignite_ipu.poptorch_types import Executor
-
-# Schedulers warn unless they saw optimizer.step(): torch >= 2.4 looks at the first, older ones at the count.
-STEPPED, STEP_COUNT = "_opt_called", "_step_count"
+from ignite_ipu.torch_names.optimizers import STEP_COUNT, STEPPED
 
 
 class Link(Protocol):

@@ -11,6 +11,7 @@ from typing import Any, Collection, Dict, List, Mapping, Sequence, Tuple
 import torch
 
 from ignite_ipu.errors import OptimizerError
+from ignite_ipu.torch_names.optimizers import STEP_COUNT, STEPPED, marks_of_step
 
 _MOMENTS = ("accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type")
 
@@ -213,8 +214,8 @@ def _step_as(optimizer: torch.optim.Optimizer, closest: Any) -> None:
     @functools.wraps(closest.step)
     def step(*args: Any, **kwargs: Any) -> Any:
         mine: Any = reference()
-        mine._opt_called, mine._step_count = True, getattr(mine, "_step_count", 0) + 1
+        mine.__dict__.update({STEPPED: True, STEP_COUNT: getattr(mine, STEP_COUNT, 0) + 1})
         return closest.step(mine, *args, **kwargs)
 
-    step.__dict__.update({flag: True for flag in ("_with_counter", "_wrapped_by_lr_sched") if hasattr(wrapped, flag)})
+    step.__dict__.update({flag: True for flag in marks_of_step() if hasattr(wrapped, flag)})
     optimizer.__dict__["step"] = step

@@ -23,10 +23,12 @@ from torch.utils.hooks import RemovableHandle
 from ignite_ipu.errors import OptimizerError, listed
 from ignite_ipu.optimizers.changes import Change, HyperParameters, Settings
 from ignite_ipu.optimizers.conversion import Conversion
-from ignite_ipu.optimizers.host_link import STEP_COUNT, STEPPED, note_earlier_steps
+from ignite_ipu.optimizers.host_link import note_earlier_steps
 from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.derived_class import derived_once
+from ignite_ipu.torch_names.optimizers import STEP_COUNT, STEPPED
+from ignite_ipu.torch_names.tensors import version_of
 
 _LINK = "_ignite_ipu_link"
 _MOST_NAMES = 8
@@ -202,7 +204,7 @@ class OptimizerLink:
     def _signature(self) -> List[Any]:
         """Return what differs when somebody has written into the state."""
         return [
-            (id(parameter), name, id(value), value._version if isinstance(value, torch.Tensor) else value)
+            (id(parameter), name, id(value), version_of(value) if isinstance(value, torch.Tensor) else value)
             for parameter, entries in self._source.__dict__["state"].items()
             for name, value in self._of_the_device(entries).items()
         ]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, List, Tuple
 
 import torch
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ignite_ipu.errors import OptimizerError
 from ignite_ipu.program.function_mode import FunctionGuard
 from ignite_ipu.program.tensors.raw import GRADIENT
+from ignite_ipu.torch_names.optimizers import GLOBAL_POST_HOOKS, GLOBAL_PRE_HOOKS, post_hooks_of, pre_hooks_of
 
 _OURS = "ignite_ipu."
 _SCHEDULERS = "torch.optim."
@@ -24,8 +24,8 @@ class StepHooks:
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
-        self._before: Dict[Any, Callable[..., Any]] = optimizer._optimizer_step_pre_hooks
-        self._after: Dict[Any, Callable[..., Any]] = optimizer._optimizer_step_post_hooks
+        self._before: Dict[Any, Callable[..., Any]] = pre_hooks_of(optimizer)
+        self._after: Dict[Any, Callable[..., Any]] = post_hooks_of(optimizer)
         self._known_step: Any = None
 
     def before(self, updates: int, written: Callable[[], bool]) -> None:
@@ -34,9 +34,9 @@ class StepHooks:
         if step is not self._known_step:
             self._check_step(step)
             self._known_step = step
-        if not (len(self._before) > 1 or self._after or _global_optimizer_pre_hooks or _global_optimizer_post_hooks):
+        if not (len(self._before) > 1 or self._after or GLOBAL_PRE_HOOKS or GLOBAL_POST_HOOKS):
             return
-        before = of_scripts(_global_optimizer_pre_hooks, self._before)
+        before = of_scripts(GLOBAL_PRE_HOOKS, self._before)
         if updates > 1:
             self._refuse_several(before, updates)
         for hook in before:
@@ -53,8 +53,8 @@ class StepHooks:
                 )
 
     def after(self) -> None:
-        if self._after or _global_optimizer_post_hooks:
-            for hook in of_scripts(self._after, _global_optimizer_post_hooks):
+        if self._after or GLOBAL_POST_HOOKS:
+            for hook in of_scripts(self._after, GLOBAL_POST_HOOKS):
                 self._call(hook)
 
     @property
@@ -66,7 +66,7 @@ class StepHooks:
             return hook(self._optimizer, (self._optimizer,), {})
 
     def _refuse_several(self, before: List[Callable[..., Any]], updates: int) -> None:
-        hooks = [*before, *of_scripts(self._after, _global_optimizer_post_hooks)]
+        hooks = [*before, *of_scripts(self._after, GLOBAL_POST_HOOKS)]
         if hooks:
             raise OptimizerError(
                 f"The hook {_called(hooks[0])} is registered around {self._name}.step(), but each device call makes "

@@ -8,7 +8,6 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OutputError, UnsupportedArgumentError, logger
@@ -30,6 +29,8 @@ from ignite_ipu.program.guards.retrace import OperatorRecorder
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.tensors.trees import leaves_of, map_tensors, opened_record, tensors_in
+from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, AnyBatchNorm, NormWithStatistics
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 # Buffers of PyTorch's from which nothing is computed.
 _COUNTERS = ("num_batches_tracked", "n_averaged")
@@ -187,7 +188,7 @@ class BatchStep(nn.Module):
                 checked = True
                 self.counted = [(counter, int(now) - int(plain(counter))) for counter, now in counters]
                 # PyTorch does not count what normalisations write to their statistics.
-                self.written = [path for path, now in buffers if now._version]
+                self.written = [path for path, now in buffers if version_of(now)]
             return result
 
         return call
@@ -217,7 +218,7 @@ class BatchStep(nn.Module):
         try:
             with draws_put_back(), self.on_host():
                 before = {name: (each, each.clone()) for name, each in self.model.named_buffers() if name in names}
-                versions = {name: each._version for name, (each, _) in before.items()}
+                versions = {name: version_of(each) for name, (each, _) in before.items()}
                 self.forward(*leaves)
         except Exception as error:
             logger.info("%s cannot be called on the host: %s", type(self.model).__qualname__, error)
@@ -226,7 +227,7 @@ class BatchStep(nn.Module):
         return [
             name
             for name, (now, then) in before.items()
-            if name in running or now._version != versions[name] or not torch.equal(now, then)
+            if name in running or version_of(now) != versions[name] or not torch.equal(now, then)
         ]
 
     def with_writes(self, output: Any) -> Any:
@@ -250,7 +251,7 @@ class BatchStep(nn.Module):
         # A copy that is made in inference mode counts no writes.
         with torch.inference_mode(False), torch.no_grad():
             modules = list(self.named_modules())
-            for kind in ("_parameters", "_buffers"):
+            for kind in (PARAMETERS, BUFFERS):
                 for path, tensors in [(path, module.__dict__[kind]) for path, module in modules]:
                     before.append((tensors, dict(tensors)))
                     # Pruning and parametrizations register the same tensors in another order.
@@ -258,10 +259,10 @@ class BatchStep(nn.Module):
                         if tensor is None or id(tensor) in found:
                             continue
                         # Buffers may be written into. Of weights nobody needs the newest values.
-                        now = found[id(tensor)] = plain(tensor).clone() if kind == "_buffers" else plain(tensor)
+                        now = found[id(tensor)] = plain(tensor).clone() if kind == BUFFERS else plain(tensor)
                         if now.is_floating_point() or name in _COUNTERS:
                             variable.append(now)
-                        if now.is_floating_point() and kind == "_buffers":
+                        if now.is_floating_point() and kind == BUFFERS:
                             buffers.append((f"{path}.{name}", now))
                         if name == _COUNTERS[0]:
                             counters.append((tensor, now))
@@ -270,7 +271,7 @@ class BatchStep(nn.Module):
             # Without gradients PyTorch's checkpoints warn that there are none.
             with EAGER, without_checkpointing(training=False), without_generation_cache(self.model):
                 with torch.inference_mode(False), torch.no_grad():
-                    with torch.autocast("cpu", enabled=False), torch._C.DisableTorchFunctionSubclass():
+                    with torch.autocast("cpu", enabled=False), DisableTorchFunctionSubclass():
                         yield variable, counters, buffers
         finally:
             for tensors, values in before:
@@ -354,25 +355,27 @@ def statistics_in_training(model: nn.Module) -> List[str]:
     return [
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
-        if isinstance(module, _NormBase) and module.training
+        if isinstance(module, NormWithStatistics) and module.training
         for name in ("running_mean", "running_var")
-        if module._buffers.get(name) is not None
+        if getattr(module, name) is not None
     ]
 
 
 def _writable_buffers(model: nn.Module) -> List[str]:
     """Return the names of floating-point buffers, but for the statistics of normalisations in evaluation mode."""
-    norms = {path for path, module in model.named_modules() if isinstance(module, _NormBase) and not module.training}
+    norms = {
+        path for path, module in model.named_modules() if isinstance(module, NormWithStatistics) and not module.training
+    }
     return [
         name
-        for name, buffer in named_tensors(model, "_buffers").items()
+        for name, buffer in named_tensors(model, BUFFERS).items()
         if plain(buffer).is_floating_point() and name.rpartition(".")[0] not in norms
     ]
 
 
 def _refuse_counting(model: nn.Module) -> None:
     for path, module in model.named_modules():
-        counts = isinstance(module, _BatchNorm) and module.momentum is None and module.running_mean is not None
+        counts = isinstance(module, AnyBatchNorm) and module.momentum is None and module.running_mean is not None
         if counts and module.training:
             raise UnsupportedArgumentError(
                 f"{path or 'The model'} is a {type(module).__qualname__} with momentum=None: its statistics are "

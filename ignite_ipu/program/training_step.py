@@ -13,7 +13,6 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence, Union
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from ignite_ipu import backend
 from ignite_ipu.errors import LossError, logger
@@ -22,6 +21,7 @@ from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.step import BatchStep, check_output, describe_value, first_micro_batch
 from ignite_ipu.program.tensors.rows import row_count
 from ignite_ipu.program.tensors.trees import map_tensors
+from ignite_ipu.torch_names.modules import NormWithStatistics
 
 # Of what a sum over samples and a small term beside it, such as a decay of weights, are of twice the samples.
 _ABOUT = 0.1
@@ -91,7 +91,7 @@ class TrainingStep(BatchStep):
 
     def tracks_statistics(self) -> bool:
         """Tell whether there are normalisations with statistics: replicas are what processes are natively."""
-        return any(isinstance(each, _NormBase) and each.running_mean is not None for each in self.modules())
+        return any(isinstance(each, NormWithStatistics) and each.running_mean is not None for each in self.modules())
 
     def python_state(self) -> PythonState:
         """Return what the compiled step has from Python as constants, the loss's included."""

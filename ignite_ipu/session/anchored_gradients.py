@@ -12,7 +12,6 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OptionsError, logger
@@ -23,6 +22,10 @@ from ignite_ipu.program.options import output_mode
 from ignite_ipu.program.step import BatchStep, first_micro_batch
 from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, requires_grad, shape_of
 from ignite_ipu.session.processes import connected
+from ignite_ipu.torch_names import lists
+from ignite_ipu.torch_names.lists import flatten_tensors, unflatten_tensors
+from ignite_ipu.torch_names.modules import PARAMETERS
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _PREFIX = "ignite_ipu_gradient_"
 _SCALING = "ignite_ipu_loss_scaling"
@@ -58,7 +61,7 @@ class AnchoredGradients:
         """
         options = options.clone()
         _check_output_mode(options)
-        parameters = named_tensors(step, "_parameters")
+        parameters = named_tensors(step, PARAMETERS)
         reached = reached_parameters(step, leaves, micro_batches)
         self.names = [name for name in (parameters if self.asked is None else self.asked) if name in reached]
         self.parameters = [parameters[name] for name in self.names]
@@ -85,7 +88,7 @@ class AnchoredGradients:
         blocks = replicas if output_mode(options, training=True).name == "Sum" else count
         mean = training.accumulation_and_replication_reduction_type is backend.poptorch().ReductionType.Mean
         divisor = loss_scaling * (count * processes if mean else 1)
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
             if blocks == 1 and options.device_iterations == 1:
                 found = list(map(get, self._shorts))
@@ -96,7 +99,7 @@ class AnchoredGradients:
                 _add_processes(found)
             if divisor != 1.0 and found:
                 found = [each.float() for each in found]
-                torch._foreach_mul_(found, 1.0 / divisor)
+                lists.mul_(found, 1.0 / divisor)
             return [each.to(dtype_of(like)) for each, like in zip(found, self.parameters)]
 
 
@@ -111,7 +114,7 @@ def reached_parameters(step: BatchStep, leaves: Sequence[Any], micro_batches: in
     kept = ModuleAttributes(step)
     try:
         with draws_put_back(), step.on_host(), torch.enable_grad():
-            tensors = named_tensors(step, "_parameters")
+            tensors = named_tensors(step, PARAMETERS)
             watched = {id(tensors[name].requires_grad_()): name for name in trained}
             loss = step.loss_of(step(*first_micro_batch(leaves, micro_batches)))
             return {watched[key] for key in leaves_of_graph(loss) if key in watched}
@@ -142,8 +145,8 @@ def leaves_of_graph(tensor: torch.Tensor) -> Set[int]:
 def _trained(step: nn.Module) -> Set[str]:
     """Return the first name of each parameter that requires gradients, which is what PopTorch calls it."""
     names: Dict[int, str] = {}
-    with torch._C.DisableTorchFunctionSubclass():
-        for name, tensor in named_tensors(step, "_parameters").items():
+    with DisableTorchFunctionSubclass():
+        for name, tensor in named_tensors(step, PARAMETERS).items():
             if requires_grad(tensor):
                 names.setdefault(id(tensor), name)
     return set(names.values())
@@ -165,6 +168,6 @@ def _reduced(anchored: torch.Tensor, shape: torch.Size, blocks: int) -> torch.Te
 
 
 def _add_processes(tensors: List[torch.Tensor]) -> None:
-    flat = _flatten_dense_tensors([each.float() for each in tensors])  # type: ignore[no-untyped-call]
+    flat = flatten_tensors([each.float() for each in tensors])
     dist.all_reduce(flat)
-    tensors[:] = _unflatten_dense_tensors(flat, tensors)  # type: ignore[no-untyped-call]
+    tensors[:] = unflatten_tensors(flat, tensors)

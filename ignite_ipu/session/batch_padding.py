@@ -12,12 +12,12 @@ from typing import Any, Callable
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from ignite_ipu.errors import RowsError, listed
 from ignite_ipu.program.tensors.rows import row_count, row_range
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 from ignite_ipu.session.program import ModelProgram
+from ignite_ipu.torch_names.modules import AnyBatchNorm
 
 
 class FillingCheck:
@@ -119,7 +119,7 @@ def _message(model: nn.Module, valid: int, rows: int) -> str:
     norms = [
         path or "the model"
         for path, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and module.running_mean is None
+        if isinstance(module, AnyBatchNorm) and module.running_mean is None
     ]
     why = f" ({listed(norms)} normalises by the batch: it keeps no running statistics)" if norms else ""
     return (

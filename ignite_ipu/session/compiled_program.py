@@ -17,6 +17,7 @@ from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import is_users_file
 from ignite_ipu.session.host_counters import counts_on_host
 from ignite_ipu.session.weights.tracker import Weights
+from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS
 
 
 class CompiledProgram:
@@ -96,7 +97,7 @@ def _compiled_in(step: nn.Module, words: Collection[str]) -> Iterator[Tuple[str,
     PopTorch compiles them in, so that writes on the host never reach it: an index that is permuted, a mask, a table.
     """
     for path, module in step.named_modules():
-        for kind in ("_buffers", "_parameters"):
+        for kind in (BUFFERS, PARAMETERS):
             for name, tensor in module.__dict__[kind].items():
                 if tensor is not None and not plain(tensor).is_floating_point() and _is_used(module, name, words):
                     yield f"{path}.{name}" if path else name, tensor, plain(tensor).clone()

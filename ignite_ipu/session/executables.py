@@ -7,14 +7,13 @@ import os
 from pathlib import Path
 from typing import Any, Dict, Optional, Union
 
-import torch
-
 from ignite_ipu.checkpoints.atomic_files import whole_file
 from ignite_ipu.errors import SessionError, listed
 from ignite_ipu.optimizers.host_link import Link
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, requires_grad, shape_of
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 PathLike = Union[str, "os.PathLike[str]"]
 _LARGEST_CONTRACT = 1 << 24
@@ -93,7 +92,7 @@ def _beside(path: PathLike) -> Path:
 def _contract(executor: Executor, step: BatchStep, link: Optional[Link]) -> Dict[str, str]:
     """Return in words all that a compiled program depends on, beside what forward computes."""
     found = {"the kind": "inference" if link is None else "training", **step.describe_layout()}
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         for name, tensor in named_tensors(step).items():
             trained = ", trained" if link is not None and requires_grad(tensor) else ""
             found[name] = f"{dtype_of(tensor)} of shape {tuple(shape_of(tensor))}{trained}"

@@ -19,6 +19,8 @@ from ignite.engine import Engine
 from ignite_ipu.errors import logger
 from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.user_code import Line, Owner, owner_of, read_by, variables_of
+from ignite_ipu.torch_names.engines import event_handlers_of
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD")
 # What has functions named `grad`, and what clears a gradient without a look at it.
@@ -28,7 +30,7 @@ _CLEARING = ("zero_", "detach_", "requires_grad_")
 
 def log_cost(reader: str, parameters: Iterable[torch.Tensor]) -> None:
     """Say that a step is compiled with its gradients, for whom, and what that costs."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
     logger.warning(
         "Gradients are read at %s, so the training step is compiled with them: each update returns %.1f kB more, as "
@@ -85,7 +87,7 @@ def _running_code(
 
 
 def _handlers_of(engine: Engine) -> List[Any]:
-    return [handler for entries in engine._event_handlers.values() for handler, *_ in entries]
+    return [handler for entries in event_handlers_of(engine).values() for handler, *_ in entries]
 
 
 def _methods(value: Any) -> List[CodeType]:

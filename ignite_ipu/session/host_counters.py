@@ -7,10 +7,10 @@ import logging
 from typing import Collection, Iterator
 
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.swa_utils import AveragedModel
 
 from ignite_ipu.errors import logger
+from ignite_ipu.torch_names.modules import NormWithStatistics, buffers_of
 
 _POPTORCH = ("poptorch::python", "poptorch::cpp")
 _COMPILED_IN = "downgraded to constant"
@@ -18,7 +18,7 @@ _COMPILED_IN = "downgraded to constant"
 
 def counts_on_host(module: nn.Module, name: str) -> bool:
     """Return whether a buffer is a counter from which a program computes nothing."""
-    if isinstance(module, _NormBase) and name == "num_batches_tracked":
+    if isinstance(module, NormWithStatistics) and name == "num_batches_tracked":
         return module.momentum is not None
     return isinstance(module, AveragedModel) and name == "n_averaged"
 
@@ -30,7 +30,7 @@ def counter_warnings_aside(model: nn.Module, first: bool) -> Iterator[None]:
     They would alarm: the host advances these counters. If it is the `first` compilation, one line of the log says so.
     """
     modules = model.named_modules()
-    names = [f"{path}.{name}" for path, each in modules for name in each._buffers if counts_on_host(each, name)]
+    names = [f"{path}.{name}" for path, each in modules for name in buffers_of(each) if counts_on_host(each, name)]
     aside = _Aside(names)
     loggers = [logging.getLogger(name) for name in _POPTORCH]
     for each in loggers:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 import torch
 
 from ignite_ipu.program.tensors.raw import gradient_of, plain, requires_grad, set_gradient
-
-_HOOKS: List[Callable[[torch.Tensor], Any]] = [
-    getattr(torch.Tensor, name).__get__
-    for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
-    if hasattr(torch.Tensor, name)  # the latter came with PyTorch 2.1
-]
+from ignite_ipu.torch_names import lists
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, gradient_hooks_of
 
 
 def accumulate(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
@@ -24,29 +20,26 @@ def accumulate(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Ten
     present: List[torch.Tensor] = []
     more: List[torch.Tensor] = []
     hooked: List[int] = []
-    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+    with DisableTorchFunctionSubclass(), torch.no_grad():
         for number, (parameter, gradient) in enumerate(zip(parameters, gradients)):
-            for hooks in _HOOKS:
-                if hooks(parameter):
-                    hooked.append(number)
-                    break
+            before = gradient_of(parameter)
+            if gradient_hooks_of(parameter):
+                hooked.append(number)
+            elif before is None:
+                set_gradient(parameter, gradient)
+            elif before.requires_grad:
+                hooked.append(number)  # the loop has put a tensor with a history there: autograd knows what to do
             else:
-                before = gradient_of(parameter)
-                if before is None:
-                    set_gradient(parameter, gradient)
-                elif before.requires_grad:
-                    hooked.append(number)  # the loop has put a tensor with a history there: autograd knows what to do
-                else:
-                    present.append(before)
-                    more.append(gradient)
+                present.append(before)
+                more.append(gradient)
         if present:
-            torch._foreach_add_(present, more)
+            lists.add_(present, more)
     if hooked:
         _by_autograd([parameters[number] for number in hooked], [gradients[number] for number in hooked])
 
 
 def _by_autograd(parameters: List[torch.Tensor], gradients: List[torch.Tensor]) -> None:
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         frozen = [parameter for parameter in parameters if not requires_grad(parameter)]
         for parameter in frozen:  # since the forward, in which it was not
             parameter.requires_grad_()
@@ -73,6 +66,6 @@ def are_finite(gradients: Sequence[torch.Tensor]) -> bool:
     """Return whether all elements of gradients are finite."""
     if not gradients:
         return True
-    norms: Optional[Sequence[torch.Tensor]] = torch._foreach_norm(list(gradients), float("inf"))
+    norms: Optional[Sequence[torch.Tensor]] = lists.norm(list(gradients), float("inf"))
     assert norms is not None
     return bool(torch.stack([norm.float() for norm in norms]).isfinite().all())

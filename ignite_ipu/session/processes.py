@@ -20,6 +20,7 @@ from ignite_ipu import backend
 from ignite_ipu.errors import ProcessesError
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.session.torch_compiled import is_compiled, leave_out_compiler
+from ignite_ipu.torch_names.modules import compiled_original
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
@@ -93,7 +94,7 @@ def unwrapped(model: Any) -> Any:
             model = model.module  # which is all that it is natively, on one device or none
         elif is_compiled(model):
             leave_out_compiler(model)
-            model = model._orig_mod
+            model = compiled_original(model)
         elif isinstance(model, nn.DataParallel):
             raise ProcessesError(
                 f"The model is in DataParallel over the devices {list(model.device_ids)}, which spreads a batch over "

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OptionsError, SessionError, listed, logger
@@ -38,6 +37,8 @@ from ignite_ipu.session.host_counters import counter_warnings_aside
 from ignite_ipu.session.host_gradients import are_finite
 from ignite_ipu.session.twin import TwinExecutor, Twins
 from ignite_ipu.session.weights.tracker import Counted, Weights, counted_by_norms
+from ignite_ipu.torch_names.modules import BUFFERS, NormWithStatistics
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
@@ -195,7 +196,7 @@ class ModelProgram:
 
         Each micro-batch and replica has gradients of its own. Buffers that a call writes come with all weights.
         """
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             tensors = {id(each): each for each in named_tensors(self.step).values()}.values()
             gradients = sum(each.numel() * each.element_size() for each in tensors if requires_grad(each))
             weights = sum(each.numel() * each.element_size() for each in tensors if each.is_floating_point())
@@ -249,7 +250,7 @@ class ModelProgram:
         names = self.step.writes
         if names:
             outputs, *written = outputs
-            buffers = named_tensors(self.step.model, "_buffers")
+            buffers = named_tensors(self.step.model, BUFFERS)
             values = [(buffers[name], value[-1]) for name, value in zip(names, written)]
             self._weights.put_written(self.executor, values)
         for counter, count in self._counted:
@@ -575,5 +576,5 @@ class ModelProgram:
 
 
 def _updates_statistics(module: nn.Module) -> bool:
-    norms = (each for each in module.modules() if isinstance(each, _NormBase))
+    norms = (each for each in module.modules() if isinstance(each, NormWithStatistics))
     return any(each.training and each.running_mean is not None for each in norms)

@@ -13,6 +13,14 @@ from torch import nn
 
 from ignite_ipu.errors import logger
 from ignite_ipu.program.derived_class import derived_once
+from ignite_ipu.torch_names.files import is_of_compiler
+from ignite_ipu.torch_names.modules import (
+    WRAPPER_CONTEXT,
+    WRAPPER_INITIALIZATION,
+    compiled_call_of,
+    compiled_original,
+    forget_compiled_call,
+)
 
 _NAME = "OptimizedModule"
 
@@ -20,7 +28,7 @@ _NAME = "OptimizedModule"
 def is_compiled(module: Any) -> bool:
     """Return whether a module is the wrapper that `torch.compile` puts around another one."""
     # By name, because its class takes long to import.
-    return type(module).__name__ == _NAME and type(module).__module__.startswith("torch._dynamo.")
+    return type(module).__name__ == _NAME and is_of_compiler(type(module))
 
 
 def leave_out_compiler(model: nn.Module, log: bool = True) -> None:
@@ -32,12 +40,13 @@ def leave_out_compiler(model: nn.Module, log: bool = True) -> None:
     """
     for module in model.modules():
         if is_compiled(module) and type(module).__mro__[1] is nn.Module:
-            name, kind = type(module._orig_mod).__name__, _called_plainly(type(module))
+            name, kind = type(compiled_original(module)).__name__, _called_plainly(type(module))
             for attribute in ("forward", "_forward"):  # PyTorch keeps what calls its compiler in the object
                 module.__dict__.pop(attribute, None)
             module.__class__ = kind
-        elif module.__dict__.get("_compiled_call_impl") is not None:
-            name, module._compiled_call_impl = type(module).__name__, None
+        elif compiled_call_of(module) is not None:
+            name = type(module).__name__
+            forget_compiled_call(module)
         else:
             continue
         if log:
@@ -49,7 +58,7 @@ def _called_plainly(base: Any) -> Any:
     """Return the class of wrappers that call the model within as it is written."""
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self._orig_mod(*args, **kwargs)
+        return compiled_original(self)(*args, **kwargs)
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return nn.Module.__call__(self, *args, **kwargs)
@@ -61,13 +70,13 @@ def _called_plainly(base: Any) -> Any:
         made: Any = object.__new__(type(self))
         memo[id(self)] = made
         # The compiler holds functions and locks, and is the same for all.
-        shared = {name: value for name, value in self.__dict__.items() if name == "dynamo_ctx"}
+        shared = {name: value for name, value in self.__dict__.items() if name == WRAPPER_CONTEXT}
         own = {name: value for name, value in self.__dict__.items() if name not in shared}
         made.__dict__.update({**copy.deepcopy(own, memo), **shared})
         return made
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
-        return base, (self._orig_mod, self.dynamo_ctx)  # files are of PyTorch's class
+        return base, (compiled_original(self), getattr(self, WRAPPER_CONTEXT))  # files are of PyTorch's class
 
     members = {
         "__call__": call,
@@ -75,7 +84,7 @@ def _called_plainly(base: Any) -> Any:
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
         "__reduce_ex__": reduce_ex,
-        "_initialize": initialize,
+        WRAPPER_INITIALIZATION: initialize,
         "forward": forward,
     }
     return type(_NAME, (base,), members)

@@ -22,6 +22,8 @@ from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.weights.tracker import Weights
+from ignite_ipu.torch_names.modules import PARAMETERS
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 if TYPE_CHECKING:
     from ignite_ipu.session.placement import Placing
@@ -32,29 +34,29 @@ class Trainable:
 
     def __init__(self, module: nn.Module) -> None:
         # Without a look at those of a wrapped module, which would download; of several names the first counts.
-        held = named_tensors(module, "_parameters")
+        held = named_tensors(module, PARAMETERS)
         first = {id(tensor): name for name, tensor in reversed(held.items())}
-        self._parameters: Dict[str, torch.Tensor] = {first[id(tensor)]: tensor for tensor in held.values()}
+        self._held: Dict[str, torch.Tensor] = {first[id(tensor)]: tensor for tensor in held.values()}
         self._compiled = self._now()
 
     def names(self) -> List[str]:
         """Return the names of the parameters that are trained now."""
-        return [name for name, trained in zip(self._parameters, self._now()) if trained]
+        return [name for name, trained in zip(self._held, self._now()) if trained]
 
     def change(self) -> str:
         """Return in words which parameters were frozen or unfrozen since then; empty for none."""
         now = self._now()
         if now == self._compiled:
             return ""
-        flags = list(zip(self._parameters, self._compiled, now))
+        flags = list(zip(self._held, self._compiled, now))
         frozen = [name for name, before, after in flags if before > after]
         unfrozen = [name for name, before, after in flags if before < after]
         named = {"frozen": frozen, "unfrozen": unfrozen}
         return " and ".join(f"{len(names)} {what} ({listed(names, 4)})" for what, names in named.items() if names)
 
     def _now(self) -> List[bool]:
-        with torch._C.DisableTorchFunctionSubclass():
-            return list(map(requires_grad, self._parameters.values()))
+        with DisableTorchFunctionSubclass():
+            return list(map(requires_grad, self._held.values()))
 
 
 class Trained:

@@ -15,6 +15,8 @@ from torch import nn
 
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.tensors.raw import plain, requires_grad
+from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _Place = Tuple[Dict[str, Any], str, torch.Tensor, torch.Tensor]
 _DATA: Any = torch.Tensor.data
@@ -30,9 +32,9 @@ class Twins:
     def __init__(self, module: nn.Module) -> None:
         self._places: List[_Place] = []
         twins: Dict[int, torch.Tensor] = {}
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             for each in module.modules():
-                for tensors in (each.__dict__["_parameters"], each.__dict__["_buffers"]):
+                for tensors in (each.__dict__[PARAMETERS], each.__dict__[BUFFERS]):
                     for name, tensor in tensors.items():
                         if tensor is None:
                             continue
@@ -65,7 +67,7 @@ class Twins:
         now = self._where()
         if now == self._memory:
             return
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             for (tensor, twin), before, place in zip(self._pairs, self._memory, now):
                 if before != place:
                     _DATA.__set__(twin, _DATA.__get__(tensor))
@@ -76,7 +78,7 @@ class Twins:
         return [(plain(each), plain(each).clone()) for each in self._parameters]
 
     def _where(self) -> List[int]:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return [torch.Tensor.data_ptr(tensor) for tensor, _ in self._pairs]
 
 

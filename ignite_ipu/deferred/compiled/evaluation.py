@@ -25,12 +25,14 @@ from ignite_ipu.session.gradients import words_read
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.recompilation import changes_in_every_call
 from ignite_ipu.session.session import IPUSession
+from ignite_ipu.torch_names.modules import DROPOUT, AnyBatchNorm
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _OPTIONS = IPUConfig(device_iterations=1, replication_factor=1)
 _MANY = 4
 _MOST_PROGRAMS = 8
-_DRAWS = nn.modules.dropout._DropoutNd
-_COUNTS = nn.modules.batchnorm._BatchNorm
+_DRAWS = DROPOUT
+_COUNTS = AnyBatchNorm
 
 
 class CapturedEvaluation:
@@ -62,7 +64,7 @@ class CapturedEvaluation:
         if not tensors:
             # It computes from weights alone, as parametrizations do, and no program runs without an input.
             self._session.weights.to_host()
-            with EAGER, torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            with EAGER, torch.no_grad(), DisableTorchFunctionSubclass():
                 return show(model(*args, **kwargs))
         shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
         kind = self._kind(model, structure, shapes)
@@ -111,7 +113,7 @@ class CapturedEvaluation:
                 line,
             )
         weights.to_host()
-        with EAGER, without_generation_cache(model), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        with EAGER, without_generation_cache(model), torch.no_grad(), DisableTorchFunctionSubclass():
             output = model(*args, **kwargs)
         weights.host_changed()
         return output
@@ -225,7 +227,7 @@ def with_gradients(output: Any, arguments: Any, trained: bool) -> Any:
 
     They may be asked of the arguments, and of the model's weights if an optimizer has some (`trained`).
     """
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         differentiated = [tensor for tensor in leaves_in(arguments) if tensor.requires_grad]
     if trained:
         differentiated.append(torch.zeros((), requires_grad=True))

@@ -14,7 +14,6 @@ from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, O
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
@@ -40,9 +39,11 @@ from ignite_ipu.session.gradients import words_read
 from ignite_ipu.session.recompilation import changes_in_every_call
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights.tracker import Weights
+from ignite_ipu.torch_names.modules import BUFFERS, NormWithStatistics, pack_padded_sequence
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of, version_of
 
 _LAYOUT: Any = torch.Tensor.layout.__get__  # type: ignore[attr-defined]
-_PACK = torch._VF._pack_padded_sequence
+_PACK = pack_padded_sequence()
 _DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 _CHANGES_ARGUMENT = (
     " changes an object that it is given (an attribute, a list, a dictionary), which a compiled program would do once. "
@@ -86,7 +87,7 @@ class HeldBuffers:
         self._name = type(model).__name__
         # A look into __dict__ in the ordinary way counts as a read of all attributes.
         found: List[Dict[str, Any]] = [object.__getattribute__(module, "__dict__") for module in model.modules()]
-        found += [each["_buffers"] for each in found]
+        found += [each[BUFFERS] for each in found]
         self._attributes: List[Tuple[Dict[str, Any], Dict[str, Any]]] = [(each, dict(each)) for each in found]
 
     def put_back(self) -> None:
@@ -129,7 +130,7 @@ class HostCall(NamedTuple):
         result = flatten(self.results, tensors)
         grad = torch.is_grad_enabled()
         trains = grad and (not frozen or any(leaf.shape.requires_grad for leaf in leaves))
-        memory = [tensor.untyped_storage()._cdata for tensor in tensors]
+        memory = [memory_of(tensor) for tensor in tensors]
         aliases = [part in self.shared or memory.count(part) > 1 for part in memory]
         pairs = zip(tensors, aliases)
         shapes = [Shape.of(tensor, trains and tensor.is_floating_point(), aliased) for tensor, aliased in pairs]
@@ -227,7 +228,7 @@ def called_on_host(
     if not same or any(mine is not theirs for mine, theirs in zip(now, copies)):
         raise CaptureError(what + _CHANGES_ARGUMENT)
     for copy in copies:
-        if copy._version:
+        if version_of(copy):
             raise CaptureError(
                 f"{what} writes into an argument, a tensor of shape {tuple(copy.shape)}; the device writes into a copy "
                 "of its own, which the loop would not see. Let it compute a new tensor (x = x - 1 instead of x -= 1, "
@@ -236,16 +237,16 @@ def called_on_host(
     written = {path for path, buffer in buffers.items() if _was_written(buffer, before[path])}
     # Statistics of zeros may be what they were before.
     owners = {path.rpartition(".")[0] for path in written}
-    norms = {path for path in owners if isinstance(model.get_submodule(path), _NormBase)}
+    norms = {path for path in owners if isinstance(model.get_submodule(path), NormWithStatistics)}
     writes = [path for path in buffers if path in written or path.rpartition(".")[0] in norms]
-    with torch._C.DisableTorchFunctionSubclass():
-        shared = [tensor.untyped_storage()._cdata for tensor in (*copies, *buffers.values(), *model.parameters())]
+    with DisableTorchFunctionSubclass():
+        shared = [memory_of(tensor) for tensor in (*copies, *buffers.values(), *model.parameters())]
     return HostCall(results, writes, bool(drawn), frozenset(shared), places or left_at)
 
 
 def _was_written(buffer: torch.Tensor, before: torch.Tensor) -> bool:
     # PyTorch counts the writes to a tensor, but not those of batch normalisation to its statistics.
-    return bool(buffer._version) or not torch.allclose(buffer, before, rtol=0, atol=0, equal_nan=True)
+    return bool(version_of(buffer)) or not torch.allclose(buffer, before, rtol=0, atol=0, equal_nan=True)
 
 
 def _initialises(
@@ -256,7 +257,7 @@ def _initialises(
     Args:
         buffers: Those that are to be put back: what the first call alone has written, as a flag, is taken out.
     """
-    with EAGER, without_generation_cache(model), torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+    with EAGER, without_generation_cache(model), torch.no_grad(), DisableTorchFunctionSubclass():
         parameters: Any = model.parameters()
         weights = [(plain(each), plain(each).clone()) for each in parameters if not is_lazy(each)]
         model(*args, **kwargs)
@@ -289,7 +290,7 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
     behind, grows, initialised = LeftBehind(named, ()), False, False
     with session.weights.put_back_unnoticed():
         try:
-            with EAGER, without_generation_cache(model), torch._C.DisableTorchFunctionSubclass():
+            with EAGER, without_generation_cache(model), DisableTorchFunctionSubclass():
                 # What it keeps for later calls is then told from a constant.
                 with WeightWriteGuard(model, {}), torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
                     model(*args, **kwargs)

@@ -16,6 +16,7 @@ from ignite_ipu.program.module_state import NEVER, REGISTRATIONS
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
 class ReplacedError(CaptureError):
@@ -80,7 +81,7 @@ class Modes:
         """Return whether each parameter requires gradients at this moment."""
         if self._looks != self._weights.looks:
             self._looks = self._weights.looks
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 self._trained = list(map(requires_grad, self.parameters))
         return self._trained
 

@@ -27,6 +27,7 @@ from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.training import Trained
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _MOST_CHANGES = 3
 _MOST_PROGRAMS = 8
@@ -230,14 +231,14 @@ class CapturedTraining:
     @contextlib.contextmanager
     def _others_frozen(self, own: FrozenSet[int]) -> Iterator[None]:
         """Freeze the parameters that other optimizers train, in the `with` block: PopTorch would update them, too."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             others = [each for each in self.session.model.parameters() if requires_grad(each) and id(each) not in own]
             for parameter in others:
                 set_requires_grad(parameter, False)
         try:
             yield
         finally:
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 for parameter in others:
                     set_requires_grad(parameter, True)
 

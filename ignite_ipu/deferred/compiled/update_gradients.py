@@ -22,6 +22,7 @@ from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.gradients import gradient_reader, log_cost
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 # What PyTorch's `clip_grad_norm_` adds to the norm, and the device does not.
 _EPSILON = 1e-6
@@ -163,14 +164,14 @@ class UpdateGradients:
                 "optimizer.step(); or let the function with the loop call by its name what reads them after step()."
             )
         if not self._found and program is not None:
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 named = list(self._session.model.named_parameters())
             found = program.read_gradients()
             self._found = {id(parameter): found.get(f"model.{name}") for name, parameter in named}
         return self._found
 
     def _trained(self) -> List[Tuple[str, torch.Tensor]]:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return [(name, each) for name, each in self._session.model.named_parameters() if requires_grad(each)]
 
 
@@ -180,7 +181,7 @@ def _on_host(model: nn.Module, losses: Sequence[Loss]) -> Dict[int, Optional[tor
     The host has the newest weights. Layers are in the modes they are in: random ones draw others than the step will,
     and statistics of batches are not kept.
     """
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         trained = {id(each): plain(each).requires_grad_() for each in model.parameters() if requires_grad(each)}
     operations = {each for loss in losses for each in loss.operations}
     buffers: Dict[int, torch.Tensor] = {}
@@ -188,7 +189,7 @@ def _on_host(model: nn.Module, losses: Sequence[Loss]) -> Dict[int, Optional[tor
     def tensor_of(leaf: Input, operation: Operation) -> torch.Tensor:
         return trained.get(id(leaf.tensor), torch.Tensor.detach(leaf.tensor))
 
-    with torch.random.fork_rng(devices=[]), torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), DisableTorchFunctionSubclass(), torch.enable_grad():
         called = functools.partial(_called, trained, buffers)
         results = replayed(sorted(operations, key=by_number), tensor_of, called)
         total = torch.stack([results[loss.value.operation][loss.value.index].sum() for loss in losses]).sum()

@@ -18,6 +18,8 @@ from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import Line, is_users_file, variables_of
+from ignite_ipu.torch_names.modules import buffers_of
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 _META = torch.device("meta")
 # Before PyTorch 2.1 no storage tells whether its memory is PyTorch's: none counts as if it were.
@@ -69,7 +71,7 @@ class Input:
         spent: Where the value was computed, with gradients, that the tensor is since its update has run.
     """
 
-    __slots__ = ("_original", "_shape", "_version", "model", "parameter", "spent", "tensor", "weight")
+    __slots__ = ("_original", "_shape", "_writes", "model", "parameter", "spent", "tensor", "weight")
 
     def __init__(
         self,
@@ -84,14 +86,14 @@ class Input:
         self.model = model
         self.weight: Optional[torch.Tensor] = None
         self.spent: Optional[Line] = None
-        self._version = tensor._version if parameter is None else 0
+        self._writes = version_of(tensor) if parameter is None else 0
         # What a copy was made of, and its version then.
         self._original: Optional[Tuple[torch.Tensor, int]] = None
 
     @property
     def changed(self) -> bool:
         """True if the tensor that this is a copy of was written into since."""
-        return self._original is not None and self._original[0]._version != self._original[1]
+        return self._original is not None and version_of(self._original[0]) != self._original[1]
 
     @property
     def shape(self) -> Shape:
@@ -103,7 +105,7 @@ class Input:
         """Keep a copy of the weight, which the host has newest, since it is about to change."""
         self.weight, self.tensor = self.tensor, plain(self.tensor).clone()
         self.parameter = self.model = None
-        self._version = self.tensor._version
+        self._writes = version_of(self.tensor)
 
     def belong(self, parameter: str, model: Captured, line: Line) -> None:
         """Be a weight again, for a loss that was computed from the copy at a line; refuse one with other values."""
@@ -126,9 +128,9 @@ class Input:
             return
         if type(self.tensor) is not torch.Tensor:
             # What was recorded before `tensor += loss` reads the value of then, which its memory still has.
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 self.tensor = self.tensor.detach()
-        if self.tensor._version != self._version:
+        if version_of(self.tensor) != self._writes:
             use = f"A tensor of shape {self.shape.size} was used"
             change = f"changed in place afterwards{_described_writes(self.tensor)}"
             if late:
@@ -148,13 +150,13 @@ class Input:
         Those that were made before are in `copies`, by `id` of the tensor.
         """
         tensor = self.tensor
-        if self.parameter is not None or type(tensor) is not torch.Tensor or tensor._version != self._version:
+        if self.parameter is not None or type(tensor) is not torch.Tensor or version_of(tensor) != self._writes:
             return
         if every or not _is_resizable(tensor.untyped_storage()):
-            self._original = tensor, tensor._version
+            self._original = tensor, version_of(tensor)
             copy = copies.get(id(tensor))
             self.tensor = copies[id(tensor)] = tensor.clone() if copy is None else copy
-            self._version = self.tensor._version
+            self._writes = version_of(self.tensor)
 
 
 def _described_writes(tensor: torch.Tensor) -> str:
@@ -212,7 +214,7 @@ def _value(node: ast.AST, variables: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Attribute):
         owner = _value(node.value, variables)
         own = getattr(owner, "__dict__", {})
-        return own.get(node.attr, owner._buffers.get(node.attr) if isinstance(owner, nn.Module) else None)
+        return own.get(node.attr, buffers_of(owner).get(node.attr) if isinstance(owner, nn.Module) else None)
     if isinstance(node, ast.Subscript):
         owner, key = _value(node.value, variables), getattr(node.slice, "value", None)
         key = getattr(key, "value", key)  # Python 3.8 has a node in between

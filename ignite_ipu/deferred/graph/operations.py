@@ -19,6 +19,7 @@ from ignite_ipu.deferred.graph.structure import LEAF, Structure, flatten, leaves
 from ignite_ipu.errors import EarlyReadError
 from ignite_ipu.program.forward.left_behind import Place
 from ignite_ipu.program.user_code import Line
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _T = TypeVar("_T")
 by_number: Callable[[Operation], int] = operator.attrgetter("number")
@@ -300,7 +301,7 @@ def replayed(
             return results[leaf.operation][leaf.index] if leaf.operation in results else leaf.get()
         return leaf.value if type(leaf) is Number else tensor_of(leaf, operation)
 
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         for operation in operations:
             signature, leaves = operation.signature, [read(leaf, operation) for leaf in operation.leaves]
             with torch.set_grad_enabled(signature.grad and torch.is_grad_enabled()):

@@ -10,6 +10,7 @@ from torch import nn
 
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
 class Captured(Protocol):
@@ -105,5 +106,5 @@ def held_parameters() -> FrozenSet[int]:
 def is_held(model: nn.Module, trained: bool = False) -> bool:
     """Tell whether some optimizer holds a parameter of a model; if asked, one that requires gradients."""
     held = held_parameters()
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return any(id(each) in held and (requires_grad(each) or not trained) for each in model.parameters())

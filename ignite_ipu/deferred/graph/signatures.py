@@ -12,8 +12,6 @@ from typing import Any, Callable, Container, Dict, FrozenSet, Iterable, List, Ma
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only
 
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, name_of
@@ -22,6 +20,8 @@ from ignite_ipu.deferred.graph.structure import Bounded, Structure, flatten, is_
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.trees import PLAIN
 from ignite_ipu.program.user_code import Line
+from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of, tree_flatten, tree_map_only
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
 _META = torch.device("meta")
 # Tags of operators whose results or their shapes depend on values.
@@ -135,12 +135,12 @@ def _inferred(
     function: Callable[..., Any], structure: Structure, leaves: Sequence[Any], grad: bool, line: Line
 ) -> CallSignature:
     metas = [leaf.value if isinstance(leaf, Number) else leaf.shape.meta() for leaf in leaves]
-    storages = {meta.untyped_storage()._cdata for meta in metas if isinstance(meta, torch.Tensor)}
+    storages = {memory_of(meta) for meta in metas if isinstance(meta, torch.Tensor)}
     args, kwargs = unflatten(structure, metas)
     kwargs = {name: _META if isinstance(value, torch.device) else value for name, value in kwargs.items()}
     try:
         host_kernels = _HostKernels()  # type: ignore[no-untyped-call]
-        with torch.set_grad_enabled(grad), torch._C.DisableTorchFunctionSubclass(), host_kernels:
+        with torch.set_grad_enabled(grad), DisableTorchFunctionSubclass(), host_kernels:
             result = _SHAPES.get(function, function)(*args, **kwargs)
     except (NotImplementedError, RuntimeError) as error:
         # Some versions say so by the type alone.
@@ -155,7 +155,7 @@ def _inferred(
         ) from error
     tensors: List[torch.Tensor] = []
     result_structure = flatten(result, tensors)
-    shapes = [Shape.of(tensor, tensor.requires_grad, tensor.untyped_storage()._cdata in storages) for tensor in tensors]
+    shapes = [Shape.of(tensor, tensor.requires_grad, memory_of(tensor) in storages) for tensor in tensors]
     return CallSignature(function, structure, grad, result_structure, shapes)
 
 
@@ -199,7 +199,7 @@ class _HostKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             return func(*args, **(kwargs or {}))
         except NotImplementedError:
-            if func._schema.is_mutable or _BY_VALUES.intersection(func.tags):
+            if schema_of(func).is_mutable or _BY_VALUES.intersection(func.tags):
                 raise
             given = tree_map_only(torch.Tensor, _zeros, (args, kwargs or {}))
             result = func(*given[0], **given[1])

@@ -14,7 +14,6 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Set
 
 import torch
 from torch import nn
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ignite_ipu.deferred.graph.owners import MODEL, OPTIMIZERS, WATCH, held_tensors, parameter_of
 from ignite_ipu.deferred.model.capturing_class import CAPTURE, capturing_class
@@ -30,6 +29,14 @@ from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.weights.access import AccessTracker, is_watched, unwatch_parameters, watch_parameters
+from ignite_ipu.torch_names.optimizers import (
+    GLOBAL_POST_HOOKS,
+    GLOBAL_PRE_HOOKS,
+    marks_of_step,
+    post_hooks_of,
+    pre_hooks_of,
+)
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _DEFAULTS = IPUConfig()
 
@@ -76,7 +83,7 @@ def consists_of_captured(model: nn.Module) -> bool:
 
 
 def _owners(tensors: Iterable[torch.Tensor]) -> Set[CapturedModel]:
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return {owner for owner in map(owner_of, tensors) if owner is not None}
 
 
@@ -165,16 +172,16 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
     if updates.training.optimizer is not self:
         updates.use(self)
     # Once there is a device's optimizer, one hook of this library's guards the step of the host.
-    if _global_optimizer_pre_hooks or len(self._optimizer_step_pre_hooks) > updates.training.prepared:
-        for hook in of_scripts(_global_optimizer_pre_hooks, self._optimizer_step_pre_hooks):
+    if GLOBAL_PRE_HOOKS or len(pre_hooks_of(self)) > updates.training.prepared:
+        for hook in of_scripts(GLOBAL_PRE_HOOKS, pre_hooks_of(self)):
             if hook(self, (self,), {}) is not None:
                 raise CaptureError(
                     f"A hook before {type(self).__name__}.step() at {current_line()} returned other arguments for it, "
                     "but the step of a device takes none. Let it return None."
                 )
     updates.step()
-    if self._optimizer_step_post_hooks or _global_optimizer_post_hooks:
-        for hook in of_scripts(self._optimizer_step_post_hooks, _global_optimizer_post_hooks):
+    if post_hooks_of(self) or GLOBAL_POST_HOOKS:
+        for hook in of_scripts(post_hooks_of(self), GLOBAL_POST_HOOKS):
             hook(self, (self,), {})
     return None
 
@@ -212,5 +219,5 @@ def _add_param_group(self: torch.optim.Optimizer, param_group: Dict[str, Any]) -
 
 # Schedulers wrap the step of their optimizer to learn whether it was called, and warn when they find another one. The
 # link to the device's optimizer tells them instead.
-for _mark in ("_wrapped_by_lr_sched", "_with_counter"):
+for _mark in marks_of_step():
     setattr(_step, _mark, True)

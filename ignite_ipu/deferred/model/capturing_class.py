@@ -12,13 +12,14 @@ from typing import Any, Callable
 
 import torch
 from torch import nn
-from torch.nn.utils import stateless
 
 from ignite_ipu.deferred.tensor.frames import frame_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.derived_class import derived_once
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.user_code import current_line
+from ignite_ipu.torch_names.dispatch import transformation
+from ignite_ipu.torch_names.modules import FUNCTIONAL_CALL
 
 CAPTURE = "_ignite_ipu_capture"
 """The attribute of a model that holds what captures it."""
@@ -118,9 +119,6 @@ def _makes_ordinary(base: Any) -> Any:
     return type(own.__name__, (own,), members)
 
 
-# Behind torch.func.functional_call and its older names.
-_REPLACES: Any = getattr(stateless, "_functional_call").__code__  # noqa: B009
-_transform: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 # Whether autocast is on for the CPU, for which versions of PyTorch ask in different ways.
 _autocasts: Callable[[], bool] = functools.partial(torch.is_autocast_enabled, "cpu")
 try:
@@ -137,14 +135,14 @@ def refuse_transforms(name: str) -> None:
             "compiled with the number format of IPUAccelerator(mixed_precision=...), 'no' or 'fp16'; bfloat16, which "
             "PyTorch's autocast chooses, does not exist on an IPU. Leave it out, or use accelerator.autocast()."
         )
-    if _transform() is not None:
+    if transformation() is not None:
         raise CaptureError(
             f"{name} was called at {current_line()} within a transform of torch.func (grad, vmap, jacrev, ...), "
             "which PyTorch makes of operations on the host; a compiled program has none. Transform a copy that is not "
             "captured, copy.deepcopy(model) in a loop with ipu_prepare, or put what the transform computes into the "
             "model's forward."
         )
-    if frame_of(_REPLACES) is not None:
+    if FUNCTIONAL_CALL is not None and frame_of(FUNCTIONAL_CALL) is not None:
         raise CaptureError(
             f"{name} was called at {current_line()} by functional_call, with other weights than its own, but its "
             "program is compiled for those on the device. Call a copy that is not captured, copy.deepcopy(model); or "

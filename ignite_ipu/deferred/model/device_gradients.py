@@ -17,6 +17,7 @@ from ignite_ipu.deferred.tensor.device_gradient import DeviceGradient
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.tensors.raw import gradient_of, requires_grad, set_gradient
 from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
 class DeviceGradients:
@@ -54,7 +55,7 @@ class DeviceGradients:
         self.gone: Set[int] = set()
 
     def of(self, parameter: torch.Tensor) -> DeviceGradient:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             like = torch.Tensor.detach(parameter)
             remedy = self._remedy or "use torch.nn.utils.clip_grad_norm_ over all of the model's parameters"
             gradient = DeviceGradient(like, self._source, weakref.ref(parameter), remedy)
@@ -66,7 +67,7 @@ class DeviceGradients:
         if self.placed or self._remedy is None:
             return
         # Touched in the ordinary way, a parameter of a model in training would download all weights first.
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             for number, (_, parameter) in self._named.items():
                 if requires_grad(parameter) and gradient_of(parameter) is None and id(parameter) not in unused:
                     gradient = self.of(parameter)
@@ -121,7 +122,7 @@ class DeviceGradients:
 
     def _of_the_host(self) -> List[Tuple[str, torch.Tensor]]:
         """Return the parameters that have gradients which are no device's."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return [
                 pair for pair in self._named.values() if type(gradient_of(pair[1])) not in (type(None), DeviceGradient)
             ]
@@ -129,7 +130,7 @@ class DeviceGradients:
     def check_all(self, parameters: Iterable[torch.Tensor]) -> None:
         """Refuse to clip the gradients of some parameters only."""
         given = set(map(id, parameters))
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             missing = [name for name, each in self._named.values() if requires_grad(each) and id(each) not in given]
         if given and missing:
             raise CaptureError(
@@ -138,7 +139,7 @@ class DeviceGradients:
             )
 
     def clear_those_of_the_host(self, parameters: Iterable[torch.Tensor], set_to_none: bool) -> None:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             for parameter in parameters:
                 gradient = gradient_of(parameter)
                 if gradient is None or type(gradient) is DeviceGradient:
@@ -152,7 +153,7 @@ class DeviceGradients:
         """Take them off, of parameters with some ids or of all, so that whoever looks next finds ordinary ones."""
         if not self._gradients:
             return
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             for number, (_, parameter) in self._named.items():
                 if only is None or id(parameter) in only:
                     if type(gradient_of(parameter)) is DeviceGradient:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, List, Optional
 
-import torch
-
 from ignite_ipu.deferred.graph.operations import Value, reached
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import CALL, Loss, ancestors
@@ -19,6 +17,7 @@ from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
 from ignite_ipu.deferred.tensor.routing import has_gone_backward
 from ignite_ipu.errors import CaptureError, EarlyReadError, listed
 from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _SAMPLING = words("multinomial bernoulli normal poisson binomial")
 
@@ -120,7 +119,7 @@ def early_read_error(model: Captured, value: Value, what: str) -> EarlyReadError
 
 def not_frozen(model: Any) -> EarlyReadError:
     """Return the error for a call, with a value of a step that has not run, of a captured model outside of the step."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         names = [name for name, parameter in model.model.named_parameters() if parameter.requires_grad]
     return EarlyReadError(
         f"{model.name} was called at {current_line()}, in evaluation mode or without gradients, with a value of the "

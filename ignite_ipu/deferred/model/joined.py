@@ -19,6 +19,8 @@ from ignite_ipu.deferred.model.updates import Updates
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line
+from ignite_ipu.torch_names.modules import modules_of
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
 class JoinedModels(nn.Module):
@@ -28,7 +30,7 @@ class JoinedModels(nn.Module):
         super().__init__()
         for model in models:
             name, count = type(model).__name__, 1
-            while name in self._modules:
+            while name in modules_of(self):
                 count += 1
                 name = f"{type(model).__name__}_{count}"
             self.add_module(name, model)
@@ -140,5 +142,5 @@ def _joined(optimizer: torch.optim.Optimizer) -> Optional[CapturedModel]:
 def _holds_all(optimizer: torch.optim.Optimizer, model: CapturedModel) -> bool:
     """Tell whether an optimizer alone could train a model."""
     held = held_by(optimizer)
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return all(id(parameter) in held for parameter in model.model.parameters() if requires_grad(parameter))

@@ -45,6 +45,7 @@ from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
 class CapturedModel:
@@ -213,7 +214,7 @@ class CapturedModel:
 
     @property
     def is_frozen(self) -> bool:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return not any(parameter.requires_grad for parameter in self.model.parameters())
 
     def _look_after(self, session: IPUSession) -> None:
@@ -516,7 +517,7 @@ def first_owner(
     What `model.parameters()` returns can be gone through once, and is not before somebody needs all.
     """
     first, every = itertools.tee([parameters] if isinstance(parameters, torch.Tensor) else parameters)
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         found = next(first, None)
         return None if found is None else owner_of(found), every
 

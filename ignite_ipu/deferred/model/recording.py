@@ -16,6 +16,7 @@ from ignite_ipu.deferred.tensor.tensor import DeferredTensor, as_leaf, deferred_
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.left_behind import put
 from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _MOST_MODES = 16
 
@@ -71,7 +72,7 @@ class RecordedCalls:
         """Return the signature of a call that takes more than a look at its arguments, and their leaves."""
         found: List[Any] = []
         structure = flatten((args, kwargs), found)
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             leaves = [as_leaf(leaf, line) for leaf in found]
             key = (structure.key, tuple([leaf.shape.key for leaf in leaves]))
             signature: Optional[CallSignature] = signatures.templates.get(key)

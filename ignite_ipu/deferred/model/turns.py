@@ -10,7 +10,6 @@ import dataclasses
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
 
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, Operation, Value, by_number, name_of, reached
@@ -20,6 +19,7 @@ from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights.tracker import Weights
+from ignite_ipu.torch_names.modules import NormWithStatistics
 
 Values = List[Tuple[torch.Tensor, Optional[torch.Tensor]]]
 """Tensors of a model, each with what a call is to find there; None for what is there now."""
@@ -173,7 +173,7 @@ def _written(operation: Operation) -> Dict[str, torch.Tensor]:
 def is_statistic(operation: Operation, name: str) -> bool:
     """Tell whether a buffer is a batch statistic, which nothing reads that a call in training mode computes."""
     model: Any = operation.model
-    return isinstance(model.model.get_submodule(name.rpartition(".")[0]), _NormBase)
+    return isinstance(model.model.get_submodule(name.rpartition(".")[0]), NormWithStatistics)
 
 
 def _draws(operation: Operation) -> bool:

@@ -28,6 +28,7 @@ from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _ORDER = itertools.count(1)
 
@@ -270,7 +271,7 @@ class Updates:
                 turns = self._model.whole.turns
                 return (self if self in turns else turns[0]).gradient_of(parameter)
         if not self._gone_backward():
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 had = requires_grad(parameter) and id(parameter) not in training.gradients.unused
             zeros = had and training.zeroed is not None
             return torch.zeros_like(torch.Tensor.detach(parameter)) if zeros else None
@@ -295,7 +296,7 @@ class Updates:
     def gradient(self, parameter: torch.Tensor) -> Optional[DeviceGradient]:
         """Return what PyTorch has as `parameter.grad` now: a look at the values, or None."""
         found, pending = self.training.gradients, bool(self.pending)
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             exists = self._gone_backward() or self.training.zeroed is not None
             if not (exists and (requires_grad(parameter) or found.available)):
                 return None

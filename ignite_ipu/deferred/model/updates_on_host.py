@@ -24,8 +24,9 @@ from ignite_ipu.deferred.model.turns import Older, Values, begin_again, forget, 
 from ignite_ipu.deferred.model.updates import Whole
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.host_link import note_step
-from ignite_ipu.program.tensors.raw import plain, version_of
+from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import current_line
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 Closure = Callable[[], Any]
 
@@ -210,5 +211,5 @@ def _weights_of(operation: Operation) -> FrozenSet[int]:
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> List[Any]:
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return list(zip(map(version_of, tensors), map(torch.Tensor.data_ptr, tensors)))

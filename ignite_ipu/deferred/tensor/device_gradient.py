@@ -18,6 +18,8 @@ from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.tensors.raw import gradient_of, set_gradient
 from ignite_ipu.program.tensors.trees import leaves_of
 from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.torch_names.modules import CONVERSION
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, make_wrapper_subclass
 
 ON_THE_HOST = (
     "Gradients of inputs do not exist on the device: take them on the host, from a copy of the model, "
@@ -29,7 +31,6 @@ ON_THE_HOST = (
 # has none.
 GradientSource = Callable[[], Optional[Callable[[torch.Tensor], Optional[torch.Tensor]]]]
 # What converts or moves the parameters of a module, each with its gradient.
-_CONVERSION = nn.Module._apply.__code__
 _CLIPPING = [inspect.unwrap(clip).__code__ for clip in (nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_)]
 # Without what PyTorch's dispatcher asks of a tensor, which has no memory here.
 _METADATA = METADATA - words("dense_dim sparse_dim is_pinned is_same_size result_type")
@@ -56,7 +57,7 @@ class DeviceGradient(torch.Tensor):
         remedy: str,
         held: Optional[torch.Tensor] = None,
     ) -> DeviceGradient:
-        gradient: DeviceGradient = torch.Tensor._make_wrapper_subclass(
+        gradient: DeviceGradient = make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device, requires_grad=False
         )
         gradient.source, gradient.parameter, gradient.remedy, gradient.held = source, parameter, remedy, held
@@ -83,10 +84,10 @@ class DeviceGradient(torch.Tensor):
         kwargs = kwargs or {}
         name = func.__name__
         if attribute_of(func) in _ATTRIBUTES if name == "__get__" else name in _METADATA:
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         first = args[0] if args else None
-        if isinstance(first, DeviceGradient) and frame_of(_CONVERSION) is not None:
+        if isinstance(first, DeviceGradient) and CONVERSION is not None and frame_of(CONVERSION) is not None:
             # What becomes of the parameter's values does not become of values that are not there.
             return first
         _refuse_writing(func, args, kwargs)
@@ -107,7 +108,7 @@ class DeviceGradient(torch.Tensor):
             return DeviceGradient(leaf, gradient.source, gradient.parameter, gradient.remedy, leaf)
 
         args, kwargs = mapped((args, kwargs), values)
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
         if isinstance(result, (tuple, list)) and result and isinstance(result[0], torch.Tensor):
             return mapped(result, unwritable)
@@ -135,7 +136,7 @@ class DeviceGradient(torch.Tensor):
         parameter = self.parameter()
         if self.held is not None or parameter is None:
             return self.read().clone()
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return None if gradient_of(parameter) is self else self.read().clone()
 
 
@@ -169,7 +170,7 @@ def _no_gradient(tensor: torch.Tensor) -> NoReturn:
 def withhold_gradient(tensor: torch.Tensor) -> None:
     """Let a tensor's gradient, which a device does not compute, be refused to whoever uses it."""
     if not isinstance(tensor.grad, DeviceGradient):
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             gradient = DeviceGradient(tensor.detach(), lambda: _no_gradient, weakref.ref(tensor), ON_THE_HOST)
             set_gradient(tensor, gradient)
 

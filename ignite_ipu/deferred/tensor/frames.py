@@ -17,15 +17,16 @@ from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.program.forward.gradients import OWN_BACKWARD
 from ignite_ipu.program.user_code import OURS, current_line
+from ignite_ipu.torch_names.files import TRANSFORMS
+from ignite_ipu.torch_names.modules import SAMPLE_CHECK
 
 DISTRIBUTIONS = os.path.dirname(torch.distributions.__file__) + os.sep
 """Folder of PyTorch's distributions."""
-_TRANSFORMS = os.path.join(os.path.dirname(torch.__file__), "_functorch") + os.sep  # those of torch.func
 
 # All of these ask whether all values are valid, if anything.
 _ARGUMENT_CHECKS = (
     Distribution.__init__.__code__,
-    Distribution._validate_sample.__code__,
+    SAMPLE_CHECK,
     ContinuousBernoulli.__init__.__code__,
     Geometric.__init__.__code__,
     Uniform.__init__.__code__,
@@ -121,7 +122,7 @@ def _code_of(function: Any) -> Optional[CodeType]:
 
 def refuse_script() -> None:
     """Refuse a call from C++ that is no transform's: a scripted function's, with which PyTorch 2.0 crashes."""
-    if _SCRIPTS_CRASH and not called_by(_TRANSFORMS):
+    if _SCRIPTS_CRASH and not called_by(TRANSFORMS):
         error = CaptureError(
             f"A function of TorchScript is called at {current_line()} with a value of the training step, and PyTorch "
             f"{torch.__version__} would end the process at its next call. Leave torch.jit.script out, or call the "

@@ -12,6 +12,7 @@ from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.functions import OPERATORS
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
+from ignite_ipu.torch_names.dispatch import NEURAL_FUNCTIONS, schemas_of
 
 
 def _on_copy(name: str) -> Callable[..., torch.Tensor]:
@@ -54,11 +55,11 @@ def out_of_place(name: str) -> Optional[Callable[..., Any]]:
     if name in _OWN or not name.endswith("_"):
         return _OWN.get(name)
     plain = name[:-1]
-    writing = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
-    reading = [_arguments(each) for each in torch._C._jit_get_schemas_for_operator(f"aten::{plain}") if _is_new(each)]
+    writing = schemas_of(f"aten::{name}")
+    reading = [_arguments(each) for each in schemas_of(f"aten::{plain}") if _is_new(each)]
     if not writing or not all(_written(each) == [0] and _arguments(each) in reading for each in writing):
         return None
-    found = [getattr(owner, plain, None) for owner in (torch.Tensor, torch, torch._C._nn)]
+    found = [getattr(owner, plain, None) for owner in (torch.Tensor, torch, NEURAL_FUNCTIONS)]
     return next((each for each in found if isinstance(each, _BUILT_IN)), None)
 
 

@@ -25,6 +25,13 @@ from ignite_ipu.deferred.tensor.written_tensors import WrittenTensor, in_place_o
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.torch_names.tensors import (
+    CALLS_OF_BACKWARD,
+    COUNT_OF_WRITES,
+    GRADIENT_ATTRIBUTES,
+    DisableTorchFunctionSubclass,
+    make_wrapper_subclass,
+)
 
 # The factor of torch.add and torch.sub, which has to be a Python number.
 _ALPHA = "alpha"
@@ -34,7 +41,6 @@ _WITH_WEIGHTS = words(
     "bfloat16 contiguous pin_memory detach register_post_accumulate_grad_hook __iter__ __setstate__ as_subclass"
 ).union(METADATA, READS, REFUSED)
 _CPU = torch.device("cpu")
-_MAKE = torch.Tensor._make_wrapper_subclass
 # Functions that were recorded before, and types of numbers among their arguments that may change.
 _RECORDED: Dict[Callable[..., Any], FrozenSet[type]] = {}
 
@@ -74,7 +80,7 @@ class DeferredTensor(torch.Tensor):
                 return deferred_results(Operation(signature, None, leaves, current_line(above=1)))
         if WrittenTensor in types:
             args, kwargs = in_place_of_written(args, kwargs or {})
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return _call(func, args, kwargs or {})
 
     @classmethod
@@ -201,7 +207,7 @@ def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: D
         return func(*resolved(args), **resolved(kwargs))
     if not own:
         return NotImplemented
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         try:
             return _recorded(func, args, kwargs)
         except CaptureError:  # without values nobody knows what it gives
@@ -220,7 +226,9 @@ def deferred_results(operation: Operation) -> Any:
 
 def _tensor_of(value: Value) -> DeferredTensor:
     shape = value.shape
-    tensor: DeferredTensor = _MAKE(DeferredTensor, shape.size, strides=shape.stride, dtype=shape.dtype, device=_CPU)
+    tensor: DeferredTensor = make_wrapper_subclass(
+        DeferredTensor, shape.size, strides=shape.stride, dtype=shape.dtype, device=_CPU
+    )
     tensor.value = value
     value.handle = weakref.ref(tensor)
     return tensor
@@ -255,7 +263,7 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
     if name == "backward":
         _backward(*args, **kwargs)
         return None
-    if name in ("grad", "_engine_run_backward"):
+    if name in CALLS_OF_BACKWARD:
         raise CaptureError(
             f"torch.autograd.grad at {current_line()} asks for gradients, which exist on the device alone. Use "
             f"backward() and optimizer.step(). {ON_THE_HOST}"
@@ -292,9 +300,9 @@ def _property(func: Callable[..., Any], tensor: DeferredTensor) -> Any:
         return tensor.value.shape.requires_grad is (name == "requires_grad")
     if name in METADATA:
         return func(tensor)
-    if name in ("grad", "grad_fn", "_grad"):
+    if name in GRADIENT_ATTRIBUTES:
         return None
-    if name == "_version":
+    if name == COUNT_OF_WRITES:
         return 0
     if name == "data":
         return _record(torch.Tensor.detach, (tensor,), {})

@@ -17,6 +17,7 @@ import torch
 from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.deferred.graph.step_graph import ancestors
 from ignite_ipu.deferred.graph.structure import mapped
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
 @dataclasses.dataclass(eq=False)
@@ -88,7 +89,7 @@ def write_known() -> None:
             while known:
                 write = known.popleft()
                 target, last = write.target, all(write.target is not each.target for each in late)
-                with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+                with torch.no_grad(), DisableTorchFunctionSubclass():
                     target.copy_(write.value.get())
                     if last and type(target) is WrittenTensor:
                         target.__class__ = torch.Tensor  # type: ignore[assignment]

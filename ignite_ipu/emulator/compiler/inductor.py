@@ -28,6 +28,8 @@ from ignite_ipu.emulator.compiler import saved_values
 from ignite_ipu.emulator.compiler.graph import Graph, on_the_host
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
+from ignite_ipu.torch_names.files import inductor
+from ignite_ipu.torch_names.tensors import memory_of
 
 VARIABLE = "IGNITE_IPU_EMULATOR_COMPILE"
 _CHOICES = ("", "0", "inductor")
@@ -177,13 +179,11 @@ def _in_background(work: Callable[[], None]) -> None:
 
 def lowered(module: fx.GraphModule, examples: List[torch.Tensor]) -> Run:
     """Return inductor's function for a graph of PyTorch's kernels."""
-    from torch import _inductor
-
-    function: Run = _inductor.compile(module, list(examples), options=_OPTIONS)
+    function: Run = inductor()(module, list(examples), options=_OPTIONS)
     return function
 
 
 def own_memory(results: Tensors, given: Tensors) -> List[torch.Tensor]:
     """Return results, copied where they share memory with what was given and would change with it."""
-    taken = {value.untyped_storage()._cdata for value in given}
-    return [value.detach().clone() if value.untyped_storage()._cdata in taken else value.detach() for value in results]
+    taken = {memory_of(value) for value in given}
+    return [value.detach().clone() if memory_of(value) in taken else value.detach() for value in results]

@@ -25,6 +25,8 @@ from ignite_ipu.emulator.trace.refusals import explained, refuse_compiled_module
 from ignite_ipu.emulator.values.arguments import Arguments
 from ignite_ipu.emulator.values.structures import flatten_tensors, map_tensors
 from ignite_ipu.emulator.values.wrapping import plain
+from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, buffers_of
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 Hook = Callable[[], None]
 _PRE_COMPILE: OrderedDict[int, Hook] = OrderedDict()
@@ -44,7 +46,7 @@ class _Slot(NamedTuple):
 
     @property
     def is_buffer(self) -> bool:
-        return self.tensors is self.module._buffers
+        return self.tensors is buffers_of(self.module)
 
 
 def registerPreCompileHook(hook: Hook) -> RemovableHandle:
@@ -186,7 +188,7 @@ def _compile_hooks() -> Iterator[None]:
 
 def _slots(model: nn.Module) -> Iterator[_Slot]:
     for prefix, module in model.named_modules():
-        for tensors in (module.__dict__["_parameters"], module.__dict__["_buffers"]):
+        for tensors in (module.__dict__[PARAMETERS], module.__dict__[BUFFERS]):
             for name, tensor in list(tensors.items()):
                 if tensor is not None:
                     yield _Slot(module, tensors, name, f"{prefix}.{name}" if prefix else name, tensor)
@@ -215,7 +217,7 @@ def _stand_ins(
         elif slot.is_buffer:
             stand_in = capture.add_buffer(name, tensor)
         else:
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 trained = training and bool(torch.Tensor.requires_grad.__get__(tensor))  # type: ignore[attr-defined]
             stand_in = capture.add_weight(name, tensor, trained, host[0] if name in per_replica else host)
         stand_in.origin.meta["name"] = name

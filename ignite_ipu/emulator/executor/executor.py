@@ -35,6 +35,7 @@ from ignite_ipu.emulator.values.arguments import (
 )
 from ignite_ipu.emulator.values.replica_groups import Setting, TopLevelParameter
 from ignite_ipu.emulator.values.wrapping import Wrapping
+from ignite_ipu.torch_names.modules import PARAMETERS
 
 
 class PoplarExecutor:
@@ -86,7 +87,7 @@ class PoplarExecutor:
         if attr.startswith("_") and "_user_model" not in self.__dict__:
             raise AttributeError(attr)
         value = getattr(self._user_model, attr)
-        if isinstance(value, nn.Parameter) and attr in self._user_model.__dict__["_parameters"]:
+        if isinstance(value, nn.Parameter) and attr in self._user_model.__dict__[PARAMETERS]:
             return TopLevelParameter(value, attr, self.per_replica_params, self.isCompiled)
         return value
 

@@ -37,6 +37,7 @@ from ignite_ipu.emulator.values.arguments import Arguments
 from ignite_ipu.emulator.values.replica_groups import ReplicaGroups, Setting
 from ignite_ipu.emulator.values.structures import flatten_tensors, replace_tensors
 from ignite_ipu.emulator.values.wrapping import plain, version
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _GRADIENT, _UPDATED = _OF_UPDATES = ("Gradient___", "UpdatedVar___")
 _LOSS_SCALING = "finalLossScale"
@@ -418,7 +419,7 @@ class DeviceProgram:
     def _trained(self) -> List[str]:
         """Names of the parameters that updates change."""
         wanted = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return [name for name in self.graph.weights if self._training and wanted(self.host.parameters[name])]
 
     def _count_upload(self, executable: Executable) -> None:

@@ -8,7 +8,6 @@ import itertools
 from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
 
 import torch
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from ignite_ipu.emulator.compiler.inductor import Compiled, own_memory
 from ignite_ipu.emulator.compiler.saved_values import SavedValues, copied
@@ -24,6 +23,8 @@ from ignite_ipu.emulator.runtime.executable import Executable
 from ignite_ipu.emulator.runtime.host_tensors import shares_memory
 from ignite_ipu.emulator.trace.capture import Precision
 from ignite_ipu.emulator.trace.number_formats import check_finite
+from ignite_ipu.torch_names import lists
+from ignite_ipu.torch_names.lists import flatten_tensors, unflatten_tensors
 
 Reduce = Callable[[List[torch.Tensor]], None]
 Tensors = Sequence[torch.Tensor]
@@ -144,7 +145,7 @@ class GradientStep:
             keep, gain = ((self._added - 1) / self._added, 1 / self._added) if self._running else (1.0, 1.0)
             foreach.decay(self._sums, keep, foreach.widened(gradients), gain, self._store)
         elif gradients:
-            torch._foreach_add_(self._sums, gradients)
+            lists.add_(self._sums, gradients)
 
     def update(self) -> None:
         """Reduce the accumulated gradients, take one optimizer step, and start accumulating afresh."""
@@ -160,7 +161,7 @@ class GradientStep:
             share = 1.0 if self._folded else self._share * (added if self._running else 1)
             factor = share / self.optimizer.loss_scaling
             if factor != 1.0:
-                torch._foreach_mul_(sums, factor)
+                lists.mul_(sums, factor)
             self.optimizer.update(self._by_weight(sums))
             if self._check is not None:
                 self._check("An updated weight", self._leaves)
@@ -314,7 +315,7 @@ def reducer(processes: int) -> Optional[Reduce]:
 
 
 def _all_reduce(processes: Communicator, tensors: List[torch.Tensor]) -> None:
-    flat = _flatten_dense_tensors(tensors)  # type: ignore[no-untyped-call]
+    flat = flatten_tensors(tensors)
     processes.all_reduce(flat)
-    for tensor, reduced in zip(tensors, _unflatten_dense_tensors(flat, tensors)):  # type: ignore[no-untyped-call]
+    for tensor, reduced in zip(tensors, unflatten_tensors(flat, tensors)):
         tensor.copy_(reduced)

@@ -15,6 +15,15 @@ from torch.overrides import TorchFunctionMode
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.trace import isolation, number_formats
 from ignite_ipu.emulator.values.structures import leaves
+from ignite_ipu.torch_names.dispatch import has_saved_tensor_hooks, saved_tensor_hooks_left
+from ignite_ipu.torch_names.tensors import (
+    DisableTorchFunction,
+    DisableTorchFunctionSubclass,
+    make_wrapper_subclass,
+)
+from ignite_ipu.torch_names.tensors import (
+    memory_of as _address,
+)
 
 _Result = TypeVar("_Result")
 
@@ -71,8 +80,8 @@ class IpuTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, meta: torch.Tensor, node: fx.Node, capture: Trace) -> IpuTensor:
-        with torch._C.DisableTorchFunctionSubclass():
-            tensor: IpuTensor = torch.Tensor._make_wrapper_subclass(
+        with DisableTorchFunctionSubclass():
+            tensor: IpuTensor = make_wrapper_subclass(
                 cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=IPU, requires_grad=False
             )
         tensor.meta = meta
@@ -222,12 +231,12 @@ class Trace(TorchFunctionMode, abc.ABC):
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
         """Run the `with` block as ordinary PyTorch, unseen by the trace."""
-        with torch._C.DisableTorchFunction():
-            if not torch.is_inference_mode_enabled() and not isolation.saved_tensor_hooks_active():
+        with DisableTorchFunction():
+            if not torch.is_inference_mode_enabled() and not has_saved_tensor_hooks():
                 yield
                 return
             # A forward may enter inference mode itself, and set hooks.
-            with isolation.inference_mode_left(), isolation.saved_tensor_hooks_left():
+            with isolation.inference_mode_left(), saved_tensor_hooks_left():
                 yield
 
     def varies(self, tensor: IpuTensor) -> bool:
@@ -247,5 +256,5 @@ def may_vary(node: fx.Node) -> bool:
 
 def memory_of(meta: torch.Tensor) -> int:
     """Return what tells the memory of a meta tensor from others'."""
-    with torch._C.DisableTorchFunction():
-        return int(meta.untyped_storage()._cdata)
+    with DisableTorchFunction():
+        return _address(meta)

@@ -14,6 +14,7 @@ import torch
 
 from ignite_ipu.emulator.errors import python_error
 from ignite_ipu.emulator.trace.active import active
+from ignite_ipu.torch_names.modules import TITLE, forward_pre_hooks_of, title_of
 
 _Callable = TypeVar("_Callable", bound=Callable[..., Any])
 
@@ -118,7 +119,7 @@ def removeBlocks(module: torch.nn.Module) -> None:
     if not isinstance(module, torch.nn.Module):
         raise AssertionError(f"removeBlocks takes a torch.nn.Module, got {module!r}.")
     for each in module.modules():
-        hooks = each._forward_pre_hooks
+        hooks = forward_pre_hooks_of(each)
         for key in [key for key, hook in hooks.items() if isinstance(hook, _LastingBlock)]:
             del hooks[key]
 
@@ -176,15 +177,14 @@ def module_repr(m: torch.nn.Module) -> str:
     """Return the text of a module, with the block that a sub-module starts in front of its name."""
     annotated = [(each, block) for each in m.modules() for block in [_block_of(each)] if block is not None]
     for each, block in annotated:
-        own_name: str = each._get_name()  # type: ignore[no-untyped-call]
-        name = f"BeginBlock(user_id={block.user_id}, ipu_id={block.ipu_id}) {own_name}"
+        name = f"BeginBlock(user_id={block.user_id}, ipu_id={block.ipu_id}) {title_of(each)}"
         # PyTorch's own __repr__ asks the instance, so that nested and custom modules print as they always do.
-        each.__dict__["_get_name"] = functools.partial(str, name)
+        each.__dict__[TITLE] = functools.partial(str, name)
     try:
         return repr(m)
     finally:
         for each, _ in annotated:
-            del each.__dict__["_get_name"]
+            del each.__dict__[TITLE]
 
 
 def print(m: Any) -> None:
@@ -196,5 +196,5 @@ def print(m: Any) -> None:
 
 
 def _block_of(module: torch.nn.Module) -> Optional[_LastingBlock]:
-    hooks = module._forward_pre_hooks.values()
+    hooks = forward_pre_hooks_of(module).values()
     return next((hook for hook in hooks if isinstance(hook, _LastingBlock)), None)

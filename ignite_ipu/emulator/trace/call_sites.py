@@ -12,6 +12,8 @@ from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, T
 import torch
 from torch import nn
 
+from ignite_ipu.torch_names.modules import DETECTION_OF_CAUSAL_MASKS
+
 TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _NOT_USER_CODE = (TORCH, _OURS + os.sep, contextlib.__file__, "<frozen")
@@ -26,7 +28,7 @@ _REMEDIES = {
     ("nn/modules/batchnorm.py", "forward"): (
         "With momentum=None the layer reads how many batches it has seen: give it a momentum, a number."
     ),
-    ("nn/modules/transformer.py", "_detect_is_causal_mask"): (
+    ("nn/modules/transformer.py", DETECTION_OF_CAUSAL_MASKS): (
         "PyTorch looks whether the mask is causal only where it is not told: pass is_causal=True or False along with "
         "mask (tgt_is_causal with tgt_mask, src_is_causal with nn.Transformer's src_mask)."
     ),

@@ -29,6 +29,9 @@ from ignite_ipu.emulator.trace.number_formats import NORMALISATIONS, in_float, i
 from ignite_ipu.emulator.trace.operators import support, table
 from ignite_ipu.emulator.trace.refusals import checkpoint_refused, foreign, refuse, refuse_differentiation
 from ignite_ipu.emulator.values.structures import frozen, holds_tensors, leaves, like, map_leaves
+from ignite_ipu.torch_names.dispatch import set_grad_enabled
+from ignite_ipu.torch_names.modules import SET_UP_OF_BACKWARD_HOOKS, VALIDATION_FLAG
+from ignite_ipu.torch_names.tensors import mark_as_parameter, version_of
 
 # A trace replaces attributes of PyTorch for the whole process: threads trace one after the other.
 _TURN = Turn()
@@ -68,7 +71,7 @@ class Capture(Trace):
     def add_weight(self, name: str, tensor: torch.Tensor, requires_grad: bool, shown: torch.Tensor) -> IpuTensor:
         """Return the traced stand-in for a parameter, shaped like `shown`; later uses of `tensor` mean the stand-in."""
         self.weights[name] = self._stand_in(self._placeholder(name, shown, requires_grad), tensor)
-        self.weights[name]._is_param = True  # isinstance(x, Parameter) holds
+        mark_as_parameter(self.weights[name])
         return self.weights[name]
 
     def add_buffer(self, name: str, tensor: torch.Tensor) -> IpuTensor:
@@ -105,7 +108,7 @@ class Capture(Trace):
         if active() is not None:
             raise backend_error("A model is already being traced in this thread: forward may not call a wrapped model.")
         self._grad_mode = self.training = training
-        with _TURN.lock, running(self), replaced(torch.distributions.Distribution, "_validate_args", False):
+        with _TURN.lock, running(self), replaced(torch.distributions.Distribution, VALIDATION_FLAG, False):
             # Distributions would ask for values, to validate them.
             with torch.set_grad_enabled(training), _forward_only(), _range_noticed(), self:
                 yield
@@ -159,7 +162,7 @@ class Capture(Trace):
     def _record(self, kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], result: Any) -> Any:
         args, kwargs = map_leaves((args, kwargs), self.traced)
         metas: List[IpuTensor] = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, IpuTensor)]
-        before = [traced.meta._version for traced in metas]
+        before = [version_of(traced.meta) for traced in metas]
         name, kinds = name_of(kernel), set()  # type: str, Set[str]
         inferred = result is None
         if inferred:
@@ -169,7 +172,7 @@ class Capture(Trace):
             default = torch.get_default_dtype()
             if default is not self.default_dtype:  # forward changed it
                 kernel = number_formats.with_default(kernel, default)
-        written = [traced for traced, version in zip(metas, before) if traced.meta._version != version]
+        written = [traced for traced, version in zip(metas, before) if version_of(traced.meta) != version]
         for traced in written:
             if name != "__setitem__":
                 support.check_write(self, traced, *metas)
@@ -307,7 +310,7 @@ class Capture(Trace):
 
     def _follow_grad_mode(self, enabled: bool) -> None:
         if enabled != self._grad_mode and self.training:
-            self.graph.create_node("call_function", torch._C._set_grad_enabled, (enabled,), {})
+            self.graph.create_node("call_function", set_grad_enabled, (enabled,), {})
         self._grad_mode = enabled
 
 
@@ -348,7 +351,7 @@ def _forward_only() -> Iterator[None]:
     The device has a backward pass of its own, which runs no code of the user's.
     """
     original = torch.autograd.Function.__dict__["apply"]
-    set_up_hook: Any = BackwardHook._apply_on_tensors
+    set_up_hook: Any = getattr(BackwardHook, SET_UP_OF_BACKWARD_HOOKS)
 
     def called(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if active() is None:
@@ -363,7 +366,7 @@ def _forward_only() -> Iterator[None]:
         return set_up_hook(hook, function, args) if active() is None else (args, None)
 
     with replaced(torch.autograd.Function, "apply", classmethod(called)):
-        with replaced(BackwardHook, "_apply_on_tensors", set_up):
+        with replaced(BackwardHook, SET_UP_OF_BACKWARD_HOOKS, set_up):
             yield
 
 

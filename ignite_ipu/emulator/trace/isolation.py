@@ -10,9 +10,18 @@ import contextlib
 import functools
 import os
 import threading
-from typing import Any, Callable, Iterator, List, Optional, TypeVar
+from typing import Any, Callable, Iterator, TypeVar
 
 import torch
+
+from ignite_ipu.torch_names.dispatch import (
+    function_modes_left,
+    has_function_modes,
+    has_saved_tensor_hooks,
+    is_jit_traced,
+    jit_trace_left,
+    saved_tensor_hooks_left,
+)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -28,37 +37,16 @@ def unaffected(function: _Function) -> _Function:
         if not (
             torch.is_inference_mode_enabled()
             or _autocasts()
-            or torch._C._len_torch_function_stack()
-            or saved_tensor_hooks_active()
-            or torch._C._get_tracing_state() is not None
+            or has_function_modes()
+            or has_saved_tensor_hooks()
+            or is_jit_traced()
         ):
             return function(*args, **kwargs)
-        with _function_modes_left(), _traces_left(), inference_mode_left(), saved_tensor_hooks_left():
+        with function_modes_left(), jit_trace_left(), inference_mode_left(), saved_tensor_hooks_left():
             with torch.autocast("cpu", enabled=False):
                 return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]
-
-
-@contextlib.contextmanager
-def _function_modes_left() -> Iterator[None]:
-    modes: List[Any] = [torch._C._pop_torch_function_stack() for _ in range(torch._C._len_torch_function_stack())]
-    try:
-        yield
-    finally:
-        for mode in reversed(modes):
-            torch._C._push_on_torch_function_stack(mode)
-
-
-@contextlib.contextmanager
-def _traces_left() -> Iterator[None]:
-    """Leave the trace of `torch.jit.trace`, which would record how weights are copied, or crash on their memory."""
-    state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
 
 
 def _autocasts() -> bool:
@@ -77,35 +65,6 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
-
-
-_AUTOGRAD: Any = torch._C._autograd
-# An older PyTorch cannot tell which hooks there are: they stay in force there.
-_INNERMOST: Optional[Callable[[bool], Any]] = getattr(_AUTOGRAD, "_top_saved_tensors_default_hooks", None)
-
-
-def saved_tensor_hooks_active() -> bool:
-    """Tell whether there are hooks for the tensors that autograd saves; never with an older PyTorch."""
-    return _INNERMOST is not None and _INNERMOST(False) is not None
-
-
-@contextlib.contextmanager
-def saved_tensor_hooks_left() -> Iterator[None]:
-    """Have autograd save tensors as they are in the `with` block.
-
-    The hooks are the host's: they move what they are given elsewhere, or change it. A trace has no values to move, and
-    the device keeps its own.
-    """
-    hooks: List[Any] = []
-    while saved_tensor_hooks_active():
-        assert _INNERMOST is not None
-        hooks.append(_INNERMOST(False))
-        _AUTOGRAD._pop_saved_tensors_default_hooks()
-    try:
-        yield
-    finally:
-        for pack, unpack in reversed(hooks):
-            _AUTOGRAD._push_saved_tensors_default_hooks(pack, unpack)
 
 
 class Turn:

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import traceback
 from typing import Any, Dict, Iterator, Optional, Tuple
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 from ignite_ipu.emulator.errors import Error, Refusal, backend_error
 from ignite_ipu.emulator.trace import call_sites
 from ignite_ipu.emulator.trace.active import IpuTensor
 from ignite_ipu.emulator.trace.operators.table import words
+from ignite_ipu.torch_names.dispatch import LOCAL_SCALAR, UNIQUE, differentiates, transformation
+from ignite_ipu.torch_names.fake_tensors import DynamicOutputShapeException
+from ignite_ipu.torch_names.files import COMPILER_FILE, is_of_compiler
+from ignite_ipu.torch_names.modules import compiled_call_of
+from ignite_ipu.torch_names.tensors import CALLS_OF_BACKWARD
 
-_READS_VALUE = words(
-    "item tolist __bool__ __int__ __float__ __complex__ __index__ __contains__ is_nonzero equal allclose "
-    "_local_scalar_dense apply_ map_ map2_"
+_READS_VALUE = (
+    *words("item tolist __bool__ __int__ __float__ __complex__ __index__ __contains__ is_nonzero equal allclose"),
+    *("apply_", "map_", "map2_", LOCAL_SCALAR),
 )
 _MOVES_TO_HOST = words("cpu numpy __array__ __dlpack__ cuda xpu")
-_DYNAMIC_SHAPE = words("nonzero argwhere masked_select unique unique_consecutive _unique2 unique_dim")
-_BACKWARD = words("backward _engine_run_backward grad")
-_DIFFERENTIATES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
-_COMPILES = os.path.join("torch", "_dynamo", "convert_frame.py")
+_DYNAMIC_SHAPE = (*words("nonzero argwhere masked_select unique unique_consecutive unique_dim"), UNIQUE)
+_BACKWARD = ("backward", *CALLS_OF_BACKWARD)
 _RECOMPUTATION = (
     "The compiler saves memory by itself where poptorch.recomputationCheckpoint(tensor) tells it to: use that instead."
 )
@@ -69,8 +70,8 @@ def refuse(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
 
 def refuse_differentiation() -> None:
     """Refuse what runs within `torch.func.grad` and its relatives: gradients are the compiled step's own."""
-    interpreter: Any = torch._C._functorch.peek_interpreter_stack()
-    if interpreter is not None and interpreter.key() in _DIFFERENTIATES:
+    innermost = transformation()
+    if innermost is not None and differentiates(innermost):
         raise backend_error(
             "torch.func.grad, vjp, jvp and what is built on them are not supported inside a traced model: the compiled "
             "step contains the backward pass, and that alone. Write the derivative out, or take it on the host.",
@@ -83,7 +84,7 @@ def refuse_compiled_modules(model: nn.Module) -> None:
     for name, module in model.named_modules():
         # A wrapper of torch.compile's keeps its compiled call in the object.
         wrapper = type(module).__name__ == "OptimizedModule" and "forward" in module.__dict__
-        compiled = wrapper or getattr(module, "_compiled_call_impl", None) is not None
+        compiled = wrapper or compiled_call_of(module) is not None
         if compiled or isinstance(module, torch.jit.ScriptModule):
             raise backend_error(
                 f"{'torch.compile' if compiled else 'torch.jit'} is not supported in a model for the IPU, and "
@@ -156,7 +157,7 @@ def _explanation(error: Exception) -> Optional[Error]:
             f"does. {_RECOMPUTATION}"
         )
     files = (frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__))
-    if type(error).__module__.startswith("torch._dynamo") or any(file.endswith(_COMPILES) for file in files):
+    if is_of_compiler(type(error)) or COMPILER_FILE in files:
         return backend_error(
             "torch.compile is not supported in a model for the IPU, and forward calls a function that it compiled: "
             "PopTorch compiles the model. Call the function that it was made from."

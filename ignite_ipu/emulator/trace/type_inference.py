@@ -9,7 +9,6 @@ import types
 from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ignite_ipu.emulator.errors import Error, Refusal, backend_error
 from ignite_ipu.emulator.trace import call_sites
@@ -18,15 +17,14 @@ from ignite_ipu.emulator.trace.call_sites import name_of
 from ignite_ipu.emulator.trace.operators import support
 from ignite_ipu.emulator.trace.refusals import needs_value
 from ignite_ipu.emulator.values.structures import leaves, map_leaves
+from ignite_ipu.torch_names.dispatch import GROUPED_PRODUCT, LOCAL_SCALAR, NESTED_FROM_MASK, TorchDispatchMode
+from ignite_ipu.torch_names.files import SHAPE_INFERENCE
+from ignite_ipu.torch_names.tensors import version_of
 
 _Kernel = Callable[..., Any]
 
-# Where PyTorch keeps what stands for its kernels where tensors have no values.
-_STAND_INS = tuple(
-    call_sites.TORCH + name for name in ("_meta_registrations.py", "_decomp", "_refs", "_prims", "_subclasses")
-)
 _NEEDS_VALUE = ("data-dependent", "item()", "Meta tensor")
-_READS_VALUE = "aten::_local_scalar_dense"  # how PyTorch 2.0 says so
+_READS_VALUE = f"aten::{LOCAL_SCALAR}"  # how PyTorch 2.0 says so
 # What follows is about registering operators; PyTorch 2.0 lists all kernels there are.
 _ADVICE = (" You may have run into this message", " This could be because the operator doesn't exist")
 _DATA_DEPENDENT = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
@@ -40,9 +38,8 @@ _PLAIN = (
 _NESTED = "Nested tensors do not compile: make the layer with nn.TransformerEncoder(..., enable_nested_tensor=False)."
 _GROUPED = "Multiply the groups with torch.bmm (experts_implementation='batched_mm' for models of transformers)."
 _REMEDIES = {
-    "_nested_tensor_from_mask": _NESTED,
-    "_nested_tensor_from_mask_left_aligned": _NESTED,
-    "_grouped_mm": _GROUPED,
+    **{name: _NESTED for name in NESTED_FROM_MASK},
+    GROUPED_PRODUCT: _GROUPED,
     "grouped_mm": _GROUPED,
 }
 
@@ -67,9 +64,9 @@ class Inferences:
                 make, others = self._known[key]
                 kinds |= others
                 return make()
-        before = [tensor._version for tensor in tensors]
+        before = [version_of(tensor) for tensor in tensors]
         result = infer(kernel, args, kwargs, kinds)
-        if key is not None and before == [tensor._version for tensor in tensors]:
+        if key is not None and before == [version_of(tensor) for tensor in tensors]:
             again = _maker(result, tensors)
             if again is not None:
                 self._known[key] = again, frozenset(kinds)
@@ -141,7 +138,7 @@ def infer(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
             raise needs_value(name_of(kernel)) from error
         # What a signal handler raises, as for a loader's worker that died, only passes through here.
         files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-        if any(file.startswith(_STAND_INS) for file in files) and not _works(kernel, args, kwargs):
+        if any(file.startswith(SHAPE_INFERENCE) for file in files) and not _works(kernel, args, kwargs):
             # If it does not take tensors of zeros like these either, the mistake is the model's.
             on_host = map_leaves((args, kwargs), _on_host)
             if _works(kernel, *on_host):

@@ -13,6 +13,7 @@ from torch import nn
 from ignite_ipu.emulator.errors import backend_error, python_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.values.structures import find_parser, flatten_tensors, map_tensors
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NO_DEFAULT = inspect.Parameter.empty
@@ -260,7 +261,7 @@ def _same(expected: Any, value: Any) -> bool:
 
 
 def _without_values(tensor: torch.Tensor) -> torch.Tensor:
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         shape: torch.Tensor = torch.empty_like(tensor, device="meta", requires_grad=False)
         return shape if type(tensor) is torch.Tensor else shape.as_subclass(type(tensor))
 

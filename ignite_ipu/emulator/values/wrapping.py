@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Protocol,
 import torch
 
 from ignite_ipu.emulator.errors import python_error
+from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 if TYPE_CHECKING:
     from torch import nn
 
 _ORIGINAL = "_poptorch_original_class"
 _HOLDER = "_poptorch_holder_reference"
-_FETCHES = frozenset({"_parameters", "_buffers", "forward"})
+_FETCHES = frozenset({PARAMETERS, BUFFERS, "forward"})
 
 
 class Holder(Protocol):
@@ -147,21 +149,21 @@ def version(tensor: torch.Tensor) -> int:
 
     Tensors that were made in inference mode are not counted: theirs is always 0.
     """
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         if torch.Tensor.is_inference(tensor):
             return 0
-        return int(torch.Tensor._version.__get__(tensor))  # type: ignore[attr-defined]
+        return version_of(tensor)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same memory as an ordinary tensor, without asking the device for newer values."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return torch.Tensor.detach(tensor).as_subclass(torch.Tensor)
 
 
 def storage(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same memory as a tensor through which writing does not count as an edit of the original."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return torch.Tensor.data.__get__(tensor).as_subclass(torch.Tensor)  # type: ignore[attr-defined, no-any-return]
 
 

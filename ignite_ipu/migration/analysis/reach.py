@@ -45,8 +45,8 @@ class CodeBase:
         self._files = set(paths)
         folders = {folder for path in self._files for folder in _above(path)}
         # A package need not have an __init__.py.
-        self._modules = folders | {path[:-3] for path in self._files if path.endswith(".py")}
-        self._names = {os.path.basename(module) for module in self._modules}
+        self._paths = folders | {path[:-3] for path in self._files if path.endswith(".py")}
+        self._names = {os.path.basename(module) for module in self._paths}
         self._roots: Dict[str, List[str]] = {}
         for folder in sorted(folders):
             if os.path.join(folder, "__init__.py") not in self._files:
@@ -88,7 +88,7 @@ class CodeBase:
         for count in range(len(parts), -1 if level else 0, -1):
             for root in roots:
                 place = os.path.join(root, *parts[:count])
-                if place in self._modules:
+                if place in self._paths:
                     return place
         return None
 

@@ -84,7 +84,7 @@ class Training:
             known = owner in ("", "self", *found)
             if not call.args and not known and (learns or not self._is_loss(owner)):
                 found.add(owner)
-        return found | self._parameters(found)
+        return found | self._parameters_of(found)
 
     def _is_loss(self, name: str) -> bool:
         """Tell whether a variable is made as a loss, or named as one and always called with an output and a target."""
@@ -95,7 +95,7 @@ class Training:
         calls = [call for call in self.file.nodes(ast.Call) if dotted(call.func) == name] if named else []
         return bool(calls) and all(len(call.args) + len(call.keywords) >= 2 for call in calls)
 
-    def _parameters(self, models: Set[str]) -> Set[str]:
+    def _parameters_of(self, models: Set[str]) -> Set[str]:
         """Return the parameters of functions that every call gives a model, or that alone are annotated as modules."""
         found: Set[str] = set()
         for function in self.file.nodes(ast.FunctionDef):

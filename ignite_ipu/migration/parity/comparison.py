@@ -30,6 +30,7 @@ from ignite_ipu.program.options import own_options, training_options, with_repli
 from ignite_ipu.program.tensors.rows import join_rows, join_tensors
 from ignite_ipu.program.tensors.trees import opened
 from ignite_ipu.program.training_step import find_loss
+from ignite_ipu.torch_names.modules import DROPOUT
 
 # How far two results may be apart: this part of the largest value, plus a floor for values that are noise around zero.
 TOLERANCES: Dict[torch.dtype, Tuple[float, float]] = {
@@ -366,7 +367,7 @@ def _backwards(names: Sequence[str], outputs: Sequence[str]) -> List[str]:
 def _switch_off_dropout(model: nn.Module) -> List[str]:
     names = []
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, DROPOUT):
             names += [name] if module.p else []
             module.p = 0.0
         elif isinstance(getattr(module, "dropout", None), float):  # recurrent layers and attention

@@ -8,10 +8,10 @@ import itertools
 from typing import Any, Callable, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
-from ignite.engine import _prepare_batch
 from torch import nn
 
 from ignite_ipu.errors import ParityError, UserError
+from ignite_ipu.torch_names.engines import prepare_batch
 
 _MOST_BATCHES = 64
 _ACCEPTED = (
@@ -74,7 +74,7 @@ class ModelCall(NamedTuple):
             return cls.with_inputs(batch)
         if loss_fn is None and isinstance(batch, (tuple, list)) and _takes(model, *batch):
             return cls(False, "*")
-        inputs, _ = _prepare_batch(batch)
+        inputs, _ = prepare_batch(batch)
         if isinstance(inputs, Mapping) and not _takes(model, inputs) and _takes(model, **inputs):
             return cls(True, "**")
         several = isinstance(inputs, (tuple, list)) and not _takes(model, inputs) and _takes(model, *inputs)
@@ -89,7 +89,7 @@ class ModelCall(NamedTuple):
         """Return the inputs and the targets of a batch; the targets are None where the model is given everything."""
         if not self.has_targets:
             return batch, None
-        x, y = _prepare_batch(batch)
+        x, y = prepare_batch(batch)
         return x, y
 
     def call(self, model: nn.Module, inputs: Any) -> Any:

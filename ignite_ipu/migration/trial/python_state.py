@@ -13,13 +13,13 @@ import sys
 from types import CodeType, FrameType
 from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Set
 
-import torch
 from torch import nn
 
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.trial.notes import CodePlace, Notes, is_users, place_of
 from ignite_ipu.program.forward.randomness import generator_states
 from ignite_ipu.program.guards.python_state import PythonState
+from ignite_ipu.torch_names.tensors import DisableTorchFunction
 
 
 @contextlib.contextmanager
@@ -48,7 +48,7 @@ class _Watch:
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Optional[Callable[..., Any]]:
         if not is_users(frame.f_code.co_filename):
             return None
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             self._look()
         if event == "return":
             above = frame.f_back

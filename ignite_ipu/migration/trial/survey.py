@@ -23,9 +23,11 @@ from ignite_ipu.errors import LossError
 from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.trial.notes import CodePlace, Notes, current_place
+from ignite_ipu.torch_names.dispatch import LOCAL_SCALAR
+from ignite_ipu.torch_names.tensors import DisableTorchFunction
 
 _DECISIONS = {"__bool__", "is_nonzero", "__contains__", "equal", "allclose", "__index__"}
-_READS = {"item", "tolist", "__int__", "__float__", "__complex__", "_local_scalar_dense", "apply_", "map_", "map2_"}
+_READS = {"item", "tolist", "__int__", "__float__", "__complex__", LOCAL_SCALAR, "apply_", "map_", "map2_"}
 _DECIDED = (
     "data-dependent-control-flow",
     "{where} asks for the truth of a tensor's value, which a trace does not have",
@@ -119,7 +121,7 @@ class Answers(TorchFunctionMode):
 def _kept(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         # Of a large tensor only shape and type are worth keeping.
         return value.detach().to("meta") if value.numel() > _LARGEST else value.detach().clone()
 

@@ -12,15 +12,15 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
 from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.profiling.layers import Granularity, select_layers
 from ignite_ipu.pipeline.profiling.profile import Crossing, Layer, Profile, SavedTensor, SharedWeight, TensorSize
 from ignite_ipu.program.module_state import modes_kept
 from ignite_ipu.program.tensors.raw import plain, requires_grad
+from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of, tree_flatten, tree_map
+from ignite_ipu.torch_names.fake_tensors import DataDependentOutputException, FakeTensorMode
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
 Inputs = Union[Tensor, Sequence[Any], Mapping[str, Any]]
 """One tensor, the positional arguments, or the keyword arguments of a model."""
@@ -128,7 +128,7 @@ def _ordinary(model: nn.Module) -> nn.Module:
 def _twin(model: nn.Module, make: Callable[[Tensor], Tensor]) -> nn.Module:
     """Return a copy of a model with other tensors as parameters and buffers."""
     memo: Dict[int, Any] = {}
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         for tensor in (*model.parameters(), *model.buffers()):
             twin = make(plain(tensor))
             memo[id(tensor)] = nn.Parameter(twin, requires_grad(tensor)) if isinstance(tensor, nn.Parameter) else twin
@@ -174,10 +174,6 @@ def _restore(model: nn.Module, buffers: Dict[str, Tensor]) -> None:
     with torch.no_grad():
         for name, value in buffers.items():
             current[name].copy_(value)
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _size(tensor: Tensor) -> int:
@@ -262,7 +258,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
             shown = view(tensor)
             self.alive.append(shown)
-            self.weights.setdefault(_storage(shown), name)
+            self.weights.setdefault(memory_of(shown), name)
 
     def know_inputs(self, tree: Any) -> None:
         """Remember the tensors that come from the host; the first one's rows are the samples."""
@@ -287,7 +283,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def save(self, tensor: Tensor) -> Tensor:
         """Book a tensor that autograd keeps for the backward pass; weights stay in memory anyway."""
-        if _storage(tensor) not in self.weights and not self._known(tensor).saved:
+        if memory_of(tensor) not in self.weights and not self._known(tensor).saved:
             stored, here = self._known(tensor), len(self.spans) - 1
             stored.saved = True
             producer = here if stored.producer is None else stored.producer
@@ -295,7 +291,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tensor
 
     def _known(self, tensor: Tensor) -> _Stored:
-        key = _storage(tensor)
+        key = memory_of(tensor)
         if key not in self.stored:
             self.alive.append(tensor)
             self.stored[key] = _Stored(_size(tensor))
@@ -309,14 +305,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Questions about a tensor, such as its device, come here as operators too.
         if func.namespace == "prim":
             return result
-        operator = func._schema.name.split("::")[-1]
+        operator = schema_of(func).name.split("::")[-1]
         span = self.spans[-1]
         read = list(_tensors((args, kwargs)))
         for tensor in read:
             self._consume(tensor)
-        known = {_storage(tensor) for tensor in read}
+        known = {memory_of(tensor) for tensor in read}
         # Over shapes only, a view of a real weight is a view of its converted twin, which is known as a weight.
-        fresh = [t for t in _tensors(result) if _storage(t) not in known and _storage(t) not in self.weights]
+        fresh = [t for t in _tensors(result) if memory_of(t) not in known and memory_of(t) not in self.weights]
         in_place = operator.endswith("_")
         forward, backward, operands = _matmul_flops(operator, args, result)
         if forward:
@@ -326,13 +322,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif fresh or in_place:
             span.traffic += sum(map(_size, read)) + sum(map(_size, _tensors(result)))
         for tensor in [] if in_place else fresh:
-            if _storage(tensor) not in self.stored:
+            if memory_of(tensor) not in self.stored:
                 self._produce(tensor, operator, any(t.requires_grad for t in read))
         return result
 
     def _consume(self, tensor: Tensor) -> None:
         here = len(self.spans) - 1
-        weight = self.weights.get(_storage(tensor))
+        weight = self.weights.get(memory_of(tensor))
         if weight is not None:
             uses = self.uses.setdefault(weight, [])
             if here not in uses:

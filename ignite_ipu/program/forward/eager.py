@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import torch
+from ignite_ipu.torch_names.dispatch import is_jit_traced
 
 
 class _Eager(threading.local):
@@ -16,7 +16,7 @@ class _Eager(threading.local):
     @property
     def is_on(self) -> bool:
         """True if captured models run eagerly now."""
-        return self._depth > 0 or torch._C._get_tracing_state() is not None
+        return self._depth > 0 or is_jit_traced()
 
     def __enter__(self) -> None:
         self._depth += 1

@@ -9,16 +9,17 @@ computed in less memory.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 from unittest import mock
 
 import torch
 from torch import nn
-from torch.nn.modules import module as _of_all_modules
 
 from ignite_ipu import backend
 from ignite_ipu.errors import LossError, listed
 from ignite_ipu.program.function_mode import FunctionGuard
+from ignite_ipu.torch_names.modules import BACKWARD_HOOKS, global_hooks
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, gradient_hooks_of
 
 OWN_BACKWARD = (
     "{name} is an autograd.Function with a backward of its own, which no IPU runs: the device differentiates the "
@@ -29,14 +30,7 @@ OWN_BACKWARD = (
 
 _DERIVATIVES = ("torch", "transformers")
 
-_OF_MODULES = ("_backward_hooks", "_backward_pre_hooks")
-_ON_ALL: List[Dict[Any, Any]] = [getattr(_of_all_modules, f"_global{kind}") for kind in _OF_MODULES]
-# Asked in the ordinary way, a parameter that PopTorch has wrapped downloads the weights first.
-_OF_TENSORS: List[Callable[[torch.Tensor], Optional[Dict[Any, Any]]]] = [
-    getattr(torch.Tensor, kind).__get__
-    for kind in ("_backward_hooks", "_post_accumulate_grad_hooks")
-    if hasattr(torch.Tensor, kind)  # the latter came with PyTorch 2.1
-]
+_ON_ALL = global_hooks(*BACKWARD_HOOKS)
 _REGISTER = [
     getattr(torch.Tensor, name)
     for name in ("register_hook", "register_post_accumulate_grad_hook")
@@ -63,11 +57,11 @@ def problem_of_hooks(model: nn.Module, of_parameters: bool = True) -> Optional[s
 
     Those `of_parameters` can be called where gradients come back to the host.
     """
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         named = model.named_parameters() if of_parameters else ()
-        names = [name for name, tensor in named if any(hooks(tensor) for hooks in _OF_TENSORS)]
+        names = [name for name, tensor in named if gradient_hooks_of(tensor)]
     for path, module in model.named_modules():
-        if any(module.__dict__.get(kind) for kind in _OF_MODULES):
+        if any(module.__dict__.get(kind) for kind in BACKWARD_HOOKS):
             names.append(path or "the model")
     names += ["all modules"] if any(_ON_ALL) else []
     return f"Hooks on gradients are registered on {listed(names)}, {_REMEDY}" if names else None

@@ -13,6 +13,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 from ignite_ipu.errors import LossError
+from ignite_ipu.torch_names.modules import CHECKPOINT_CALL, CHECKPOINT_GENERATORS
 
 # Arguments that say whether a mask is causal, by PyTorch's layers that look for themselves where they are None.
 _HINTS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_causal"))
@@ -70,7 +71,7 @@ def without_checkpointing(training: bool) -> Iterator[None]:
     training gradients matter, which natively the reentrant variant may not pass on.
     """
     module: Any = torch.utils.checkpoint
-    replaced = {"_checkpoint_without_reentrant_generator": _nothing_around, "_checkpoint_without_reentrant": _called}
+    replaced = {CHECKPOINT_CALL: _called, **dict.fromkeys(CHECKPOINT_GENERATORS, _nothing_around)}
     with mock.patch.object(module.CheckpointFunction, "apply", _called_reentrantly if training else _called):
         with ExitStack() as stack:
             for name in filter(functools.partial(hasattr, module), replaced):

@@ -14,8 +14,9 @@ from torch import nn
 
 from ignite_ipu.errors import logger
 from ignite_ipu.program.tensors.trees import leaves_of, restore_contents
+from ignite_ipu.torch_names.modules import BUFFERS, MODULES, PARAMETERS
 
-_TENSORS_OF_MODULES = ("_parameters", "_buffers", "_modules")  # of which others take care
+_TENSORS_OF_MODULES = (PARAMETERS, BUFFERS, MODULES)  # of which others take care
 _Own = Dict[str, Any]
 
 

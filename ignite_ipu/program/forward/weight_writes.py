@@ -6,12 +6,13 @@ from typing import Any, Dict, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ignite_ipu.errors import SessionError
 from ignite_ipu.program.user_code import current_line
+from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of
+from ignite_ipu.torch_names.modules import NormWithStatistics
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
 
 class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -23,13 +24,13 @@ class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, model: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             weights: Any = model.named_parameters()
             self._weights: Dict[Optional[int], str] = {
-                weight.untyped_storage()._cdata: name for name, weight in weights if not is_lazy(weight)
+                memory_of(weight): name for name, weight in weights if not is_lazy(weight)
             }
             self._constants: Dict[Optional[int], str] = {
-                buffer.untyped_storage()._cdata: f"{name} of type {buffer.dtype}"
+                memory_of(buffer): f"{name} of type {buffer.dtype}"
                 for name, buffer in buffers.items()
                 if not (is_lazy(buffer) or buffer.is_floating_point() or _is_idle(model, name))
             }
@@ -41,17 +42,17 @@ class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
-        if func._schema.is_mutable:
+        if schema_of(func).is_mutable:
             self.check(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
     def check(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        for place, argument in enumerate(func._schema.arguments):
+        for place, argument in enumerate(schema_of(func).arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
             value = args[place] if place < len(args) else kwargs.get(argument.name)
             for tensor in value if isinstance(value, (list, tuple)) else [value]:
-                memory = tensor.untyped_storage()._cdata if isinstance(tensor, torch.Tensor) else None
+                memory = memory_of(tensor) if isinstance(tensor, torch.Tensor) else None
                 if memory in self._constants:
                     raise SessionError(
                         f"A forward writes into the buffer {self._constants[memory]} at {current_line()}, but PopTorch "
@@ -71,4 +72,4 @@ class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _is_idle(model: nn.Module, name: str) -> bool:
     owner, _, attribute = name.rpartition(".")
     norm = model.get_submodule(owner)
-    return isinstance(norm, _NormBase) and attribute == "num_batches_tracked" and norm.momentum is not None
+    return isinstance(norm, NormWithStatistics) and attribute == "num_batches_tracked" and norm.momentum is not None

@@ -26,15 +26,13 @@ from torch import nn
 from ignite_ipu.program.forward.randomness import GENERATORS
 from ignite_ipu.program.guards.values import BOOKKEEPERS, CONTAINERS, FIXED, FUNCTIONS, elements_of, is_followed
 from ignite_ipu.program.user_code import Owner, is_users_file, loaded_by, owner_of, read_by
+from ignite_ipu.torch_names.modules import BUFFERS, FORWARD_HOOKS, MODULES, PARAMETERS, attributes_of_modules
 
-__all__ = ["HOOKS", "Named"]
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-"""The attributes of a module that hold functions which a call of it runs."""
+__all__ = ["Named"]
 
 # The attributes that PyTorch gives every module, and those of them that hold weights.
-_OWN = frozenset([*vars(nn.Module()), "_is_full_backward_hook", "_forward_hooks_always_called"])
-_TENSORS = ("_parameters", "_buffers", "_modules")
+_OWN = frozenset(attributes_of_modules())
+_TENSORS = (PARAMETERS, BUFFERS, MODULES)
 # The methods that a call of an object, or a look at it, runs without naming them, and those that make an object.
 _ENTRIES = frozenset(["forward", "__call__", "__getattr__", "__getattribute__", "__getitem__", "__iter__", "__next__"])
 _MAKING = frozenset(["__init__", "__new__", "__post_init__"])
@@ -83,7 +81,7 @@ class Named:
         self._inside = {id(part) for _, part in self._objects}
         for path, part in parts:
             self._visit(path, part)
-            self._visit("self", [vars(part)[kind] for kind in HOOKS] if isinstance(part, nn.Module) else [])
+            self._visit("self", [vars(part)[kind] for kind in FORWARD_HOOKS] if isinstance(part, nn.Module) else [])
         before = (-1, -1)
         while before != (before := (len(self.names), len(self._objects))):
             for path, found in self._objects:

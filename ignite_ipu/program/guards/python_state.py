@@ -14,17 +14,17 @@ from typing import Any, Callable, Container, Dict, Hashable, Iterable, List, Opt
 
 import torch
 from torch import nn
-from torch.nn.modules import module as _of_all_modules
 from torch.utils.hooks import RemovableHandle
 
-from ignite_ipu.program.guards.names import HOOKS, Named
+from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.guards.values import FIXED, FUNCTIONS, READ, Reader, leave_behind, replaced_tensors
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.user_code import read_by
+from ignite_ipu.torch_names.modules import FORWARD_HOOKS, MODULES, global_hooks
 
 _STAYING = (*FIXED, *FUNCTIONS)
 _VALUES = (*READ, *FUNCTIONS, nn.Module)
-_GLOBAL_HOOKS: List[Dict[Any, Any]] = [getattr(_of_all_modules, f"_global{kind}") for kind in HOOKS]
+_GLOBAL_HOOKS = global_hooks(*FORWARD_HOOKS)
 # The attributes of a module are faster to read than the module.
 _is_training: Callable[[Dict[str, Any]], bool] = operator.itemgetter("training")
 _read = Reader().read
@@ -37,15 +37,15 @@ class _Tables:
     """Dictionaries of modules that have to stay as they are: attributes by their number, others by what they hold."""
 
     def __init__(self, modules: Sequence[Dict[str, Any]], hooks: Sequence[Dict[Any, Any]] = ()) -> None:
-        self._modules, self._sizes = modules, list(map(len, modules))
-        tables = [*[own["_modules"] for own in modules], *hooks]
+        self._attributes, self._sizes = modules, list(map(len, modules))
+        tables = [*[own[MODULES] for own in modules], *hooks]
         self._empty, self._filled = ([table for table in tables if bool(table) is full] for full in (False, True))
         self.held = self._now()
 
     @property
     def same(self) -> bool:
         """True if no attribute has come or gone, and the same modules and hooks are there."""
-        return list(map(len, self._modules)) == self._sizes and not any(self._empty) and self._now() == self.held
+        return list(map(len, self._attributes)) == self._sizes and not any(self._empty) and self._now() == self.held
 
     def _now(self) -> List[Any]:
         return list(chain.from_iterable(map(dict.values, self._filled)))
@@ -77,14 +77,14 @@ class PythonState:
         # Of a part that is captured meanwhile the class is another one, which says that it is of the one before.
         reads = {kind: _MODE in self.words or _reads_mode(kind) for kind in {part.__class__ for part in modules}}
         # A hook of a library's may read it, too: that of a spectral norm does.
-        hooked = [any(vars(part)[kind] for kind in HOOKS) for part in modules]
+        hooked = [any(vars(part)[kind] for kind in FORWARD_HOOKS) for part in modules]
         # The wrapper of torch.compile has no mode of its own, but that of the module within.
         self._moded = [
             vars(part)
             for part, has in zip(modules, hooked)
             if (part is model or has or reads[part.__class__]) and _MODE in vars(part)
         ]
-        hooks = [*_GLOBAL_HOOKS, *[vars(part)[kind] for part in modules for kind in HOOKS]]
+        hooks = [*_GLOBAL_HOOKS, *[vars(part)[kind] for part in modules for kind in FORWARD_HOOKS]]
         self._hookless = [table for table in hooks if not table]
         theirs, users = ([vars(part) for part in modules if _is_pytorchs(type(part)) is own] for own in (True, False))
         filled = [table for table in hooks if table]

@@ -12,7 +12,6 @@ from itertools import chain
 from typing import Any, Callable, Dict, Hashable, Iterable, List, Optional, Sequence, Tuple
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ignite_ipu.errors import BatchError, CaptureError
 from ignite_ipu.program.forward.randomness import GLOBAL, SEED, draws_put_back, moved, name_of, state_of
@@ -20,6 +19,8 @@ from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.tensors.raw import dtype_of, plain, shape_of
 from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 __all__ = ["MOST_CALLS", "OperatorRecorder", "Retrace"]
 
@@ -31,7 +32,6 @@ _MOST_TRACES = 3
 _Operation = Tuple[Any, Hashable, Hashable]
 # In the place of a generator that an operator draws from, before its state.
 _DRAWN = "a torch.Generator"
-_GENERATORS = (torch.Generator, torch._C.Generator)
 _PLACE = "_ignite_ipu_place"
 _MOST_SHOWN = 8
 
@@ -75,7 +75,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
     ) -> Any:
-        if self.writes is not None and func._schema.is_mutable:
+        if self.writes is not None and schema_of(func).is_mutable:
             self.writes.check(func, args, kwargs or {})
         number = len(self.operations)
         if number == self._watched:
@@ -99,7 +99,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return tuple(map(self._of, value))
         if isinstance(value, dict):
             return tuple([(key, self._of(item)) for key, item in value.items()])
-        if type(value) in _GENERATORS:  # isinstance() takes PyTorch longer than all the rest
+        if type(value) is torch.Generator:  # isinstance() takes PyTorch longer than all the rest
             # One that the call has seeded is in the same state in another call; torch's own never counts as seeded.
             return _DRAWN, object() if value.initial_seed() == SEED else value.get_state().numpy().tobytes()
         # A float that is no number is equal to itself here.
@@ -224,7 +224,7 @@ class Retrace:
 
 def _constant(tensor: torch.Tensor) -> Hashable:
     """Return what stands for a tensor that comes from outside; of weights other guards compare the values."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         shape, dtype = tuple(shape_of(tensor)), dtype_of(tensor)
     if issubclass(type(tensor), torch.nn.Parameter):
         return shape, dtype

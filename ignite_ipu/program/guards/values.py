@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from ignite_ipu.program.forward.randomness import state_of
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 __all__ = [
     "BOOKKEEPERS",
@@ -164,9 +165,9 @@ class Reader:
         # Asked in the ordinary way, a wrapped weight would download all of them.
         if _LEFT_BEHIND in object.__getattribute__(tensor, "__dict__"):
             return _Version(tensor, -1)
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             # One of inference mode does not count.
-            return _Version(tensor, 0 if torch.Tensor.is_inference(tensor) else tensor._version)
+            return _Version(tensor, 0 if torch.Tensor.is_inference(tensor) else version_of(tensor))
 
     def of_object(self, value: Any) -> Hashable:
         """Return which object it is, and how far an iterator has come; methods are equal that are made of the same."""

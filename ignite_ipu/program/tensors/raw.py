@@ -1,6 +1,6 @@
 """Tensors of wrapped models: reads without an access, which would download the newest weights first, and their classes.
 
-The getters and setters are PyTorch's own, for use under `torch._C.DisableTorchFunctionSubclass()`, which is entered
+The getters and setters are PyTorch's own, for use under `DisableTorchFunctionSubclass()`, which is entered
 once for many tensors. Outside of it they access as everything else does. PopTorch gives the tensors of a model that it
 wraps classes of its own, which are taken off and put on again here.
 """
@@ -13,6 +13,9 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import torch
 from torch import nn
 
+from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+
 # The base class, so that these stay the originals when somebody replaces `torch.Tensor.grad`.
 _OF_TENSORS: Any = torch.Tensor.__base__
 GRADIENT: Any = _OF_TENSORS.grad
@@ -24,12 +27,11 @@ requires_grad: Callable[[torch.Tensor], bool] = _OF_TENSORS.requires_grad.__get_
 set_requires_grad: Callable[[torch.Tensor, bool], None] = _OF_TENSORS.requires_grad.__set__
 shape_of: Callable[[torch.Tensor], torch.Size] = _OF_TENSORS.shape.__get__
 dtype_of: Callable[[torch.Tensor], torch.dtype] = _OF_TENSORS.dtype.__get__
-version_of: Callable[[torch.Tensor], int] = _OF_TENSORS._version.__get__
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same memory as an ordinary tensor; this one needs nothing around it."""
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return torch.Tensor.detach(tensor)
 
 
@@ -60,7 +62,7 @@ def named_tensors(model: nn.Module, *kinds: str) -> Dict[str, torch.Tensor]:
     """Return parameters and buffers by name, or one of these `kinds`, without the look that makes a model download."""
     found: Dict[str, torch.Tensor] = {}
     for prefix, module in model.named_modules():
-        for kind in kinds or ("_parameters", "_buffers"):
+        for kind in kinds or (PARAMETERS, BUFFERS):
             for name, tensor in module.__dict__[kind].items():
                 if tensor is not None:
                     found[f"{prefix}.{name}" if prefix else name] = tensor
@@ -78,7 +80,7 @@ def with_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Itera
     for path, tensor in tensors.items():
         prefix, _, name = path.rpartition(".")
         if prefix in modules:
-            table = modules[prefix].__dict__["_parameters" if isinstance(tensor, nn.Parameter) else "_buffers"]
+            table = modules[prefix].__dict__[PARAMETERS if isinstance(tensor, nn.Parameter) else BUFFERS]
             if table.get(name) is not tensor:
                 changed.append((table, dict(table)))
                 table[name] = tensor

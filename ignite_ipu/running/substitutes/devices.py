@@ -11,12 +11,12 @@ from types import FrameType
 from typing import Any, Dict, Mapping
 
 import torch
-import torch.utils._device
 from torch import nn
 from torch.utils.data import DataLoader
 
 from ignite_ipu.deferred.graph.structure import words
 from ignite_ipu.running.patches import Substitutes
+from ignite_ipu.torch_names.modules import device_context, name_factories
 
 _FACTORIES = words(
     "tensor as_tensor asarray zeros ones empty full rand randn randint randperm arange linspace logspace eye "
@@ -140,7 +140,7 @@ def _shown(device: Any) -> str:
 def _substitute_types(substitutes: Substitutes) -> None:
     """Let the script's types of GPU tensors be those of the host, and its generators and device contexts the host's."""
     # PyTorch lists its factories by identity when it first needs them, which must not be their substitutes.
-    torch.utils._device._device_constructors()
+    name_factories()
 
     for name in _TENSORS:
         host_type = _host_type(name, getattr(torch.cuda, name), getattr(torch, name), substitutes)
@@ -166,7 +166,7 @@ def _substitute_types(substitutes: Substitutes) -> None:
 
     substitutes.calls(torch.Tensor, "type", type_)
     substitutes.calls(torch, "set_default_tensor_type", default_type)
-    substitutes.calls(torch.utils._device.DeviceContext, "__init__", context)
+    substitutes.calls(device_context(), "__init__", context)
 
 
 def _host_type(name: str, original: Any, host: Any, substitutes: Substitutes) -> Any:

@@ -18,6 +18,7 @@ from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights import access
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
 def _package(file: str) -> str:
@@ -57,7 +58,7 @@ class EngineWeights:
     def trains(self, tensor: torch.Tensor, hidden: bool = False) -> bool:
         """Tell whether a trainer trains this tensor, and if asked, whether its gradient is hidden."""
         # Asked in the ordinary way, a wrapped parameter would download all weights first.
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             if not requires_grad(tensor):
                 return False
         with_trainer = [each for each in self._known if each.training is not None]

@@ -14,7 +14,6 @@ from typing import Any, Callable, List, Optional
 import torch
 import torch.utils.data
 from torch import nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from ignite_ipu.deferred import CapturedModel, capture_model, capture_optimizer, captured
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
@@ -36,6 +35,7 @@ from ignite_ipu.session.session import IPUSession, known_session
 from ignite_ipu.session.torch_compiled import leave_out_compiler
 from ignite_ipu.session.weights.model_states import LiveState, live_state
 from ignite_ipu.session.weights.tracker import Weights
+from ignite_ipu.torch_names.modules import DROPOUT
 
 _OURS = ("ignite_ipu.", "poptorch.")
 
@@ -103,7 +103,7 @@ def _weights_of(known: Callable[[], Optional[nn.Module]]) -> Optional[Weights]:
 
 def _has_dropout(model: nn.Module) -> bool:
     """Return whether a model drops values: in layers of dropout, or in those of recurrence and attention."""
-    rates = [getattr(each, "p" if isinstance(each, _DropoutNd) else "dropout", 0.0) for each in model.modules()]
+    rates = [getattr(each, "p" if isinstance(each, DROPOUT) else "dropout", 0.0) for each in model.modules()]
     return any(isinstance(rate, float) and rate > 0 for rate in rates)
 
 

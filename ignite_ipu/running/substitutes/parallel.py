@@ -13,6 +13,7 @@ from torch import nn
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.session.processes import PARALLEL, connected, on_one_device
 from ignite_ipu.session.torch_compiled import is_compiled
+from ignite_ipu.torch_names.modules import compiled_original
 
 REPLICAS = "one process drives all IPUs, and replicas of the model are asked for with --replication-factor."
 
@@ -67,5 +68,5 @@ def within(module: nn.Module) -> nn.Module:
     """Return the model in a wrapper for several GPUs, or in that of `torch.compile`; any other module as it is."""
     found: Any = module
     while isinstance(found, PARALLEL) or is_compiled(found):
-        found = found._orig_mod if is_compiled(found) else found.module
+        found = compiled_original(found) if is_compiled(found) else found.module
     return cast(nn.Module, found)

@@ -25,6 +25,7 @@ from torch.nn.parameter import is_lazy
 
 from ignite_ipu.program.tensors.raw import gradient_of, plain
 from ignite_ipu.session.hooks import SessionHooks
+from ignite_ipu.torch_names.tensors import COUNT_OF_WRITES, DisableTorchFunctionSubclass, make_subclass
 
 # Through these, memory is written without PyTorch counting it as a change of the tensor.
 _UNCOUNTED = frozenset(("data", "numpy", "untyped_storage", "storage", "data_ptr", "__array__", "__dlpack__"))
@@ -33,7 +34,16 @@ _METADATA = frozenset(
     (
         *("shape", "size", "dim", "ndim", "ndimension", "numel", "nelement", "__len__", "dtype", "device", "layout"),
         *("is_floating_point", "is_complex", "is_sparse", "is_leaf", "grad_fn", "grad", "requires_grad"),
-        *("requires_grad_", "stride", "element_size", "is_contiguous", "_version", "is_cuda", "itemsize", "nbytes"),
+        *(
+            "requires_grad_",
+            "stride",
+            "element_size",
+            "is_contiguous",
+            COUNT_OF_WRITES,
+            "is_cuda",
+            "itemsize",
+            "nbytes",
+        ),
         *("__class__", "__torch_function__", "__torch_dispatch__"),
     )
 )
@@ -150,11 +160,11 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
     setattr(tensor_class, _HOLDER, holder)
     download = tensor_class.__getattribute__
     # Any tensor of the class serves to ask PopTorch for the newest weights.
-    any_of_them = torch.Tensor._make_subclass(tensor_class, torch.empty(0))
+    any_of_them = make_subclass(tensor_class, torch.empty(0))
 
     def getattribute(self: Any, name: str) -> Any:
         if name in _SILENT or not hasattr(torch.Tensor, name):
-            with torch._C.DisableTorchFunctionSubclass():
+            with DisableTorchFunctionSubclass():
                 return object.__getattribute__(self, name)
         for accesses in holder:
             accesses.note(reads=True)
@@ -182,7 +192,7 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
         if func == _SET_DATA and not _same_memory(*args):
             for accesses in holder:
                 accesses.replaced = True
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
         if func is torch.Tensor.detach:
             note_alias(found)
@@ -202,7 +212,7 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
 def _deepcopy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
     duplicate = _ordinary(tensor.detach().clone(), tensor)
     if isinstance(duplicate, nn.Parameter):
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             duplicate.grad = copy.deepcopy(gradient_of(tensor), memo)
     memo[id(tensor)] = duplicate
     return duplicate
@@ -233,7 +243,7 @@ def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Tell whether another tensor holds the same values in the same memory, as after `model.to(...)` without effect."""
     if is_lazy(tensor) or is_lazy(other):
         return False
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         mine, theirs = [(each.data_ptr(), each.shape, each.stride(), each.dtype) for each in (tensor, other)]
     return mine == theirs
 

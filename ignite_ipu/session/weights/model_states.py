@@ -11,6 +11,7 @@ from torch import nn
 
 from ignite_ipu.session.weights.access import note_alias
 from ignite_ipu.session.weights.tracker import Weights
+from ignite_ipu.torch_names.modules import STATE_DICT_HOOKS
 
 
 def _refreshed(name: str) -> Any:
@@ -100,10 +101,10 @@ class ModelStates:
     def _begin(self) -> None:
         shows, hooked = functools.partial(_show_newest, weakref.ref(self._weights), self._before), []
         for module in self._model.modules():
-            hooks: Any = module._state_dict_hooks
+            hooks: Any = getattr(module, STATE_DICT_HOOKS)
             if not isinstance(hooks, _StateDictHooks):
                 hooks = _StateDictHooks(hooks)
-                module._state_dict_hooks = hooks
+                setattr(module, STATE_DICT_HOOKS, hooks)
             hooks.of_devices.append(shows)
             hooked.append(hooks.of_devices)
         self.leave = weakref.finalize(self._weights, _remove, shows, hooked)

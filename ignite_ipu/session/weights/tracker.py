@@ -9,12 +9,11 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set,
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from ignite_ipu.errors import LostEditError, listed, logger
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.module_state import REGISTRATIONS
-from ignite_ipu.program.tensors.raw import named_tensors, plain, version_of, with_tensors
+from ignite_ipu.program.tensors.raw import named_tensors, plain, with_tensors
 from ignite_ipu.session.hooks import IPUEvents, SessionHooks
 from ignite_ipu.session.weights.access import (
     AccessTracker,
@@ -23,6 +22,9 @@ from ignite_ipu.session.weights.access import (
     unwatch_parameters,
     watch_parameters,
 )
+from ignite_ipu.torch_names.dispatch import jit_trace_left
+from ignite_ipu.torch_names.modules import NormWithStatistics, modules_of
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 Counted = Sequence[Tuple[torch.Tensor, int]]
 """Counters of batches, and by how much one forward advances each."""
@@ -63,7 +65,7 @@ class _BatchCounters:
 
 def counted_by_norms(module: nn.Module) -> Counted:
     """Return what one forward counts in which every normalisation that is in training mode is called once."""
-    norms = [each for each in module.modules() if isinstance(each, _NormBase) and each.training]
+    norms = [each for each in module.modules() if isinstance(each, NormWithStatistics) and each.training]
     return [(each.num_batches_tracked, 1) for each in norms if each.num_batches_tracked is not None]
 
 
@@ -268,7 +270,7 @@ class Weights:
             put_back()
 
     def _places(self) -> Set[int]:
-        with torch._C.DisableTorchFunctionSubclass():
+        with DisableTorchFunctionSubclass():
             return {tensor.untyped_storage().data_ptr() for tensor in self._tensors}
 
     def host_changed(self) -> None:
@@ -376,7 +378,7 @@ class Weights:
         model = self._model()
         # What has taken the place of others in the meantime is none of the device's.
         changed = {} if self._registrations == REGISTRATIONS.count else self._named
-        with _outside_traces(), contextlib.nullcontext() if model is None else with_tensors(model, changed):
+        with jit_trace_left(), contextlib.nullcontext() if model is None else with_tensors(model, changed):
             # After a retry it may be another executor.
             copied = self._hooks.copy(
                 lambda: self._training is not None and self._training.executor.copyWeightsToHostIfNeeded()
@@ -421,7 +423,7 @@ class Weights:
 
     def _put(self, values: Sequence[Tuple[torch.Tensor, torch.Tensor]], but: Optional[Executor] = None) -> None:
         """Write values on the host that are no edits of anybody's; all programs `but` one lack them."""
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        with torch.no_grad(), DisableTorchFunctionSubclass():
             for tensor, value in values:
                 plain(tensor).copy_(value)
         for copy in self._copies():
@@ -468,20 +470,9 @@ class Weights:
                 self._download()  # PopTorch would do so by itself, and nobody could retry it
 
 
-@contextlib.contextmanager
-def _outside_traces() -> Iterator[None]:
-    """Keep what happens in the `with` block out of a trace by `torch.jit.trace`, whose first look at a weight it is."""
-    state = torch._C._get_tracing_state()
-    torch._C._set_tracing_state(None)  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        torch._C._set_tracing_state(state)  # type: ignore[attr-defined]
-
-
 def _count_edits(tensors: Sequence[torch.Tensor]) -> List[Tuple[int, int]]:
     # PyTorch counts the writes to each tensor, but not `tensor.data = other`, which is other memory.
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         return list(zip(map(version_of, tensors), map(torch.Tensor.data_ptr, tensors)))
 
 
@@ -494,7 +485,7 @@ def _beside_the_model(step: nn.Module) -> Dict[str, torch.Tensor]:
     """Return by name what a program's module holds outside its child `model`, such as a loss's buffers."""
     return {
         f"{prefix}.{name}": tensor
-        for prefix, part in step._modules.items()
+        for prefix, part in modules_of(step).items()
         if part is not None and prefix != "model"
         for name, tensor in named_tensors(part).items()
     }

@@ -28,6 +28,7 @@ from ignite_ipu.emulator.data.worker.rows import take_rows_at_once
 from ignite_ipu.emulator.data.worker.seeding import RandomState, adopt_state
 from ignite_ipu.emulator.data.worker.server import mended_workers
 from ignite_ipu.emulator.values.structures import registerCustomArgParser
+from ignite_ipu.torch_names.loaders import iterator_of, set_iterator, shut_down_workers
 
 _LONGEST_REPORT = 64 * 1024
 _NOT_ASKED = -2
@@ -165,9 +166,9 @@ class _Worker:
             registerCustomArgParser(*pickle.loads(pair))
         self.doing = "unpickling the data set"
         dataset = self._dataset = source.unpickle() if isinstance(source, SharedFile) else source
-        if isinstance(dataset, torch.utils.data.DataLoader) and dataset._iterator is not None:
-            _inherited.append(dataset._iterator)
-            dataset._iterator = None
+        if isinstance(dataset, torch.utils.data.DataLoader) and iterator_of(dataset) is not None:
+            _inherited.append(iterator_of(dataset))
+            set_iterator(dataset, None)
         take_rows_at_once(dataset)
         if self._settings.random_state is not None:
             self._settings.random_state.restore()
@@ -186,8 +187,7 @@ class _Worker:
 
     def end_loader_processes(self) -> None:
         """Let the persistent processes of a torch loader finish what they do, and end."""
-        iterator = getattr(self._dataset, "_iterator", None)
-        getattr(iterator, "_shutdown_workers", lambda: None)()
+        shut_down_workers(iterator_of(self._dataset))
 
     def _load_epoch(self, number: int, dataset: Iterable[Any]) -> None:
         self.doing = f"starting epoch {number}"

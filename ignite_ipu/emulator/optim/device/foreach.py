@@ -9,8 +9,9 @@ from typing import Callable, List, Sequence, Tuple, Union
 
 import torch
 
-# For a CPU PyTorch has fused updates since 2.4.
-_FUSES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 4)
+from ignite_ipu.torch_names import lists
+
+_FUSES = lists.has_fused_updates()
 Tensors = Union[List[torch.Tensor], Tuple[torch.Tensor, ...]]
 Store = Callable[[Tensors, Tensors], None]
 """Stores float32 values (second) in tensors of a narrower type (first)."""
@@ -23,18 +24,13 @@ def narrow(tensors: Tensors) -> bool:
 
 def store_nearest(to: Tensors, values: Tensors) -> None:
     """Round values to the nearest that the stored type can hold."""
-    if hasattr(torch, "_foreach_copy_"):
-        torch._foreach_copy_(to, values)
-        return
-    # torch 2.0 has no such copy: adding to zero promotes and rounds once as well.
-    torch._foreach_zero_(to)
-    torch._foreach_add_(to, values)
+    lists.copy_(to, values)
 
 
 def widened(tensors: Tensors) -> List[torch.Tensor]:
     """Return float32 copies of float16 tensors."""
     wide = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in tensors]
-    torch._foreach_add_(wide, tensors)
+    lists.add_(wide, tensors)
     return wide
 
 
@@ -48,11 +44,11 @@ def fusible(*lists: Tensors) -> bool:
 def decay(state: Tensors, keep: float, new: Tensors, gain: float, store: Store) -> Tensors:
     """Set `state` to `keep * state + gain * new`, and return it in float32."""
     if not narrow(state):
-        torch._foreach_mul_(state, keep)
-        torch._foreach_add_(state, new, alpha=gain)
+        lists.mul_(state, keep)
+        lists.add_(state, new, alpha=gain)
         return state
-    result = torch._foreach_mul(new, gain)
-    torch._foreach_add_(result, state, alpha=keep)
+    result = lists.mul(new, gain)
+    lists.add_(result, state, alpha=keep)
     return _stored(state, result, store)
 
 
@@ -60,19 +56,19 @@ def average(state: Tensors, beta: float, new: Tensors, store: Store) -> Tensors:
     """Set `state` to `beta * state + (1 - beta) * new`, and return it in float32."""
     if narrow(state):
         return decay(state, beta, new, 1 - beta, store)
-    torch._foreach_lerp_(state, new, 1 - beta)
+    lists.lerp_(state, new, 1 - beta)
     return state
 
 
 def average_square(state: Tensors, beta: float, new: Tensors, store: Store) -> Tensors:
     """Set `state` to `beta * state + (1 - beta) * new^2`, and return it in float32."""
     if not narrow(state):
-        torch._foreach_mul_(state, beta)
-        torch._foreach_addcmul_(state, new, new, 1 - beta)
+        lists.mul_(state, beta)
+        lists.addcmul_(state, new, new, 1 - beta)
         return state
-    result = torch._foreach_mul(new, new)
-    torch._foreach_mul_(result, 1 - beta)
-    torch._foreach_add_(result, state, alpha=beta)
+    result = lists.mul(new, new)
+    lists.mul_(result, 1 - beta)
+    lists.add_(result, state, alpha=beta)
     return _stored(state, result, store)
 
 
@@ -80,11 +76,11 @@ def move(weights: Tensors, direction: Tensors, amount: float, keep: float, store
     """Set `weights` to `keep * weights + amount * direction`; the direction is left as it is."""
     if not narrow(weights):
         if keep != 1.0:
-            torch._foreach_mul_(weights, keep)
-        torch._foreach_add_(weights, direction, alpha=amount)
+            lists.mul_(weights, keep)
+        lists.add_(weights, direction, alpha=amount)
         return
-    moved = torch._foreach_mul(direction, amount)
-    torch._foreach_add_(moved, weights, alpha=keep)
+    moved = lists.mul(direction, amount)
+    lists.add_(moved, weights, alpha=keep)
     store(weights, moved)
 
 
@@ -92,10 +88,10 @@ def move_by_ratio(weights: Tensors, over: Tensors, under: Tensors, amount: float
     """Set `weights` to `keep * weights + amount * over / under`."""
     if not narrow(weights):
         if keep != 1.0:
-            torch._foreach_mul_(weights, keep)
-        torch._foreach_addcdiv_(weights, over, under, amount)
+            lists.mul_(weights, keep)
+        lists.addcdiv_(weights, over, under, amount)
         return
-    move(weights, torch._foreach_div(over, under), amount, keep, store)
+    move(weights, lists.div(over, under), amount, keep, store)
 
 
 def norms(tensors: Tensors, grouped: bool) -> List[torch.Tensor]:
@@ -103,7 +99,7 @@ def norms(tensors: Tensors, grouped: bool) -> List[torch.Tensor]:
     if narrow(tensors):
         tensors = widened(tensors)
     if not grouped:
-        return list(torch._foreach_norm(tensors))
+        return list(lists.norm(tensors))
     return [
         torch.linalg.vector_norm(t, dim=tuple(range(1, t.dim())), keepdim=True) if t.dim() > 1 else t.abs()
         for t in tensors
@@ -119,10 +115,10 @@ def global_norm(lists: Sequence[Tuple[Tensors, float]]) -> torch.Tensor:
 
 def times(tensors: Tensors, factor: torch.Tensor) -> Tensors:
     """Return every tensor multiplied by one scalar on the device, whose value the host need not know."""
-    return torch._foreach_mul(tensors, [factor] * len(tensors))
+    return lists.mul(tensors, [factor] * len(tensors))
 
 
-def _stored(state: Tensors, result: Tuple[torch.Tensor, ...], store: Store) -> Tensors:
+def _stored(state: Tensors, result: Tensors, store: Store) -> Tensors:
     # What the device goes on computing with is what it stored.
     store(state, result)
     store_nearest(result, state)

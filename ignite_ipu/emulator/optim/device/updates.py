@@ -16,6 +16,7 @@ import torch
 from ignite_ipu.emulator.optim.description import GroupValues, OptimizerDescription, UpdateRule
 from ignite_ipu.emulator.optim.device import foreach
 from ignite_ipu.emulator.optim.device.foreach import Tensors
+from ignite_ipu.torch_names import lists
 
 Factor = Optional[torch.Tensor]
 
@@ -85,7 +86,7 @@ class Sgd(UpdateFormula):
         velocity = bucket.states.get(ACCL1)
         as_torchs = self._fuses and self.loss_scaling == 1 and values["momentum"] != 0
         if velocity and bucket.fused and as_torchs and foreach.fusible(grads):
-            torch._fused_sgd_(
+            lists.fused_sgd_(
                 bucket.weights,
                 grads,
                 velocity,
@@ -128,7 +129,7 @@ class Sgd(UpdateFormula):
         momentum, gain = values["momentum"], (1 - values["dampening"]) * self.loss_scaling
         velocity = foreach.decay(bucket.states[ACCL1], momentum, decayed, gain, self.store)
         if values["nesterov"]:
-            return torch._foreach_add(decayed, velocity, alpha=momentum / self.loss_scaling)
+            return lists.add(decayed, velocity, alpha=momentum / self.loss_scaling)
         return velocity
 
 
@@ -149,14 +150,14 @@ class CombinedSgd(Sgd):
         super().apply(bucket, direction, values, factor)
         if not values.absent("momentum"):
             rescaling = values["velocity_scaling"] / self._velocity_scaling(bucket)
-            torch._foreach_mul_(bucket.states[ACCL1], values["momentum"] * rescaling)
+            lists.mul_(bucket.states[ACCL1], values["momentum"] * rescaling)
             self.fold_weight_decay(bucket, values)
 
     def fold_weight_decay(self, bucket: Bucket, values: GroupValues) -> None:
         """Add the next update's weight decay, so that these values are in force for it."""
         amount = (1 - values["dampening"]) * values["weight_decay"] * values["velocity_scaling"]
         if amount != 0:
-            torch._foreach_add_(bucket.states[ACCL1], bucket.weights, alpha=amount)
+            lists.add_(bucket.states[ACCL1], bucket.weights, alpha=amount)
         bucket.in_force = values
 
     def _velocity_scaling(self, bucket: Bucket) -> float:
@@ -166,10 +167,10 @@ class CombinedSgd(Sgd):
     def _velocity(self, bucket: Bucket, grads: Tensors, values: GroupValues) -> Tensors:
         folded, accumulator = bucket.in_force or values, bucket.states[ACCL1]
         scaling = folded["velocity_scaling"]
-        torch._foreach_add_(accumulator, grads, alpha=(1 - folded["dampening"]) * scaling)
+        lists.add_(accumulator, grads, alpha=(1 - folded["dampening"]) * scaling)
         if folded["nesterov"]:
             decayed = _decayed(grads, bucket.weights, folded["weight_decay"])
-            return torch._foreach_add(decayed, accumulator, alpha=folded["momentum"] / scaling)
+            return lists.add(decayed, accumulator, alpha=folded["momentum"] / scaling)
         return accumulator
 
 
@@ -189,7 +190,7 @@ class Adam(UpdateFormula):
 
     def update(self, bucket: Bucket, grads: Tensors, values: GroupValues) -> None:
         if bucket.fused and foreach.fusible(grads):
-            fused = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
+            fused = lists.fused_adamw_ if self.decoupled else lists.fused_adam_
             fused(
                 bucket.weights,
                 grads,
@@ -218,9 +219,9 @@ class Adam(UpdateFormula):
         """Advance both moments; return the first, uncorrected, and the corrected root of the second plus eps."""
         first = foreach.average(bucket.states[ACCL1], values["beta1"], grads, self.store)
         second = foreach.average_square(bucket.states[ACCL2], values["beta2"], grads, self.store)
-        root = torch._foreach_sqrt(second)
-        torch._foreach_div_(root, _root(self._correction(values["beta2"], bucket)))
-        torch._foreach_add_(root, values["eps"])
+        root = lists.sqrt(second)
+        lists.div_(root, _root(self._correction(values["beta2"], bucket)))
+        lists.add_(root, values["eps"])
         return first, root
 
     def _correction(self, beta: float, bucket: Bucket) -> float:
@@ -232,17 +233,17 @@ class Lamb(Adam):
 
     def update(self, bucket: Bucket, grads: Tensors, values: GroupValues) -> None:
         first, root = self._moments(bucket, grads, values)
-        step = torch._foreach_div(first, root)
-        torch._foreach_div_(step, self._correction(values["beta1"], bucket))
+        step = lists.div(first, root)
+        lists.div_(step, self._correction(values["beta1"], bucket))
         if values["weight_decay"] != 0:
-            torch._foreach_add_(step, bucket.weights, alpha=values["weight_decay"])
+            lists.add_(step, bucket.weights, alpha=values["weight_decay"])
         weight_norms, step_norms = (foreach.norms(tensors, bucket.grouped) for tensors in (bucket.weights, step))
         limit = float(values["max_weight_norm"])
         if bucket.grouped:
             ratios = [_trust(weight, own, limit) for weight, own in zip(weight_norms, step_norms)]
         else:
             ratios = list(_trust(torch.stack(weight_norms), torch.stack(step_norms), limit).unbind())
-        torch._foreach_mul_(step, ratios)
+        lists.mul_(step, ratios)
         foreach.move(bucket.weights, step, -values["lr"], 1.0, self.store)
 
 
@@ -273,8 +274,8 @@ class RmsProp(UpdateFormula):
             foreach.move_by_ratio(bucket.weights, grads, root, -lr, 1.0, self.store)
             return
         momentum = bucket.states[ACCL3]
-        torch._foreach_mul_(momentum, values["momentum"])
-        torch._foreach_addcdiv_(momentum, grads, root, lr if self.tf_variant else 1.0)
+        lists.mul_(momentum, values["momentum"])
+        lists.addcdiv_(momentum, grads, root, lr if self.tf_variant else 1.0)
         foreach.move(bucket.weights, momentum, -1.0 if self.tf_variant else -lr, 1.0, self.store)
 
     def _root(self, bucket: Bucket, grads: Tensors, values: GroupValues) -> Tensors:
@@ -283,17 +284,17 @@ class RmsProp(UpdateFormula):
         # The state itself must survive: the root is taken in place only of what was made from it.
         if self.centered:
             mean = foreach.average(bucket.states[ACCL2], alpha, grads, self.store)
-            root = torch._foreach_addcmul(square, mean, mean, -1)
+            root = lists.addcmul(square, mean, mean, -1)
             if self.tf_variant:
-                torch._foreach_add_(root, eps)
-            torch._foreach_sqrt_(root)
+                lists.add_(root, eps)
+            lists.sqrt_(root)
         elif self.tf_variant:
-            root = torch._foreach_add(square, eps)
-            torch._foreach_sqrt_(root)
+            root = lists.add(square, eps)
+            lists.sqrt_(root)
         else:
-            root = torch._foreach_sqrt(square)
+            root = lists.sqrt(square)
         if not self.tf_variant:
-            torch._foreach_add_(root, eps)
+            lists.add_(root, eps)
         return root
 
 
@@ -311,7 +312,7 @@ def rule_for(description: OptimizerDescription, store: foreach.Store) -> UpdateF
 
 
 def _decayed(grads: Tensors, weights: Tensors, weight_decay: float) -> Tensors:
-    return torch._foreach_add(grads, weights, alpha=weight_decay) if weight_decay != 0 else grads
+    return lists.add(grads, weights, alpha=weight_decay) if weight_decay != 0 else grads
 
 
 # As float arithmetic has it, where Python raises: a loaded count of steps may be any number.

@@ -14,7 +14,6 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping,
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ignite_ipu.emulator.errors import Refusal, backend_error
 from ignite_ipu.emulator.logs import logger
@@ -23,6 +22,7 @@ from ignite_ipu.emulator.trace.active import IpuTensor, Trace
 from ignite_ipu.emulator.trace.number_formats import narrow
 from ignite_ipu.emulator.trace.operators import table
 from ignite_ipu.emulator.values.structures import leaves
+from ignite_ipu.torch_names.dispatch import TorchDispatchMode
 
 STRICT_VARIABLE = "IGNITE_IPU_STRICT_OPERATORS"
 SWITCH = "ignite_ipu.emulator.trace.operators.support.set_strict(False)"

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ignite_ipu.emulator.optim.device import foreach
+from ignite_ipu.torch_names import lists
 
 values = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=5)
 
@@ -32,7 +33,7 @@ def test_what_is_stored_in_float16_is_rounded_once(
 
 def test_storing_works_without_a_copy_over_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch 2.0 has no `_foreach_copy_`."""
-    monkeypatch.delattr(torch, "_foreach_copy_", raising=False)
+    monkeypatch.setattr(lists, "copy_", lists._one_by_one("copy_"))
     half, source = [torch.ones(3).half()], [torch.tensor([1e-8, 1 / 3, -70000.0])]
     foreach.store_nearest(half, source)
     assert torch.equal(half[0], source[0].half())

@@ -1,0 +1,125 @@
+"""Private names of tensors, their memory and gradients, and of random generators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
+
+import torch
+
+from ignite_ipu.torch_names.table import Name, find, word
+
+__all__ = [
+    "CALLS_OF_BACKWARD",
+    "COUNT_OF_WRITES",
+    "GRADIENT_ATTRIBUTES",
+    "REBUILDERS",
+    "DisableTorchFunction",
+    "DisableTorchFunctionSubclass",
+    "gradient_hooks_of",
+    "make_subclass",
+    "make_wrapper_subclass",
+    "mark_as_parameter",
+    "memory_of",
+    "version_of",
+]
+
+# The base class, so that these stay the originals when `torch.Tensor` gets other attributes.
+_TENSOR = torch.Tensor.__base__
+
+if TYPE_CHECKING:
+    from torch._C import DisableTorchFunction as DisableTorchFunction
+    from torch._C import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
+else:
+    DisableTorchFunction = find(
+        "torch._C.DisableTorchFunction", "2.0", "The emulator cannot look at tensors while it traces a model."
+    )
+    DisableTorchFunctionSubclass = find(
+        "torch._C.DisableTorchFunctionSubclass",
+        "2.0",
+        "Weights cannot be read without a transfer from the device, so no model trains or evaluates.",
+    )
+
+make_wrapper_subclass: Callable[..., Any] = find(
+    "torch.Tensor._make_wrapper_subclass",
+    "2.0",
+    "Neither the emulator nor captured loops can make tensors without values.",
+)
+make_subclass: Callable[..., Any] = find(
+    "torch.Tensor._make_subclass", "2.0", "Parameters of models on a device cannot be watched for reads."
+)
+
+COUNT_OF_WRITES = "_version"
+"""Attribute of a tensor: the number of writes to it."""
+version_of: Callable[[torch.Tensor], int] = find(
+    "torch.Tensor._version", "2.0", "Writes to tensors between device calls go unnoticed, so no model is compiled."
+).__get__
+
+_CDATA = Name(
+    "torch.UntypedStorage._cdata", "2.0", "Tensors that share memory cannot be told apart, so no model is compiled."
+)
+_address: Callable[[Any], int] = _CDATA.get().__get__
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Return a number that tensors share which have the same memory, also where that has no address."""
+    return _address(tensor.untyped_storage())
+
+
+def _marks_count() -> bool:
+    tensor = torch.empty(0)
+    setattr(tensor, _MARK.last, True)
+    return isinstance(tensor, torch.nn.Parameter)
+
+
+_MARK = Name(
+    "torch.nn.Parameter._is_param",
+    "2.0",
+    "In a trace of the emulator isinstance(weight, nn.Parameter) is False.",
+    check=_marks_count,
+)
+
+
+def mark_as_parameter(tensor: torch.Tensor) -> None:
+    """Let `isinstance(tensor, nn.Parameter)` hold for a tensor of another class."""
+    setattr(tensor, _MARK.last, True)
+
+
+_BACKWARD_HOOKS = Name(
+    "torch.Tensor._backward_hooks", "2.0", "Hooks on gradients are not refused, and never run.", fallback=None
+)
+_POST_ACCUMULATE_HOOKS = Name(
+    "torch.Tensor._post_accumulate_grad_hooks",
+    "2.1",
+    "Hooks after the accumulation of gradients are not refused, and never run.",
+    fallback=None,
+)
+_HOOKS: List[Any] = [each for each in (_BACKWARD_HOOKS.get(), _POST_ACCUMULATE_HOOKS.get()) if each is not None]
+
+
+def gradient_hooks_of(tensor: torch.Tensor) -> List[Dict[Any, Any]]:
+    """Return the hooks on the gradient of a tensor: the dictionaries that have any."""
+    return [hooks for hooks in (each.__get__(tensor) for each in _HOOKS) if hooks]
+
+
+REBUILDERS: Tuple[str, ...] = tuple(
+    Name(f"torch._utils.{name}", "2.0", "Checkpoints that PyTorch writes cannot be read.", fallback=None).path
+    for name in ("_rebuild_tensor_v2", "_rebuild_parameter")
+)
+"""Functions that a checkpoint names, which make its tensors."""
+
+GRADIENT_ATTRIBUTES: Tuple[str, ...] = (
+    "grad",
+    "grad_fn",
+    word("torch.Tensor._grad", "2.0", "The gradient of a deferred tensor is refused by its public name alone."),
+)
+"""Attributes of a tensor that hold a gradient or its function."""
+
+CALLS_OF_BACKWARD: Tuple[str, ...] = (
+    "grad",
+    word(
+        "torch.autograd.graph._engine_run_backward",
+        "2.13",
+        "torch.autograd.grad in a captured loop is refused by its public name alone.",
+    ),
+)
+"""Functions that compute gradients: `torch.autograd.grad`, and the one behind it."""
