@@ -12,6 +12,7 @@ from ignite_ipu.deferred.model.capturing import capture_model, capture_optimizer
 from ignite_ipu.deferred.model.model import first_owner, owner_of
 from ignite_ipu.deferred.settings import refuse_for_capture
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.processes import unwrapped
@@ -104,7 +105,7 @@ def host_step_reason(args: Any, kwargs: Any) -> str:
     if any(callable(argument) for argument in (*args[1:], *kwargs.values())):
         return (
             "it evaluates the loss several times through a closure, which a compiled step cannot. Use SGD, Adam, "
-            "AdamW or RMSprop, and call backward and step() without a closure."
+            f"AdamW or RMSprop, and call backward and step() without a closure. {ON_THE_HOST}"
         )
     return (
         "no captured step computed its gradients, so the update would run on the host. Call the model that holds its "

@@ -16,7 +16,7 @@ import torch
 from ignite_ipu import backend
 from ignite_ipu.cli.terminal import columns
 from ignite_ipu.errors import OptimizerError, did_you_mean, logger
-from ignite_ipu.optimizers.kinds import OptimizerKind, kind_of_device, kind_of_torch, substituted
+from ignite_ipu.optimizers.kinds import ON_THE_HOST, OptimizerKind, kind_of_device, kind_of_torch, substituted
 from ignite_ipu.poptorch_types import DeviceOptimizer
 
 # What torch's schedulers leave in groups, and what they change then.
@@ -235,7 +235,8 @@ def refuse_what_the_device_lacks(optimizer: torch.optim.Optimizer, kind: Optimiz
     if rows:
         reasons = "; ".join(f"{row.attribute}={row.value}: {row.note}" for row in rows)
         raise OptimizerError(
-            f"{type(optimizer).__name__} cannot be converted for an IPU. {reasons}.", _receipt(optimizer, kind, rows)
+            f"{type(optimizer).__name__} cannot be converted for an IPU. {reasons}. {ON_THE_HOST}",
+            _receipt(optimizer, kind, rows),
         )
 
 

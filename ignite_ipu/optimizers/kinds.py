@@ -99,6 +99,7 @@ _TORCH_CLASSES = (
     (torch.optim.SGD, SGD),
     (torch.optim.RMSprop, RMSPROP),
 )
+ON_THE_HOST = "With IPUConfig(update='host') PyTorch makes the updates, by any optimizer, with gradients of the device."
 _SUPPORTED = "SGD, Adam, AdamW and RMSprop of torch.optim, and what poptorch.optim offers (LAMB too)"
 _REASONS = {
     "LBFGS": "it evaluates the loss several times in a step, which a compiled step cannot",
@@ -129,7 +130,8 @@ def kind_of_torch(optimizer: torch.optim.Optimizer) -> OptimizerKind:
     if name in _CLOSEST:
         way_out = f' substitute="closest" trains by {_CLOSEST[name][0].__name__} instead, and says what that changes.'
     raise OptimizerError(
-        f"{type(optimizer).__module__}.{name} does not run on an IPU: {reason}. Supported are {_SUPPORTED}.{way_out}"
+        f"{type(optimizer).__module__}.{name} does not run on an IPU: {reason}. Supported are {_SUPPORTED}.{way_out} "
+        f"{ON_THE_HOST}"
     )
 
 
@@ -139,7 +141,8 @@ def _check_step(optimizer: torch.optim.Optimizer, torch_class: Any) -> None:
         raise OptimizerError(
             f"{type(optimizer).__qualname__} overrides step() of torch.optim.{torch_class.__name__}, and that Python "
             f"code would never run: the device computes {torch_class.__name__}'s own update. Use "
-            f"torch.optim.{torch_class.__name__} itself, or move what step() adds into the loss or an event handler."
+            f"torch.optim.{torch_class.__name__} itself, or move what step() adds into the loss or an event handler. "
+            f"{ON_THE_HOST}"
         )
 
 

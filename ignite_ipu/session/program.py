@@ -202,6 +202,15 @@ class ModelProgram:
             weights = sum(each.numel() * each.element_size() for each in tensors if each.is_floating_point())
         return gradients * self.calls.micro_batches, weights
 
+    def host_update_cost(self) -> str:
+        """Return in words what an update on the host copies."""
+        gradients, weights = self.host_update_bytes()
+        buffers = ", and the weights with the buffers that a call writes" if self._writes_buffers else ""
+        return (
+            f"each backward pass copies {gradients / 1e6:,.3g} MB of gradients to the host{buffers}, and each update "
+            f"{weights / 1e6:,.3g} MB of weights to the device"
+        )
+
     def refresh(self) -> None:
         """Upload the weights of the host before a call, if they are others, or the device's may be spoilt."""
         assert self.executor is not None

@@ -62,11 +62,7 @@ def _training(trained: Trained, programs: Programs, data: Optional[str]) -> List
 def _host_updates(updates: HostUpdates, program: ModelProgram) -> str:
     """Return what makes the updates, and what an update costs."""
     made_by = "PyTorch" if updates.source is None else f"PyTorch's {type(updates.source).__name__}"
-    gradients, weights = program.host_update_bytes()
-    return (
-        f"{made_by}, on the host: each update copies {gradients / 1e6:,.2f} MB of gradients to the host and "
-        f"{weights / 1e6:,.2f} MB of weights to the device"
-    )
+    return f"{made_by}, on the host: {program.host_update_cost()}"
 
 
 def _pipeline(placing: Placing, placement: Placement, calls: BatchGeometry) -> List[str]:

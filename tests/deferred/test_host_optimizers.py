@@ -19,6 +19,7 @@ OF_TORCH = sorted(
     for name, value in vars(torch.optim).items()
     if inspect.isclass(value) and issubclass(value, torch.optim.Optimizer) and value is not torch.optim.Optimizer
 )
+SETTINGS = {"LBFGS": {"max_iter": 3}}
 FUSED = {"SGD": {"lr": 0.05, "momentum": 0.9}, "Adam": {}, "AdamW": {}, "RMSprop": {}}
 
 
@@ -94,7 +95,7 @@ def trained(name, update=None):
     """Return the losses, weights and optimizer state of a loop; eager without an update."""
     torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 3, bias=False))
-    kind, settings = OWN[name] if name in OWN else (getattr(torch.optim, name), FUSED.get(name, {}))
+    kind, settings = OWN[name] if name in OWN else (getattr(torch.optim, name), {**FUSED, **SETTINGS}.get(name, {}))
     optimizer = kind(model.parameters(), **settings)
     if update is not None:
         ipu_prepare(optimizer, model, config=IPUConfig(update=update))

@@ -44,8 +44,13 @@ class Gradients:
 
 
 class HostUpdate(CapturedTraining):
-    """The programs of one captured model that bring gradients back."""
+    """The programs of one captured model that bring gradients back.
 
+    Attributes:
+        reason: Why weights are updated on the host, as words to follow "on the host from here on, ".
+    """
+
+    reason = "as update='host' asks"
     _told = False
 
     def compute(
@@ -106,13 +111,11 @@ class HostUpdate(CapturedTraining):
         if self._told or self.session.training is None:
             return
         self._told = True
-        gradients, weights = self.session.training.host_update_bytes()
-        logger.info(
-            "Weights are updated on the host from %s on: each backward() copies %.2f MB of gradients to the host, and "
-            "the call after an update %.2f MB of weights to the device.",
+        logger.warning(
+            "Weights are updated on the host from %s on, %s: %s.",
             current_line(),
-            gradients / 1e6,
-            weights / 1e6,
+            self.reason,
+            self.session.training.host_update_cost(),
         )
 
 

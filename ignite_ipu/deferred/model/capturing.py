@@ -23,6 +23,7 @@ from ignite_ipu.deferred.model.updates_on_host import UpdatesOnHost
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
 from ignite_ipu.deferred.tensor.tensor import record_on_weights
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.optimizers.step_hooks import of_scripts
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import named_tensors
@@ -167,7 +168,7 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
     if closure is not None:
         raise CaptureError(
             "optimizer.step(closure) evaluates the loss several times, which a compiled step cannot. Call backward and "
-            "then step() without a closure."
+            f"then step() without a closure. {ON_THE_HOST}"
         )
     if updates.training.optimizer is not self:
         updates.use(self)

@@ -197,10 +197,32 @@ class Plan(Tabled):
             f"  estimated {self.throughput:,.0f} samples/s, {seconds_text(self.call_seconds)} per call, bubble "
             f"{self.iteration.bubble:.0%}, memory {self.fullest:.0%} of {bytes_text(self.machine.usable_memory)} at "
             "most",
+            *([self._host_update()] if self.training else []),
             *(f"  because {reason}" for reason in self.reasons),
             *(f"  problem: {problem}" for problem in self.problems),
         ]
         return "\n".join(lines)
+
+    @property
+    def host_update_bytes(self) -> Tuple[int, int]:
+        """Bytes of gradients and of weights that a replica exchanges with the host in an update with `update="host"`.
+
+        Each micro-batch has gradients of its own.
+        """
+        weights = self.profile.parameter_bytes
+        return weights * self.accumulation, weights
+
+    @property
+    def host_update_seconds(self) -> float:
+        """Estimated duration of these copies."""
+        return self.machine.host_seconds(sum(self.host_update_bytes), self.ipus_per_replica, self.replicas)
+
+    def _host_update(self) -> str:
+        gradients, weights = map(bytes_text, self.host_update_bytes)
+        return (
+            f"  with update='host' an update copies {gradients} of gradients to the host and {weights} of weights back, "
+            f"{seconds_text(self.host_update_seconds)} more for each replica, and a call makes one update"
+        )
 
     @property
     def fullest(self) -> float:
