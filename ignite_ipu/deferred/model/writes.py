@@ -63,8 +63,8 @@ class WeightEdits:
                     f"{what} at {current_line()} is of what was computed at {operation.line}, and weights or buffers "
                     f"of {model.name} were written after that. The device computes a loss and its update together, "
                     "from the weights of the update. Write into weights after optimizer.step(), or before the model "
-                    "is called. An optimizer of two steps, as sharpness-aware minimisation (SAM) has, needs another "
-                    'loop, with ipu_prepare: docs/accelerate.md, "Two steps for an update", has it.'
+                    "is called. An optimizer of two steps, as sharpness-aware minimisation (SAM) has, runs with "
+                    "IPUConfig(update='host'), in which backward() brings the gradients back."
                 )
 
 

@@ -220,8 +220,8 @@ class Plan(Tabled):
     def _host_update(self) -> str:
         gradients, weights = map(bytes_text, self.host_update_bytes)
         return (
-            f"  with update='host' an update copies {gradients} of gradients to the host and {weights} of weights back, "
-            f"{seconds_text(self.host_update_seconds)} more for each replica, and a call makes one update"
+            f"  with update='host' an update copies {gradients} of gradients to the host and {weights} of weights "
+            f"back, {seconds_text(self.host_update_seconds)} more for each replica, and a call makes one update"
         )
 
     @property
