@@ -32,7 +32,7 @@ REFUSED = {
     "lbfgs": ("optimizer.step(closure)", "closure"),
     "reinforce": ("action.item()", "as in reinforcement learning"),
     "segmentation_dice": ("grad_scaler.step(optimizer)", "max_grad_norm does not apply to RMSprop"),
-    "sharpness_aware": ("self.base_optimizer.step()", "needs another loop, with ipu_prepare"),
+    "sharpness_aware": ("self.base_optimizer.step()", "runs with IPUConfig(update='host')"),
 }
 # Refused scripts whose text does not show it: values asked for too early, clipping by an optimizer of another function,
 # weights that an optimizer puts back.

@@ -30,9 +30,9 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 _TWO_STEPS = (
-    "A device step makes one update, of the weights that it takes the gradient of: prepare the optimizer that updates, "
-    "ipu_prepare(optimizer.base_optimizer, model), take other gradients of copy.deepcopy(model), on the host, and put "
-    'weights back after its step(), as docs/accelerate.md, "Two steps for an update", does.'
+    "A device step makes one update, of the weights that it takes the gradient of. With updates on the host, "
+    "ipu_prepare(optimizer, model, config=IPUConfig(update='host')), the loop stays as it is: "
+    'docs/accelerate.md, "Two steps for an update".'
 )
 
 
