@@ -7,6 +7,7 @@ import weakref
 from collections import Counter
 from typing import Any, Callable, ContextManager, Optional, Protocol, Sequence, TypeVar
 
+import torch
 from ignite.engine import Engine, EventEnum
 
 from ignite_ipu.errors import logger
@@ -63,6 +64,16 @@ class CallGuard(Protocol):
         """Note that the training, whose calls it makes, has ended."""
 
 
+class Gradients(Protocol):
+    """The gradients of parameters that somebody may look at or replace."""
+
+    def show(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
+        """Return `parameter.grad`."""
+
+    def put(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> None:
+        """Follow `parameter.grad = gradient`, before it is done; None is for `del parameter.grad`, too."""
+
+
 def _allow() -> None:
     pass
 
@@ -77,6 +88,7 @@ class SessionHooks:
         refuse_frozen: Called with the reason when forward changes Python values in every call, which a program runs
             once; None to warn of what a trace has changed, be it in every call or a cache of the first.
         recorder: Does what `record` says; None where the host computes all.
+        gradients: Shows and follows `parameter.grad`; None where the attribute is PyTorch's.
         shows_gradients: Whether steps bring gradients back, and `parameter.grad` has them.
         withheld: Called when somebody asks for the newest weights or the optimizer's state, to refuse that.
     """
@@ -89,6 +101,7 @@ class SessionHooks:
         self.refuse_frozen: Optional[Callable[[str], None]] = None
         self.withheld: Optional[Callable[[], None]] = None
         self.recorder: Optional[Callable[..., Any]] = None
+        self.gradients: Optional[Gradients] = None
         self.shows_gradients = False
         self.fired: Counter[IPUEvents] = Counter()
 
@@ -101,7 +114,7 @@ class SessionHooks:
         """Take off the callbacks around calls and programs."""
         self.end_guard()
         self.loading, self.check_evaluation = contextlib.nullcontext, _allow
-        self.recorder = None
+        self.recorder = self.gradients = None
 
     def record(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return what a function of PyTorch's that is called with weights gives, `NotImplemented` for the host's."""

@@ -12,9 +12,16 @@ from ignite_ipu import backend
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.step import CapturedStep
 from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, needed_values
-from ignite_ipu.deferred.compiled.update_gradients import UpdateGradients
+from ignite_ipu.deferred.compiled.update_gradients import UpdateGradients, reached_by
 from ignite_ipu.deferred.graph.operations import ModesThen, Operation
-from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, StepGraph, StepGraphs, describe_change
+from ignite_ipu.deferred.graph.step_graph import (
+    Loss,
+    MicroBatch,
+    StepGraph,
+    StepGraphs,
+    Tape,
+    describe_change,
+)
 from ignite_ipu.deferred.settings import captured_options
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.errors import CaptureError, logger, out_of_memory
@@ -68,6 +75,26 @@ class CapturedTraining:
         self._clips_by_call = self.clipped = False
         self._random_state: Optional[List[int]] = None
         self._inputs_change = False
+        # Of the last update; and the ids of the parameters that the losses of a tape depend on.
+        self._tape: Optional[Tape] = None
+        self._reached: Tuple[Sequence[Loss], FrozenSet[int]] = ((), frozenset())
+
+    def reached(self, losses: Optional[Sequence[Loss]] = None) -> FrozenSet[int]:
+        """Return the ids of the parameters that have gradients of losses; of those of the last update, without any."""
+        tape = self._tape if losses is None else Tape(losses)
+        if tape is None:
+            return frozenset()
+        if self._reached[0] != tape.losses:
+            flags = self.trained_in(tape.losses)
+            trained = zip(self.modes.parameters, flags)
+            with tape.rewound():
+                found = reached_by(tape.losses, [parameter for parameter, then in trained if then])
+            self._reached = list(tape.losses), found
+        return self._reached[1]
+
+    def forget_losses(self) -> None:
+        """Let go of the losses of the last update, whose gradients were cleared."""
+        self._tape, self._reached = None, ((), frozenset())
 
     @property
     def keeps_inputs(self) -> bool:
@@ -172,6 +199,7 @@ class CapturedTraining:
         """
         batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
         needed = needed_values(batches, keeps)
+        self._tape = Tape(losses)
         modes = self._modes_of(batches)
         if self.own is None:
             compiled, results = self._call(batches, needed, modes)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import Operation, Value, by_number, replayed
+from ignite_ipu.deferred.graph.operations import Operation, Value, by_number, reached, replayed
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.errors import CaptureError
@@ -43,13 +43,13 @@ class _Norm(NamedTuple):
 class UpdateGradients:
     """Gradients of a captured model's updates, which programs bring back from when somebody looks at them.
 
-    `unused` has, by `id`, the parameters on which the loss of the last update does not depend, as far as that is known.
+    `returned` has the ids of the parameters whose gradients there are, where these are `available`.
     """
 
     def __init__(self, session: IPUSession) -> None:
         self._session = session
         self.wanted = False
-        self.unused: Set[int] = set()
+        self.returned: Set[int] = set()
         self._program: Callable[[], Optional[ModelProgram]] = lambda: None
         self._found: Dict[int, Optional[torch.Tensor]] = {}
         self._factors: Dict[float, torch.Tensor] = {}
@@ -92,18 +92,18 @@ class UpdateGradients:
         """Take the update that a program has just made; None for one that brings no gradients back."""
         self._found, self._factors = {}, {}
         if program is None:
-            self._program, self.unused = lambda: None, set()
+            self._program, self.returned = lambda: None, set()
             return
         if program is not self._program():
             assert program.gradients is not None
             self._program, names = weakref.ref(program), set(program.gradients.names)
-            self.unused = {id(each) for name, each in self._trained() if f"model.{name}" not in names}
+            self.returned = {id(each) for name, each in self._trained() if f"model.{name}" in names}
         self.settle_norms()
 
     def compute(self, losses: Sequence[Loss]) -> None:
         """Have the host compute those of losses, with the newest weights, and show them until the update is made."""
         self._found, self._factors, self._program = _on_host(self._session.model, losses), {}, lambda: None
-        self.unused = {key for key, gradient in self._found.items() if gradient is None}
+        self.returned = {key for key, gradient in self._found.items() if gradient is not None}
 
     def settle_norms(self) -> None:
         awaited, self._norms = self._awaited(), []
@@ -183,6 +183,24 @@ def _on_host(model: nn.Module, losses: Sequence[Loss]) -> Dict[int, Optional[tor
     """
     with DisableTorchFunctionSubclass():
         trained = {id(each): plain(each).requires_grad_() for each in model.parameters() if requires_grad(each)}
+        total = _total(losses, trained)
+        found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
+    return dict(zip(trained, found))
+
+
+def reached_by(losses: Sequence[Loss], parameters: Iterable[torch.Tensor]) -> FrozenSet[int]:
+    """Return the ids of those parameters that losses depend on, by autograd's graph of them on the host."""
+    with DisableTorchFunctionSubclass():
+        trained = {id(each): plain(each).requires_grad_() for each in parameters}
+        last: Any = _total(losses, trained).grad_fn
+    start = [] if last is None else [last]
+    nodes = reached(start, lambda node: [before for before, _ in node.next_functions if before is not None])
+    leaves = {id(node.variable) for node in nodes if hasattr(node, "variable")}
+    return frozenset(key for key, tensor in trained.items() if id(tensor) in leaves)
+
+
+def _total(losses: Sequence[Loss], trained: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """Return the sum of losses, computed on the host from copies of parameters, by the ids of these."""
     operations = {each for loss in losses for each in loss.operations}
     buffers: Dict[int, torch.Tensor] = {}
 
@@ -192,9 +210,7 @@ def _on_host(model: nn.Module, losses: Sequence[Loss]) -> Dict[int, Optional[tor
     with torch.random.fork_rng(devices=[]), DisableTorchFunctionSubclass(), torch.enable_grad():
         called = functools.partial(_called, trained, buffers)
         results = replayed(sorted(operations, key=by_number), tensor_of, called)
-        total = torch.stack([results[loss.value.operation][loss.value.index].sum() for loss in losses]).sum()
-        found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
-    return dict(zip(trained, found))
+        return torch.stack([results[loss.value.operation][loss.value.index].sum() for loss in losses]).sum()
 
 
 def _called(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import dataclasses
 import functools
 import itertools
-from typing import Any, Dict, Hashable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -87,6 +88,26 @@ class Loss:
     line: Line
     retained: bool = False
     call: Optional[object] = dataclasses.field(default_factory=CALL.get)
+
+
+class Tape:
+    """The operations of losses with what they were computed from, which outlives the update of these."""
+
+    def __init__(self, losses: Sequence[Loss]) -> None:
+        self.losses = losses
+        self._leaves = [(operation, operation.leaves) for loss in losses for operation in loss.operations]
+
+    @contextlib.contextmanager
+    def rewound(self) -> Iterator[None]:
+        """Have the operations as they were before their update, in the `with` block."""
+        now = [(operation, operation.leaves) for operation, _ in self._leaves]
+        for operation, leaves in self._leaves:
+            operation.leaves = leaves
+        try:
+            yield
+        finally:
+            for operation, leaves in now:
+                operation.leaves = leaves
 
 
 @dataclasses.dataclass(eq=False)

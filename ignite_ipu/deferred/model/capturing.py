@@ -202,7 +202,7 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
     if updates is None:
         type(self).zero_grad(self, set_to_none)
         return
-    updates.zero_grad(set_to_none, lambda: held_tensors(self))
+    updates.zero_grad(self, set_to_none)
     if updates.training.optimizer is not self:
         # Its update comes next, and how it is clipped is said before.
         updates.training.change_optimizer(self)

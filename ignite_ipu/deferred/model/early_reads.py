@@ -12,7 +12,6 @@ from ignite_ipu.deferred.graph.operations import Value, reached
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.step_graph import CALL, Loss, ancestors
 from ignite_ipu.deferred.graph.structure import words
-from ignite_ipu.deferred.model.device_gradients import refuse_uncleared
 from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
 from ignite_ipu.deferred.tensor.routing import has_gone_backward
 from ignite_ipu.errors import CaptureError, EarlyReadError, listed
@@ -48,7 +47,10 @@ class EarlyUpdate:
     def confirm(self) -> None:
         """Take that the loss goes backward for which the update has run already."""
         if self.uncleared is not None:
-            refuse_uncleared(self.uncleared)
+            raise self.error(
+                f"it uses the gradients of the update made at {self.uncleared} again, because nothing has cleared them "
+                "since. Call optimizer.zero_grad() after every optimizer.step()."
+            )
         self.awaited = False
 
     def error(self, rest: str) -> CaptureError:

@@ -6,10 +6,9 @@ weights.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union, cast
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple, Union, cast
 
 import torch
 from torch import nn
@@ -30,9 +29,11 @@ from ignite_ipu.deferred.graph.owners import (
     parameter_of,
     release_optimizer,
 )
-from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.early_reads import early_read_error, not_frozen
+from ignite_ipu.deferred.model.gradient_views import GradientViews, clear_those_of_the_host
+from ignite_ipu.deferred.model.gradients import GradientBook
 from ignite_ipu.deferred.model.recording import RecordedCalls
 from ignite_ipu.deferred.model.updates import Updates
 from ignite_ipu.deferred.model.updates_on_host import UpdatesOnHost
@@ -110,6 +111,10 @@ class CapturedModel:
         self.evaluation = CapturedEvaluation(self.session, self.config)
         self.edits = WeightEdits(self.session.weights)
         self.buffer_writes = BufferWrites(self.modes, self.edits, self.evaluation)
+        with DisableTorchFunctionSubclass():
+            self.book = GradientBook(map(id, model.parameters()))
+        looks = (self.has_gradient, self.gradient_of, self.replace_gradient)
+        self.views = GradientViews(model, self.clip_remedy, *looks)
         self._look_after(self.session)
         self.session.hooks.recorder = record_on_weights
         self.session.weights.watch_parameters()
@@ -136,7 +141,6 @@ class CapturedModel:
             self.on_host.programs.forget_program()
         for turn in before:
             turn.training.forget_program()
-            turn.gradients.remove()
         self.session.close()
         self._begin()
         within = set(map(id, self.model.modules()))
@@ -220,21 +224,9 @@ class CapturedModel:
     def _look_after(self, session: IPUSession) -> None:
         """Let a session, which may be that of an engine over a part, go by what is captured."""
         hooks = session.hooks
-        hooks.loading = self._without_gradients
+        hooks.gradients = self.views if self.on_host is None else None
         hooks.check_evaluation = functools.partial(self.buffer_writes.check_evaluation, self)
         hooks.refuse_frozen = _refuse
-
-    @contextlib.contextmanager
-    def _without_gradients(self) -> Iterator[None]:
-        """Take gradients off for a compiler that looks at them, until the `with` block ends."""
-        for turn in self.turns:
-            turn.gradients.remove()
-        try:
-            yield
-        finally:
-            for turn in self.turns:
-                if turn.pending:
-                    turn.gradients.place(turn.training.gradients.unused)
 
     @property
     def training(self) -> CapturedTraining:
@@ -259,7 +251,9 @@ class CapturedModel:
     @property
     def pending(self) -> Sequence[Loss]:
         """Losses that went backward since the last update."""
-        return self.turns[0].pending if len(self.turns) == 1 else [loss for turn in self.turns for loss in turn.pending]
+        if len(self.turns) == 1:
+            return self.turns[0].pending
+        return list(dict.fromkeys(loss for turn in self.turns for loss in turn.pending))
 
     def turn_of(self, optimizer: torch.optim.Optimizer) -> Updates:
         """Return the updates by an optimizer, which has parameters of its own where another one is known."""
@@ -272,10 +266,10 @@ class CapturedModel:
             self.turns.append(turn)
         turn.training.optimizer = optimizer
         if self.several:
-            losses = list(dict.fromkeys(self.pending))
             for each in self.turns:
                 each.train_held()
-                each.pending = [loss for loss in losses if each.chosen([loss])]
+                for entry in self.book.within(each.own):
+                    entry.losses = [loss for loss in entry.losses if each.chosen([loss])]
         return turn
 
     def turn_with(self, parameters: Sequence[torch.Tensor]) -> Updates:
@@ -306,17 +300,35 @@ class CapturedModel:
             with self.session.weights.stepping():
                 nn.Module.zero_grad(model, set_to_none)
             return
-        ids = {id(parameter) for parameter in nn.Module.parameters(model)}
-        for turn in self.turns:
-            own = turn.training.own
-            if own is None or ids.issuperset(own):
-                turn.zero_grad(set_to_none, lambda: nn.Module.parameters(model))
-            elif not ids.isdisjoint(own) and turn.pending:
-                raise CaptureError(
-                    f"zero_grad() of {type(model).__name__} at {current_line()} clears some of the gradients that the "
-                    f"next step of a {type(turn.training.optimizer).__name__} uses. A device's update is of all of its "
-                    "gradients: call optimizer.zero_grad()."
-                )
+        with DisableTorchFunctionSubclass():
+            parameters = list(nn.Module.parameters(model))
+        self.clear_gradients(frozenset(map(id, parameters)), set_to_none)
+        clear_those_of_the_host(parameters, set_to_none)
+
+    def clear_gradients(self, ids: FrozenSet[int], set_to_none: bool = True) -> None:
+        """Clear the gradients of parameters on the device, to None or to zeros."""
+        turns = [turn for turn in self.turns if len(self.turns) == 1 or not ids.isdisjoint(turn.own)]
+        if set_to_none:
+            self.views.clear(ids, all(turn.shows_used for turn in turns))
+        dropped = self.book.clear(ids, None if set_to_none else current_line())
+        for turn in turns:
+            turn.cleared(dropped)
+
+    def has_gradient(self, parameter: torch.Tensor) -> bool:
+        """Return whether PyTorch has a gradient of a parameter now."""
+        return self._turn_holding(parameter).has_gradient(parameter)
+
+    def gradient_of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
+        """Return the gradient of a parameter as PyTorch has it now, if any."""
+        return self._turn_holding(parameter).gradient_of(parameter)
+
+    def replace_gradient(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> None:
+        """Forget the gradient of a parameter on the device, which the loop replaces by another or by None."""
+        self.clear_gradients(frozenset((id(parameter),)))
+
+    def _turn_holding(self, parameter: torch.Tensor) -> Updates:
+        turns = self.whole.turns
+        return next((turn for turn in turns if id(parameter) in turn.own), turns[0])
 
     def backward(self, loss: Loss) -> None:
         on_host = self.whole.on_host
@@ -334,7 +346,18 @@ class CapturedModel:
             )
         for turn in turns:
             turn.backward(loss)
+        self.whole.add_to_unheld(loss)
         self._observer.went_backward(self)
+
+    def add_to_unheld(self, loss: Loss) -> None:
+        """Add the gradients of a loss to those of parameters that no optimizer holds, which no update clears."""
+        if len(self.book.entries) == 1:
+            return
+        rest = self.book.all.difference(*[turn.own for turn in self.turns])
+        for entry in self.book.within(rest) if rest else ():
+            if entry.losses:
+                entry.unknown = "no optimizer holds the parameter, so its gradients of all losses so far add up"
+            entry.losses = [loss]
 
     @property
     def accumulates(self) -> Optional[bool]:
@@ -364,6 +387,14 @@ class CapturedModel:
 
     def refuse_read(self, value: Value, what: str) -> None:
         """Refuse a read for which no update can run."""
+        stale = [each for each in ancestors(value) if each.model is not None and self._is_stale(each)]
+        if stale:
+            raise EarlyReadError(
+                f"{what} at {current_line()} asks for a value that the call of {self.name} at {stale[0].line} gives, "
+                "and the weights that it used have been updated since. The device computes what an update is of, and "
+                "that call is of no update. Read the value before optimizer.step(), or call the model in eval mode "
+                "under torch.no_grad()."
+            )
         if self.several:
             raise EarlyReadError(
                 f"{what} at {current_line()} asks for a value of an update by one of several optimizers before its "
@@ -417,7 +448,12 @@ class CapturedModel:
 
     def computes_alone(self, call: Operation) -> bool:
         """Tell whether the host can compute a call before those that were made before it have run."""
-        return not self.whole.buffer_writes.waits_for_others(call)
+        return not (self._is_stale(call) or self.whole.buffer_writes.waits_for_others(call))
+
+    def _is_stale(self, call: Operation) -> bool:
+        """Return whether weights that a call used have been updated since."""
+        turns = [turn for turn in self.whole.turns if turn.stepped >= call.number and not call.done]
+        return any(turn.reach is None or turn.reach.uses(call) for turn in turns)
 
     def called_with(self, signature: CallSignature, tensors: Sequence[torch.Tensor]) -> Any:
         """Return what a call of the model gives on the host, without a trace there."""
@@ -435,16 +471,12 @@ class CapturedModel:
             for before in whole.turns:
                 optimizer = before.training.optimizer
                 mine = self.turns[0] if optimizer is None else self.turn_of(optimizer)
-                mine.pending += [loss for loss in before.pending if loss not in mine.pending]
                 mine.early = mine.early or before.early
-                mine.uncleared = mine.uncleared or before.uncleared
-                before.pending = []
+            self.book.merge(whole.book)
         for part in parts:
             session = part.session
             if session is not self.session:
                 session.close()
-                for turn in part.turns:
-                    turn.gradients.remove()
                 self._look_after(session)
             part._follow(self)
         self.parts = parts
@@ -480,7 +512,6 @@ class CapturedModel:
             )
         for turn in self.turns:
             turn.give_up("its model was given back")
-            turn.gradients.remove()
         try:
             self.session.close()
         finally:

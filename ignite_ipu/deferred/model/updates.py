@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
-from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Protocol, Sequence
+from typing import Any, Container, Dict, FrozenSet, Iterable, List, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -14,23 +15,24 @@ from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.training import CapturedTraining
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, NORM, USES, Operation, Value, keep_inputs, keep_weights
-from ignite_ipu.deferred.graph.owners import Captured, held_by
+from ignite_ipu.deferred.graph.owners import Captured, held_by, held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.deferred.model.device_gradients import DeviceGradients, refuse_uncleared
 from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, incomplete
+from ignite_ipu.deferred.model.gradient_views import GradientViews, clear_those_of_the_host
+from ignite_ipu.deferred.model.gradients import Entry, GradientBook
 from ignite_ipu.deferred.model.turns import Older, Reach, Values, begin_again, forget, gradient_path, keep_buffers
 from ignite_ipu.deferred.model.writes import BufferWrites, WeightEdits
-from ignite_ipu.deferred.tensor.device_gradient import DeviceGradient
 from ignite_ipu.deferred.tensor.routing import has_gone_backward
 from ignite_ipu.deferred.tensor.tensor import deferred_results
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.config import IPUConfig
-from ignite_ipu.program.tensors.raw import requires_grad
+from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
-from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _ORDER = itertools.count(1)
+HOST_UPDATE = "IPUConfig(update='host') has PyTorch itself apply updates, with gradients that the device computes."
+"""The way out of what an update on the device alone cannot do."""
 
 
 class Whole(Captured, Protocol):
@@ -41,7 +43,8 @@ class Whole(Captured, Protocol):
     modes: Modes
     edits: WeightEdits
     buffer_writes: BufferWrites
-    clip_remedy: Optional[str]
+    book: GradientBook
+    views: GradientViews
 
     @property
     def is_frozen(self) -> bool: ...
@@ -52,16 +55,15 @@ class Whole(Captured, Protocol):
     @property
     def whole(self) -> Whole: ...
     def find_optimizer(self) -> None: ...
+    def clear_gradients(self, ids: FrozenSet[int], set_to_none: bool = True) -> None: ...
 
 
 class Updates:
-    """The updates of a captured model, or of several that are trained together.
+    """The updates by one optimizer, of a captured model or of several that are trained together.
 
     Attributes:
-        training, gradients: What runs the updates, and what stands for their gradients.
-        pending: Losses that went backward since the last update.
+        training: What runs the updates.
         early: The update that ran before its `optimizer.step()`, until that comes.
-        uncleared: Where the last update was made, as long as its gradients have not been cleared.
         reach: Finds what losses compute from this optimizer's weights, where there are several; else None.
         stepped, order: When the last update ran, by `CLOCK`; and its number among those of several optimizers.
     """
@@ -69,14 +71,13 @@ class Updates:
     def __init__(self, model: Whole) -> None:
         self._model = model
         self.training = CapturedTraining(model.session, model.config, model.modes)
-        self.gradients = DeviceGradients(model.model, model.clip_remedy, self.gradient_of)
-        self.pending: List[Loss] = []
         self.early: Optional[EarlyUpdate] = None
-        self.uncleared: Optional[Line] = None
         # How many losses the gradients that the host has computed are of.
         self._shown = 0
         self.reach: Optional[Reach] = None
         self.stepped = self.order = 0
+        # What tells that an optimizer holds the same as before, and the ids of that.
+        self._held: Tuple[Any, FrozenSet[int]] = ((), frozenset())
         # Weights of other optimizers before their steps, with which what is pending has been computed.
         self._older: Dict[Updates, Older] = {}
 
@@ -85,14 +86,43 @@ class Updates:
         """True unless the model is trained as a part of a larger one by now."""
         return self._model.whole is self._model
 
+    @property
+    def own(self) -> FrozenSet[int]:
+        """The ids of the parameters that this optimizer trains: all, until it is known."""
+        training = self.training
+        if training.own is not None:
+            return training.own
+        return self._model.book.all if training.optimizer is None else self._held_by(training.optimizer)
+
+    @property
+    def entries(self) -> List[Entry]:
+        """The entries in the gradient book of this optimizer's parameters."""
+        return self._model.book.of(self.own)
+
+    @property
+    def pending(self) -> Sequence[Loss]:
+        """Losses that went backward and of which no update has been made."""
+        first, *others = self.entries
+        if not others:
+            return first.losses
+        return list(dict.fromkeys(loss for entry in (first, *others) for loss in entry.losses))
+
+    @property
+    def uncleared(self) -> Optional[Line]:
+        """Line of the last update, as long as its gradients have not been cleared."""
+        return next((entry.used for entry in self.entries if entry.used is not None), None)
+
+    @property
+    def zeroed(self) -> Optional[Line]:
+        """Line at which gradients were last made zero instead of None, if they were."""
+        return next((entry.zeros for entry in self.entries if entry.zeros is not None), None)
+
     def train_held(self) -> None:
         """Train the parameters that the optimizer holds now, and no others; those have optimizers of their own."""
         assert self.training.optimizer is not None
         own = held_by(self.training.optimizer)
         self.training.forget_program()
         self.training.own, self.reach = own, Reach(own)
-        self.gradients.remove()
-        self.gradients = DeviceGradients(self._model.model, self._model.clip_remedy, self.gradient_of, own)
 
     @property
     def _others(self) -> List[Updates]:
@@ -105,13 +135,16 @@ class Updates:
 
     def go_on_from(self, before: Updates) -> None:
         """Go on from the updates of a model that has other weights by now, of which some may be left."""
-        if before.pending:
-            before.uncleared = before.pending[-1].line
-            before.give_up("weights of the model were replaced")
         modes = before.training.modes
         left = {id(parameter) for parameter, trained in zip(modes.parameters, modes.trained()) if trained}
-        if not left.isdisjoint(map(id, self.training.session.weights.tensors)):
-            self.uncleared, self.training.zeroed = before.uncleared, before.training.zeroed
+        left &= self._model.book.all
+        for entry in before.entries:
+            if entry.exists:
+                line = entry.losses[-1].line if entry.losses else entry.used
+                for mine in self._model.book.within(entry.ids & left):
+                    mine.used, mine.zeros = line, entry.zeros
+        if before.pending:
+            before.give_up("weights of the model were replaced")
         state = before.training.random_state()
         if state is not None:
             self.training.set_random_state(state)
@@ -131,38 +164,80 @@ class Updates:
                 "optimizer.step()."
             )
         _refuse_spent(loss)
-        if self.gradients.gone:
-            self._follow_gradients("backward()")
+        if self.training.clipped and self.pending:
+            raise CaptureError(
+                f"backward() at {loss.line} follows a clip_grad_norm_ of the gradients so far: PyTorch adds the new "
+                "gradients to the clipped ones, while a device clips all gradients of an update together. Clip once, "
+                f"after the last backward(). {HOST_UPDATE}"
+            )
         self._model.edits.look()
         for chosen in (loss,) if self.reach is None else self.chosen([loss]):
             self.training.modes.check_trained(chosen, self.training.own)
-        if not self.gradients.placed:
-            self.gradients.refuse_those_of_before()
-            self.gradients.place(self.training.gradients.unused)
+        self._model.views.refuse_those_of_before(self.own)
         keeps = self.training.keeps_inputs
         if keeps or self.pending or self.training.accumulates or self._model.postponed() is not None:
             keep_inputs(loss.operations, keeps)
-        self.pending.append(loss)
+        self._model.book.add(self.own, loss)
         if USES:
             USES.difference_update(loss.operations)
 
-    def _follow_gradients(self, what: str) -> None:
-        """Do with gradients on the device what the loop did with those on the host: it has taken some off."""
-        names, others = self.gradients.taken_off(self.training.trained_in(self.pending))
-        if not (self.pending or self.uncleared or self.early):
-            return
-        if others:
-            raise CaptureError(
-                f"The gradient of {listed(names, 1)} was set to None before {what} at {current_line()}, and that of "
-                f"{listed(others, 1)} was not: PyTorch would use it, also for weights that were frozen since. A device "
-                "updates all weights that are trained: to leave some out, set requires_grad_(False) on them before the "
-                "model is called; to drop all gradients, call optimizer.zero_grad()."
+    def _obstacle(self) -> Optional[str]:
+        """Return why the device cannot make the update that `optimizer.step()` means, None if it can."""
+        entries = self.entries
+        if len(entries) == 1 and entries[0].used is None and entries[0].losses:
+            return None
+        views = self._model.views
+        if len(entries) > 1:
+            entries = self._reached_entries(entries)
+        first = next(entry for entry in entries if entry.exists)
+        others = [entry for entry in entries if entry.story != first.story]
+        differ = [name for entry in others for name in views.names(entry.ids)]
+        none = [name for entry in others if not entry.exists for name in views.names(entry.ids)]
+        if none and len(none) == len(differ):
+            return (
+                f"The gradient of {listed(none, 1)} was set to None before step() at {current_line()}, and that of "
+                f"{listed(views.names(first.ids), 1)} was not: PyTorch would use it, also for weights that were frozen "
+                "since. A device updates all weights that are trained: to leave some out, set requires_grad_(False) on "
+                "them before the model is called; to drop all gradients, call optimizer.zero_grad()."
             )
-        self.zero_grad()
+        if differ:
+            return (
+                f"The gradients of {listed(differ, 1)} were cleared at another time than those of "
+                f"{listed(views.names(first.ids), 1)}, so the update at {current_line()} is of different losses for "
+                "them. A device updates all weights that are trained, from the same losses. To leave some out, set "
+                "requires_grad_(False) on them before the model is called; to drop all gradients, call "
+                "optimizer.zero_grad()."
+            )
+        used = self.uncleared
+        if used is not None:
+            return (
+                f"The update at {current_line()} would use the gradients of the one made at {used} again, because "
+                "nothing has cleared them since; they were on the device, and are gone. Call optimizer.zero_grad() "
+                "after every optimizer.step(); to accumulate gradients over several backward calls, call step() once "
+                "after them."
+            )
+        if not first.losses and self.training.prepared:
+            return (
+                f"step() at {current_line()} follows no backward(), and gradients were made zero, not None, at "
+                f"{first.zeros}: PyTorch would update weights with gradients of zero, by their momentum "
+                "and weight decay, while a device updates after a backward pass alone. Call "
+                "zero_grad(set_to_none=True), or step() after backward() only."
+            )
+        return None
+
+    def _reached_entries(self, entries: Sequence[Entry]) -> List[Entry]:
+        """Return the entries of parameters that have gradients, or would have them of the pending losses."""
+        pending = self.pending
+        reached = {id(loss): self.training.reached([loss]) for loss in pending}
+        found = []
+        for entry in entries:
+            of_entry = {key: not ids.isdisjoint(entry.ids) for key, ids in reached.items()}
+            losses = [loss for loss in entry.losses if of_entry[id(loss)]]
+            if losses or any(of_entry.values()) or entry.used or entry.zeros:
+                found.append(dataclasses.replace(entry, losses=losses))
+        return found or list(entries)
 
     def step(self) -> None:
-        if self.gradients.gone:
-            self._follow_gradients("step()")
         if self.early is not None:
             self.early.check_confirmed()
             link = self.training.link
@@ -172,33 +247,48 @@ class Updates:
                 )
             self.training.finish_update(self.early.line)
             self._model.session.hooks.withheld = None
-            self.uncleared, self.early = self.early.line, None
+            self.early = None
             return
+        self._model.views.refuse_those_of_the_host(self.own)
+        if not any(entry.exists for entry in self.entries):
+            return
+        self._check_update()
         if self.pending:
             self.training.finish_update(None)
             line = current_line(above=2)
             self._run()
-            self.uncleared = line
-        else:
-            if self.uncleared is not None:
-                refuse_uncleared(self.uncleared)
-            if self.training.zeroed is not None and self.training.prepared:
-                raise CaptureError(
-                    f"step() at {current_line()} follows no backward(), and gradients were made zero, not None, at "
-                    f"{self.training.zeroed}: PyTorch would update weights with gradients of zero, by their momentum "
-                    "and weight decay, while a device updates after a backward pass alone. Call "
-                    "zero_grad(set_to_none=True), or step() after backward() only."
-                )
-            self.gradients.refuse_those_of_the_host()
+            self._model.book.use(self.own, line)
 
-    def zero_grad(self, set_to_none: bool = True, parameters: Callable[[], Iterable[torch.Tensor]] = tuple) -> None:
-        """Drop what went backward since the last update, as clearing gradients does: to None or to zeros.
+    def _check_update(self) -> None:
+        reason = self._obstacle()
+        if reason is not None:
+            raise CaptureError(f"{reason} {HOST_UPDATE}")
 
-        `parameters` returns those whose gradients are cleared, should the host have any.
-        """
+    @property
+    def shows_used(self) -> bool:
+        """True if the gradients that the last update used are there to be shown."""
+        return not self.pending and self.uncleared is not None and self.training.gradients.available
+
+    def zero_grad(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
+        """Do what `zero_grad` of an optimizer does that makes these updates."""
+        clear_those_of_the_host(held_tensors(optimizer), set_to_none)
+        self._model.clear_gradients(self._held_by(optimizer), set_to_none)
+
+    def _held_by(self, optimizer: torch.optim.Optimizer) -> FrozenSet[int]:
+        """Return the ids of the parameters that an optimizer holds."""
+        groups = optimizer.param_groups
+        key = (id(optimizer), *[(id(group["params"]), len(group["params"])) for group in groups])
+        if key != self._held[0]:
+            held, every = held_by(optimizer), self._model.book.all
+            self._held = key, every if held >= every else held
+        return self._held[1]
+
+    def cleared(self, dropped: Sequence[Loss]) -> None:
+        """Follow gradients that were cleared, by which losses were dropped that no update will be made of."""
+        if self.uncleared is None and self.zeroed is None:
+            self.training.forget_losses()
         if self.early is not None and self.early.awaited:
             self.early.uncleared = None
-            self.training.zeroed = None if set_to_none else current_line()
             return
         if self.early is not None:
             raise self.early.error(
@@ -206,15 +296,8 @@ class Updates:
                 "gradients that no update follows are those of copy.deepcopy(model), on the host, in a loop with "
                 "ipu_prepare or an IPUAccelerator."
             )
-        if not self.gradients.placed:
-            self.gradients.clear_those_of_the_host(parameters(), set_to_none)
-        found = self.training.gradients
-        if found.wanted and set_to_none:
-            self.gradients.follow_clearing(self.uncleared is not None and found.available)
-        if self.pending or self._older or self._shown or found.awaited:
-            self.give_up(f"its gradients were dropped by zero_grad() at {current_line()}")
-        self.uncleared = None
-        self.training.zeroed = None if set_to_none else current_line()
+        if dropped or self._older or self._shown or self.training.gradients.awaited:
+            self.give_up(f"its gradients were dropped by zero_grad() at {current_line()}", dropped)
 
     def early_losses(self, value: Value, operations: Sequence[Operation]) -> Optional[Sequence[Loss]]:
         """Return what has yet to go backward for an update that a value comes with; None if none can run for it."""
@@ -242,12 +325,18 @@ class Updates:
         # Which may train several models as one.
         whole = self._model.whole
         updates, uncleared = self if self.is_current else whole.turns[0], None
-        for loss in losses:
+        entries = updates.entries
+        if losses:
             # Gradients of the update before may still be cleared: natively there are none of this one yet.
-            uncleared, updates.uncleared = updates.uncleared, None
+            uncleared = updates.uncleared
+            for entry in entries:
+                entry.used = None
+        for loss in losses:
             whole.backward(loss)
+        updates._check_update()
         updates._run()
         updates.early = EarlyUpdate(current_line(), bool(losses), uncleared)
+        whole.book.use(updates.own, updates.early.line)
         for loss in losses:
             loss.value.went_backward = updates.early.confirm
         whole.session.hooks.withheld = updates.early
@@ -256,27 +345,36 @@ class Updates:
         """Return the gradient of a parameter as PyTorch has it now, if any; the update runs for it if need be."""
         if not self.is_current:
             return self._model.whole.turns[0].gradient_of(parameter)
-        training = self.training
-        if self.pending:
+        training, entry = self.training, self.entry_of(parameter)
+        if entry is not None and entry.losses:
             line = current_line()
             if self.reach is not None and (self.uncleared or not self.training.expects(self.chosen(self.pending))):
                 raise CaptureError(
                     f"A gradient is read at {line} of a loss that went backward at {self.pending[-1].line}, for one of "
                     "several optimizers, before its step(): what else its update is of is not known. Read it after "
-                    "that step()."
+                    f"that step(). {HOST_UPDATE}"
                 )
+            self._check_update()
             training.gradients.want(str(line))
             if not self.show_host_gradients(line):
                 self.run_early(())
                 turns = self._model.whole.turns
                 return (self if self in turns else turns[0]).gradient_of(parameter)
-        if not self._gone_backward():
-            with DisableTorchFunctionSubclass():
-                had = requires_grad(parameter) and id(parameter) not in training.gradients.unused
-            zeros = had and training.zeroed is not None
-            return torch.zeros_like(torch.Tensor.detach(parameter)) if zeros else None
-        awaits_step = self.early is not None or self.pending
+        if entry is not None and entry.unknown is not None:
+            raise CaptureError(f"A gradient is read at {current_line()}, but {entry.unknown}. {HOST_UPDATE}")
+        if entry is None or not (entry.losses or entry.used):
+            return None if entry is None or entry.zeros is None else torch.zeros_like(plain(parameter))
+        awaits_step = self.early is not None or entry.losses
         return training.gradients.of(parameter, training.clipped_to if awaits_step else training.max_grad_norm)
+
+    def entry_of(self, parameter: torch.Tensor) -> Optional[Entry]:
+        """Return the entry of a parameter in the gradient book, None where PyTorch has no gradient of it now."""
+        entry = self._model.book.holding(id(parameter))
+        if entry is None or not entry.exists:
+            return None
+        if self.early is not None and self.early.awaited:
+            return Entry(entry.ids, [], entry.zeros, self.early.uncleared)
+        return entry
 
     def show_host_gradients(self, line: Line) -> bool:
         """Have the host compute the gradients of what went backward so far, where more may follow before the update.
@@ -286,30 +384,26 @@ class Updates:
         complete = incomplete(self._model) is None and self._model.accumulates is False
         if complete or self.reach is not None or not self._model.computes_on_host(line):
             return False
-        if self._shown != len(self.pending):
+        pending = self.pending
+        if self._shown != len(pending):
             self._model.buffer_writes.make_up_unused()
-            self.training.gradients.compute(self.pending)
-            self.gradients.remove(self.training.gradients.unused)
-            self._shown = len(self.pending)
+            self.training.gradients.compute(pending)
+            self._shown = len(pending)
         return True
 
-    def gradient(self, parameter: torch.Tensor) -> Optional[DeviceGradient]:
-        """Return what PyTorch has as `parameter.grad` now: a look at the values, or None."""
-        found, pending = self.training.gradients, bool(self.pending)
-        with DisableTorchFunctionSubclass():
-            exists = self._gone_backward() or self.training.zeroed is not None
-            if not (exists and (requires_grad(parameter) or found.available)):
-                return None
-            if pending:
-                found.look_for_readers()
-            if found.wanted and (pending or found.available) and self.gradient_of(parameter) is None:
-                return None
-            return self.gradients.of(parameter)
-
-    def _gone_backward(self) -> bool:
-        """Tell whether something went backward whose gradients have not been cleared."""
-        early = self.early is not None and not self.early.awaited
-        return bool(self.pending) or self.uncleared is not None or early
+    def has_gradient(self, parameter: torch.Tensor) -> bool:
+        """Return whether PyTorch has a gradient of a parameter now: whether `parameter.grad` is not None."""
+        entry, found = self.entry_of(parameter), self.training.gradients
+        if entry is None:
+            return False
+        if entry.losses:
+            found.look_for_readers()
+            if found.wanted and self.reach is None:
+                return self.gradient_of(parameter) is not None
+            return id(parameter) in self.training.reached(entry.losses)
+        if entry.used is not None and found.available:
+            return id(parameter) in found.returned
+        return id(parameter) in self.training.reached()
 
     def clip(
         self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0, given: Any = None
@@ -321,20 +415,28 @@ class Updates:
             max_norm: Infinite to clip nothing.
             given: What the loop has passed, as far as it tells where the parameters come from.
         """
+        training, found = self.training, self.training.gradients
         chosen = list(parameters) if max_norm == math.inf else None
-        before = self.training.clipped_to
+        before = training.clipped_to
         if chosen is None:
             self._check_all(parameters, given)
-            self.training.clip(max_norm, norm_type, None if self.early is None else self.early.line)
-        found = self.training.gradients
-        if not self.pending and self._gone_backward() and found.available:
-            return found.norm(chosen, norm_type, before)
+        if not any(entry.exists for entry in self.entries):
+            # Nothing is clipped that is not there.
+            return torch.tensor(0.0)
+        pending, early = self.pending, self.early
+        if chosen is None and (pending or early is not None):
+            training.clip(max_norm, norm_type, None if early is None else early.line)
+        if not pending and found.available:
+            return found.norm(chosen, norm_type, before if early is not None else training.max_grad_norm)
         operation = Operation(NORM, self._model.whole, (), current_line())
         norm: torch.Tensor = deferred_results(operation)
-        if self.pending:
+        if pending:
             found.await_norm(norm.value, chosen, norm_type, before)  # type: ignore[attr-defined]
         else:
             operation.problem = "the update was made before the norm of its gradients was asked for"
+            if chosen is None and early is None:
+                for entry in self.entries:
+                    entry.unknown = f"gradients were clipped at {current_line()}, after the update that used them"
         return norm
 
     def _check_all(self, parameters: Iterable[torch.Tensor], given: Any) -> None:
@@ -350,7 +452,7 @@ class Updates:
             told = len(parameters)
         trained = self.training.modes.trained()
         if (told, trained) != self.training.checked:
-            self.gradients.check_all(parameters)
+            self._model.views.check_all(parameters, self.own)
             self.training.checked = told, trained
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
@@ -365,9 +467,8 @@ class Updates:
         self.training.change_optimizer(optimizer)
 
     def _run(self) -> None:
-        if self.uncleared is not None:
-            refuse_uncleared(self.uncleared)
-        model, (losses, self.pending, self._shown) = self._model, (self.pending, [], 0)
+        model, losses, self._shown = self._model, self.pending, 0
+        self.training.zeroed = self.zeroed
         several = self.reach is not None
         chosen = self.chosen(losses) if several else losses
         if model.buffer_writes.waiting:
@@ -382,14 +483,11 @@ class Updates:
             else:
                 self.training.run(losses)
         except BaseException as error:
+            model.book.drop(losses)
             for loss in losses:
                 _give_up(loss, f"the step failed: {type(error).__name__}: {error}")
             raise
-        unused = self.training.gradients.unused
-        if unused:
-            self.gradients.remove(unused)
-        if not self.gradients.placed:
-            self.gradients.place(unused)
+        self.stepped, self.order = CLOCK.now, next(_ORDER)
 
     def _run_in_turn(self, losses: Sequence[Loss], chosen: Sequence[Loss]) -> None:
         """Run an update, and keep what the updates of other optimizers need of the operations and weights of now."""
@@ -411,7 +509,6 @@ class Updates:
         self._older.clear()
         with weights.with_others(values) if values else contextlib.nullcontext():
             self.training.run(chosen, keeps)
-        self.stepped, self.order = CLOCK.now, next(_ORDER)
         forget(path - awaited)
 
     def _older_values(self, operations: Sequence[Operation]) -> Values:
@@ -442,13 +539,15 @@ class Updates:
         if any(uses.uses(operation) for loss in self.chosen(self.pending) for operation in loss.operations):
             self._older[stepping] = Older.of(self._model.session, uses.own)
 
-    def give_up(self, problem: str) -> None:
-        """Drop what went backward: its values will never be known, for a reason."""
+    def give_up(self, problem: str, dropped: Optional[Sequence[Loss]] = None) -> None:
+        """Discard losses that went backward, or all: their values will never be known, for a reason."""
+        losses = list(self.pending) if dropped is None else dropped
         self._shown = 0
-        self.training.clipped = False
-        self.training.gradients.give_up(problem)
-        losses, self.pending = self.pending, []
-        self._older.clear()
+        self._model.book.drop(losses)
+        if not self.pending:
+            self.training.clipped = False
+            self.training.gradients.give_up(problem)
+            self._older.clear()
         awaited = {operation for other in self._others for loss in other.pending for operation in loss.operations}
         for loss in losses:
             _give_up(loss, problem, awaited)

@@ -120,7 +120,7 @@ class _Gradients:
                 if known and not self._reader(sys._getframe(1)).startswith((_TORCH, _RUNNING)):
                     if owner is None:
                         raise self._substitutes.refusal("parameter.grad", _UNREAD)
-                    return owner.turn_with([tensor]).gradient(tensor)
+                    return owner.whole.views.show(tensor)
             return value
 
         def write(tensor: Any, value: Any) -> None:
@@ -133,7 +133,7 @@ class _Gradients:
                 if value is not None:
                     raise self._substitutes.refusal("parameter.grad = ...", "the device computes gradients itself.")
                 if owner is not None:
-                    owner.turn_with([tensor]).zero_grad()
+                    owner.whole.replace_gradient(tensor, None)
             original.__set__(tensor, value)
 
         return property(read, write, original.__delete__)

@@ -23,8 +23,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ignite_ipu.program.tensors.raw import gradient_of, plain
-from ignite_ipu.session.hooks import SessionHooks
+from ignite_ipu.program.tensors.raw import GRADIENT, gradient_of, plain
+from ignite_ipu.session.hooks import Gradients, SessionHooks
 from ignite_ipu.torch_names.tensors import COUNT_OF_WRITES, DisableTorchFunctionSubclass, make_subclass
 
 # Through these, memory is written without PyTorch counting it as a change of the tensor.
@@ -121,6 +121,12 @@ class AccessTracker:
         hooks = self._hooks()
         return NotImplemented if hooks is None else hooks.record(func, args, kwargs)
 
+    @property
+    def gradients(self) -> Optional[Gradients]:
+        """The object that shows the gradients of the tensors; None where the attribute is PyTorch's."""
+        hooks = None if self.ended else self._hooks()
+        return None if hooks is None else hooks.gradients
+
     def note(self, reads: bool, brings: bool = True) -> None:
         """Take notice of an access, which may read values or asks for none, and for which they are to be brought."""
         self.any = True
@@ -164,6 +170,10 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
 
     def getattribute(self: Any, name: str) -> Any:
         if name in _SILENT or not hasattr(torch.Tensor, name):
+            if name == "grad":
+                for accesses in holder:
+                    if accesses.gradients is not None:
+                        return accesses.gradients.show(self)
             with DisableTorchFunctionSubclass():
                 return object.__getattribute__(self, name)
         for accesses in holder:
@@ -182,6 +192,11 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
             download(any_of_them, "__class__")
 
     def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _REPLACE_GRADIENT:
+            for accesses in holder:
+                if accesses.gradients is not None:
+                    accesses.gradients.put(args[0], args[1] if args[1:] else None)
+                    break
         for accesses in holder:
             found = accesses.recorded(func, args, kwargs or {})
             if found is not NotImplemented:
@@ -230,6 +245,7 @@ def _ordinary(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
 
 
+_REPLACE_GRADIENT = (GRADIENT.__set__, GRADIENT.__delete__)
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 

@@ -281,6 +281,7 @@ def test_totals_that_are_never_trained_on_are_freed() -> None:
     assert [total() is None for total in forgotten] == [False, True, True, True, True]
     late.backward()
     optimizer.step()
+    optimizer.zero_grad()
     assert memory[0] == pytest.approx(late.item()) and memory[0] > 0
     del late
     gc.collect()

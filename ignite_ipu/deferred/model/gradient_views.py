@@ -1,0 +1,131 @@
+"""`parameter.grad` of a captured model: what the gradient book says, and refusals of gradients that are the host's."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any, Callable, Collection, Container, Dict, Iterable, List, Optional, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu.deferred.graph.owners import held_parameters
+from ignite_ipu.deferred.tensor.device_gradient import DeviceGradient
+from ignite_ipu.deferred.tensor.frames import frame_of
+from ignite_ipu.errors import CaptureError, listed
+from ignite_ipu.program.tensors.raw import gradient_of, plain, requires_grad
+from ignite_ipu.program.user_code import current_line
+from ignite_ipu.torch_names.modules import CONVERSION
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+
+# To a view that is looked at: from the table, from the variable in the loop, and from the call that counts.
+_OUR_REFERENCES = 3
+
+
+class GradientViews:
+    """Shows the gradients of a captured model's parameters, each as a `DeviceGradient` from when it is asked for.
+
+    Args:
+        model: The model whose parameters these are of.
+        remedy: What the loop does to clip gradients.
+        has: Returns whether PyTorch has a gradient of a parameter now.
+        source: The method, held weakly, that returns the value of a parameter's gradient.
+        replace: Called with a parameter whose gradient the loop replaces, and with the new one or None.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        remedy: Optional[str],
+        has: Callable[[torch.Tensor], bool],
+        source: Callable[[torch.Tensor], Optional[torch.Tensor]],
+        replace: Callable[[torch.Tensor, Optional[torch.Tensor]], None],
+    ) -> None:
+        self._named: List[Tuple[str, torch.Tensor]] = list(model.named_parameters())
+        self._remedy = remedy or "use torch.nn.utils.clip_grad_norm_ over all of the model's parameters"
+        self._has, self._replace = weakref.WeakMethod(has), weakref.WeakMethod(replace)
+        self._source = weakref.WeakMethod(source)
+        self._views: Dict[int, DeviceGradient] = {}
+
+    def show(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
+        """Return `parameter.grad`."""
+        with DisableTorchFunctionSubclass():
+            found, has = gradient_of(parameter), self._has()
+            converts = CONVERSION is not None and frame_of(CONVERSION) is not None
+            if found is not None or has is None or converts or not has(parameter):
+                return found
+            view = self._views.get(id(parameter))
+            if view is None:
+                made = DeviceGradient(plain(parameter), self._source, weakref.ref(parameter), self._remedy)
+                view = self._views[id(parameter)] = made
+            return view
+
+    def put(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> None:
+        """Follow `parameter.grad = gradient`, before it is done; None is for `del parameter.grad`, too."""
+        replace = self._replace()
+        if replace is not None and not (gradient is not None and self._views.get(id(parameter)) is gradient):
+            replace(parameter, gradient)
+
+    def clear(self, ids: Collection[int], available: bool) -> None:
+        """Forget views of gradients that are None from now on; those that the loop holds keep their values, if any."""
+        for key in [key for key in self._views if key in ids]:
+            view = self._views.pop(key)
+            if available and view.held is None and sys.getrefcount(view) >= _OUR_REFERENCES:
+                view.held = view.read()
+
+    def names(self, ids: Container[int]) -> List[str]:
+        """Return the names of some parameters."""
+        return [name for name, parameter in self._named if id(parameter) in ids]
+
+    def refuse_those_of_the_host(self, own: Container[int]) -> None:
+        """Refuse an update for gradients that the host has computed."""
+        for name, parameter in self._of_the_host(own):
+            raise CaptureError(
+                f"At {current_line()}, {name} of shape {tuple(parameter.shape)} has a gradient that the host has "
+                "computed or set. The device's update would not use it, so it would be lost. Compute the loss from "
+                "what the model returns in training mode; a penalty on its weights, in its forward. To drop the "
+                "gradient, set parameter.grad = None."
+            )
+
+    def refuse_those_of_before(self, own: Container[int]) -> None:
+        """Refuse to go backward when there are gradients already: PyTorch adds to them, a device does not."""
+        found = {id(parameter): name for name, parameter in self._of_the_host(own)}
+        if not found:
+            return
+        # Nobody uses the gradients of what no optimizer holds; one that is not known yet may hold any.
+        held = held_parameters()
+        if held.isdisjoint(id(parameter) for _, parameter in self._named) or not held.isdisjoint(found):
+            raise CaptureError(
+                f"backward() at {current_line()} would add to gradients that the host has computed or set before "
+                f"({listed(list(found.values()))}), but an update on the device is of its own gradients alone. Call "
+                "optimizer.zero_grad(set_to_none=True) before the loop (with False gradients of zero are left); or use "
+                "them by optimizer.step() before the model is prepared."
+            )
+
+    def _of_the_host(self, own: Container[int]) -> List[Tuple[str, torch.Tensor]]:
+        """Return the parameters that have gradients which are no device's."""
+        with DisableTorchFunctionSubclass():
+            return [pair for pair in self._named if gradient_of(pair[1]) is not None and id(pair[1]) in own]
+
+    def check_all(self, parameters: Iterable[torch.Tensor], own: Container[int]) -> None:
+        """Refuse to clip the gradients of some parameters only."""
+        given = set(map(id, parameters))
+        with DisableTorchFunctionSubclass():
+            trained = [(name, each) for name, each in self._named if requires_grad(each) and id(each) in own]
+            missing = [name for name, each in trained if id(each) not in given]
+        if given and missing:
+            raise CaptureError(
+                f"clip_grad_norm_ at {current_line()} leaves out {len(missing)} trained parameters ({missing[0]}, "
+                "...); a device clips the global norm of all. Pass model.parameters() of the prepared model."
+            )
+
+
+def clear_those_of_the_host(parameters: Iterable[Any], set_to_none: bool) -> None:
+    """Do with gradients that are the host's what `zero_grad` does."""
+    with DisableTorchFunctionSubclass():
+        for parameter in parameters:
+            gradient = gradient_of(parameter)
+            if gradient is not None and set_to_none:
+                parameter.grad = None
+            elif gradient is not None:
+                gradient.detach_().zero_()

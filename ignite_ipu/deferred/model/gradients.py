@@ -1,0 +1,137 @@
+"""The gradient book of a captured loop: what `parameter.grad` holds by PyTorch's rules, for every parameter.
+
+Gradients stay on the device. The book says of which losses they are, and where they were cleared or used. Clearing,
+`backward()`, clipping and `optimizer.step()` change entries of the book and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
+
+from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.program.user_code import Line
+
+_MOST_RELATIONS = 256
+
+
+@dataclasses.dataclass(eq=False)
+class Entry:
+    """The gradients of a class of parameters, which all have the same story since they were cleared.
+
+    Attributes:
+        ids: The ids of the parameters.
+        losses: Losses that went backward and that no update has used yet.
+        zeros: Where the gradients were made zero instead of None, if they were.
+        used: Where an update used gradients that are still there.
+        unknown: Why the values of the gradients cannot be told any more, if so.
+    """
+
+    ids: FrozenSet[int]
+    losses: List[Loss] = dataclasses.field(default_factory=list)
+    zeros: Optional[Line] = None
+    used: Optional[Line] = None
+    unknown: Optional[str] = None
+
+    @property
+    def exists(self) -> bool:
+        """True if `parameter.grad` is not None, for parameters that the losses depend on."""
+        return bool(self.losses) or self.used is not None or self.zeros is not None
+
+    @property
+    def story(self) -> Tuple[Any, ...]:
+        """Equal for gradients that an update uses together."""
+        return self.losses, self.used is None, self.zeros is None
+
+    def with_ids(self, ids: FrozenSet[int]) -> Entry:
+        return dataclasses.replace(self, ids=ids, losses=list(self.losses))
+
+
+class GradientBook:
+    """The entries of all parameters of a loop. In a steady loop there is one, and each event takes one look at it."""
+
+    def __init__(self, ids: Iterable[int] = ()) -> None:
+        self.all = frozenset(ids)
+        self.entries = [Entry(self.all)]
+        # What two sets of parameters have in common, and what the first has alone.
+        self._relations: Dict[Tuple[FrozenSet[int], FrozenSet[int]], Tuple[FrozenSet[int], FrozenSet[int]]] = {}
+
+    def of(self, ids: FrozenSet[int]) -> List[Entry]:
+        """Return the entries of some parameters."""
+        if len(self.entries) == 1:
+            return self.entries
+        return [entry for entry in self.entries if self._relation(entry.ids, ids)[0]]
+
+    def holding(self, parameter: int) -> Optional[Entry]:
+        """Return the entry of a parameter, None for one of another loop."""
+        return next((entry for entry in self.entries if parameter in entry.ids), None)
+
+    def within(self, ids: FrozenSet[int]) -> List[Entry]:
+        """Return the entries of some parameters after splitting those that are also of others."""
+        if len(self.entries) == 1 and self.entries[0].ids is ids:
+            return self.entries
+        found: List[Entry] = []
+        entries: List[Entry] = []
+        for entry in self.entries:
+            common, others = self._relation(entry.ids, ids)
+            if common and others:
+                entries.append(entry.with_ids(others))
+                entry = entry.with_ids(common)
+            entries.append(entry)
+            found += [entry] if common else []
+        self.entries = entries
+        return found
+
+    def clear(self, ids: FrozenSet[int], zeros: Optional[Line] = None) -> List[Loss]:
+        """Clear gradients, to None or at a line to zeros; returns the losses that no gradient is of any more."""
+        cleared = self.within(ids)
+        before = list(dict.fromkeys(loss for entry in cleared for loss in entry.losses))
+        others = [entry for entry in self.entries if entry not in cleared]
+        if zeros is None:
+            common = self._relation(self.all, ids)[0]
+            self.entries = [*others, Entry(common)] if common else others
+        for entry in cleared if zeros is not None else ():
+            # Gradients that are None stay None.
+            if entry.exists:
+                entry.losses, entry.zeros, entry.used, entry.unknown = [], zeros, None, None
+        kept = {id(loss) for entry in others for loss in entry.losses}
+        return [loss for loss in before if id(loss) not in kept]
+
+    def add(self, ids: FrozenSet[int], loss: Loss) -> None:
+        """Add the gradients of a loss to those of some parameters."""
+        for entry in self.within(ids):
+            entry.losses.append(loss)
+
+    def use(self, ids: FrozenSet[int], line: Line) -> None:
+        """Note that the update at a line has used gradients, which stay until they are cleared."""
+        for entry in self.within(ids):
+            if entry.exists:
+                entry.losses, entry.used = [], line
+
+    def drop(self, losses: Sequence[Loss]) -> None:
+        """Take losses out of all entries: their gradients are lost."""
+        gone = set(map(id, losses))
+        for entry in self.entries:
+            if entry.losses:
+                entry.losses = [loss for loss in entry.losses if id(loss) not in gone]
+
+    def merge(self, other: GradientBook) -> None:
+        """Take the entries of another loop, with which this one is joined."""
+        held = [entry for entry in other.entries if entry.exists]
+        for entry in held:
+            for mine in self.within(entry.ids):
+                mine.losses += [loss for loss in entry.losses if loss not in mine.losses]
+                mine.zeros, mine.used = mine.zeros or entry.zeros, mine.used or entry.used
+                mine.unknown = mine.unknown or entry.unknown
+
+    def _relation(self, one: FrozenSet[int], other: FrozenSet[int]) -> Tuple[FrozenSet[int], FrozenSet[int]]:
+        if one is other:
+            return one, frozenset()
+        known = self._relations.get((one, other))
+        if known is None:
+            common = one & other
+            known = (one, frozenset()) if len(common) == len(one) else (common, one - common)
+            if len(self._relations) >= _MOST_RELATIONS:
+                self._relations.clear()
+            self._relations[one, other] = known
+        return known

@@ -1,0 +1,1 @@
+"""Random sequences of the events of a training loop, played eagerly and captured, and compared."""

@@ -1,0 +1,73 @@
+"""A captured loop shows what PyTorch's does, event by event, or is refused; it never shows anything else."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import List
+
+import pytest
+
+from tests.sequences.playing import Outcome, Sequence_, outcome_of, random_sequence, shrunk
+
+_BLOCK = 30
+# Buffers that a call writes are the device's until its update has run.
+_WITH_BUFFERS = ("BatchNorm", "Buffers")
+
+
+def failures(first: int, update: str) -> List[str]:
+    """Return the shortest form of each sequence of a block that differs or crashes."""
+    found = []
+    for seed in range(first, first + _BLOCK):
+        sequence = random_sequence(seed)
+        if sequence.world in _WITH_BUFFERS:
+            continue
+        outcome = outcome_of(sequence, update)
+        if outcome.kind in ("different", "crash"):
+            shortest = shrunk(sequence, update, outcome)
+            found.append(f"{seed} {shortest}: {outcome_of(shortest, update)}")
+    return found
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_updates_on_the_device_are_pytorchs_or_refused(block: int) -> None:
+    """Each loop of a block of random ones."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert failures(1000 + block * _BLOCK, "device") == []
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize(
+    ("events", "kind"),
+    [
+        ("forward backward step zero_grad", "same"),
+        ("zero_grad forward backward clip step zero_grad clip forward backward step", "same"),
+        ("forward backward step zero_grad clip step", "same"),
+        ("forward backward step gradient_to_none zero_grad forward backward step", "same"),
+        ("forward backward zero_grad_of_part step", "refused"),
+        ("forward backward gradient_to_none step", "refused"),
+        ("forward backward asks_for_gradients step asks_for_gradients zero_grad asks_for_gradients", "same"),
+    ],
+)
+def test_events(events: str, kind: str) -> None:
+    """What clears, clips and uses gradients follows PyTorch's rules, or is refused."""
+    parts = tuple((name, 0) for name in events.split())
+    for world, kinds in (("Perceptron", ("Adam",)), ("Tied", ("Adam",)), ("TwoModels", ("Adam", "AdamW"))):
+        outcome = outcome_of(Sequence_(world, kinds, parts), "device")
+        assert outcome.kind in (kind, "same"), f"{world}: {outcome}"
+
+
+def test_a_difference_is_found_and_shrunk() -> None:
+    """The machine sees what it looks for: here a sequence whose outcome is a refusal, which stays one."""
+    names = ["forward", "backward", "read_loss", "gradient_scaled", "learning_rate", "step"]
+    parts = tuple((name, 0) for name in names)
+    sequence = Sequence_("Perceptron", ("SGD",), parts)
+    outcome = outcome_of(sequence, "device")
+    assert outcome.kind == "refused" and "written into" in outcome.detail
+    shortest = shrunk(sequence, "device", outcome)
+    assert [name for name, _ in shortest.events] == ["forward", "backward", "gradient_scaled"]
+    assert isinstance(outcome, Outcome)
