@@ -16,7 +16,7 @@ from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Seq
 from ignite.engine import Engine, EventEnum, Events
 
 from ignite_ipu.errors import logger
-from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.program.geometry import BatchGeometry, UnevenCall
 from ignite_ipu.torch_names.engines import event_handlers_of
 
 
@@ -75,7 +75,7 @@ class Counts:
 
     def __init__(
         self,
-        geometry: Callable[[], Union[BatchGeometry, Sequence[BatchGeometry], None]],
+        geometry: Callable[[], Union[BatchGeometry, Sequence[Union[BatchGeometry, UnevenCall]], None]],
         coming: Optional[Callable[[], Optional[BatchGeometry]]] = None,
         rates: Callable[[], Sequence[Any]] = tuple,
     ) -> None:
@@ -175,7 +175,7 @@ _UNITS = ("weight_updates", "micro_batches", "samples")
 _OF_A_CALL = ("updates_per_call", "input_micro_batches", "global_batch_size")
 
 
-def _sums(geometry: Union[BatchGeometry, Sequence[BatchGeometry], None]) -> List[int]:
+def _sums(geometry: Union[BatchGeometry, Sequence[Union[BatchGeometry, UnevenCall]], None]) -> List[int]:
     """Return how many updates, micro-batches and samples device calls have together."""
     calls = [geometry] if isinstance(geometry, BatchGeometry) else geometry or ()
     return [sum(getattr(call, name) for call in calls) for name in _OF_A_CALL]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import inspect
 from collections import OrderedDict
-from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import torch
@@ -229,8 +229,10 @@ class IPUTrainer(IPUEngine):
         self.add_event_handler(Events.EPOCH_COMPLETED, self._note_end_of_epoch)
         self.add_event_handler(Events.EPOCH_STARTED, self._restore_pinned)
 
-        def latest() -> Union[BatchGeometry, Sequence[BatchGeometry], None]:
+        def latest() -> Any:
             program = session.training
+            if session.uneven is not None:
+                return [session.uneven]
             return calls() if calls is not None else None if program is None else program.geometry
 
         self.counts = Counts(latest, self._coming_call, self._rates)

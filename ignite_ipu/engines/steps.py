@@ -14,7 +14,7 @@ from ignite_ipu.engines.call_loader import MicroBatches
 from ignite_ipu.errors import BatchError, LossError, OptionsError, RowsError
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry
-from ignite_ipu.program.micro_batches import NotJoined, holds_numbers, join, shown, signature, split
+from ignite_ipu.program.micro_batches import NotJoined, holds_numbers, join, joined_or_listed, shown, signature, split
 from ignite_ipu.program.options import output_mode
 from ignite_ipu.program.step import EvaluationStep
 from ignite_ipu.program.tensors.rows import join_rows, row_count, row_range
@@ -64,12 +64,20 @@ class Preparing:
         """
         if type(batch) is not MicroBatches:
             return self._one(batch)
-        whole = self._known(batch)
-        if whole is not None:
-            return whole
-        parts = zip(*map(self._one, batch))
+        return self.whole(batch, [], program)
+
+    def whole(self, batch: MicroBatches, parts: List[Tuple[Any, Any]], program: Optional[ModelProgram]) -> Any:
+        """Return inputs and targets of all micro-batches as `joined` does; those of each come into `parts`, if needed.
+
+        Raises:
+            BatchError: They differ in their shapes; the cause is a `NotJoined`.
+        """
+        known = self._known(batch)
+        if known is not None:
+            return known
+        parts += map(self._one, batch)
         try:
-            x, y = (join(part, name) for part, name in zip(parts, "xy"))
+            x, y = (join(part, name) for part, name in zip(zip(*parts), "xy"))
         except NotJoined as error:
             raise _different(error, batch, program) from error
         return x, y
@@ -129,7 +137,8 @@ def _different(error: NotJoined, batch: MicroBatches, program: Optional[ModelPro
     return BatchError(
         f"The {len(batch)} micro-batches of one device call{factors} differ: {error}. One program takes all of them, "
         "with one shape. Pad them to one shape in the collate_fn or in prepare_batch, or let the batch sampler yield "
-        "batches of one shape for a whole call; a call of one micro-batch has a program for each shape."
+        "batches of one shape for a whole call. IPUConfig(update='host') trains each shape of an update by a program "
+        "of its own."
     )
 
 
@@ -276,11 +285,26 @@ def ipu_training_step(
             program.set_modes()
         return preparing.joined(batch, program)
 
+    def train(batch: Any) -> Tuple[Any, Any, Any, torch.Tensor]:
+        if type(batch) is not MicroBatches:
+            return calls.train(*prepared(batch))
+        program = session.training
+        if program is not None:
+            program.set_modes()
+        parts: List[Tuple[Any, Any]] = []
+        try:
+            x, y, y_pred, loss = calls.train(*preparing.whole(batch, parts, program))
+        except BatchError as error:
+            if not isinstance(error.__cause__, NotJoined) or not session.updates_on_host:
+                raise
+            predictions, loss = session.train_one_by_one(parts)
+            x, y = (joined_or_listed(part) for part in zip(*parts))
+            return x, y, None if predictions[0] is None else joined_or_listed(predictions), loss
+        x, y = shown((x, y))
+        return x, y, y_pred, loss
+
     def run(batch: Any) -> Any:
-        x, y, y_pred, loss = calls.train(*prepared(batch))
-        if type(batch) is MicroBatches:
-            x, y = shown((x, y))
-        return output_transform(x, y, y_pred, loss)
+        return output_transform(*train(batch))
 
     return IPUStep(run, lambda: session.with_trainer().program, prepared, lambda batch: calls.compile(*prepared(batch)))
 

@@ -7,9 +7,17 @@ step, replica, row of the micro-batch. Each device iteration ends in one weight 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, List
+from typing import Any, List, NamedTuple
 
 from ignite_ipu.poptorch_types import Options
+
+
+class UnevenCall(NamedTuple):
+    """Counts of an update by micro-batches of several shapes, by the names they have in a `BatchGeometry`."""
+
+    updates_per_call: int
+    input_micro_batches: int
+    global_batch_size: int
 
 
 @dataclasses.dataclass(frozen=True)

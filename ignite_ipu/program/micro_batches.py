@@ -65,6 +65,14 @@ def join_to_show(micro_batches: Sequence[Any]) -> Any:
     return micro_batches[0] if len(micro_batches) == 1 else _Joining(_stacked, to_show=True).join(micro_batches, "")
 
 
+def joined_or_listed(micro_batches: Sequence[Any]) -> Any:
+    """Return one structure for code on the host as `join_results` does, or a list of them if they cannot be joined."""
+    try:
+        return shown(join_results(micro_batches, "The batch"))
+    except NotJoined:
+        return list(micro_batches)
+
+
 def shown(structure: Any) -> Any:
     """Return a structure with a tensor of its values in the place of each `PerMicroBatch`."""
     return _replaced(structure, PerMicroBatch.tensor)

@@ -10,7 +10,16 @@ from ignite_ipu.errors import BatchError, RowsError, logger
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.layout import BatchLayout
-from ignite_ipu.program.micro_batches import NotJoined, Signature, join, join_results, shown, signature, split
+from ignite_ipu.program.micro_batches import (
+    NotJoined,
+    Signature,
+    join,
+    join_results,
+    joined_or_listed,
+    shown,
+    signature,
+    split,
+)
 from ignite_ipu.program.options import check_ipus, evaluation_options
 from ignite_ipu.program.step import BatchStep, EvaluationStep
 from ignite_ipu.program.tensors.rows import row_count, split_rows, take_rows
@@ -170,7 +179,7 @@ class Inference:
         predictions = self.predictions(program, inputs, None if whole is None else whole[0])
         if whole is not None:
             return (*whole, predictions)
-        return _joined_inputs(inputs), _joined([y for _, y in batches], "y"), predictions
+        return joined_or_listed(inputs), _joined([y for _, y in batches], "y"), predictions
 
     def _evaluate_some(self, program: ModelProgram, batches: Sequence[Tuple[Any, Any]]) -> Tuple[Any, Any, Any]:
         results: List[Tuple[Any, Any, Any]] = []
@@ -384,14 +393,6 @@ def _joined(parts: Sequence[Any], name: str, joining: Callable[[Sequence[Any], s
             f"The micro-batches of one device call cannot be handed on together: {error}. Evaluate with "
             "device_iterations=1 and replication_factor=1, so that a call is one micro-batch, or pad to one shape."
         ) from error
-
-
-def _joined_inputs(inputs: Sequence[Any]) -> Any:
-    """Return the inputs as one, or a list of them where their shapes differ."""
-    try:
-        return shown(join(inputs, "x"))
-    except NotJoined:
-        return list(inputs)
 
 
 def _compiled_from(options: Options) -> Dict[str, Any]:

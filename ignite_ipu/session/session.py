@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import torch
 from ignite.engine import Engine
@@ -17,8 +17,9 @@ from ignite_ipu.optimizers.host_link import HostLink, HostUpdates, Link
 from ignite_ipu.optimizers.link import check_parameters
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.gradients import problem_of_hooks
-from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.program.geometry import BatchGeometry, UnevenCall
 from ignite_ipu.program.layout import BatchLayout
+from ignite_ipu.program.micro_batches import sample_count
 from ignite_ipu.program.options import check_ipus
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.session.hooks import IPUEvents
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
     from ignite_ipu.session.placement import Placing
 
+_ONE_MICRO_BATCH = BatchGeometry(1)
 # Weak on both sides: a session holds its model, and lives as long as one of its engines.
 _SESSIONS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[IPUSession]] = weakref.WeakKeyDictionary()
 
@@ -65,6 +67,7 @@ class IPUSession:
         evaluations: The inference programs.
         inference: Makes these, and evaluates with them.
         data: The arithmetic from sample to epoch of the trainer's data, once it is known.
+        uneven: What the latest update had, if it was made by micro-batches of several shapes; else None.
 
     Raises:
         SessionError: Some of the model is on another device than the CPU, or in memory that processes share.
@@ -79,6 +82,7 @@ class IPUSession:
         self.evaluations: List[ModelProgram] = programs.evaluations
         self.inference = Inference(programs)
         self.data: Optional[str] = None
+        self.uneven: Optional[UnevenCall] = None
         # How many handles of hooks PyTorch had given out when there were none on gradients.
         self._hooks_handles = -1
         self._looks = 0
@@ -264,13 +268,19 @@ class IPUSession:
             OptimizerError: Hooks around the optimizer's step cannot be honoured, or the step was replaced.
             LostEditError: Somebody wrote into a weight where the newest one was not.
         """
+        self.uneven = None
         program, leaves = self._program_for(x, y, call)
         hooks, updates = self.with_trainer().hooks, program.device_iterations
         if hooks is None:
-            y_pred, loss = self._update_on_host(program, leaves, (x, y))
+
+            def compute() -> Tuple[Any, torch.Tensor]:
+                y_pred, loss = self.call_for_gradients(program, leaves, (x, y))
+                return y_pred, program.mean_loss(loss)
+
+            y_pred, loss = self._update_on_host(compute)
             if y_pred is not None:
                 x, y = program.returned((x, y))
-            return x, y, y_pred, program.mean_loss(loss)
+            return x, y, y_pred, loss
         hooks.before(updates, self.weights.notice_edits)
         guard = self.hooks.guard
         if guard is None:
@@ -284,19 +294,57 @@ class IPUSession:
             x, y = program.returned((x, y))
         return x, y, y_pred, program.mean_loss(loss)
 
-    def _update_on_host(self, program: ModelProgram, leaves: Sequence[Any], batch: Any) -> Tuple[Any, torch.Tensor]:
-        """Return what a call of a program gives, by whose gradients PyTorch makes one update on the host."""
+    def train_one_by_one(self, batches: Sequence[Tuple[Any, Any]]) -> Tuple[List[Any], torch.Tensor]:
+        """Train on micro-batches of several shapes, by a program for each shape, whose gradients make one update.
+
+        For updates on the host. An update is by the mean of the micro-batches' gradients, or by their sum where the
+        options say so.
+
+        Args:
+            batches: Inputs and targets of each micro-batch.
+
+        Returns:
+            The predictions for each, None where the step returns none, and the mean of their losses.
+
+        Raises:
+            Exception: What `train` raises.
+        """
+        trained = self.with_trainer()
+        reduction = trained.options_of(None).Training.accumulation_and_replication_reduction_type.name
+        share = 1.0 / len(batches) if reduction == "Mean" else 1.0
+
+        def compute() -> Tuple[List[Any], torch.Tensor]:
+            predictions, losses = [], []
+            for x, y in batches:
+                program, leaves = self._program_for(x, y, _ONE_MICRO_BATCH)
+                y_pred, loss = self.call_for_gradients(program, leaves, (x, y), share)
+                predictions.append(y_pred)
+                losses.append(program.mean_loss(loss))
+            return predictions, torch.stack(losses).mean()
+
+        result: Tuple[List[Any], torch.Tensor] = self._update_on_host(compute)
+        self.uneven = UnevenCall(1, len(batches), sum(map(sample_count, batches)))
+        return result
+
+    @property
+    def updates_on_host(self) -> bool:
+        """True if PyTorch makes the updates."""
+        return self.trained is not None and self.trained.hooks is None
+
+    def _update_on_host(self, compute: Callable[[], Any]) -> Any:
+        """Return what `compute` returns, by whose gradients PyTorch makes one update; the loss is its last part."""
         updates, results = self.with_trainer().link.settings, []  # type: HostUpdates, List[Any]
         assert updates.source is not None
         optimizer = updates.source
 
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
-            results.append(self.call_for_gradients(program, leaves, batch))
+            results.append(compute())
             if updates.max_grad_norm is not None:
                 parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
                 torch.nn.utils.clip_grad_norm_(parameters, updates.max_grad_norm)
-            return program.mean_loss(results[-1][1])
+            loss: torch.Tensor = results[-1][-1]
+            return loss
 
         with self.weights.stepping() as as_before:
             if needs_closure(optimizer):
@@ -305,11 +353,10 @@ class IPUSession:
                 as_before(closure)()
                 optimizer.step()
         self.with_trainer().link.stepped(1)
-        y_pred, loss = results[0]
-        return y_pred, loss
+        return results[0]
 
-    def call_for_gradients(self, program: ModelProgram, leaves: Sequence[Any], batch: Any) -> Any:
-        """Return what a call of a program gives, and add its gradients to those of the parameters."""
+    def call_for_gradients(self, program: ModelProgram, leaves: Sequence[Any], batch: Any, share: float = 1.0) -> Any:
+        """Return what a call of a program gives, and add its gradients, times a share, to those of the parameters."""
         guard = self.hooks.guard
         if guard is None:
             results = self.prepare_call(leaves, batch)(*leaves)
@@ -319,7 +366,10 @@ class IPUSession:
         if not self._told_of_host_updates:
             self._told_of_host_updates = True
             logger.warning("Weights are updated on the host, as update='host' asks: %s.", program.host_update_cost())
-        accumulate(program.gradients.parameters, program.take_gradients())
+        gradients = program.take_gradients()
+        if share != 1.0:
+            torch._foreach_mul_(gradients, share)
+        accumulate(program.gradients.parameters, gradients)
         self._programs.active = program
         program.note_call()
         return results

@@ -137,9 +137,8 @@ class Trained:
         return None
 
     def shapes_of(self, options: Options) -> int:
-        """Return for how many shapes of whole calls there are programs; 0 if these options are of smaller ones."""
-        alike = [each for each in (self.program, *self.aside) if each.asked is options and each.compiled]
-        return len(alike) if options is self._options else 0
+        """Return for how many shapes of calls with these options there are programs."""
+        return sum(1 for each in (self.program, *self.aside) if each.asked is options and each.compiled)
 
     def resume(self, program: ModelProgram) -> None:
         """Train by an earlier program again, which `replace` has kept.

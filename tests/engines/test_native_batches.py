@@ -246,6 +246,35 @@ def test_batches_of_several_shapes_in_one_call_are_refused(factors):
     assert "(2, 3, 6), (2, 5, 6)" in str(caught.value) and "Pad them to one shape" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "factors",
+    [{"gradient_accumulation_steps": 4}, {"gradient_accumulation_steps": 2, "replication_factor": 2}],
+    ids=str,
+)
+def test_an_update_on_the_host_takes_batches_of_several_shapes(factors):
+    """Each shape has a program, and their gradients add up to those of the mean loss."""
+    seen = []
+    model = train_sentences(
+        create_ipu_trainer,
+        output_transform=lambda x, y, y_pred, loss: seen.append((x, y, y_pred)),
+        config={"update": "host"},
+        **factors,
+    )
+    assert_same_weights(model, train_sentences(create_supervised_trainer, gradient_accumulation_steps=4))
+    x, y, y_pred = seen[0]
+    assert [tuple(each.shape) for each in x] == [(2, 3, 6), (2, 5, 6), (2, 4, 6), (2, 3, 6)]
+    assert y.shape == (8,) and y_pred.shape == (8, 3)
+
+
+def test_an_update_of_several_shapes_is_counted_once():
+    model = OfSentences()
+    optimizer = torch.optim.Adam(model.parameters())
+    config = {"update": "host", "gradient_accumulation_steps": 4}
+    trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, config=config)
+    state = trainer.run(DataLoader(Sentences(), batch_size=2, collate_fn=padded), max_epochs=2)
+    assert (state.weight_updates, state.micro_batches, state.samples) == (2, 8, 16)
+
+
 @pytest.mark.parametrize("settings", [{}, {"device_iterations": 2}, {"device_iterations": 3}], ids=str)
 def test_evaluators_take_batches_of_several_shapes(settings):
     """Micro-batches of one shape share device calls; inputs of several shapes are handed on as a list."""
