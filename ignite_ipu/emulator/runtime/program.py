@@ -36,7 +36,7 @@ from ignite_ipu.emulator.trace.refusals import without_half_kernel
 from ignite_ipu.emulator.values.arguments import Arguments
 from ignite_ipu.emulator.values.replica_groups import ReplicaGroups, Setting
 from ignite_ipu.emulator.values.structures import flatten_tensors, replace_tensors
-from ignite_ipu.emulator.values.wrapping import plain, version
+from ignite_ipu.emulator.values.wrapping import counted, counts, plain, version
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _GRADIENT, _UPDATED = _OF_UPDATES = ("Gradient___", "UpdatedVar___")
@@ -133,6 +133,8 @@ class DeviceProgram:
         self._gradients = [name[len(_GRADIENT) :] for name in self._anchors.values() if name.startswith(_GRADIENT)]
         self._give_back: Optional[Callable[[], object]] = None
         self._host_versions: Dict[str, int] = {}
+        # The same in lists, for a fast look in each call.
+        self._crossed: Tuple[List[torch.Tensor], List[int]] = [], []
         self._edits_reported = self._non_contiguous_seen = False
         graph, positions = self.graph, self.graph.positions
         # Outputs that are another one's tensor: what the caller writes into one must not show in the other.
@@ -191,6 +193,8 @@ class DeviceProgram:
         What forward writes to the `inputs`, which are on the device, the tensors `given` by the caller get.
         """
         graph, batching = self.graph, self.batching
+        if not self._training and not self._edits_reported:
+            self._report_stale_weights()
         started = time.perf_counter()
         outputs = self._run(inputs)
         for place in graph.written_inputs:
@@ -276,7 +280,7 @@ class DeviceProgram:
         with torch.no_grad():
             for name, value in moved.items():
                 receive(host[name], value)
-        self._host_versions = self._versions()
+        self._note_crossing()
         self._meter.add(weight_downloads=1, weight_download_bytes=_size(moved.values()))
 
     def memory(self) -> Dict[str, int]:
@@ -391,6 +395,34 @@ class DeviceProgram:
                 ", ".join(edited),
             )
 
+    def _report_stale_weights(self) -> None:
+        """Warn, once, of weights that were changed on the host since they last crossed, and that inference lacks."""
+        tensors, versions = self._crossed
+        executable = self._executable
+        if executable is None or counts(tensors) == versions:
+            return
+        now, host = self._versions(), self.host.tensors()
+        written = [name for name, count in self._host_versions.items() if now[name] != count]
+        device = {name: executable.host_weight(name) for name in written if name in executable.weights}
+        device.update(executable.buffers[0])
+        edited = [name for name in written if not torch.equal(plain(host[name]).to(device[name].dtype), device[name])]
+        if not edited:
+            self._note_crossing()  # what the device has, too
+            return
+        self._edits_reported = True
+        logger.warning(
+            "%s: edited on the host since the weights last crossed, and never uploaded. The device computes with its "
+            "own values, as with PopTorch: call copyWeightsToDevice() after editing weights.",
+            ", ".join(edited),
+        )
+
+    def _note_crossing(self) -> None:
+        """Remember the host's tensors as those of now, which the device has."""
+        self._host_versions = self._versions()
+        host = self.host.tensors()
+        tensors = [host[name] for name in self._host_versions if counted(host[name])]
+        self._crossed = tensors, counts(tensors)
+
     def _host_values(self) -> Tuple[Dict[str, torch.Tensor], Dict[str, torch.Tensor]]:
         weights = {name: plain(self.host.parameters[name]) for name in self.graph.weights}
         return weights, {name: plain(self.host.buffers[name]) for name in self.graph.buffers}
@@ -424,7 +456,7 @@ class DeviceProgram:
 
     def _count_upload(self, executable: Executable) -> None:
         tensors = [*executable.weights.values(), *executable.buffers[0].values()]
-        self._host_versions = self._versions()
+        self._note_crossing()
         self._meter.add(weight_uploads=1, weight_upload_bytes=_size(tensors))
 
 

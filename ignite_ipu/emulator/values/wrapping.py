@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from copyreg import _reconstructor  # type: ignore[attr-defined]
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Protocol, Tuple, Type
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple, Type
 
 import torch
 
@@ -142,6 +142,18 @@ def fetch(wrapped: Any) -> None:
     holder = holder_of(wrapped)
     if holder is not None:
         holder.copyWeightsToHostIfNeeded()
+
+
+def counted(tensor: torch.Tensor) -> bool:
+    """Return whether PyTorch counts the changes made to a tensor: it does not for those made in inference mode."""
+    with DisableTorchFunctionSubclass():
+        return not torch.Tensor.is_inference(tensor)
+
+
+def counts(tensors: Sequence[torch.Tensor]) -> List[int]:
+    """Return `version` of tensors whose changes are counted."""
+    with DisableTorchFunctionSubclass():
+        return list(map(version_of, tensors))
 
 
 def version(tensor: torch.Tensor) -> int:

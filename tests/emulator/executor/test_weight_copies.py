@@ -476,6 +476,25 @@ class TestEditsOfHostWeights:
         _ = net.fc.weight.shape
         assert "edited on the host" not in caplog.text
 
+    def test_an_inference_executor_reports_an_edit_at_the_next_call(self, caplog):
+        """It has no download; PopTorch's executor keeps the weights of before, too."""
+        net = Net()
+        infer = poptorch.inferenceModel(net)
+        before = infer(X)[0]
+        self.edit(net)
+        assert torch.equal(infer(X)[0], before) and torch.equal(infer(X)[0], before)
+        assert caplog.text.count("fc.weight: edited on the host") == 1
+        infer.copyWeightsToDevice()
+        assert not torch.equal(infer(X)[0], before)
+
+    def test_an_edit_that_changes_nothing_is_none(self, caplog):
+        net = Net()
+        infer = poptorch.inferenceModel(net)
+        infer(X)
+        net.load_state_dict(net.state_dict())
+        infer(X)
+        assert "edited on the host" not in caplog.text
+
     def test_plain_use_is_none(self, caplog):
         net = Net()
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
