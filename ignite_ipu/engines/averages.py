@@ -54,6 +54,7 @@ class AveragesStep(BatchStep):
         x, y, counted = self.batch(leaves)
         with self.guarded():
             y_pred = self.call_model(x)
+            self.computed.mark()
             sums = []
             for name, function in self.averages.items():
                 values = function(y_pred, y)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List, Optional, Sequence
+import weakref
+from typing import Any, Iterator, List, Optional, Protocol, Sequence
 
 from torch import nn
 from torch.nn.modules import module as _of_all_modules
@@ -34,16 +35,23 @@ def _set_modes(modules: Sequence[nn.Module], modes: Sequence[bool]) -> None:
         vars(module)["training"] = mode  # calls none of a model's code
 
 
+class RegistrationObserver(Protocol):
+    """Object that acts before a module gets another tensor or module."""
+
+    def before_registration(self, module: nn.Module) -> None: ...
+
+
 class _Registrations:
     """Registrations of parameters, buffers and modules in modules, of which PyTorch tells hooks, which this installs.
 
-    While their `count` is the same, there was none in between.
+    While their `count` is the same, there was none in between. The `observers` are called before each.
     """
 
     count = 0
 
     def __init__(self) -> None:
         self._is_installed = False
+        self.observers: weakref.WeakSet[RegistrationObserver] = weakref.WeakSet()
 
     def follow(self) -> None:
         if not self._is_installed:
@@ -52,6 +60,8 @@ class _Registrations:
                 getattr(_of_all_modules, f"register_module_{kind}_registration_hook")(self._note)
 
     def _note(self, module: nn.Module, name: str, given: Any) -> None:
+        for observer in list(self.observers):
+            observer.before_registration(module)
         self.count += given is not None
 
 

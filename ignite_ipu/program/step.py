@@ -11,6 +11,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OutputError, UnsupportedArgumentError, logger
+from ignite_ipu.program.forward.computed_attributes import ComputedAttributes
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.equivalents import Equivalents
 from ignite_ipu.program.forward.gradients import GradientHookGuard, own_backwards_refused
@@ -21,6 +22,7 @@ from ignite_ipu.program.forward.model_libraries import (
     without_checkpointing,
     without_generation_cache,
 )
+from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.forward.statistics import StatisticsWritten
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
@@ -57,6 +59,7 @@ class BatchStep(nn.Module):
         is_tried: True if the model is known to change nothing in every call.
         counted: Counters of batches, and by how much a micro-batch advances each: as the last call on the host did.
         written: Names of the floating-point buffers that it wrote, without the statistics of normalisations.
+        computed: The attributes that forward computes from weights alone; found where `keeps_attributes`.
         returns_writes: Whether the buffers that forward writes come back with the outputs, as in inference.
         layouts: Holds the layout that the step is compiled for; empty before the first batch.
     """
@@ -64,6 +67,7 @@ class BatchStep(nn.Module):
     is_tried = False
     leaves_behind = False
     returns_writes = True
+    keeps_attributes = True
 
     def __init__(
         self,
@@ -87,8 +91,10 @@ class BatchStep(nn.Module):
         self._stages: List[StagesOfModel] = []
         self.counted: List[Tuple[torch.Tensor, int]] = []
         self.written: List[str] = []
+        self.computed = ComputedAttributes()
         # Empty until they are known; a list for the same reason.
         self._writes: List[List[str]] = []
+        self._is_searched = False
 
     def train(self, mode: bool = True) -> BatchStep:
         """Set the mode of the model's modules; what is called beside it, such as a loss, stays in its own."""
@@ -196,6 +202,33 @@ class BatchStep(nn.Module):
     def loss_of(self, output: Any) -> torch.Tensor:
         """Return the loss in what a call of this returns, if it trains."""
         raise NotImplementedError
+
+    def find_attributes(self, leaves: Sequence[Any], micro_batches: int, training: bool) -> bool:
+        """Find the attributes that forward computes from weights alone, for a batch's leaves; return whether any are.
+
+        To be called before PopTorch wraps this; it calls the model on the host, and has them hold what that computes.
+        """
+        if self.keeps_attributes and not self._is_searched:
+            self._is_searched = True
+            inputs, kept = first_micro_batch(leaves, micro_batches), ModuleAttributes(self.model)
+            values: List[torch.Tensor] = []
+            try:
+                with draws_put_back(), self.on_host():
+                    given = tensors_in(inputs)
+                    values = self.computed.find(self.model, given, lambda: self.forward(*inputs), training)
+            except Exception as error:
+                logger.info("%s cannot be called on the host: %s", type(self.model).__qualname__, error)
+            finally:
+                kept.put_back(always=True)
+            self.computed.show(values)
+        return bool(self.computed.places)
+
+    def compute_attributes(self, leaves: Sequence[Any], micro_batches: int) -> None:
+        """Put into those attributes what the host computes from its weights."""
+        inputs = first_micro_batch(leaves, micro_batches)
+        with draws_put_back(), self.on_host():
+            values = self.computed.computed(self.model, lambda: self.forward(*inputs))
+        self.computed.show(values)
 
     @property
     def writes(self) -> Sequence[str]:
@@ -346,6 +379,7 @@ class EvaluationStep(BatchStep):
         (x,) = self.batch(leaves)
         with self.guarded():
             y_pred = self.call_model(x)
+        self.computed.mark()
         check_output(y_pred)
         return self.with_writes(y_pred)
 

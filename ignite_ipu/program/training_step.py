@@ -107,6 +107,10 @@ class TrainingStep(BatchStep):
         x, y = self.batch(leaves)
         with self.guarded(training=True) as traced:
             y_pred = self.call_model(x)
+            if traced:
+                self.computed.keep()
+            else:
+                self.computed.mark()
             if self.predictions:
                 check_output(y_pred)
             for stages in self._stages:

@@ -78,6 +78,10 @@ def _allow() -> None:
     pass
 
 
+def _ignore(tensors: Sequence[torch.Tensor]) -> None:
+    pass
+
+
 class SessionHooks:
     """Callbacks of one session.
 
@@ -85,6 +89,9 @@ class SessionHooks:
         guard: Makes the device calls instead of the session: a `Recovery` handler's; None without one.
         loading: Gives the context in which programs are compiled and brought to their IPUs.
         check_evaluation: Called before each evaluation, to refuse it.
+        before_buffer_read: Called before somebody reads the values of buffers, which calls may have yet to write.
+        before_buffers_written: Called with buffers that a call of an inference program has written, before the host's
+            copies get the values.
         refuse_frozen: Called with the reason when forward changes Python values in every call, which a program runs
             once; None to warn of what a trace has changed, be it in every call or a cache of the first.
         recorder: Does what `record` says; None where the host computes all.
@@ -98,6 +105,8 @@ class SessionHooks:
         self.guard: Optional[CallGuard] = None
         self.loading: Callable[[], ContextManager[Any]] = contextlib.nullcontext
         self.check_evaluation: Callable[[], None] = _allow
+        self.before_buffer_read: Callable[[], None] = _allow
+        self.before_buffers_written: Callable[[Sequence[torch.Tensor]], None] = _ignore
         self.refuse_frozen: Optional[Callable[[str], None]] = None
         self.withheld: Optional[Callable[[], None]] = None
         self.recorder: Optional[Callable[..., Any]] = None
@@ -114,6 +123,7 @@ class SessionHooks:
         """Take off the callbacks around calls and programs."""
         self.end_guard()
         self.loading, self.check_evaluation = contextlib.nullcontext, _allow
+        self.before_buffer_read, self.before_buffers_written = _allow, _ignore
         self.recorder = self.gradients = None
 
     def record(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -342,7 +342,9 @@ class Inference:
         programs.active = program
         programs.weights.to_inference(executor)
         program.note_call()
-        return program.take_writes(executor(*leaves))
+        output = program.take_writes(executor(*leaves))
+        program.show_attributes(leaves)
+        return output
 
     def _loaded(self, program: ModelProgram, leaves: Sequence[Any], x: Any) -> Executor:
         programs, executor = self.programs, program.executor

@@ -119,6 +119,7 @@ class ModelProgram:
         # With a `HostLink`: whether a call writes buffers, whether the gradients of the last one were looked at for
         # values that are not finite, and whether they are from now on.
         self._writes_buffers, self._unchecked, self._checks = True, False, False
+        self._attributes_of = (-1, -1)  # the weights that attributes were computed from last
         self._weights, self._hooks, self._link, self._on_trace = weights, hooks, link, on_trace
         self._step_class, self._layouts = type(step), step.layouts
 
@@ -248,6 +249,27 @@ class ModelProgram:
             self._find_writes(step, leaves, 1)
         return self._writes[0]
 
+    def _find_attributes(self, leaves: Sequence[Any]) -> None:
+        """Have attributes kept that forward computes from weights alone; of layers on several IPUs they are not."""
+        if self.placing is not None or not self.step.find_attributes(leaves, self.micro_batches, self.training):
+            return
+        if self.training:
+            self._weights.include(self.step)
+            asked = self.asked
+            self._own_statistics |= asked.broadcast_buffers and asked.input_group_size < asked.replication_factor
+
+    def show_attributes(self, leaves: Sequence[Any]) -> None:
+        """Put into attributes that forward computes from weights alone what they are after a call."""
+        if not self.step.computed.places:
+            return
+        if self.training:
+            self.step.computed.show()
+            return
+        weights = self._weights.updates[0], self._weights.edits
+        if weights != self._attributes_of:
+            self._attributes_of = weights
+            self.step.compute_attributes(leaves, self.micro_batches)
+
     def _find_writes(self, step: BatchStep, leaves: Sequence[Any], micro_batches: int) -> Sequence[str]:
         kept = ModuleAttributes(step.model)
         self._writes[:] = [step.find_writes(leaves, micro_batches)]
@@ -304,9 +326,13 @@ class ModelProgram:
         if executor is None:
             if self._updates:
                 self._weights.unwatch()
+            self._find_attributes(leaves)
             options = self._placed_options(leaves)
             if self.gradients is not None:
                 options = self.gradients.configured(options, self.step, leaves, self.micro_batches)
+            if self._own_statistics and options.broadcast_buffers:
+                options = options.clone()
+                options.broadcastBuffers(False)
             executor = self.executor = self._wrap(options)
             self._weights.add(executor, self._updates)
         if not executor.isCompiled():
@@ -510,7 +536,7 @@ class ModelProgram:
             self.step.forget_layout()
             raise
         changed = attributes.changed(before)
-        kept.put_back()
+        kept.put_back(kept=self.step.computed.names(self.step))
         retrace = Retrace(self.step.call_on_host(leaves, self.micro_batches), self.step.python_state)
         # What the trace has imported, for example, was not there before.
         python, kept = self.step.python_state(), ModuleAttributes(self.step)
@@ -518,7 +544,8 @@ class ModelProgram:
         try:
             self.varying = retrace.begin(python, self.step.is_tried, self.step.leaves_behind)
             self._counted, self._written = self.step.counted, self.step.written
-            self._writes_buffers = bool(self._written) or _updates_statistics(self.step)
+            writes = self._written or self.step.computed.places
+            self._writes_buffers = bool(writes) or _updates_statistics(self.step)
             if self.training:
                 self._say_if_sums_are_averaged(leaves)
         except SessionError:

@@ -22,6 +22,7 @@ from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.micro_batches import sample_count
 from ignite_ipu.program.options import check_ipus
 from ignite_ipu.program.step import BatchStep
+from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.host_gradients import accumulate, needs_closure
 from ignite_ipu.session.inference import Inference
@@ -289,6 +290,7 @@ class IPUSession:
             y_pred, loss = guard.train(leaves, (x, y))
         self._programs.active = program
         self.note_updates(updates)
+        program.show_attributes(leaves)
         hooks.after()
         if y_pred is not None:
             x, y = program.returned((x, y))
@@ -557,7 +559,7 @@ def _check_model(model: nn.Module) -> None:
                 f"The model's {name} is on {tensor.device}. PopTorch copies a model to the IPU from the host's memory: "
                 "leave it on the CPU (remove .to(device) and .cuda())."
             )
-        if not is_lazy(tensor) and tensor.is_shared():  # type: ignore[no-untyped-call]
+        if not is_lazy(tensor) and plain(tensor).is_shared():  # type: ignore[no-untyped-call]
             raise SessionError(
                 f"The model's {name} is in memory that processes share (model.share_memory(), or a model that was sent "
                 "to this process), so that all of them train it (Hogwild). An IPU's weights are on the device, where "

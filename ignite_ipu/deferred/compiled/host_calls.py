@@ -154,7 +154,7 @@ def called_on_host(
     """
     # A touch of a weight in the call would download them, buffers too, into what stands there for the call.
     weights.to_host()
-    before = {path: torch.Tensor.detach(buffer).clone() for path, buffer in model.named_buffers()}
+    before = {path: plain(buffer).clone() for path, buffer in model.named_buffers()}
     held = HeldBuffers(model)
     buffers: Dict[str, torch.Tensor] = {}
     left_there: Dict[str, torch.Tensor] = {}

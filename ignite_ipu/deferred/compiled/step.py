@@ -25,6 +25,8 @@ from ignite_ipu.program.user_code import Line
 class _ReadyStep(BatchStep):
     """A module whose inputs come ready for the device, and which leaves the user's modules in the modes they are in."""
 
+    keeps_attributes = False  # what calls leave behind are results here
+
     def __init__(self, model: nn.Module, half: bool) -> None:
         super().__init__(model, ("inputs",), _no_call, _no_call, half)
 

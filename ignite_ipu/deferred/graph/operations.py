@@ -288,13 +288,14 @@ def replayed(
     operations: Iterable[Operation],
     tensor_of: Callable[[Input, Operation], torch.Tensor],
     called: Optional[Callable[[Operation, List[Any]], Any]] = None,
+    known: Optional[Mapping[Operation, List[torch.Tensor]]] = None,
 ) -> Dict[Operation, List[torch.Tensor]]:
     """Compute recorded operations on the host, in their order, and return the tensors that each gives.
 
-    What they read is known, or computed by earlier ones; `tensor_of` returns what an operation is to read for an input,
-    and `called` what one that calls a model gives for leaves.
+    What they read is `known`, or computed by earlier ones; `tensor_of` returns what an operation is to read for an
+    input, and `called` what one that calls a model gives for leaves.
     """
-    results: Dict[Operation, List[torch.Tensor]] = {}
+    results: Dict[Operation, List[torch.Tensor]] = dict(known or {})
 
     def read(leaf: Any, operation: Operation) -> Any:
         if type(leaf) is Value:

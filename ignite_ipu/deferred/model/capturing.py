@@ -29,7 +29,7 @@ from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.hooks import SessionHooks
-from ignite_ipu.session.weights.access import AccessTracker, is_watched, unwatch_parameters, watch_parameters
+from ignite_ipu.session.weights.access import AccessTracker, is_watched, unwatch_tensors, watch_tensors
 from ignite_ipu.torch_names.optimizers import (
     GLOBAL_POST_HOOKS,
     GLOBAL_PRE_HOOKS,
@@ -121,7 +121,7 @@ class HeldWeights(SessionHooks):
         optimizer = self._optimizer()
         assert optimizer is not None
         self._parameters = held_tensors(optimizer)
-        watch_parameters(self._parameters)
+        watch_tensors(self._parameters)
         self._owner: Callable[[], Optional[CapturedModel]] = _no_owner
         mine = [each for each in self._parameters if is_watched(type(each))]
         self._accesses = AccessTracker(mine, self._bring_nothing, self)
@@ -151,7 +151,7 @@ class HeldWeights(SessionHooks):
 
     def end(self) -> None:
         self._accesses.ended = True
-        unwatch_parameters(self._parameters, always=False)
+        unwatch_tensors(self._parameters, always=False)
 
 
 def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:

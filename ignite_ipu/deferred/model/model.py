@@ -30,6 +30,7 @@ from ignite_ipu.deferred.graph.owners import (
     release_optimizer,
 )
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
+from ignite_ipu.deferred.model.buffers import BufferBook
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.early_reads import early_read_error, not_frozen
 from ignite_ipu.deferred.model.gradient_views import GradientViews, clear_those_of_the_host
@@ -37,7 +38,7 @@ from ignite_ipu.deferred.model.gradients import GradientBook
 from ignite_ipu.deferred.model.recording import RecordedCalls
 from ignite_ipu.deferred.model.updates import Updates
 from ignite_ipu.deferred.model.updates_on_host import UpdatesOnHost
-from ignite_ipu.deferred.model.writes import BufferWrites, WeightEdits
+from ignite_ipu.deferred.model.writes import WeightEdits
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
 from ignite_ipu.deferred.tensor.routing import awaits_backward
 from ignite_ipu.deferred.tensor.tensor import all_values, deferred_values, record_on_weights
@@ -66,7 +67,7 @@ class CapturedModel:
         path: Where in the whole's model this one is.
         turns: What each of the whole's optimizers makes of its losses; one before they are known.
         modes: The modes of the whole's model.
-        edits, buffer_writes: What was written on the host, and what calls will write with their updates.
+        edits, buffer_writes: What was written on the host, and the book of buffers that calls write.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class CapturedModel:
             self.on_host = UpdatesOnHost(self)
         self.evaluation = CapturedEvaluation(self.session, self.config)
         self.edits = WeightEdits(self.session.weights)
-        self.buffer_writes = BufferWrites(self.modes, self.edits, self.evaluation)
+        self.buffer_writes = BufferBook(self.modes, self.edits, self.session.weights)
         with DisableTorchFunctionSubclass():
             self.book = GradientBook(map(id, model.parameters()))
         looks = (self.has_gradient, self.gradient_of, self.replace_gradient)
@@ -128,7 +129,7 @@ class CapturedModel:
         again. Between the losses of an update and the update that is refused.
         """
         before, several = self.turns, self.several
-        if any(turn.early or not turn.is_known for turn in before):
+        if any(turn.early or not turn.is_known for turn in before) or not self.buffer_writes.is_settled:
             return False
         if any(turn.training.prepared for turn in before):
             logger.warning(
@@ -199,7 +200,7 @@ class CapturedModel:
             if not self.continues_a_step(args, kwargs):
                 self._observer.called(self, recorded=False)
                 whole = self.whole
-                whole.buffer_writes.check_evaluation(self)
+                whole.buffer_writes.before_evaluation(self)
                 if not grad:
                     return whole.evaluation.run(args, kwargs, self.model)
                 trained = is_held(self.model, trained=True)
@@ -225,7 +226,9 @@ class CapturedModel:
         """Let a session, which may be that of an engine over a part, go by what is captured."""
         hooks = session.hooks
         hooks.gradients = self.views if self.on_host is None else None
-        hooks.check_evaluation = functools.partial(self.buffer_writes.check_evaluation, self)
+        hooks.check_evaluation = functools.partial(self.buffer_writes.before_evaluation, self)
+        hooks.before_buffer_read = self.buffer_writes.before_read
+        hooks.before_buffers_written = self.buffer_writes.before_written
         hooks.refuse_frozen = _refuse
 
     @property
@@ -467,7 +470,7 @@ class CapturedModel:
     def join(self, parts: List[CapturedModel]) -> None:
         """Run the updates and evaluations of other captured models, which are parts of this one's model."""
         for whole in {part.whole: None for part in parts}:
-            self.buffer_writes.waiting.update(whole.buffer_writes.waiting)
+            self.buffer_writes.merge(whole.buffer_writes)
             for before in whole.turns:
                 optimizer = before.training.optimizer
                 mine = self.turns[0] if optimizer is None else self.turn_of(optimizer)
@@ -501,7 +504,7 @@ class CapturedModel:
         """
         if self.whole is not self:
             return self.whole.close(optimizers)
-        self.buffer_writes.make_up_unused()
+        self.buffer_writes.settle_unused()
         lost = [loss for loss in self.pending if not loss.value.operation.done]
         if lost:
             logger.warning(

@@ -48,7 +48,7 @@ class RecordedCalls:
         if whole.on_host is not None:
             whole.on_host.note_call(operation)
         if signature.writes:
-            whole.buffer_writes.waiting[operation.number] = operation
+            whole.buffer_writes.record(operation)
         results = deferred_results(operation)
         if not signature.left:
             return results

@@ -119,7 +119,7 @@ def keep_buffers(
     for operation in operations:
         if operation.done or not operation.signature.writes:
             continue
-        buffers = _written(operation)
+        buffers = written_buffers(operation)
         needed = any(value.is_needed(device) for value in operation.values)
         if operation in awaited or (needed and keeps(operation)):
             weights.to_host()
@@ -131,7 +131,7 @@ def begin_again(operations: Sequence[Operation]) -> Values:
     """Return the buffers that calls write that have run before, with what was there then: they write them once."""
     again = [operation for operation in operations if operation.done]
     for operation in again:
-        if _draws(operation) and not operation.signature.warned:
+        if draws(operation) and not operation.signature.warned:
             operation.signature.warned = True
             logger.warning(
                 "%s at %s is part of two optimizers' updates, and draws random numbers anew for the second: there it "
@@ -140,10 +140,10 @@ def begin_again(operations: Sequence[Operation]) -> Values:
                 operation.name,
                 operation.line,
             )
-    written = {id(each) for one in operations if not one.done for each in _written(one).values()}
+    written = {id(each) for one in operations if not one.done for each in written_buffers(one).values()}
     values: Dict[int, Tuple[torch.Tensor, Optional[torch.Tensor]]] = {}
     for operation in again:
-        for name, tensor in _written(operation).items():
+        for name, tensor in written_buffers(operation).items():
             then = operation.before.get(name)
             unknown = then is None and id(tensor) not in values and not is_statistic(operation, name)
             if unknown or id(tensor) in written:
@@ -164,7 +164,8 @@ def forget(operations: Iterable[Operation]) -> None:
             operation.finish()
 
 
-def _written(operation: Operation) -> Dict[str, torch.Tensor]:
+def written_buffers(operation: Operation) -> Dict[str, torch.Tensor]:
+    """Return the buffers that a call writes, by name."""
     model: Any = operation.model
     buffers = dict(model.model.named_buffers()) if operation.signature.writes else {}
     return {name: buffers[name] for name in operation.signature.writes}
@@ -176,7 +177,8 @@ def is_statistic(operation: Operation, name: str) -> bool:
     return isinstance(model.model.get_submodule(name.rpartition(".")[0]), NormWithStatistics)
 
 
-def _draws(operation: Operation) -> bool:
+def draws(operation: Operation) -> bool:
+    """Return whether an operation draws random numbers."""
     signature = operation.signature
     if signature.function is None:
         return signature.draws

@@ -17,11 +17,12 @@ from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, NORM, USES, Operation, Value, keep_inputs, keep_weights
 from ignite_ipu.deferred.graph.owners import Captured, held_by, held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.model.buffers import BufferBook
 from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, incomplete
 from ignite_ipu.deferred.model.gradient_views import GradientViews, clear_those_of_the_host
 from ignite_ipu.deferred.model.gradients import Entry, GradientBook
 from ignite_ipu.deferred.model.turns import Older, Reach, Values, begin_again, forget, gradient_path, keep_buffers
-from ignite_ipu.deferred.model.writes import BufferWrites, WeightEdits
+from ignite_ipu.deferred.model.writes import WeightEdits
 from ignite_ipu.deferred.tensor.routing import has_gone_backward
 from ignite_ipu.deferred.tensor.tensor import deferred_results
 from ignite_ipu.errors import CaptureError, listed
@@ -42,7 +43,7 @@ class Whole(Captured, Protocol):
     config: IPUConfig
     modes: Modes
     edits: WeightEdits
-    buffer_writes: BufferWrites
+    buffer_writes: BufferBook
     book: GradientBook
     views: GradientViews
 
@@ -386,7 +387,7 @@ class Updates:
             return False
         pending = self.pending
         if self._shown != len(pending):
-            self._model.buffer_writes.make_up_unused()
+            self._model.buffer_writes.settle_unused()
             self.training.gradients.compute(pending)
             self._shown = len(pending)
         return True
@@ -472,16 +473,17 @@ class Updates:
         several = self.reach is not None
         chosen = self.chosen(losses) if several else losses
         if model.buffer_writes.waiting:
-            model.buffer_writes.check_update(chosen, model, several)
+            model.buffer_writes.before_update(chosen, model, several)
         operations = [operation for loss in chosen for operation in loss.operations]
         model.edits.check(operations, model)
         if USES:
             keep_weights([model])
         try:
-            if several:
-                self._run_in_turn(losses, chosen)
-            else:
-                self.training.run(losses)
+            with model.buffer_writes.in_update(operations):
+                if several:
+                    self._run_in_turn(losses, chosen)
+                else:
+                    self.training.run(losses)
         except BaseException as error:
             model.book.drop(losses)
             for loss in losses:

@@ -104,7 +104,7 @@ class UpdatesOnHost:
     def _compute(self, loss: Loss, keeps: Callable[[Operation], bool]) -> Gradients:
         model, operations = self._model, loss.operations
         if model.buffer_writes.waiting:
-            model.buffer_writes.check_update([loss], model, several=True)
+            model.buffer_writes.before_update([loss], model, several=True)
         model.edits.check(operations, model, "The gradient")
         older = self._values_then(operations)
         older += begin_again(operations)
@@ -112,7 +112,8 @@ class UpdatesOnHost:
         if USES:
             USES.difference_update(operations)
         try:
-            return self.programs.compute([loss], keeps, older)
+            with model.buffer_writes.in_update(operations):
+                return self.programs.compute([loss], keeps, older)
         except BaseException as error:
             for operation in operations:
                 if not operation.done:
@@ -126,6 +127,7 @@ class UpdatesOnHost:
         if USES:
             keep_weights([self._model])
         self._keep_older(held)
+        self._model.buffer_writes.before_weights_change()
         before = _versions(held)
 
         def note_changes() -> None:

@@ -32,10 +32,11 @@ class ModuleAttributes:
             full = {name: value.copy() for name, value in plain.items() if type(value) in (list, dict) and value}
             self._before.append((path, own, plain, full))
 
-    def put_back(self, always: bool = False, but: Container[str] = ()) -> None:
+    def put_back(self, always: bool = False, but: Container[str] = (), kept: Container[str] = ()) -> None:
         """Give every module in which there are tensors now that were not there its attributes back, all together.
 
-        `always` gives all modules theirs, and says nothing of it; attributes named in `but` stay as they are now.
+        `always` gives all modules theirs, and says nothing of it; attributes named in `but` stay as they are now. Those
+        of the paths in `kept` get the device's values otherwise.
         """
         left: List[str] = []
         for path, own, before, full in self._before:
@@ -48,7 +49,8 @@ class ModuleAttributes:
             new = [name for name, value in now.items() if any(id(tensor) not in known for tensor in tensors_in(value))]
             if not new and not always:
                 continue
-            left += (f"{path}.{name}" for name in new if not self._showed_weights(held.get(name)))
+            paths = (f"{path}.{name}" for name in new if not self._showed_weights(held.get(name)))
+            left += [each for each in paths if each not in kept]
             for name in now.keys() - before.keys():
                 if name not in but:
                     del own[name]

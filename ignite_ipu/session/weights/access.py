@@ -1,7 +1,7 @@
 """Access to the tensors of a wrapped model, which does more than PopTorch's download of the newest weights.
 
 PopTorch gives the tensors of a wrapped model classes of its own, made for one executor, which download the newest
-weights whatever a tensor is asked for. The same classes do three things more here, and those of `watch_parameters` do
+weights whatever a tensor is asked for. The same classes do three things more here, and those of `watch_tensors` do
 them for a model that is evaluated alone, where `parameter.data.mul_(...)` is how moving averages of weights are usually
 written: those of teachers, momentum encoders and target networks.
 
@@ -127,14 +127,19 @@ class AccessTracker:
         hooks = None if self.ended else self._hooks()
         return None if hooks is None else hooks.gradients
 
-    def note(self, reads: bool, brings: bool = True) -> None:
-        """Take notice of an access, which may read values or asks for none, and for which they are to be brought."""
+    def note(self, reads: bool, brings: bool = True, buffers: bool = False) -> None:
+        """Take notice of an access, which may read values or asks for none, and for which they are to be brought.
+
+        It is one of `buffers`, which calls may have yet to write, or of parameters.
+        """
         self.any = True
         if not reads:
             return
         hooks = self._hooks()
         if hooks is not None:
             hooks.check_shown()
+            if buffers:
+                hooks.before_buffer_read()
         if not self.read:
             self.read = True
             before_first = self._before_first()
@@ -165,19 +170,20 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
     holder = [accesses]
     setattr(tensor_class, _HOLDER, holder)
     download = tensor_class.__getattribute__
+    are_buffers = not issubclass(tensor_class, nn.Parameter)
     # Any tensor of the class serves to ask PopTorch for the newest weights.
     any_of_them = make_subclass(tensor_class, torch.empty(0))
 
     def getattribute(self: Any, name: str) -> Any:
         if name in _SILENT or not hasattr(torch.Tensor, name):
-            if name == "grad":
+            if name == "grad" and not are_buffers:
                 for accesses in holder:
                     if accesses.gradients is not None:
                         return accesses.gradients.show(self)
             with DisableTorchFunctionSubclass():
                 return object.__getattribute__(self, name)
         for accesses in holder:
-            accesses.note(reads=True)
+            accesses.note(reads=True, buffers=are_buffers)
         found = download(self, name)
         if name in _UNCOUNTED:
             note_alias(found)
@@ -187,7 +193,7 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
 
     def access(reads: bool) -> None:
         for accesses in holder:
-            accesses.note(reads)
+            accesses.note(reads, buffers=are_buffers)
         if reads:
             download(any_of_them, "__class__")
 
@@ -264,35 +270,37 @@ def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return mine == theirs
 
 
-class _Watched(nn.Parameter):
-    """Base of the classes that `watch_parameters` makes."""
+class _Watched:
+    """Base of the classes that `watch_tensors` makes."""
 
 
 def is_watched(tensor_class: type) -> bool:
-    """Tell whether this is a class that `watch_parameters` has made."""
+    """Tell whether this is a class that `watch_tensors` has made."""
     return issubclass(tensor_class, _Watched)
 
 
-def watch_parameters(tensors: Iterable[torch.Tensor]) -> None:
-    """Give parameters a class of their own; those of other classes than PyTorch's keep theirs.
+def watch_tensors(tensors: Iterable[torch.Tensor], buffers: bool = False) -> None:
+    """Give parameters a class of their own, and buffers if asked; those of other classes than PyTorch's keep theirs.
 
-    Buffers stay ordinary tensors: PopTorch compiles no training program for a model with others.
+    To be taken off before PopTorch wraps a model for training, which takes ordinary buffers alone.
     """
-    ordinary = [tensor for tensor in tensors if type(tensor) is nn.Parameter]
-    if not ordinary:
-        return
-    members = {"__module__": nn.Parameter.__module__, "__qualname__": nn.Parameter.__qualname__}
-    watched = type("Parameter", (_Watched,), members)
-    for tensor in ordinary:
-        tensor.__class__ = watched
+    kinds: Dict[type, List[torch.Tensor]] = {}
+    for tensor in tensors:
+        if type(tensor) is nn.Parameter or (buffers and type(tensor) is torch.Tensor):
+            kinds.setdefault(type(tensor), []).append(tensor)
+    for kind, ordinary in kinds.items():
+        members = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        watched: Any = type(kind.__name__, (kind, _Watched), members)
+        for tensor in ordinary:
+            tensor.__class__ = watched
 
 
-def unwatch_parameters(tensors: Iterable[torch.Tensor], always: bool = True) -> None:
-    """Give parameters PyTorch's class back, `always` where somebody still asks, too."""
+def unwatch_tensors(tensors: Iterable[torch.Tensor], always: bool = True) -> None:
+    """Give tensors PyTorch's class back, `always` where somebody still asks, too."""
     for tensor in tensors:
         tensor_class = type(tensor)
         if is_watched(tensor_class) and (always or not any(each.serves for each in tensor_class.__dict__[_HOLDER])):
-            object.__setattr__(tensor, "__class__", nn.Parameter)
+            object.__setattr__(tensor, "__class__", tensor_class.__mro__[1])
 
 
 def note_alias(tensor: Any, holder: _Holder = lambda: None) -> None:

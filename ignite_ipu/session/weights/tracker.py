@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -19,8 +19,8 @@ from ignite_ipu.session.weights.access import (
     AccessTracker,
     is_kept,
     is_watched,
-    unwatch_parameters,
-    watch_parameters,
+    unwatch_tensors,
+    watch_tensors,
 )
 from ignite_ipu.torch_names.dispatch import jit_trace_left
 from ignite_ipu.torch_names.modules import NormWithStatistics, modules_of
@@ -137,8 +137,11 @@ class Weights:
                 self.watch_parameters()
 
     def watch_parameters(self) -> bool:
-        """Notice what is done with parameters, while nobody trains; tell whether writes may have been missed so far."""
-        watch_parameters(self._tensors)
+        """Notice what is done with parameters, while nobody trains; return whether writes may have been missed so far.
+
+        Where calls are recorded, also what is done with buffers, which these write later.
+        """
+        watch_tensors(self._tensors, buffers=self._hooks.recorder is not None)
         if self._accesses is not None and self._accesses.watches(self._tensors):
             return False
         self._forget_accesses()
@@ -153,7 +156,7 @@ class Weights:
         """
         if self._training is None:
             self._forget_accesses()
-            unwatch_parameters(self._tensors, always)
+            unwatch_tensors(self._tensors, always)
 
     def _forget_accesses(self) -> None:
         if self._accesses is not None:
@@ -243,7 +246,8 @@ class Weights:
 
         PyTorch updates them all at once then. Gives a function that wraps a closure, which finds them as before.
         """
-        watched = [(tensor, type(tensor)) for tensor in self._tensors if is_watched(type(tensor))]
+        kinds = [(tensor, type(tensor)) for tensor in self._tensors]
+        watched = [(tensor, kind) for tensor, kind in kinds if is_watched(kind) and issubclass(kind, nn.Parameter)]
 
         def make_ordinary() -> None:
             for tensor, _ in watched:
@@ -286,8 +290,8 @@ class Weights:
 
         The other programs get them before their next call.
         """
+        self._hooks.before_buffers_written([tensor for tensor, _ in values])
         self._put(values, but=executor)
-        self.edits += 1
         self.updates[0] += 1
 
     def notice_edits(self) -> bool:
@@ -388,6 +392,7 @@ class Weights:
 
     def show(self) -> None:
         """Make the host's copy the newest for somebody who may also write into it, by memory that was handed out."""
+        self._hooks.before_buffer_read()
         self.to_host()
         if self._accesses is not None:
             self._accesses.note(reads=False)
@@ -410,10 +415,16 @@ class Weights:
         self.host_changed()
 
     @contextlib.contextmanager
-    def with_others(self, values: Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]]) -> Iterator[None]:
-        """Have the training program called with other values of some tensors, or with None for those that are there."""
+    def with_others(
+        self, values: Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]], kept: Optional[Container[int]] = None
+    ) -> Iterator[None]:
+        """Have the training program called with other values of some tensors, or with None for those that are there.
+
+        Afterwards they have their values of before; where `kept` is given, those with these ids alone.
+        """
         self.to_host()
-        newest = [(plain(tensor), plain(tensor).clone()) for tensor, _ in values]
+        others = [tensor for tensor, _ in values if kept is None or id(tensor) in kept]
+        newest = [(plain(tensor), plain(tensor).clone()) for tensor in others]
         self._put([(plain(tensor), value) for tensor, value in values if value is not None])
         try:
             yield

@@ -66,10 +66,15 @@ def test_models_train_are_evaluated_and_run_on_the_host_afterwards(make, caplog)
     before = {name: value for each in model.modules() for name, value in vars(each).items() if name[0] != "_"}
     with caplog.at_level(logging.WARNING, "ignite_ipu"):
         trainer.run(loader(), max_epochs=2)
-    assert "are put back, and are not the newest" in caplog.text
     after = {name: value for each in model.modules() for name, value in vars(each).items() if name[0] != "_"}
-    assert after.keys() == before.keys() and all(after[name] is value for name, value in before.items())
+    assert after.keys() == before.keys()
     trainer_of(create_supervised_trainer, native).run(loader(), max_epochs=2)
+    # What depends on inputs is not brought back; weights that hooks compute are those of the last forward.
+    assert ("are put back, and are not the newest" in caplog.text) == (make is Keeps)
+    if make is Keeps:
+        assert all(after[name] is value for name, value in before.items())
+    else:
+        torch.testing.assert_close(model[0].weight, native[0].weight.detach(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(dict(model.state_dict()), dict(native.state_dict()), rtol=1e-5, atol=1e-6)
     x = torch.randn(4, 6)
     found = create_ipu_evaluator(model).run([(x, torch.zeros(4, dtype=torch.long))]).output[0]

@@ -1,0 +1,343 @@
+"""The book of buffers: each written buffer has the host's value, the device's, or that of a pending call.
+
+PyTorch writes buffers in forward, such as the statistics of batch normalisation. A captured call in training mode
+writes them with the update that it is part of, and is pending until then. Every read of a buffer settles the pending
+calls first: they are replayed on the host, in their order. The update of a replayed call begins with the buffers that
+the call began with, so that nothing is written twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
+from ignite_ipu.deferred.graph.operations import CLOCK, NORM, Operation, by_number, reached, replayed, shown_input
+from ignite_ipu.deferred.graph.owners import Captured
+from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.graph.structure import unflatten
+from ignite_ipu.deferred.model.turns import draws, is_statistic, written_buffers
+from ignite_ipu.deferred.model.writes import WeightEdits
+from ignite_ipu.errors import CaptureError, EarlyReadError, listed, logger
+from ignite_ipu.program.forward.eager import EAGER
+from ignite_ipu.program.forward.left_behind import called_beside
+from ignite_ipu.program.forward.model_libraries import without_generation_cache
+from ignite_ipu.program.forward.randomness import draws_put_back
+from ignite_ipu.program.module_state import REGISTRATIONS
+from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.weights.tracker import Weights
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+
+
+class _Replay(NamedTuple):
+    """A replayed call: the buffers that it writes, by name, as they were before it; and its results on the host."""
+
+    before: Dict[str, torch.Tensor]
+    results: List[torch.Tensor]
+
+
+class _Overwritten(NamedTuple):
+    """A buffer that evaluations have written: its value before the first, and the last operations before each end."""
+
+    tensor: torch.Tensor
+    before: torch.Tensor
+    first: int
+    last: int
+
+
+class BufferBook:
+    """The buffers of captured models that are trained together, and the calls that have yet to write them.
+
+    Attributes:
+        waiting: Calls by number that no update has made yet, replayed or not.
+    """
+
+    def __init__(self, modes: Modes, edits: WeightEdits, weights: Weights) -> None:
+        self._modes, self._edits, self._weights = modes, edits, weights
+        self.waiting: Dict[int, Operation] = {}
+        self._replays: Dict[int, _Replay] = {}
+        # By `id`, buffers that evaluations have written since the last update: what was in each before, and when.
+        self._overwritten: Dict[int, _Overwritten] = {}
+        self._passed: Set[int] = set()  # those that have waited while another optimizer stepped
+        self._is_settling = self._has_told = False
+        REGISTRATIONS.observers.add(self)
+
+    def record(self, call: Operation) -> None:
+        """Note a call that will write buffers."""
+        self.waiting[call.number] = call
+
+    def merge(self, other: BufferBook) -> None:
+        """Take over the calls of models that are trained together with these from now on."""
+        self.waiting.update(other.waiting)
+        self._replays.update(other._replays)
+        self._passed |= other._passed
+        self._overwritten.update(other._overwritten)
+
+    def before_read(self) -> None:
+        """Settle the pending calls for somebody who reads a buffer.
+
+        Raises:
+            EarlyReadError: One of them cannot be replayed on the host.
+        """
+        if not self.waiting or self._is_settling or EAGER.is_on:
+            return
+        problem = self._settle(self._pending())
+        if problem is not None:
+            raise EarlyReadError(
+                f"A buffer is read at {current_line()}, and {self._first()} with the update that it is part of. The "
+                f"host cannot replay the call: {problem}. Read buffers after optimizer.step()."
+            )
+
+    def before_weights_change(self) -> None:
+        """Settle the pending calls as far as possible; the others cannot be replayed any more."""
+        if self.waiting:
+            self._settle(self._pending())
+            self._passed |= {call.number for call in self._pending()}
+
+    def before_registration(self, module: nn.Module) -> None:
+        """Settle the pending calls as far as possible, before a module of theirs gets other tensors or modules."""
+        calls = [] if EAGER.is_on or self._is_settling else self.waiting.values()
+        if any(call.model is not None and module in set(call.model.model.modules()) for call in calls):
+            self._settle(self._pending())
+
+    def before_evaluation(self, model: Captured) -> None:
+        """Settle the pending calls, as PyTorch evaluates with what they have written; or refuse the evaluation."""
+        problem = self._settle(self._pending())
+        if problem is not None:
+            raise CaptureError(
+                f"{model.name} is evaluated at {current_line()}, but its call in training mode at {self._first()}, as "
+                "batch statistics are, and waits for optimizer.step(). PyTorch would evaluate with what it has "
+                f"written, and the host cannot replay it: {problem}. Evaluate after optimizer.step()."
+            )
+
+    def before_written(self, buffers: Sequence[torch.Tensor]) -> None:
+        """Note buffers that an evaluation has written, in the order of recorded operations."""
+        for buffer in buffers:
+            known = self._overwritten.get(id(buffer))
+            before, first = (plain(buffer).clone(), CLOCK.now) if known is None else (known.before, known.first)
+            self._overwritten[id(buffer)] = _Overwritten(buffer, before, first, CLOCK.now)
+
+    def before_update(self, losses: Sequence[Loss], model: Captured, several: bool = False) -> None:
+        """Settle the pending calls that an update by some losses leaves out, or refuse the update.
+
+        With `several` optimizers a call may wait for the update of another one, if no call writes before it does.
+        """
+        operations = [operation for loss in losses for operation in loss.operations]
+        made = {operation.number for operation in operations}
+        waits = [call for call in self.waiting.values() if call.number not in made and several and _is_awaited(call)]
+        waiting = {call.number for call in waits}
+        pending = self._pending()
+        left = [call for number, call in self.waiting.items() if number not in made and number not in waiting]
+        ahead = [*operations, *waits]
+        late = any(each.number < call.number and _write_the_same(each, call) for call in left for each in ahead)
+        together = late or not all(_may_wait(call, operations) for call in waits)
+        problem = self._settle([call for call in pending if together or call in left])
+        if problem is not None:
+            first = self._first(made)
+            self.waiting.clear()
+            self._replays.clear()
+            raise CaptureError(
+                f"The call of {model.name} in training mode at {first}, as batch statistics are, but no loss of the "
+                f"update at {current_line()} was computed from it, and it cannot be made up for on the host: "
+                f"{problem}. For a forward pass without training, call model.eval() and use torch.no_grad(); leave "
+                "out a batch before the model is called."
+            )
+        for call in left:
+            # Nothing goes backward through them from now on, since weights change.
+            replay = self._replays.pop(call.number, None)
+            if replay is not None:
+                call.settle(replay.results)
+                del self.waiting[call.number]
+        for number in made:
+            self.waiting.pop(number, None)
+        self._passed = set(self.waiting)
+
+    @contextlib.contextmanager
+    def in_update(self, operations: Sequence[Operation]) -> Iterator[None]:
+        """Have an update in the `with` block begin with the buffers that its calls began with.
+
+        These were replayed since, or evaluations have written the buffers. What the host has then is the newest, unless
+        calls that were not replayed write the same.
+        """
+        began, kept = self._began_with(operations) if self._replays or self._overwritten else ({}, set())
+        overwritten, self._overwritten = self._overwritten, {}
+        for each in overwritten.values():
+            self._edits.note(each.last)
+        if not began:
+            yield
+            return
+        with self._weights.with_others(list(began.values()), kept):
+            yield
+
+    def _began_with(
+        self, operations: Sequence[Operation]
+    ) -> Tuple[Dict[int, Tuple[torch.Tensor, torch.Tensor]], Set[int]]:
+        """Return the buffers with which operations began, by `id`, and those of which the host has the newest."""
+        began: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
+        kept: Set[int] = set()
+        calls = sorted((each for each in operations if each.model is not None and not each.done), key=by_number)
+        for call in calls:
+            replay = self._replays.pop(call.number, None)
+            for name, tensor in written_buffers(call).items():
+                if replay is None:
+                    kept.discard(id(tensor))
+                else:
+                    began.setdefault(id(tensor), (tensor, replay.before[name]))
+                    kept.add(id(tensor))
+        for key, each in self._overwritten.items():
+            before = [call for call in calls if call.number <= each.first]
+            if before and calls[-1].number > each.first:
+                raise CaptureError(
+                    f"The update at {current_line()} is of calls at {before[0].line} and at {calls[-1].line}, and an "
+                    "evaluation between them has written buffers. A device makes the calls of an update one after "
+                    "another. Evaluate before or after them."
+                )
+            if before:
+                began.setdefault(key, (each.tensor, each.before))
+                kept.add(key)
+        return began, kept
+
+    def settle_unused(self) -> None:
+        """Replay the calls that can be part of no update, as far as that is possible."""
+        for call in self._pending():
+            if not _is_awaited(call):
+                ahead = [each for each in self._pending() if each.number < call.number and _write_the_same(each, call)]
+                if ahead or self._settle([call]) is not None:
+                    return
+
+    def waits_for_others(self, call: Operation) -> bool:
+        """Return whether the host has other buffers than a call reads; batch statistics it reads not, in training."""
+        before = [
+            each
+            for number, each in self.waiting.items()
+            if number < call.number and each.model is call.model and number not in self._replays
+        ]
+        names = {name for each in before for name in each.signature.writes}
+        if call.number in self._replays:
+            names.update(call.signature.writes)
+        return not all(is_statistic(call, name) for name in names & {*call.signature.writes})
+
+    @property
+    def is_settled(self) -> bool:
+        """True if no call has yet to write buffers."""
+        return not self._pending()
+
+    def _pending(self) -> List[Operation]:
+        """Return the calls that have not been replayed, in their order; others are forgotten that nobody awaits."""
+        for number in list(self._replays):
+            if not _is_awaited(self.waiting[number]):
+                del self._replays[number], self.waiting[number]
+        return [call for number, call in sorted(self.waiting.items()) if number not in self._replays]
+
+    def _settle(self, calls: Sequence[Operation]) -> Optional[str]:
+        """Replay calls on the host, in their order; returns why one cannot be replayed, None if all are."""
+        if not calls:
+            return None
+        was_settling, self._is_settling = self._is_settling, True
+        try:
+            for call in calls:
+                problem = self._problem_of(call)
+                if problem is not None:
+                    return problem
+                self._replay(call)
+        finally:
+            self._is_settling = was_settling
+        return None
+
+    def _problem_of(self, call: Operation) -> Optional[str]:
+        """Return why a call cannot be replayed now, None if it can."""
+        try:
+            now, then = self._modes.now(), call.signature.modes
+        except ReplacedError:
+            return "weights or buffers of the model were replaced since"
+        if call.number in self._passed:
+            return "another optimizer has changed weights since"
+        if then is None or then.of is not now.of:
+            return "the model was called before it was known to be a part of a larger one"
+        alike = then._replace(training=now.training, trained=now.trained)
+        if alike != now:
+            return f"{alike.difference(now)} since"
+        if not self._edits.older_than(call):
+            return "weights or buffers were written since"
+        for each in _chain(call):
+            if each.signature is NORM or (each.done and each is not call):
+                return f"it is computed from a value of an update, of {each.line}"
+            if draws(each) and (each is not call or _is_awaited(call)):
+                return f"{each.name} at {each.line} draws random numbers, which the device draws in the update"
+        return None
+
+    def _replay(self, call: Operation) -> None:
+        """Make a call on the host, for the buffers that it writes."""
+        if not self._has_told and _is_awaited(call):
+            self._has_told = True
+            logger.warning(
+                "Buffers are used at %s that the call at %s writes, and its update has not run, so the host replays "
+                "the call, here and in the steps to come: each time a forward pass on the CPU, with a copy of the "
+                "weights. Read buffers after optimizer.step() to save both.",
+                current_line(),
+                call.line,
+            )
+        chain = sorted(_chain(call), key=by_number)
+        known: Dict[Operation, List[torch.Tensor]] = {}
+        for each in chain[:-1]:
+            book = None if each.model is None else _book_of(each)
+            if book is not None and each.signature.writes:
+                if book is not self:
+                    book.before_read()
+                known[each] = book._replays[each.number].results
+        self._weights.to_host()
+        before = {name: plain(buffer).clone() for name, buffer in written_buffers(call).items()}
+        with draws_put_back():
+            results = replayed([each for each in chain if each not in known], shown_input, self._called, known)[call]
+        self._weights.host_changed()
+        self._edits.ignore()
+        if _is_awaited(call):
+            self._replays[call.number] = _Replay(before, results)
+        else:
+            call.settle(results)
+            del self.waiting[call.number]
+
+    def _called(self, call: Operation, leaves: List[Any]) -> Any:
+        """Return what a call of a model gives on the host, which writes its buffers there."""
+        assert call.model is not None and call.signature.modes is not None
+        whole: Any = call.model.whole
+        model, modes = call.model.model, whole.modes
+        args, kwargs = unflatten(call.signature.structure, leaves)
+        whole.session.weights.to_host()
+        modes.now()
+        with modes.in_training_as(call.signature.modes):
+            with EAGER, without_generation_cache(model), torch.no_grad(), DisableTorchFunctionSubclass():
+                return called_beside(call.signature.left, lambda: model(*args, **kwargs))
+
+    def _first(self, but: Set[int] = frozenset()) -> str:  # type: ignore[assignment]
+        call = next(call for number, call in self.waiting.items() if number not in but and number not in self._replays)
+        return f"{call.line} writes buffers ({listed(call.signature.writes)})"
+
+
+def _book_of(call: Operation) -> BufferBook:
+    whole: Any = call.model and call.model.whole
+    book: BufferBook = whole.buffer_writes
+    return book
+
+
+def _chain(call: Operation) -> Sequence[Operation]:
+    """Return a call and the operations that its arguments have yet to be computed by."""
+    return list(reached([call], lambda each: [leaf.operation for leaf in each.value_leaves if not leaf.known]))
+
+
+def _is_awaited(call: Operation) -> bool:
+    """Return whether any result of a call is still referenced, so that it may go backward."""
+    return call.problem is None and bool(call.values)
+
+
+def _write_the_same(one: Operation, other: Operation) -> bool:
+    return one.model is other.model and bool({*one.signature.writes} & {*other.signature.writes})
+
+
+def _may_wait(call: Operation, others: Sequence[Operation]) -> bool:
+    """Return whether a call can write its buffers after others, in PyTorch's order."""
+    return not any(_write_the_same(call, other) and other.number > call.number for other in others)

@@ -1,0 +1,147 @@
+"""Attributes of modules that each forward computes from weights alone, as hooks do for pruning and `weight_norm`.
+
+After a call PyTorch has the tensors of that call in them. A training program keeps them on the device, in buffers that
+come to the host with the weights; after an evaluation the host computes them anew, from the weights that it has.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu.program.forward.module_attributes import ModuleAttributes
+from ignite_ipu.program.guards.values import leave_behind
+from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of
+from ignite_ipu.torch_names.modules import buffers_of
+
+Place = Tuple[nn.Module, str]
+_GIVEN = "_ignite_ipu_given"
+
+
+class ComputedAttributes(nn.Module):
+    """The attributes of a model's modules that its forward computes from weights alone.
+
+    In training its buffers hold their values on the device, one for each of `places`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: Tuple[Place, ...] = ()
+
+    def find(
+        self, model: nn.Module, inputs: Iterable[torch.Tensor], call: Callable[[], Any], registers: bool
+    ) -> List[torch.Tensor]:
+        """Find the attributes by calls on the host, which are to compute with these inputs; return what they hold.
+
+        What the first call sets up alone, such as a table, is none of them. `registers` makes buffers for them.
+        """
+        first = _attributes(model)
+        call()
+        before = _attributes(model)
+        if all(first.get(place) is value for place, value in before.items()):
+            return []
+        with _Given(inputs) as given:
+            call()
+        found = [
+            (place, value)
+            for place, value in _attributes(model).items()
+            if before.get(place) is not value and value.is_floating_point() and not given.has(value)
+        ]
+        self.places = tuple(place for place, _ in found)
+        values = [value.detach().clone().contiguous() for _, value in found]
+        for number, value in enumerate(values if registers else ()):
+            self.register_buffer(f"value{number}", value, persistent=False)
+        return values
+
+    def keep(self) -> None:
+        """Write what forward has computed into the buffers, in a training program's forward."""
+        self.mark()
+        for (module, name), buffer in zip(self.places, buffers_of(self).values()):
+            assert buffer is not None
+            buffer.copy_(module.__dict__[name].detach())
+
+    def mark(self) -> None:
+        """Let what forward has computed count for nothing in comparisons of attributes."""
+        for module, name in self.places:
+            leave_behind(module.__dict__[name])
+
+    def show(self, values: Optional[Sequence[torch.Tensor]] = None) -> None:
+        """Put values into the attributes: the buffers when None, of which every read shows the newest values."""
+        for (module, name), value in zip(self.places, list(buffers_of(self).values()) if values is None else values):
+            if module.__dict__.get(name) is not value:
+                assert value is not None
+                leave_behind(value)
+                module.__dict__[name] = value
+
+    def computed(self, model: nn.Module, call: Callable[[], Any]) -> List[torch.Tensor]:
+        """Return what a call of the model on the host puts into the attributes, which stay as they are."""
+        kept = ModuleAttributes(model)
+        try:
+            call()
+            return [module.__dict__[name].detach() for module, name in self.places]
+        finally:
+            kept.put_back(always=True)
+
+    def names(self, step: nn.Module) -> Set[str]:
+        """Return the paths of the attributes within a step."""
+        paths = {module: path for path, module in step.named_modules()}
+        return {f"{paths[module]}.{name}" for module, name in self.places}
+
+
+def _attributes(model: nn.Module) -> Dict[Place, torch.Tensor]:
+    return {
+        (module, name): value
+        for module in model.modules()
+        for name, value in module.__dict__.items()
+        if isinstance(value, torch.Tensor)
+    }
+
+
+class _Given(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Marks what is computed in its `with` block from tensors that are given."""
+
+    def __init__(self, inputs: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._token = object()
+        for tensor in inputs:
+            self._mark(tensor)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is computed from one that is given."""
+        return getattr(tensor, _GIVEN, None) is self._token
+
+    def _mark(self, tensor: torch.Tensor) -> None:
+        setattr(tensor, _GIVEN, self._token)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if any(map(self.has, _tensors([args, kwargs]))):
+            for tensor in _tensors(output):
+                self._mark(tensor)
+            if schema_of(func).is_mutable:
+                self._mark_written(func, args)
+        return output
+
+    def _mark_written(self, func: Any, args: Tuple[Any, ...]) -> None:
+        for argument, value in zip(schema_of(func).arguments, args):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in _tensors(value):
+                    self._mark(tensor)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, Mapping):
+        yield from _tensors(list(value.values()))
