@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import inspect
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, Union
@@ -18,6 +19,7 @@ from ignite_ipu.deferred.settings import refuse_for_capture
 from ignite_ipu.deferred.tensor.tensor import known_in
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.config import Configuration, IPUConfig
+from ignite_ipu.program.user_code import loaded_by
 
 Step = Callable[..., Any]
 # What is looked into. Handlers may read deferred tensors in anything else.
@@ -69,7 +71,21 @@ def ipu_step(
             )
         return train_step
     refuse_for_capture(settings)
-    found = list(_used_by(train_step, set()))
+    return _Step(train_step, functools.partial(_captured, train_step, settings, model, optimizer))
+
+
+def _captured(
+    train_step: Step,
+    settings: IPUConfig,
+    model: Optional[nn.Module],
+    optimizer: Optional[torch.optim.Optimizer],
+    is_called: bool,
+) -> Optional[List[CapturedModel]]:
+    """Capture what a step trains; None, unless it is called, where variables that it uses have yet to be assigned."""
+    missing: List[str] = []
+    found = list(_used_by(train_step, set(), missing))
+    if missing and not is_called and (model is None or optimizer is None):
+        return None
     models = [model] if model is not None else _models(found)
     optimizers = [optimizer] if optimizer is not None else _unique(found, torch.optim.Optimizer)
     name = getattr(train_step, "__name__", type(train_step).__name__)
@@ -84,7 +100,7 @@ def ipu_step(
     for each in optimizers:
         capture_optimizer(each)
         captured_by(each)
-    return _Step(train_step, captures)
+    return captures
 
 
 def with_known_values(step: Step, *args: Any, **kwargs: Any) -> Any:
@@ -102,12 +118,24 @@ def with_known_values(step: Step, *args: Any, **kwargs: Any) -> Any:
 
 
 class _Step:
-    """The step function, whose results hold plain tensors as soon as their update has run."""
+    """The step function, whose results hold plain tensors as soon as their update has run.
 
-    def __init__(self, train_step: Step, captures: List[CapturedModel]) -> None:
-        self._train_step = train_step
-        self.captures = captures
+    Models and optimizers are captured at once; by the first call where the step is defined before the variables that it
+    uses are assigned.
+    """
+
+    def __init__(self, train_step: Step, capture: Callable[[bool], Optional[List[CapturedModel]]]) -> None:
+        self._train_step, self._capture = train_step, capture
+        self._captures = capture(False)
         functools.update_wrapper(self, train_step)
+
+    @property
+    def captures(self) -> List[CapturedModel]:
+        """The captured models."""
+        if self._captures is None:
+            self._captures = self._capture(True)
+            assert self._captures is not None
+        return self._captures
 
     @property
     def session(self) -> Any:
@@ -115,34 +143,52 @@ class _Step:
         return min(self.captures, key=lambda capture: capture.is_frozen).session
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._captures is None:
+            self._captures = self.captures
         return with_known_values(self._train_step, *args, **kwargs)
 
 
-def _used_by(function: Any, seen: Set[int]) -> Iterator[Any]:
-    """Yield the objects that a callable reaches by its closure, globals, attributes and bound arguments."""
+def _used_by(function: Any, seen: Set[int], missing: List[str]) -> Iterator[Any]:
+    """Yield the objects that a callable reaches by its closure, globals, attributes and bound arguments.
+
+    Names of variables without a value come into `missing`.
+    """
     if id(function) in seen:
         return
     seen.add(id(function))
     if isinstance(function, functools.partial):
         yield from (*function.args, *function.keywords.values())
-        yield from _used_by(function.func, seen)
+        yield from _used_by(function.func, seen, missing)
         return
     if inspect.ismethod(function):
         yield from vars(function.__self__).values()
-        yield from _used_by(function.__func__, seen)
+        yield from _used_by(function.__func__, seen, missing)
         return
     if not inspect.isfunction(function):
         yield from getattr(function, "__dict__", {}).values()
         call = vars(type(function)).get("__call__")
         if inspect.isfunction(call):
-            yield from _used_by(call, seen)
+            yield from _used_by(call, seen, missing)
         return
-    variables = inspect.getclosurevars(inspect.unwrap(function))
-    values = [*variables.nonlocals.values(), *variables.globals.values(), *(function.__defaults__ or ())]
+    values = [*_variables(inspect.unwrap(function), missing), *(function.__defaults__ or ())]
     yield from values
     for value in values:
         if inspect.isfunction(value):
-            yield from _used_by(value, seen)
+            yield from _used_by(value, seen, missing)
+
+
+def _variables(function: Any, missing: List[str]) -> Iterator[Any]:
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+        try:
+            yield cell.cell_contents
+        except ValueError:
+            missing.append(name)
+    for name in loaded_by(code, "LOAD_GLOBAL", "LOAD_NAME"):
+        if name in function.__globals__:
+            yield function.__globals__[name]
+        elif not hasattr(builtins, name):
+            missing.append(name)
 
 
 def _unique(found: Sequence[Any], kind: type) -> List[Any]:

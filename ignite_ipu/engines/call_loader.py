@@ -121,7 +121,7 @@ class CallLoader:
         self.size = size
         self._samples = samples
         self._drops, self._training = drops, training
-        self._streams = isinstance(loader.dataset, IterableDataset)
+        self._streams = isinstance(getattr(loader, "dataset", None), IterableDataset)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or "loader" not in vars(self):
@@ -183,7 +183,7 @@ class CallLoader:
             logger.warning(
                 "%s at the end of the data, a %s, did not fill a device call of %s and are left out.",
                 _samples_of(left_out),
-                type(self.loader.dataset).__qualname__,
+                type(getattr(self.loader, "dataset", self.loader)).__qualname__,
                 self._call_in_words(),
             )
 
@@ -211,7 +211,7 @@ class CallLoader:
         try:
             yield from calls
         except Exception as error:
-            explained = _explained(error, self.loader.num_workers)
+            explained = _explained(error, getattr(self.loader, "num_workers", 0))
             if explained is None:
                 raise
             raise explained from error
@@ -219,8 +219,8 @@ class CallLoader:
 
 def _check_size_kept(loader: Any) -> None:
     """Refuse a batch size that was changed, which a torch loader has in two places."""
-    size = loader.batch_size
-    wanted = getattr(loader.batch_sampler, "batch_size", size)
+    size = getattr(loader, "batch_size", None)
+    wanted = getattr(getattr(loader, "batch_sampler", None), "batch_size", size)
     if size is not None and wanted != size:
         raise LoaderError(
             f"The loader's batch size was changed from {size} to {wanted}, but a compiled model has micro-batches of "

@@ -14,6 +14,7 @@ from ignite.engine.deterministic import DeterministicEngine
 from ignite.handlers import Checkpoint
 from torch.utils.data import DataLoader, IterableDataset
 
+from ignite_ipu.checkpoints.comparable import comparable, restored
 from ignite_ipu.checkpoints.random_states import read_random_states, write_random_states
 from ignite_ipu.engines.call_loader import CallLoader, MicroBatches
 from ignite_ipu.engines.counting import Counts
@@ -129,7 +130,8 @@ class IPUEngine(Engine):
         """Return the first batch of a `DataLoader` that fills a device call; other data is taken for such a batch."""
         if not isinstance(data, DataLoader):
             return data
-        with draws_put_back(data.generator, getattr(data.sampler, "generator", None)):
+        generators = (getattr(each, "generator", None) for each in (data, getattr(data, "sampler", None)))
+        with draws_put_back(*generators):
             return next(iter(self._swapped(data)))
 
     def prepared(self, batch: Any) -> Any:
@@ -270,7 +272,7 @@ class IPUTrainer(IPUEngine):
         return super().add_event_handler(event_name, handler, *args, **kwargs)
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Return Ignite's state dictionary with what is this engine's own as `ipu`."""
+        """Return Ignite's state dictionary with what is this engine's own as `ipu`; both can be compared by `==`."""
         state: OrderedDict[str, Any] = super().state_dict()
         iteration = self.state.iteration
         if self._pinned is not None and self._pinned[0] == iteration and self._between_epochs:
@@ -281,24 +283,32 @@ class IPUTrainer(IPUEngine):
                 self._pinned = iteration, now, True
         device = self.ipu.random_state()
         completed = not self._between_epochs or iteration in (0, self._ended_epoch)
-        state["ipu"] = {
+        own = {
             "host_random_state": now,
             "data": self._position.state_dict(),
-            "device_random_state": None if device is None else torch.tensor(device, dtype=torch.int64),
+            "device_random_state": device,
             "counts": self.counts.state_dict(self),
             "added_up": self._accumulations.state_dict(self.state.metrics),
             "epoch_completed": completed,
             "shown": {} if completed else plain_values({"output": self.state.output}),
         }
+        state["ipu"] = comparable(own)
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned, or the one of an ordinary Ignite engine."""
+        """Take over what `state_dict` returned, or the one of an ordinary Ignite engine.
+
+        Raises:
+            TypeError, ValueError: It is none, as Ignite says.
+        """
+        given: Any = state_dict
+        if not isinstance(given, Mapping):
+            super().load_state_dict(given)  # which refuses it
         plain = {key: value for key, value in state_dict.items() if key != "ipu"}
         super().load_state_dict(plain)
         self._loaded = True
         self._ended_epoch = self.state.iteration
-        saved = state_dict.get("ipu")
+        saved = restored(state_dict.get("ipu"))
         self._added_up = {} if saved is None else saved.get("added_up", {})
         if saved is None:
             # An ordinary engine makes one weight update from one batch in each iteration; samples it did not count.
@@ -311,7 +321,7 @@ class IPUTrainer(IPUEngine):
         self._position.load_state_dict(saved["data"], None if self._between_epochs else saved["host_random_state"])
         self.counts.load_state_dict(saved["counts"])
         if saved["device_random_state"] is not None:
-            self.ipu.set_random_state(saved["device_random_state"].tolist())
+            self.ipu.set_random_state([int(each) for each in saved["device_random_state"]])
 
     def run(self, data: Optional[Iterable[Any]] = None, *args: Any, **kwargs: Any) -> State:
         """Run as `IPUEngine.run` does, and tell the session about the data.
@@ -373,7 +383,7 @@ class IPUTrainer(IPUEngine):
         """
         self._note_data(data)
         program = self.ipu.training
-        again = isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset)
+        again = isinstance(data, DataLoader) and not isinstance(getattr(data, "dataset", None), IterableDataset)
         if again and program is not None and program.placing is not None:
             program.place(*self.prepared(self.one_batch(data)))
         if max_epochs is None:

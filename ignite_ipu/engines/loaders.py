@@ -206,9 +206,15 @@ class Loaders:
 
     def _source(self, loader: DataLoader[Any]) -> Source:
         if self._mode not in (None, _modes().Sync):
+            if not hasattr(loader, "dataset"):
+                raise LoaderError(
+                    f"loader_mode={self._mode.name!r}: PopTorch's process would have to iterate a "
+                    f"{type(loader).__qualname__}, which has not called DataLoader.__init__. Use Sync."
+                )
             return Source(self._asynchronous(loader), reuses_memory=True)
-        if self._rewindable and loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset):
-            sampler = RewindableSampler(loader.batch_sampler)
+        batches = getattr(loader, "batch_sampler", None)
+        if self._rewindable and batches is not None and not isinstance(loader.dataset, IterableDataset):
+            sampler = RewindableSampler(batches)
             return Source(_with_batch_sampler(loader, sampler), sampler)
         return Source()
 
@@ -314,8 +320,9 @@ def _with_batch_sampler(loader: DataLoader[Any], batch_sampler: Any) -> DataLoad
 
 def _micro_batch_size(loader: Any) -> Optional[int]:
     """Return how many samples a loader's batches have, but for a last one; None if it cannot be known."""
-    size, samples = loader.batch_size, None
-    sampler: Any = loader.batch_sampler
+    # A subclass that has not called `DataLoader.__init__` has none of its attributes.
+    size, samples = getattr(loader, "batch_size", None), None
+    sampler: Any = getattr(loader, "batch_sampler", None)
     if size is None:
         size = getattr(sampler, "batch_size", None)
         if isinstance(sampler, (list, tuple)) and sampler:
@@ -333,6 +340,8 @@ def _sample_count(loader: Any) -> Optional[int]:
 
     None if that cannot be known.
     """
+    if not hasattr(loader, "dataset"):
+        return None
     if isinstance(loader.dataset, IterableDataset):
         return len(loader.dataset) if isinstance(loader.dataset, Sized) else None
     if loader.batch_sampler is None:

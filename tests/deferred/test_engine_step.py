@@ -250,3 +250,40 @@ def test_sparse_tensors_are_refused_at_their_line(place: str, sparse: Callable[[
     message = r"of shape \(8, .\) in the layout torch.sparse_.* at .*test_engine_step.py.*dense tensors alone.*to_dense"
     with pytest.raises(CaptureError, match=message):
         ipu_step(train_step)(None, (X[:8], Y[:8]))
+
+
+def test_a_step_may_be_defined_before_what_it_uses() -> None:
+    """Its models and optimizers are captured by the first call then."""
+
+    def built(wrap: Callable[[Any], Any]) -> Tuple[nn.Module, Engine]:
+        @wrap
+        def train_step(engine: Engine, batch: Any) -> Any:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(batch[0]), batch[1])
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+
+        trainer = Engine(train_step)
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, trainer
+
+    native, expected = built(lambda step: step)
+    model, trainer = built(ipu_step)
+    assert trainer.run(data(), max_epochs=2).output == pytest.approx(
+        expected.run(data(), max_epochs=2).output, rel=1e-4
+    )
+    torch.testing.assert_close(model.state_dict(), native.state_dict(), rtol=1e-4, atol=1e-5)
+    assert captured(model) is not None
+
+
+def test_a_step_that_never_gets_what_it_uses_is_refused_when_it_is_called() -> None:
+    def outer() -> Any:
+        step = ipu_step(lambda engine, batch: model(batch))
+        if False:
+            model = network()
+        return step
+
+    with pytest.raises(CaptureError, match="uses no model that could be found"):
+        outer()(None, X)

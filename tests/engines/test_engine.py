@@ -458,3 +458,28 @@ def test_ready_batches_joined_as_the_warning_says_train_as_natively(pass_on, cap
         models.append(model)
     assert_same_weights(*reversed(models))
     assert "cut into 2 micro-batches" in caplog.text and "join 2 of them into one element" in caplog.text
+
+
+def test_state_dictionaries_can_be_compared():
+    """As Ignite's; in the middle of an epoch, with the sums of a metric, too."""
+    model, optimizer = pair()
+    transform = lambda x, y, y_pred, loss: (y_pred, y)  # noqa: E731
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), output_transform=transform)
+    ConfusionMatrix(3).attach(trainer, "confusion")
+    trainer.add_event_handler(Events.ITERATION_COMPLETED(once=2), trainer.terminate)
+    before = trainer.state_dict()
+    trainer.run(DataLoader(task(), batch_size=16, shuffle=True), max_epochs=2)
+    after = trainer.state_dict()
+    assert after == trainer.state_dict() and before != after
+    assert after["ipu"]["added_up"]["objects"]["confusion"] is not None
+
+
+@pytest.mark.parametrize("state", [None, 1, "trainer"])
+def test_states_that_are_no_mappings_are_refused_as_by_ignite(state):
+    model, optimizer = pair()
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+    with pytest.raises(TypeError) as native:
+        Engine(lambda engine, batch: None).load_state_dict(state)
+    with pytest.raises(TypeError) as found:
+        trainer.load_state_dict(state)
+    assert str(found.value) == str(native.value)

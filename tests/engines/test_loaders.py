@@ -396,6 +396,28 @@ def test_loaders_that_iterate_in_their_own_way() -> None:
     assert rows(training(loader, d=2)) == [[100, 101, 102, 103]]
 
 
+class WithoutParts(DataLoader):  # type: ignore[type-arg]
+    """Has none of a `DataLoader`'s attributes."""
+
+    def __init__(self, batches: List[torch.Tensor]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def test_subclasses_that_are_no_more_than_iterables() -> None:
+    """They have not called `DataLoader.__init__`, and train natively."""
+    swapped = training(WithoutParts([torch.arange(2), torch.arange(2), torch.arange(2)]), d=2)
+    assert rows(swapped) == [[0, 1, 0, 1]] and len(swapped) == 1
+    mode = poptorch.DataLoaderMode.Async
+    with pytest.raises(LoaderError, match=r"loader_mode='Async': .* WithoutParts, which has not called"):
+        Loaders(options(), training=True, mode=mode).swap(WithoutParts([]))
+
+
 def test_items_of_a_loader_without_batching_are_its_batches() -> None:
     """As of a data set that streams batches."""
     loader: Any = DataLoader([torch.arange(2) + start for start in (0, 2, 4, 6)], batch_size=None)
