@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OptionsError, logger
@@ -20,12 +21,12 @@ from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.options import output_mode
 from ignite_ipu.program.step import BatchStep, first_micro_batch
-from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, requires_grad, shape_of
+from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, plain, requires_grad, shape_of
 from ignite_ipu.session.processes import connected
 from ignite_ipu.torch_names import lists
 from ignite_ipu.torch_names.lists import flatten_tensors, unflatten_tensors
 from ignite_ipu.torch_names.modules import PARAMETERS
-from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, gradient_hooks_of
 
 _PREFIX = "ignite_ipu_gradient_"
 _SCALING = "ignite_ipu_loss_scaling"
@@ -47,7 +48,19 @@ class AnchoredGradients:
         self.names: Sequence[str] = ()
         self.parameters: Sequence[torch.Tensor] = ()
         self._shorts: List[str] = []
+        self._hooked: List[int] = []
+        self._handles = -1  # of hooks, that there were when parameters were looked at
+        self._strided: List[int] = []  # the parameters that have gaps, or another order of dimensions
         self._adapts_scaling = False
+
+    def with_hooks(self) -> Sequence[int]:
+        """Return which of the parameters have hooks on their gradients; some may have been removed since."""
+        if self._handles != RemovableHandle.next_id:
+            # PyTorch numbers its handles, and there is one for each hook.
+            self._handles = RemovableHandle.next_id
+            with DisableTorchFunctionSubclass():
+                self._hooked = [number for number, each in enumerate(self.parameters) if gradient_hooks_of(each)]
+        return self._hooked
 
     def again(self) -> AnchoredGradients:
         """Return the same request for another program."""
@@ -66,6 +79,7 @@ class AnchoredGradients:
         self.names = [name for name in (parameters if self.asked is None else self.asked) if name in reached]
         self.parameters = [parameters[name] for name in self.names]
         self._shorts = [f"{_PREFIX}{name}" for name in self.names]
+        self._strided = [number for number, each in enumerate(self.parameters) if not plain(each).is_contiguous()]
         for name, short in zip(self.names, self._shorts):
             options.anchorTensor(short, f"Gradient___{name}")
         popart = getattr(options._Popart, "options", {})
@@ -100,7 +114,12 @@ class AnchoredGradients:
             if divisor != 1.0 and found:
                 found = [each.float() for each in found]
                 lists.mul_(found, 1.0 / divisor)
-            return [each.to(dtype_of(like)) for each, like in zip(found, self.parameters)]
+            if divisor != 1.0 or blocks > 1 or processes > 1:
+                found = [each.to(dtype_of(like)) for each, like in zip(found, self.parameters)]
+        for number in self._strided:
+            # As autograd accumulates it.
+            found[number] = torch.empty_like(plain(self.parameters[number])).copy_(found[number])
+        return found
 
 
 def reached_parameters(step: BatchStep, leaves: Sequence[Any], micro_batches: int) -> Set[str]:

@@ -7,25 +7,27 @@ from typing import List, Optional, Sequence
 
 import torch
 
-from ignite_ipu.program.tensors.raw import gradient_of, plain, requires_grad, set_gradient
+from ignite_ipu.program.tensors.raw import gradient_of, requires_grad, set_gradient
+from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.torch_names import lists
-from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, gradient_hooks_of
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
-def accumulate(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]) -> None:
+def accumulate(anchored: AnchoredGradients, gradients: Sequence[torch.Tensor]) -> None:
     """Add gradients to those of parameters, as `backward()` does: by autograd itself where there are hooks on them.
 
     Where a parameter has none, the tensor itself becomes its gradient.
     """
+    parameters, with_hooks = anchored.parameters, anchored.with_hooks()
     present: List[torch.Tensor] = []
     more: List[torch.Tensor] = []
-    hooked: List[int] = []
+    hooked = list(with_hooks)
     with DisableTorchFunctionSubclass(), torch.no_grad():
         for number, (parameter, gradient) in enumerate(zip(parameters, gradients)):
+            if number in with_hooks:
+                continue
             before = gradient_of(parameter)
-            if gradient_hooks_of(parameter):
-                hooked.append(number)
-            elif before is None:
+            if before is None:
                 set_gradient(parameter, gradient)
             elif before.requires_grad:
                 hooked.append(number)  # the loop has put a tensor with a history there: autograd knows what to do
@@ -48,12 +50,6 @@ def _by_autograd(parameters: List[torch.Tensor], gradients: List[torch.Tensor]) 
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(False)
-
-
-def as_laid_out(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a gradient with the strides of its parameter, as autograd accumulates it."""
-    like = plain(parameter)
-    return gradient if like.is_contiguous() else torch.empty_like(like).copy_(gradient)
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:

@@ -371,7 +371,7 @@ class IPUSession:
         gradients = program.take_gradients()
         if share != 1.0:
             torch._foreach_mul_(gradients, share)
-        accumulate(program.gradients.parameters, gradients)
+        accumulate(program.gradients, gradients)
         self._programs.active = program
         program.note_call()
         return results

@@ -35,12 +35,17 @@ from ignite_ipu.session.host_gradients import accumulate
 class Gradients:
     """The gradients of losses, for each parameter that they depend on."""
 
-    parameters: Sequence[torch.Tensor]
+    anchored: AnchoredGradients
     values: Sequence[torch.Tensor]
+
+    @property
+    def parameters(self) -> Sequence[torch.Tensor]:
+        """The parameters, in the order of the values."""
+        return self.anchored.parameters
 
     def accumulate(self) -> None:
         """Add them to those that the parameters have."""
-        accumulate(self.parameters, self.values)
+        accumulate(self.anchored, self.values)
 
 
 class HostUpdate(CapturedTraining):
@@ -93,7 +98,7 @@ class HostUpdate(CapturedTraining):
         program = self.session.training
         assert program is not None and program.gradients is not None
         program.note_call()
-        gradients = Gradients(program.gradients.parameters, program.take_gradients())
+        gradients = Gradients(program.gradients, program.take_gradients())
         self._say_what_it_costs()
         return compiled, results, gradients
 

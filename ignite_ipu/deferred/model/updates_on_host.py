@@ -54,7 +54,7 @@ class UpdatesOnHost:
         self._older: List[Older] = []
         # The last operation that was recorded before a parameter was changed last, by the id of the parameter.
         self._changed: Dict[int, int] = {}
-        self._changes = 0
+        self._changes = self._last_change = 0
         self._ahead: Optional[_Ahead] = None
 
     @property
@@ -135,7 +135,9 @@ class UpdatesOnHost:
             now = _versions(held)
             changed = [id(each) for each, one, other in zip(held, before, now) if one != other]
             self._changed.update(dict.fromkeys(changed, CLOCK.now))
-            self._changes += bool(changed)
+            if changed:
+                self._changes += 1
+                self._last_change = CLOCK.now
             before = now
             weights.look()
             self._model.edits.ignore()
@@ -172,7 +174,7 @@ class UpdatesOnHost:
 
     def _values_then(self, operations: Sequence[Operation]) -> Values:
         """Return the weights that have changed since operations were recorded, with the values of then."""
-        if not self._changed:
+        if not self._changed or operations[0].number > self._last_change:
             return []
         stale: Dict[int, Operation] = {}
         fresh: Dict[int, Operation] = {}

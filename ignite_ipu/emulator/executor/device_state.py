@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterable, List, Optional
 
 import torch
 from torch import nn
@@ -97,8 +97,8 @@ class DeviceState:
         with self._observation.call("copyWeightsToDevice"):
             if self.optimizer is not None:
                 self.optimizer.before_weight_upload()
-            self.fetch()
             self._follow_model(program)
+            self.fetch(program.host.tensors().values())
             program.upload()
 
     def buffers_to_device(self, program: DeviceProgram) -> None:
@@ -112,9 +112,14 @@ class DeviceState:
         own: Dict[str, torch.Tensor] = dict(self._model.named_buffers())
         program.upload_buffers({name: own[name] for name in self._updatable_buffers})
 
-    def fetch(self) -> None:
-        """Have the host's weights be the newest: whoever reads a wrapped parameter makes its trainer download."""
-        for tensor in (*self._model.parameters(), *self._model.buffers()):
+    def fetch(self, tensors: Optional[Iterable[torch.Tensor]] = None) -> None:
+        """Have the host's weights be the newest: whoever reads a wrapped parameter makes its trainer download.
+
+        The tensors are those of the model by default.
+        """
+        own = (*self._model.parameters(), *self._model.buffers()) if tensors is None else tensors
+        # All of a class are tied to one executor.
+        for tensor in {type(each): each for each in own}.values():
             fetch(tensor)
 
     def refresh(self, program: DeviceProgram) -> None:

@@ -127,9 +127,12 @@ class Executable:
             return self.loop(inputs, lambda batch, replica: run(*batch, *arguments[replica]), lambda: None)
 
     def loop(
-        self, inputs: Tensors, run: Callable[[Results, int], Results], update: Callable[[], None]
+        self, inputs: Tensors, run: Callable[[Results, int], Results], update: Callable[[], None], own: int = 0
     ) -> List[torch.Tensor]:
-        """Run one call: for each device iteration all its micro-batches, each for one replica, and then one update."""
+        """Run one call: for each device iteration all its micro-batches, each for one replica, and then one update.
+
+        The last `own` results of a micro-batch are in contiguous memory of their own, and no more needed by `run`.
+        """
         batching = self.batching
         micro_batches = batching.cut(inputs)
         steps = range(batching.gradient_accumulation)
@@ -139,7 +142,7 @@ class Executable:
             for accumulation in steps:
                 batches = micro_batches[position : position + batching.slots]
                 passes = [
-                    functools.partial(self._pass, run, replica, batches[slot])
+                    functools.partial(self._pass, run, own, replica, batches[slot])
                     for replica, slot in enumerate(self._slots)
                 ]
                 collected = [each() for each in passes] if self._together is None else self._together.run(passes)
@@ -148,14 +151,19 @@ class Executable:
                     kept.append(collected)
             update()
         outputs = len(kept[0][0])
+        if own and len(kept) == len(kept[0]) == 1:
+            (results,) = kept[0]
+            return [*(batching.stack([[result]]) for result in results[: outputs - own]), *results[outputs - own :]]
         return [batching.stack([[results[index] for results in step] for step in kept]) for index in range(outputs)]
 
-    def _pass(self, run: Callable[[Results, int], Results], replica: int, originals: Results) -> Results:
+    def _pass(self, run: Callable[[Results, int], Results], own: int, replica: int, originals: Results) -> Results:
         """Run one replica's micro-batch, and return its results."""
         written_inputs, batch = self.graph.written_inputs, originals
         if written_inputs:
             batch = tuple(value.clone() if place in written_inputs else value for place, value in enumerate(batch))
-        results = self._kept(run(batch, replica))
+        results = run(batch, replica)
+        shared = len(results) - own
+        results = (*self._kept(results[:shared]), *results[shared:]) if own else self._kept(results)
         _cut_from_history(self._written[replica])
         for place in written_inputs:
             originals[place].copy_(batch[place].detach())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Set
+from typing import Any, Dict, List, Mapping, Set, Tuple
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ class HostTensors:
         self.compiled: Dict[str, nn.Parameter] = dict(model.named_parameters())
         self.parameters = dict(self.compiled)
         self.buffers: Dict[str, torch.Tensor] = dict(model.named_buffers())
+        self._places = _places(model)
 
     def tensors(self) -> Dict[str, torch.Tensor]:
         return {**self.parameters, **self.buffers}
@@ -32,6 +33,9 @@ class HostTensors:
 
         One that is gone, or has another shape, is left out with a warning: the program keeps the old one.
         """
+        if all([table.get(name) is held for table, name, held in self._places]):
+            return False
+        self._places = _places(self._model)
         followed = self._follow(self.parameters, dict(self._model.named_parameters()))
         return self._follow(self.buffers, dict(self._model.named_buffers())) or followed
 
@@ -53,6 +57,13 @@ class HostTensors:
                     "is gone" if shape is None else f"was replaced by one of shape {shape}",
                 )
         return changed
+
+
+def _places(model: nn.Module) -> List[Tuple[Dict[str, Any], str, Any]]:
+    """Return where the modules and tensors of a model are, as tables, names in them, and what is there."""
+    kinds = ("_modules", "_parameters", "_buffers")
+    tables = [module.__dict__[kind] for module in model.modules() for kind in kinds]
+    return [(table, name, held) for table in tables for name, held in table.items()]
 
 
 def receive(tensor: torch.Tensor, value: torch.Tensor) -> None:

@@ -128,7 +128,7 @@ class OptimizerTracker:
     def before_weight_upload(self) -> None:
         """Read the state back before weights are uploaded, which sets that of a plain torch optimizer to its start."""
         self.read_back()
-        if self._device is not None and not isinstance(self._optimizer, PoptorchOptimizer):
+        if self._device is not None and not isinstance(self._optimizer, PoptorchOptimizer) and self._device.has_state:
             self._device.restart()
 
     def send_pending_state(self) -> None:

@@ -36,7 +36,7 @@ from ignite_ipu.emulator.trace.refusals import without_half_kernel
 from ignite_ipu.emulator.values.arguments import Arguments
 from ignite_ipu.emulator.values.replica_groups import ReplicaGroups, Setting
 from ignite_ipu.emulator.values.structures import flatten_tensors, replace_tensors
-from ignite_ipu.emulator.values.wrapping import counted, counts, plain, version
+from ignite_ipu.emulator.values.wrapping import all_plain, counted, counts, plain, versions
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _GRADIENT, _UPDATED = _OF_UPDATES = ("Gradient___", "UpdatedVar___")
@@ -136,6 +136,8 @@ class DeviceProgram:
         # The same in lists, for a fast look in each call.
         self._crossed: Tuple[List[torch.Tensor], List[int]] = [], []
         self._edits_reported = self._non_contiguous_seen = False
+        self._sized: Optional[Executable] = None
+        self._upload_bytes = 0
         graph, positions = self.graph, self.graph.positions
         # Outputs that are another one's tensor: what the caller writes into one must not show in the other.
         self._returned_again = [
@@ -397,9 +399,9 @@ class DeviceProgram:
 
     def _report_stale_weights(self) -> None:
         """Warn, once, of weights that were changed on the host since they last crossed, and that inference lacks."""
-        tensors, versions = self._crossed
+        tensors, before = self._crossed
         executable = self._executable
-        if executable is None or counts(tensors) == versions:
+        if executable is None or counts(tensors) == before:
             return
         now, host = self._versions(), self.host.tensors()
         written = [name for name, count in self._host_versions.items() if now[name] != count]
@@ -419,17 +421,19 @@ class DeviceProgram:
     def _note_crossing(self) -> None:
         """Remember the host's tensors as those of now, which the device has."""
         self._host_versions = self._versions()
-        host = self.host.tensors()
-        tensors = [host[name] for name in self._host_versions if counted(host[name])]
-        self._crossed = tensors, counts(tensors)
+        if not self._training:
+            host = self.host.tensors()
+            tensors = [host[name] for name in self._host_versions if counted(host[name])]
+            self._crossed = tensors, counts(tensors)
 
     def _host_values(self) -> Tuple[Dict[str, torch.Tensor], Dict[str, torch.Tensor]]:
-        weights = {name: plain(self.host.parameters[name]) for name in self.graph.weights}
-        return weights, {name: plain(self.host.buffers[name]) for name in self.graph.buffers}
+        graph, host = self.graph, self.host
+        weights = dict(zip(graph.weights, all_plain([host.parameters[name] for name in graph.weights])))
+        return weights, dict(zip(graph.buffers, all_plain([host.buffers[name] for name in graph.buffers])))
 
     def _versions(self) -> Dict[str, int]:
-        host = self.host.tensors()
-        return {name: version(host[name]) for name in (*self.graph.weights, *self.graph.buffers)}
+        host, names = self.host.tensors(), (*self.graph.weights, *self.graph.buffers)
+        return dict(zip(names, versions([host[name] for name in names])))
 
     def _check_buffers(self) -> None:
         shared = self.batching.group_size < self.batching.replication_factor and self._options.broadcast_buffers
@@ -455,9 +459,12 @@ class DeviceProgram:
             return [name for name in self.graph.weights if self._training and wanted(self.host.parameters[name])]
 
     def _count_upload(self, executable: Executable) -> None:
-        tensors = [*executable.weights.values(), *executable.buffers[0].values()]
+        if executable is not self._sized:
+            # The sizes of what is on the device do not change.
+            self._sized = executable
+            self._upload_bytes = _size([*executable.weights.values(), *executable.buffers[0].values()])
         self._note_crossing()
-        self._meter.add(weight_uploads=1, weight_upload_bytes=_size(tensors))
+        self._meter.add(weight_uploads=1, weight_upload_bytes=self._upload_bytes)
 
 
 def _size(tensors: Iterable[torch.Tensor]) -> int:

@@ -86,6 +86,7 @@ class GradientStep:
         # Of the anchored weights, by place among the leaves; None before the first backward pass.
         self._anchored_places: Optional[List[Optional[int]]] = None
         self._returned: Tuple[torch.Tensor, ...] = ()
+        self._copied: Optional[List[int]] = None  # those of them that share memory, or have gaps
         self._used: Optional[Tuple[bool, ...]] = None
         self._shared: Optional[List[int]] = None
         self._sums: List[torch.Tensor] = []
@@ -101,7 +102,8 @@ class GradientStep:
         drawn = contextlib.nullcontext() if random.used is False else random.drawn()
         try:
             with torch.enable_grad(), drawn:
-                return self._executable.loop(inputs, self.run, self.update)
+                own = len(self._anchored) if self._owns_returned else 0
+                return self._executable.loop(inputs, self.run, self.update, own)
         except BaseException:
             self._sums, self._added = [], 0
             if self._scaling is not None:
@@ -200,9 +202,20 @@ class GradientStep:
             self._nothing(name) if place is None else gradients[place]
             for name, place in zip(self._anchored, self._anchored_places)
         ]
-        if self._alone and self.optimizer.loss_scaling == 1:
-            return tuple(chosen)
-        return tuple([gradient.clone() for gradient in chosen])
+        if not self._owns_returned:
+            return tuple([gradient.clone() for gradient in chosen])
+        # Nothing writes to them: they are neither added to nor scaled.
+        if self._copied is None:
+            memory = [gradient.untyped_storage().data_ptr() for gradient in chosen]
+            pairs = enumerate(zip(chosen, memory))
+            self._copied = [i for i, (each, own) in pairs if memory.index(own) != i or not each.is_contiguous()]
+        for index in self._copied:
+            chosen[index] = chosen[index].clone(memory_format=torch.contiguous_format)
+        return tuple(chosen)
+
+    @property
+    def _owns_returned(self) -> bool:
+        return self._alone and self.optimizer.loss_scaling == 1
 
     def _nothing(self, name: str) -> torch.Tensor:
         return torch.zeros_like(self._executable.leaves[name][0], requires_grad=False)

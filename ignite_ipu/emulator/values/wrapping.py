@@ -151,26 +151,30 @@ def counted(tensor: torch.Tensor) -> bool:
 
 
 def counts(tensors: Sequence[torch.Tensor]) -> List[int]:
-    """Return `version` of tensors whose changes are counted."""
+    """Return `versions` of tensors whose changes are counted."""
     with DisableTorchFunctionSubclass():
         return list(map(version_of, tensors))
-
-
-def version(tensor: torch.Tensor) -> int:
-    """Return PyTorch's count of the changes made to a tensor, without asking the device for newer values.
-
-    Tensors that were made in inference mode are not counted: theirs is always 0.
-    """
-    with DisableTorchFunctionSubclass():
-        if torch.Tensor.is_inference(tensor):
-            return 0
-        return version_of(tensor)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """Return the same memory as an ordinary tensor, without asking the device for newer values."""
     with DisableTorchFunctionSubclass():
         return torch.Tensor.detach(tensor).as_subclass(torch.Tensor)
+
+
+def all_plain(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+    """Return what `plain` returns for each of some tensors."""
+    with DisableTorchFunctionSubclass():
+        return [torch.Tensor.detach(tensor).as_subclass(torch.Tensor) for tensor in tensors]
+
+
+def versions(tensors: Sequence[torch.Tensor]) -> List[int]:
+    """Return PyTorch's counts of the changes made to tensors, without asking the device for newer values.
+
+    Tensors that were made in inference mode are not counted: theirs is always 0.
+    """
+    with DisableTorchFunctionSubclass():
+        return [0 if torch.Tensor.is_inference(each) else version_of(each) for each in tensors]
 
 
 def storage(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 
 from ignite_ipu.torch_names import lists
 
+_LARGE = 1 << 12  # elements
 _FUSES = lists.has_fused_updates()
 Tensors = Union[List[torch.Tensor], Tuple[torch.Tensor, ...]]
 Store = Callable[[Tensors, Tensors], None]
@@ -74,6 +75,8 @@ def average_square(state: Tensors, beta: float, new: Tensors, store: Store) -> T
 
 def move(weights: Tensors, direction: Tensors, amount: float, keep: float, store: Store) -> None:
     """Set `weights` to `keep * weights + amount * direction`; the direction is left as it is."""
+    if amount == 0.0 and keep == 1.0 and _are_surely_finite(direction):
+        return  # else it is zero times infinity
     if not narrow(weights):
         if keep != 1.0:
             lists.mul_(weights, keep)
@@ -82,6 +85,13 @@ def move(weights: Tensors, direction: Tensors, amount: float, keep: float, store
     moved = lists.mul(direction, amount)
     lists.add_(moved, weights, alpha=keep)
     store(weights, moved)
+
+
+def _are_surely_finite(tensors: Tensors) -> bool:
+    """Return whether all elements are finite, where a look at them takes less time than arithmetic with them."""
+    if sum([each.numel() for each in tensors]) < _LARGE * len(tensors):
+        return False
+    return bool(torch.stack([each.sum() for each in tensors]).sum().isfinite())
 
 
 def move_by_ratio(weights: Tensors, over: Tensors, under: Tensors, amount: float, keep: float, store: Store) -> None:

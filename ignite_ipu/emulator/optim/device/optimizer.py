@@ -76,6 +76,11 @@ class DeviceOptimizer:
         self._update_factor *= value / self.loss_scaling
 
     @property
+    def has_state(self) -> bool:
+        """True if updates depend on those before."""
+        return self._adapts_loss_scaling or any([slot.states for slot in self._slots])
+
+    @property
     def state_bytes(self) -> int:
         """Bytes of all moments together."""
         return sum(state.numel() * state.element_size() for slot in self._slots for state in slot.states.values())
