@@ -22,6 +22,7 @@ from ignite_ipu.engines.loaders import Loaders
 from ignite_ipu.engines.rates import LearningRates, planned_rates
 from ignite_ipu.engines.resume.accumulations import Accumulations, plain_values, same_values
 from ignite_ipu.engines.resume.position import DataPosition
+from ignite_ipu.engines.schedulers import scheduled_names
 from ignite_ipu.engines.steps import IPUStep
 from ignite_ipu.errors import logger
 from ignite_ipu.program.config import IPUConfig
@@ -350,6 +351,7 @@ class IPUTrainer(IPUEngine):
             return self._end_again()
         if data is not None:
             self._note_data(data)
+        self._expect_schedules()
         returned: Any = super().run(data, *args, **kwargs)
         state: State = returned
         if returned is None:
@@ -389,6 +391,18 @@ class IPUTrainer(IPUEngine):
         if max_epochs is None:
             return repr(self.ipu)
         return f"{self.ipu!r}\n\n{self.learning_rates(data, max_epochs)}"
+
+    def _compiled(self, batch: Any) -> ModelProgram:
+        self._expect_schedules()
+        return super()._compiled(batch)
+
+    def _expect_schedules(self) -> None:
+        """Make variable what attached schedulers change, also from zero, if the update is not compiled yet."""
+        trained = self.ipu.trained
+        if trained is not None and trained.program.compiled is None:
+            link = trained.link
+            known = scheduled_names(self, link.conversion.source)
+            link.expect_changes(known.intersection(link.conversion.kind.numbers))
 
     def _note_data(self, data: Iterable[Any]) -> None:
         trained = self.ipu.trained

@@ -6,25 +6,20 @@ import contextlib
 import copy
 import itertools
 import warnings
-import weakref
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Iterator, List, NamedTuple, Sequence, Tuple
 
 from ignite.engine import Engine, Events
-from ignite.handlers import param_scheduler
-from torch.optim import Optimizer, lr_scheduler
+from torch.optim import Optimizer
 
 from ignite_ipu.engines.counting import CountEvents
+from ignite_ipu.engines.schedulers import scheduling_handlers
 from ignite_ipu.errors import listed
 from ignite_ipu.program.geometry import BatchGeometry
-from ignite_ipu.torch_names.engines import event_handlers_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ROWS = 20
-_SCHEDULERS = (param_scheduler.BaseParamScheduler, param_scheduler.ParamGroupScheduler)
-_TORCH = (lr_scheduler.LRScheduler,)
-_STEP = "step"
 
 
 class Rate(NamedTuple):
@@ -109,8 +104,8 @@ def planned_rates(
     Args:
         epoch: The arithmetic of each device call of an epoch.
     """
-    handlers, left_out = _scheduling(trainer)
-    used = [each for _, _, schedulers in handlers for each in schedulers]
+    handlers, left_out = scheduling_handlers(trainer)
+    used = [each for handler in handlers for each in handler.schedulers]
     rows: List[Rate] = []
     with _kept(trainer, optimizer, used), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, about an optimizer that has made no step
@@ -119,10 +114,10 @@ def planned_rates(
         vars(state).update(iteration=0, epoch=0, epoch_length=len(epoch), max_epochs=max_epochs, **counts)
 
         def fire(fired: Any) -> None:
-            for event, handler, _ in handlers:
-                if event == fired:
-                    trainer.last_event_name = event
-                    handler()
+            for handler in handlers:
+                if handler.event == fired:
+                    trainer.last_event_name = fired
+                    handler.call()
 
         def count(event: Any, name: str, times: int) -> None:
             for _ in range(times):
@@ -154,60 +149,6 @@ def planned_rates(
                 fire(Events.ITERATION_COMPLETED)
             fire(Events.EPOCH_COMPLETED)
     return LearningRates(rows, left_out)
-
-
-def _scheduling(trainer: Engine) -> Tuple[List[Tuple[Any, Callable[[], Any], List[Any]]], List[str]]:
-    """Return the handlers that set rates, each with its event and schedulers, and the names of those that may."""
-    found: List[Tuple[Any, Callable[[], Any], List[Any]]] = []
-    left_out: List[str] = []
-    for event, entries in event_handlers_of(trainer).items():
-        for function, args, kwargs in entries:
-            schedulers, alone = _schedulers_of(_inner(function))
-            if not schedulers:
-                continue
-            if not alone:
-                left_out.append(getattr(_inner(function), "__qualname__", type(_inner(function)).__name__))
-                continue
-            found.append((event, _call(trainer, function, args, kwargs), schedulers))
-    return found, left_out
-
-
-def _call(trainer: Engine, function: Any, args: Sequence[Any], kwargs: Dict[str, Any]) -> Callable[[], Any]:
-    given = [trainer if isinstance(each, weakref.ref) else each for each in args]  # Ignite's reference to the engine
-    return lambda: function(*given, **kwargs)
-
-
-def _inner(function: Any) -> Any:
-    """Return the handler within the function that Ignite makes of one with a filter."""
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function
-
-
-def _schedulers_of(handler: Any) -> Tuple[List[Any], bool]:
-    """Return the schedulers that a handler is or uses, and whether it does nothing but step them."""
-    owner = getattr(handler, "__self__", handler)
-    if isinstance(owner, _SCHEDULERS):
-        by_metric = isinstance(owner, getattr(param_scheduler, "ReduceLROnPlateauScheduler", ()))
-        return [owner], not by_metric
-    if isinstance(owner, _TORCH):
-        return [owner], True
-    code = getattr(handler, "__code__", None)
-    if code is None:
-        return [], False
-    cells = zip(code.co_freevars, getattr(handler, "__closure__", None) or ())
-    named: Dict[str, Any] = {name: handler.__globals__[name] for name in code.co_names if name in handler.__globals__}
-    named.update((name, cell.cell_contents) for name, cell in cells if _is_filled(cell))
-    schedulers = [value for value in named.values() if isinstance(value, (*_TORCH, *_SCHEDULERS))]
-    others = [value for value in named.values() if not any(value is each for each in schedulers)]
-    return schedulers, not others and set(code.co_names) - set(named) <= {_STEP}
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not None
-    except ValueError:
-        return False
 
 
 @contextlib.contextmanager

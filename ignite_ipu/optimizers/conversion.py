@@ -57,6 +57,38 @@ class Conversion:
         """Hyper-parameters that are constants of the compiled program."""
         return frozenset({*self.kind.numbers, "loss_scaling"} - self.variable)
 
+    def with_variable(self, names: Iterable[str]) -> Conversion:
+        """Return the conversion with these hyper-parameters variable, too, because a schedule changes them.
+
+        The optimizer on the device is the same one, which must not be compiled yet.
+
+        Raises:
+            OptimizerError: One of them cannot change on an IPU.
+        """
+        wanted = frozenset(names) - self.variable
+        if not wanted:
+            return self
+        _check_names(self.kind, wanted, frozenset())
+        _refuse_variable_dampening(wanted)
+        variable = self.variable | wanted
+        problem = None
+        if not self.passed_through and getattr(self.optimizer, "max_grad_norm", None) not in (None, math.inf):
+            problem = clipping_problem(self.source, variable)
+        if problem is not None:
+            raise OptimizerError(
+                f"A schedule changes {', '.join(sorted(wanted))}, and gradients are clipped: {problem}"
+            )
+        for name in wanted:
+            self.optimizer.variable_attrs.markAsVariable(name)
+        rows = [
+            dataclasses.replace(row, on_device="variable", note="") if row.attribute in wanted else row
+            for row in self.receipt
+        ]
+        known = {row.attribute for row in rows}
+        rows += [row for row in _scheduled_rows(sorted(wanted), variable) if row.attribute not in known]
+        receipt = dataclasses.replace(self.receipt, rows=tuple(rows))
+        return dataclasses.replace(self, variable=variable, receipt=receipt)
+
     @property
     def passed_through(self) -> bool:
         """True if the user's optimizer is PopTorch's own."""
@@ -134,15 +166,17 @@ def convert_optimizer(
     for name in (*kind.device_arguments, "velocity_scaling"):
         if name not in asked and hasattr(source, name):
             asked[name] = getattr(source, name)
-    _check_device_arguments(kind, asked)
-    refuse_what_the_device_lacks(source, kind)
+    _check_device_arguments(source, kind, asked)
+    refuse_what_the_device_lacks(source, kind, asked)
     changing = _variable(source, kind, frozenset(variable), frozenset(constant), asked)
     problem = clipping_problem(source, changing) if "max_grad_norm" in asked else None
     if problem is not None:
-        raise OptimizerError(f"max_grad_norm={asked['max_grad_norm']!r}: {problem}")
+        refused = Row("max_grad_norm", str(asked["max_grad_norm"]), "refused", "", problem)
+        message = f"max_grad_norm={asked['max_grad_norm']!r}: {problem}"
+        raise _refusal(message, source, kind, [refused], asked, changing)
     rows = [Row(name, value, "substituted", "", lost) for name, value, lost in changed]
     rows += _kept_rows(source, kind, changing) + _argument_rows(asked, changing) + _dropped_rows(source)
-    receipt = _receipt(source, kind, rows + _schedule_rows(source, kind, changing))
+    receipt = _receipt(source, kind, rows + _scheduled_rows(_scheduled(source, kind), changing))
     if changed:
         logger.warning("%s", receipt)
     return Conversion(source, _device_optimizer(source, kind, changing, asked), kind, changing, receipt)
@@ -215,7 +249,27 @@ def _pass_through(
     return Conversion(optimizer, optimizer, kind, changing, receipt)
 
 
-def refuse_what_the_device_lacks(optimizer: torch.optim.Optimizer, kind: OptimizerKind) -> None:
+def _refusal(
+    message: str,
+    source: torch.optim.Optimizer,
+    kind: OptimizerKind,
+    refused: List[Row],
+    asked: Dict[str, Any],
+    variable: Optional[FrozenSet[str]] = None,
+) -> OptimizerError:
+    """Return the error for attributes that cannot be converted, with the table of all attributes."""
+    if variable is None:
+        variable = _variable_by_value(source, kind, asked)
+    rows = _kept_rows(source, kind, variable) + _argument_rows(asked, variable) + _dropped_rows(source)
+    rows += _scheduled_rows(_scheduled(source, kind), variable)
+    names = {row.attribute for row in refused}
+    receipt = _receipt(source, kind, refused + [row for row in rows if row.attribute not in names])
+    return OptimizerError(f"{message}\n{receipt}", receipt)
+
+
+def refuse_what_the_device_lacks(
+    optimizer: torch.optim.Optimizer, kind: OptimizerKind, asked: Optional[Dict[str, Any]] = None
+) -> None:
     """Refuse hyper-parameters with which no optimizer is converted."""
     rows = [
         Row(name, str(True), "refused", "", note)
@@ -234,18 +288,16 @@ def refuse_what_the_device_lacks(optimizer: torch.optim.Optimizer, kind: Optimiz
         )
     if rows:
         reasons = "; ".join(f"{row.attribute}={row.value}: {row.note}" for row in rows)
-        raise OptimizerError(
-            f"{type(optimizer).__name__} cannot be converted for an IPU. {reasons}. {ON_THE_HOST}",
-            _receipt(optimizer, kind, rows),
-        )
+        message = f"{type(optimizer).__name__} cannot be converted for an IPU. {reasons}. {ON_THE_HOST}"
+        raise _refusal(message, optimizer, kind, rows, asked or {})
 
 
-def _check_device_arguments(kind: OptimizerKind, asked: Dict[str, Any]) -> None:
-    for name in asked:
+def _check_device_arguments(source: torch.optim.Optimizer, kind: OptimizerKind, asked: Dict[str, Any]) -> None:
+    for name, value in asked.items():
         if name not in kind.device_arguments:
-            raise OptimizerError(
-                f"{name} does not apply to {kind.name} on an IPU; it takes {', '.join(kind.device_arguments)}."
-            )
+            takes = f"{name} does not apply to {kind.name} on an IPU; it takes {', '.join(kind.device_arguments)}."
+            refused = [Row(name, str(value), "refused", "", "the device's update has no such argument")]
+            raise _refusal(takes, source, kind, refused, asked)
     for name, value in asked.items():
         if name.endswith("accum_type"):
             if value not in (torch.float16, torch.float32):
@@ -274,6 +326,17 @@ def _variable(
     asked: Dict[str, Any],
 ) -> FrozenSet[str]:
     _check_names(kind, variable, constant)
+    _refuse_variable_dampening(variable)
+    return frozenset((_variable_by_value(optimizer, kind, asked) | variable) - constant)
+
+
+def _refuse_variable_dampening(variable: Collection[str]) -> None:
+    if "dampening" in variable:
+        raise OptimizerError("dampening cannot be variable: only SGD without it does the same on an IPU as in torch.")
+
+
+def _variable_by_value(optimizer: torch.optim.Optimizer, kind: OptimizerKind, asked: Dict[str, Any]) -> FrozenSet[str]:
+    """Return the hyper-parameters that are variable if nothing else is given: those that are not zero or scheduled."""
     by_value = {
         name for name in kind.numbers if name == "lr" or any(group[name] != 0 for group in optimizer.param_groups)
     }
@@ -282,9 +345,7 @@ def _variable(
     # torch ignores dampening without momentum, and with momentum it is refused: on the device it is always zero.
     by_value.discard("dampening")
     by_value.update(_scheduled(optimizer, kind))
-    if "dampening" in variable:
-        raise OptimizerError("dampening cannot be variable: only SGD without it does the same on an IPU as in torch.")
-    return frozenset((by_value | variable) - constant)
+    return frozenset(by_value)
 
 
 def _scheduled(optimizer: torch.optim.Optimizer, kind: OptimizerKind) -> List[str]:
@@ -346,11 +407,10 @@ def _argument_rows(asked: Dict[str, Any], variable: FrozenSet[str]) -> List[Row]
     ]
 
 
-def _schedule_rows(optimizer: torch.optim.Optimizer, kind: OptimizerKind, variable: FrozenSet[str]) -> List[Row]:
+def _scheduled_rows(names: Iterable[str], variable: FrozenSet[str]) -> List[Row]:
     kept = "kept", "variable", "sent before the next device call, whose updates all have one value"
     refused = "refused", "constant", "compiled in as constant: the first change is refused"
-    rows = [(name, kept if name in variable else refused) for name in _scheduled(optimizer, kind)]
-    return [Row(f"schedule of {name}", "", *row) for name, row in rows]
+    return [Row(f"schedule of {name}", "", *(kept if name in variable else refused)) for name in names]
 
 
 def _dropped_rows(optimizer: torch.optim.Optimizer) -> List[Row]:

@@ -14,7 +14,7 @@ import copy
 import dataclasses
 import functools
 import weakref
-from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -102,6 +102,14 @@ class OptimizerLink:
     def changes(self) -> Tuple[Change, ...]:
         """Return what differs from what the device was told last, in O(number of groups)."""
         return self._numbers.changes()
+
+    def expect_changes(self, names: Iterable[str]) -> None:
+        """Make hyper-parameters variable that a schedule changes, before the update is compiled with them.
+
+        Raises:
+            OptimizerError: One of them cannot change on an IPU.
+        """
+        self.conversion = self.conversion.with_variable(names)
 
     def push(self, executor: Optional[Executor] = None) -> Tuple[Change, ...]:
         """Tell the device what changed, if anything did; returns it.

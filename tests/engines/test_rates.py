@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from ignite.engine import Events
+from ignite.engine import Events, create_supervised_trainer
 from ignite.handlers import (
     ConcatScheduler,
     CosineAnnealingScheduler,
@@ -122,6 +122,58 @@ def test_they_are_those_of_the_run(attach, made):
     assert [row[:3] for row in planned.rows] == [row[:3] for row in seen]
     for row, (*_, rates) in zip(planned.rows, seen):
         assert row.rates == pytest.approx(rates, rel=1e-6, abs=1e-9)
+
+
+def rising(optimizer, name):
+    return PiecewiseLinear(optimizer, name, [(0, 0.0), (2, 0.0), (6, 0.5)])
+
+
+def alone(trainer, optimizer):
+    trainer.add_event_handler(Events.ITERATION_STARTED, rising(optimizer, "momentum"))
+
+
+def in_a_part(trainer, optimizer):
+    parts = [rising(optimizer, "momentum"), rising(optimizer, "momentum")]
+    trainer.add_event_handler(Events.ITERATION_STARTED(every=2), ConcatScheduler(parts, durations=[4]))
+
+
+def two_by_a_function(trainer, optimizer):
+    schedule, other = rising(optimizer, "momentum"), rising(optimizer, "weight_decay")
+
+    @trainer.on(Events.ITERATION_COMPLETED)
+    def change(engine):
+        schedule(engine)
+        other(engine)
+
+
+@pytest.mark.parametrize("attach", [alone, in_a_part, two_by_a_function], ids=lambda attach: attach.__name__)
+@pytest.mark.parametrize("compiled_ahead", [False, True])
+def test_what_a_schedule_raises_from_zero_is_variable(attach, compiled_ahead):
+    """Weights are those of Ignite's own engine, though a momentum and a decay of zero are constants otherwise."""
+    weights = []
+    for create in (create_ipu_trainer, create_supervised_trainer):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        trainer = create(model, optimizer, nn.CrossEntropyLoss())
+        attach(trainer, optimizer)
+        loader = DataLoader(task(), batch_size=8)
+        if create is create_ipu_trainer and compiled_ahead:
+            trainer.compile(loader)
+        trainer.run(loader, max_epochs=2)
+        weights.append(model.weight.detach().clone())
+        if create is create_ipu_trainer:
+            assert trainer.ipu.link.conversion.receipt["schedule of momentum"].on_device == "variable"
+            trainer.ipu.close()
+    torch.testing.assert_close(*weights)
+
+
+def test_a_schedule_of_another_optimizer_changes_nothing(made):
+    trainer, _, loader = made
+    other = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    trainer.add_event_handler(Events.ITERATION_STARTED, rising(other, "weight_decay"))
+    trainer.run(loader)
+    assert "weight_decay" in trainer.ipu.link.conversion.constant
 
 
 def test_a_last_call_of_fewer_updates_is_counted(made):

@@ -160,6 +160,44 @@ def test_attributes_that_would_train_something_else_are_refused(source: Any, mes
     assert receipt is not None and receipt.attributes(fate="refused")
 
 
+@pytest.mark.parametrize(
+    ("source", "arguments", "refused"),
+    [
+        (sgd(momentum=0.9, dampening=0.1, foreach=True), {"loss_scaling": 8.0}, "dampening"),
+        (sgd(maximize=True, foreach=True), {"loss_scaling": 8.0}, "maximize"),
+        (sgd(momentum=0.9, foreach=True), {"loss_scaling": 8.0, "max_grad_norm": 1.0}, "max_grad_norm"),
+        (sgd(foreach=True), {"loss_scaling": 8.0, "second_order_momentum_accum_type": torch.float32}, "second_order"),
+    ],
+    ids=["dampening", "maximize", "clipping", "argument"],
+)
+def test_a_refusal_shows_the_whole_table(source: Any, arguments: Any, refused: str) -> None:
+    """The refused attribute comes first, and once; what would have become of all others follows."""
+    with pytest.raises(OptimizerError) as caught:
+        convert_optimizer(source, **arguments)
+    receipt = caught.value.receipt
+    assert receipt.rows[0].attribute.startswith(refused) and receipt.rows[0].fate == "refused"
+    names = [row.attribute for row in receipt]
+    assert len(set(names)) == len(names) and {"lr", "momentum", "weight_decay", "nesterov", "loss_scaling"} <= set(
+        names
+    )
+    assert receipt["lr"].on_device == "variable" and receipt["foreach"].fate == "dropped"
+    assert str(caught.value).endswith(f"\n{receipt}")
+
+
+def test_what_a_schedule_will_change_becomes_variable() -> None:
+    """On the device's optimizer and in the receipt; what cannot change is refused."""
+    conversion = convert_optimizer(sgd())
+    assert "momentum" in conversion.constant
+    scheduled = conversion.with_variable(["lr", "momentum"])
+    assert "momentum" in scheduled.variable and not scheduled.optimizer.variable_attrs.isConstant("momentum")
+    assert scheduled.receipt["momentum"].on_device == scheduled.receipt["schedule of momentum"].on_device == "variable"
+    assert scheduled.with_variable(["momentum"]) is scheduled
+    with pytest.raises(OptimizerError, match="dampening cannot be variable"):
+        conversion.with_variable(["dampening"])
+    with pytest.raises(OptimizerError, match="A schedule changes momentum, and gradients are clipped: with momentum"):
+        convert_optimizer(sgd(), max_grad_norm=1.0).with_variable(["momentum"])
+
+
 def test_an_attribute_of_any_group_counts() -> None:
     """maximize of the second group alone is refused, too."""
     first, second = parameters()
