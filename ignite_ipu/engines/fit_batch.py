@@ -7,10 +7,13 @@ import gc
 from typing import Any, Callable, List, Optional, Tuple, Union
 
 from ignite_ipu.engines.engine import IPUTrainer
+from ignite_ipu.engines.remembered_sizes import RememberedSize, of_function, of_training
 from ignite_ipu.errors import IPUOutOfMemoryError, LossError, PlanError, logger, out_of_memory
+from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import positive
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.micro_batches import sample_count
+from ignite_ipu.program.tensors.trees import tensors_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,6 +24,7 @@ class FittedBatch:
         micro_batch_size: Samples of a micro-batch.
         gradient_accumulation_steps: Micro-batches of a replica that make an update.
         tried: Sizes of micro-batches in the order they were tried, each with why it does not fit; None if it does.
+        remembered: Whether the search began at an earlier answer, which still fits.
         result: What the function has returned, if it was one that was called.
     """
 
@@ -28,15 +32,18 @@ class FittedBatch:
     gradient_accumulation_steps: int
     tried: Tuple[Tuple[int, Optional[str]], ...]
     result: Any = None
+    remembered: bool = False
 
     def __str__(self) -> str:
         return (
             f"Micro-batches of {self.micro_batch_size} samples fit, {self.gradient_accumulation_steps} of them make an "
-            f"update. Tried: {_in_words(self.tried)}."
+            f"update. Tried: {_in_words(self.tried)}{', the size that an earlier search found' * self.remembered}."
         )
 
 
-def fit_batch(training: Union[IPUTrainer, Callable[[int, int], Any]], data: Any) -> FittedBatch:
+def fit_batch(
+    training: Union[IPUTrainer, Callable[[int, int], Any]], data: Any, *, remember: bool = True
+) -> FittedBatch:
     """Find the largest micro-batch that fits, for updates of as many samples as there are.
 
     A larger micro-batch keeps the device busier and takes more of its memory; gradient accumulation makes up for a
@@ -51,10 +58,16 @@ def fit_batch(training: Union[IPUTrainer, Callable[[int, int], Any]], data: Any)
     number of micro-batches in an update, makes model, optimizer, loader and loop by them, and is called again with
     the next smaller size if its step does not fit. What it trains has to be its own, since each call begins anew.
 
+    The answer is **remembered** in the directory of cached executables (`enableExecutableCaching`,
+    `POPTORCH_CACHE_DIR`), if there is one. It holds for the same model, optimizer, options, samples of an update and
+    machine; for a function, for its name and code. The next search tries the remembered size alone, and all others only
+    if that no longer fits.
+
     Args:
         training: The trainer, or the function.
         data: For a trainer its `DataLoader`, or one batch that fills a device call. For a function the samples of an
             update, over all replicas.
+        remember: False to search anew and to keep nothing.
 
     Raises:
         IPUOutOfMemoryError: Not even the smallest fits. A trainer is as it was.
@@ -62,12 +75,16 @@ def fit_batch(training: Union[IPUTrainer, Callable[[int, int], Any]], data: Any)
             the loss is a sum over samples, or the other way round.
         Exception: What a compilation or the function fails with for another reason. A trainer is as it was.
     """
-    return _of_trainer(training, data) if isinstance(training, IPUTrainer) else _of_function(training, data)
+    if isinstance(training, IPUTrainer):
+        return _of_trainer(training, data, remember)
+    return _of_function(training, positive("samples", data), remember)
 
 
-def _of_function(function: Callable[[int, int], Any], samples: int) -> FittedBatch:
+def _of_function(function: Callable[[int, int], Any], samples: int, remember: bool) -> FittedBatch:
     tried: List[Tuple[int, Optional[str]]] = []
-    for size in reversed(_divisors(positive("samples", samples))):
+    place = of_function(function, samples) if remember else None
+    known = None if place is None else place.read()
+    for size in reversed([each for each in _divisors(samples) if known is None or each <= known]):
         try:
             result = function(size, samples // size)
         except Exception as error:
@@ -76,12 +93,14 @@ def _of_function(function: Callable[[int, int], Any], samples: int) -> FittedBat
             tried.append((size, str(error)))
             logger.warning("Micro-batches of %d samples do not fit: %s", size, error)
         else:
-            return FittedBatch(size, samples // size, (*tried, (size, None)), result)
+            if place is not None:
+                place.write(size)
+            return FittedBatch(size, samples // size, (*tried, (size, None)), result, size == known)
         gc.collect()  # what the call has made, and with it IPUs
     raise _nothing_fits(tried)
 
 
-def _of_trainer(trainer: IPUTrainer, data: Any) -> FittedBatch:
+def _of_trainer(trainer: IPUTrainer, data: Any, remember: bool) -> FittedBatch:
     session, batch = trainer.ipu, trainer.one_batch(data)
     trained = session.with_trainer()
     options = trained.options_of(None)
@@ -113,7 +132,12 @@ def _of_trainer(trainer: IPUTrainer, data: Any) -> FittedBatch:
 
     sizes = _divisors(each)
     best, too_large, number = -1, len(sizes), sizes.index(now)
+    place = _place(trainer, batch, options, each) if remember else None
+    known = None if place is None else place.read()
     try:
+        if known in sizes and fits(known):
+            best = sizes.index(known)
+            too_large = best + 1
         while best + 1 < too_large:
             if fits(sizes[number]):
                 best = number
@@ -127,9 +151,22 @@ def _of_trainer(trainer: IPUTrainer, data: Any) -> FittedBatch:
         raise
     if tried[-1] != (sizes[best], None):
         use(sizes[best])
-    found = FittedBatch(sizes[best], each // sizes[best], tuple(tried))
+    if place is not None:
+        place.write(sizes[best])
+    found = FittedBatch(sizes[best], each // sizes[best], tuple(tried), remembered=sizes[best] == known)
     logger.warning("%s", found)
     return found
+
+
+def _place(trainer: IPUTrainer, batch: Any, options: Options, samples: int) -> RememberedSize:
+    """Return the place of the answer for a trainer's model and an update of so many samples."""
+    trained = trainer.ipu.with_trainer()
+    program = trained.program
+    leaves = tensors_in(trainer.prepared(batch))
+    shapes = ", ".join(f"{each.dtype} {tuple(each.shape[1:])}" for each in leaves)
+    about = {"samples of an update": str(samples), "a sample": shapes}
+    request = "" if program.placing is None else repr(program.placing.request)
+    return of_training(program.step, trained.link.conversion, options, about, request)
 
 
 def _refuse_other_updates(trainer: IPUTrainer, batch: Any) -> None:

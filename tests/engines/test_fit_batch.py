@@ -155,3 +155,68 @@ def test_captured_loops():
     assert_same_weights(fitted.result.inner, reference)
     with pytest.raises(IPUOutOfMemoryError, match=r"No micro-batch fits the device: 2 \(does not fit\), 1"):
         fit_batch(lambda size, steps: (_ for _ in ()).throw(IPUOutOfMemoryError("full.")), 2)
+
+
+def searched(most, cache, hidden=8, remember=True, **settings):
+    """Return the result of a search by a new trainer, whose program fits up to `most` samples."""
+    torch.manual_seed(0)
+    model = Limited(most)
+    if hidden != 8:
+        model.inner = nn.Sequential(nn.Linear(6, hidden), nn.Tanh(), nn.Linear(hidden, 3))
+    options = poptorch.Options()
+    options.enableExecutableCaching(None if cache is None else str(cache))
+    _, trainer = trained_by(model, gradient_accumulation_steps=4, options=options, **settings)
+    fitted = fit_batch(trainer, DataLoader(task(), batch_size=4), remember=remember)
+    trainer.run(DataLoader(task(), batch_size=4), max_epochs=1)
+    assert trainer.ipu.training.geometry.micro_batch_size == fitted.micro_batch_size
+    trainer.ipu.close()
+    return [size for size, _ in fitted.tried], fitted.remembered
+
+
+def test_the_answer_is_remembered_in_the_cache_directory(tmp_path):
+    """For the same model alone; without a directory, and where nothing is to be remembered, all are tried again."""
+    everything = [4, 8, 16], False
+    assert searched(8, tmp_path) == everything
+    assert searched(8, tmp_path) == ([8], True)
+    assert searched(8, tmp_path, hidden=7) == everything
+    assert searched(8, tmp_path, momentum=0.0) == everything
+    assert searched(8, tmp_path, remember=False) == everything
+    assert searched(8, None) == everything
+    assert searched(8, tmp_path) == ([8], True)
+
+
+def test_an_answer_that_no_longer_fits_is_searched_again(tmp_path):
+    """And replaced; a damaged file counts as none."""
+    assert searched(8, tmp_path)[0] == [4, 8, 16]
+    assert searched(2, tmp_path) == ([8, 4, 1, 2], False)
+    assert searched(2, tmp_path) == ([2], True)
+    for content in (b"{", b"[]", b'{"format": 1, "micro_batch_size": "2"}', b'{"format": 2, "micro_batch_size": 2}'):
+        (file,) = tmp_path.glob("fit_batch/*.json")
+        file.write_bytes(content)
+        assert searched(2, tmp_path) == ([4, 1, 2], False)
+
+
+def test_a_functions_answer_is_remembered(tmp_path, monkeypatch):
+    """By its name, its code and the samples: the next search begins at the size that fitted."""
+    monkeypatch.setenv("POPTORCH_CACHE_DIR", str(tmp_path))
+    called = []
+
+    def train(size, steps):
+        called.append(size)
+        if size > most:
+            raise IPUOutOfMemoryError("full.")
+
+    def other(size, steps):
+        called.append(size)
+
+    for limit, function, samples, tried in (
+        (4, train, 16, [16, 8, 4]),
+        (4, train, 16, [4]),
+        (2, train, 16, [4, 2]),
+        (2, train, 8, [8, 4, 2]),
+        (2, other, 16, [16]),
+    ):
+        called.clear()
+        most = limit
+        fit_batch(function, samples)
+        assert called == tried
