@@ -400,9 +400,7 @@ class IPUTrainer(IPUEngine):
         """Make variable what attached schedulers change, also from zero, if the update is not compiled yet."""
         trained = self.ipu.trained
         if trained is not None and trained.program.compiled is None:
-            link = trained.link
-            known = scheduled_names(self, link.conversion.source)
-            link.expect_changes(known.intersection(link.conversion.kind.numbers))
+            trained.link.expect_changes(scheduled_names(self, trained.link.conversion.source))
 
     def _note_data(self, data: Iterable[Any]) -> None:
         trained = self.ipu.trained

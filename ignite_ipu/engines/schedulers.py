@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ignite.engine import Engine
 from ignite.handlers import param_scheduler
@@ -44,9 +44,9 @@ def scheduling_handlers(engine: Engine) -> Tuple[List[SchedulingHandler], List[s
     return found, others
 
 
-def scheduled_names(engine: Engine, optimizer: Optimizer) -> Set[str]:
+def scheduled_names(engine: Engine, optimizer: Optional[Optimizer]) -> Set[str]:
     """Return the names of an optimizer's hyper-parameters that schedulers among an engine's handlers change."""
-    groups = [id(group) for group in optimizer.param_groups]
+    groups = [] if optimizer is None else [id(group) for group in optimizer.param_groups]
     used = [each for _, function, _, _ in _entries(engine) for each in _schedulers_of(_inner(function))[0]]
     single = [part for each in used for part in _parts(each)]
     return {each.param_name for each in single if any(id(group) in groups for group in each.optimizer_param_groups)}

@@ -109,7 +109,7 @@ class OptimizerLink:
         Raises:
             OptimizerError: One of them cannot change on an IPU.
         """
-        self.conversion = self.conversion.with_variable(names)
+        self.conversion = self.conversion.with_variable(frozenset(self.conversion.kind.numbers).intersection(names))
 
     def push(self, executor: Optional[Executor] = None) -> Tuple[Change, ...]:
         """Tell the device what changed, if anything did; returns it.
