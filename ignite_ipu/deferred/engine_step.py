@@ -20,12 +20,14 @@ from ignite_ipu.deferred.tensor.tensor import known_in
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.user_code import loaded_by
+from ignite_ipu.program.refusal_frames import brief_refusals
 
 Step = Callable[..., Any]
 # What is looked into. Handlers may read deferred tensors in anything else.
 _NESTED = (torch.Tensor, tuple, list, dict)
 
 
+@brief_refusals
 def ipu_step(
     train_step: Step,
     *,

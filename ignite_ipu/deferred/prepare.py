@@ -14,6 +14,7 @@ from ignite_ipu.deferred.settings import refuse_for_capture
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.program.config import Configuration, IPUConfig
+from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.torch_names.optimizers import pre_hooks_of
@@ -22,6 +23,7 @@ _CLIP_REMEDY = "use ignite_ipu.ipu_clip_grad_norm_(model.parameters(), ...)"
 _Prepared = TypeVar("_Prepared", nn.Module, torch.optim.Optimizer)
 
 
+@brief_refusals
 def ipu_prepare(
     first: _Prepared, *others: Union[nn.Module, torch.optim.Optimizer], config: Configuration = None
 ) -> _Prepared:

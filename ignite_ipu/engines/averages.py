@@ -18,6 +18,7 @@ from ignite_ipu.errors import BatchError, RowsError
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.micro_batches import join
+from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.rows import row_count
 from ignite_ipu.session.inference import Evaluation, Piece
@@ -89,6 +90,7 @@ class _Mean(Metric):
         return float(self._sum) / self._samples
 
 
+@brief_refusals
 def create_ipu_averages_evaluator(
     model: nn.Module,
     averages: Mapping[str, PerSample],

@@ -28,6 +28,7 @@ from ignite_ipu.errors import logger
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.session.executables import ExportedProgram, PathLike
 from ignite_ipu.session.hooks import IPUEvents
@@ -71,6 +72,7 @@ class IPUEngine(Engine):
         self.add_event_handler(Events.EPOCH_COMPLETED | Events.COMPLETED, session.end_pass)
         self.add_event_handler(Events.GET_BATCH_COMPLETED, self._show_batch)
 
+    @brief_refusals
     def run(self, data: Optional[Iterable[Any]] = None, *args: Any, **kwargs: Any) -> State:
         """Run as `Engine.run` does, over PopTorch's loader for `data`.
 
@@ -324,6 +326,7 @@ class IPUTrainer(IPUEngine):
         if saved["device_random_state"] is not None:
             self.ipu.set_random_state([int(each) for each in saved["device_random_state"]])
 
+    @brief_refusals
     def run(self, data: Optional[Iterable[Any]] = None, *args: Any, **kwargs: Any) -> State:
         """Run as `IPUEngine.run` does, and tell the session about the data.
 

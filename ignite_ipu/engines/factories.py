@@ -32,6 +32,7 @@ from ignite_ipu.optimizers.host_link import HostUpdates
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.options import output_mode, own_options, training_options, with_replicas
+from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.training_step import TrainingStep
 from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.session import IPUSession
@@ -49,6 +50,7 @@ _NOT_FOR_EVALUATORS = (
 )
 
 
+@brief_refusals
 def create_ipu_trainer(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -165,6 +167,7 @@ def create_ipu_trainer(
     return trainer
 
 
+@brief_refusals
 def create_ipu_evaluator(
     model: nn.Module,
     metrics: Optional[Dict[str, Metric]] = None,

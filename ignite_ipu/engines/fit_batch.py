@@ -13,6 +13,7 @@ from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import positive
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.micro_batches import sample_count
+from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.tensors.trees import tensors_in
 
 
@@ -41,6 +42,7 @@ class FittedBatch:
         )
 
 
+@brief_refusals
 def fit_batch(
     training: Union[IPUTrainer, Callable[[int, int], Any]], data: Any, *, remember: bool = True
 ) -> FittedBatch:

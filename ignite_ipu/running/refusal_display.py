@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from types import TracebackType
 from typing import Any, Callable, List, Optional, Type
 
 from ignite_ipu.errors import IPUError, RunError
+from ignite_ipu.program.refusal_frames import DEBUG, debugging, keep_frames
 from ignite_ipu.program.user_code import is_users_file
-
-DEBUG = "IGNITE_IPU_DEBUG"
-"""Environment variable: 1 shows all frames of a refusal."""
 
 _ON_DEMAND = f"(frames of libraries are left out: ignite_ipu.auto.traceback() or {DEBUG}=1 shows them)"
 
 
 def shown(error: BaseException) -> str:
     """Return a traceback with the program's own frames; with all frames if `IGNITE_IPU_DEBUG` is set."""
-    if os.environ.get(DEBUG, "").strip() not in ("", "0"):
+    if debugging():
         return "".join(traceback.format_exception(type(error), error, error.__traceback__))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users_file(frame.filename)]
     head = ["Traceback (most recent call last):\n", *traceback.format_list(frames)] if frames else []
@@ -37,6 +34,7 @@ class RefusalDisplay:
     def __init__(self, refusal_of: Callable[[BaseException], BaseException]) -> None:
         self._refusal_of = refusal_of
         self._last: Optional[BaseException] = None
+        keep_frames(True)
         self._before = sys.excepthook
         sys.excepthook = self._show
         shell = sys.modules.get("IPython")
@@ -46,6 +44,7 @@ class RefusalDisplay:
 
     def close(self, refusals: List[RunError]) -> None:
         """Show errors as before; print refusals that the program has caught without a word."""
+        keep_frames(False)
         if sys.excepthook == self._show:
             sys.excepthook = self._before
         if self._shell is not None:

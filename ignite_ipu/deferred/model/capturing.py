@@ -26,6 +26,7 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.optimizers.step_hooks import of_scripts
 from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.hooks import SessionHooks
@@ -154,6 +155,7 @@ class HeldWeights(SessionHooks):
         unwatch_tensors(self._parameters, always=False)
 
 
+@brief_refusals
 def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
     on_host = self.__dict__[WATCH].on_host()
     if on_host:

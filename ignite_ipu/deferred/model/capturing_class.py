@@ -17,6 +17,7 @@ from ignite_ipu.deferred.tensor.frames import frame_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.derived_class import derived_once
 from ignite_ipu.program.forward.eager import EAGER
+from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.dispatch import transformation
 from ignite_ipu.torch_names.modules import FUNCTIONAL_CALL
@@ -39,6 +40,7 @@ def capturing_class(base: Any) -> Any:
     Objects of it that nothing captures, such as those of its subclasses, do what those of `base` do.
     """
 
+    @brief_refusals
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         # What a trace reads of a model is noted, and a look into __dict__ reads all of it.
         capture = None if EAGER.is_on else self.__dict__.get(CAPTURE)

@@ -24,6 +24,7 @@ from ignite_ipu.deferred.tensor.routing import mark_loss, run_for_read
 from ignite_ipu.deferred.tensor.written_tensors import WrittenTensor, in_place_of_written, write_back
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import EAGER
+from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.tensors import (
     CALLS_OF_BACKWARD,
@@ -60,6 +61,7 @@ class DeferredTensor(torch.Tensor):
     origin: Optional[torch.Tensor] = None
 
     @classmethod
+    @brief_refusals
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -116,6 +118,7 @@ class DeferredTensor(torch.Tensor):
             )
         mark_loss(self.value, bool(retain_graph))
 
+    @brief_refusals
     def item(self) -> Any:
         tensor = self.value.tensor
         return (_read(self.value, "item()") if tensor is None else tensor).item()
@@ -130,18 +133,22 @@ class DeferredTensor(torch.Tensor):
             "model in evaluation mode under torch.no_grad())"
         )
 
+    @brief_refusals
     def __str__(self) -> str:
         return str(_read(self.value, "print"))
 
+    @brief_refusals
     def __format__(self, spec: str) -> str:
         return format(_read(self.value, "format"), spec)
 
+    @brief_refusals
     def __reduce_ex__(self, protocol: Any) -> Any:
         plain = _read(self.value, "saving it")
         # Hooks that the engine has put on it would go into the file.
         saved: Any = plain.detach().requires_grad_(plain.requires_grad)
         return saved.__reduce_ex__(protocol)
 
+    @brief_refusals
     def __deepcopy__(self, memo: Any) -> torch.Tensor:
         return _read(self.value, "a copy").clone()
 
