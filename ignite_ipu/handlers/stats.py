@@ -7,6 +7,8 @@ from typing import Any, Callable, Dict, List, Optional
 
 from ignite.engine import Engine, Events
 
+from ignite_ipu.handlers.device_info import DeviceInfo
+from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.session.hooks import IPUEvents
@@ -40,11 +42,15 @@ class IPUStats:
       micro-batches: from the first input to the last output (`getLatency`), and between the copies
       (`getComputeLatency`).
     - `ipu/planned_bytes_per_ipu`: memory that the fullest IPU needs by the plan or estimate of a pipeline.
+    - `ipu/state_bytes`: weights, buffers and the optimizer's state of one replica, which are in memory during a run.
     - `ipu/cycles`: of the last call, with `cycles=True`, on IPUs alone.
+    - `ipu/utilisation_percent`, `ipu/session_utilisation_percent`, `ipu/power_watts`, `ipu/clock_mhz`,
+      `ipu/die_celsius`, `ipu/board_celsius`: averages over this process's IPUs, if `gcipuinfo` is installed, which
+      comes with the SDK.
 
-    PopTorch 3.3 tells neither how busy an IPU was nor how much of its memory is in use while it runs;
-    `PopVisionProfiler` writes reports that do. On the emulator the times are this machine's and say nothing about an
-    IPU.
+    Neither PopTorch 3.3 nor `gcipuinfo` measures how much of an IPU's memory is in use while it runs. The reports of
+    `PopVisionProfiler` have it by tile, with the activations that `ipu/state_bytes` leaves out. On the emulator the
+    times are this machine's and say nothing about an IPU.
 
     Args:
         geometry: Gives the arithmetic of one device call, for an engine with PopTorch steps of your own; engines of
@@ -73,6 +79,7 @@ class IPUStats:
         self._counted: List[int] = []
         self._session: Optional[IPUSession] = None
         self._weight_bytes = 0
+        self._device = DeviceInfo()
         self._reset()
 
     def attach(self, engine: Engine) -> None:
@@ -161,6 +168,18 @@ class IPUStats:
                 found["cycles"] = float(executor.cycleCount())
         return found
 
+    def _optimizer_bytes(self, program: ModelProgram) -> int:
+        """Return the bytes of the state that the device's optimizer keeps for the trained weights."""
+        session = self._session
+        if session is None or session.link is None or not program.training:
+            return 0
+        conversion = session.link.conversion
+        if not isinstance(conversion, Conversion):
+            return 0  # updates are made on the host
+        groups = conversion.source.param_groups
+        slots = len(conversion.kind.slots_of(groups, conversion.variable))
+        return slots * _bytes([each for group in groups for each in group["params"] if each.requires_grad])
+
     def _write(self, engine: Engine) -> None:
         since = self._since
         steps = since["steps"]
@@ -174,6 +193,8 @@ class IPUStats:
             found.update({f"{name}_per_second": since[name] / seconds for name in _UNITS if since[name]})
         if self._program is not None:
             found.update(self._of_device(self._program))
+            found["state_bytes"] = float(self._weight_bytes + self._optimizer_bytes(self._program))
+        found.update(self._device.metrics())
         engine.state.metrics.update({f"{_PREFIX}{name}": value for name, value in found.items()})
         self._reset()
 

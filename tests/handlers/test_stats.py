@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import sys
+import types
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from ignite_ipu import BatchGeometry, IPUEvents, create_ipu_evaluator, create_ipu_trainer, emulator
 from ignite_ipu.handlers import IPUStats
+from ignite_ipu.handlers.device_info import DeviceInfo
 from tests.ignite.side import handlers
 from tests.supervised import pair, task
 
@@ -163,4 +167,74 @@ def test_tensorboard_shows_them(tmp_path):
     events.Reload()
     for name in ("ipu/samples_per_second", "ipu/latency_seconds", "ipu/bytes_to_device"):
         assert events.Scalars(f"training/{name}")[0].value == pytest.approx(trainer.state.metrics[name])
+    trainer.ipu.close()
+
+
+@pytest.fixture
+def inventory(monkeypatch):
+    """Three IPUs as gcipuinfo lists them: two of this process, one of another."""
+    own = {"user process id": str(os.getpid()), "average board temp": "31.0 C", "clock": "1850MHz"}
+    listed = [
+        {**own, "id": "0", "ipu utilisation": "40.00%", "ipu utilisation (session)": "80.00%", "ipu power": "101.5W"},
+        {**own, "id": "1", "ipu utilisation": "60.00%", "ipu utilisation (session)": "90.00%", "ipu power": "N/A"},
+        {"user process id": "1", "id": "2", "ipu utilisation": "99.00%"},
+    ]
+
+    class Inventory:
+        def setUpdateMode(self, again):
+            assert again
+
+        def getDevices(self):
+            if isinstance(listed, Exception):
+                raise listed
+            return listed
+
+    monkeypatch.setitem(sys.modules, "gcipuinfo", types.SimpleNamespace(gcipuinfo=Inventory))
+    return listed
+
+
+def test_utilisation_is_that_of_this_process_s_ipus(inventory):
+    """Averages over those that tell a number, in the log beside latency and throughput."""
+    trainer = create_ipu_trainer(*pair(), nn.CrossEntropyLoss())
+    IPUStats().attach(trainer)
+    metrics = trainer.run(DataLoader(task(), batch_size=8)).metrics
+    assert metrics["ipu/utilisation_percent"] == 50.0 and metrics["ipu/session_utilisation_percent"] == 85.0
+    assert metrics["ipu/power_watts"] == 101.5 and metrics["ipu/clock_mhz"] == 1850.0
+    assert metrics["ipu/board_celsius"] == 31.0 and "ipu/die_celsius" not in metrics
+    assert "ipu/latency_seconds" in metrics
+    trainer.ipu.close()
+
+
+def test_without_gcipuinfo_or_where_it_fails_nothing_is_told_of_devices(monkeypatch, caplog):
+    class Broken:
+        def setUpdateMode(self, again):
+            raise RuntimeError("no driver")
+
+    for module, warnings in ((None, 0), (types.SimpleNamespace(gcipuinfo=Broken), 1)):
+        monkeypatch.setitem(sys.modules, "gcipuinfo", module)
+        caplog.clear()
+        assert DeviceInfo().metrics() == {}
+        assert len([record for record in caplog.records if "gcipuinfo fails" in record.getMessage()]) == warnings
+
+
+@pytest.mark.parametrize(
+    ("make", "slots"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1), 0),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1),
+        (lambda p: torch.optim.Adam(p), 2),
+    ],
+    ids=["sgd", "momentum", "adam"],
+)
+def test_the_state_is_what_torch_keeps(make, slots):
+    """Bytes of the weights, and as many for each tensor of state that the optimizer has of them afterwards."""
+    model, _ = pair()
+    optimizer = make(model.parameters())
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
+    IPUStats().attach(trainer)
+    metrics = trainer.run(DataLoader(task(), batch_size=8)).metrics
+    weights = sum(each.numel() * each.element_size() for each in model.parameters())
+    kept = [entry for state in optimizer.state.values() for entry in state.values()]
+    state = sum(each.numel() * each.element_size() for each in kept if torch.is_tensor(each) and each.dim())
+    assert metrics["ipu/state_bytes"] == weights + state == weights * (1 + slots)
     trainer.ipu.close()
