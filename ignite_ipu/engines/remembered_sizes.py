@@ -12,7 +12,6 @@ import os
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, Optional
 
-import torch
 from torch import nn
 
 from ignite_ipu import backend
@@ -21,6 +20,7 @@ from ignite_ipu.errors import logger
 from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, requires_grad, shape_of
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _VARIABLE = "POPTORCH_CACHE_DIR"
 _FOLDER = "fit_batch"
@@ -79,7 +79,7 @@ def of_training(
         pipeline: The placement that was asked for.
     """
     about = {**sample, "pipeline": pipeline, **conversion.compiled_in(), "code": _digest(_code(step))}
-    with torch._C.DisableTorchFunctionSubclass():
+    with DisableTorchFunctionSubclass():
         for name, tensor in named_tensors(step).items():
             trained = ", trained" if requires_grad(tensor) else ""
             about[name] = f"{dtype_of(tensor)} of shape {tuple(shape_of(tensor))}{trained}"
