@@ -12,6 +12,8 @@ from typing import Any, Dict, List, Optional
 
 from ignite_ipu.errors import logger
 
+__all__: List[str] = []  # `IPUStats` is what users attach
+
 _PROCESS = "user process id"
 # Attribute of gcipuinfo -> metric, and the unit that its texts end with.
 _METRICS = {
