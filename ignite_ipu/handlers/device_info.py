@@ -27,7 +27,7 @@ _METRICS = {
 
 
 class DeviceInfo:
-    """What the system tells of the IPUs that this process has; nothing where there is no `gcipuinfo`."""
+    """Figures of the IPUs that this process has; none where there is no `gcipuinfo`."""
 
     def __init__(self) -> None:
         self._inventory: Optional[Any] = None
