@@ -19,8 +19,8 @@ from ignite_ipu.deferred.settings import refuse_for_capture
 from ignite_ipu.deferred.tensor.tensor import known_in
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.config import Configuration, IPUConfig
-from ignite_ipu.program.user_code import loaded_by
 from ignite_ipu.program.refusal_frames import brief_refusals
+from ignite_ipu.program.user_code import loaded_by
 
 Step = Callable[..., Any]
 # What is looked into. Handlers may read deferred tensors in anything else.
