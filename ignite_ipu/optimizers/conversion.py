@@ -29,7 +29,6 @@ _SCHEDULED = (
 _IMPLEMENTATION = ("foreach", "fused", "capturable")
 # What the device's update has not, and what to do.
 REFUSED = {
-    "maximize": "PopTorch ignores it and would minimize. Negate the loss instead",
     "amsgrad": "the device has no such variant. Use amsgrad=False",
     "differentiable": "nothing can be differentiated through an update on the device. Use differentiable=False",
 }
@@ -44,6 +43,7 @@ class Conversion:
         kind: What both are.
         variable: Hyper-parameters that may change while the compiled program is in use.
         receipt: What became of every attribute.
+        maximizes: Whether the device has to minimise the negated loss, since the source maximises.
     """
 
     source: torch.optim.Optimizer
@@ -51,6 +51,7 @@ class Conversion:
     kind: OptimizerKind
     variable: FrozenSet[str]
     receipt: Receipt
+    maximizes: bool = False
 
     @property
     def constant(self) -> FrozenSet[str]:
@@ -101,6 +102,8 @@ class Conversion:
         names = {*self.constant, *self.kind.structural, *self.kind.device_arguments} - self.variable
         found = {f"its {name}": repr([group.get(name, whole.get(name)) for group in groups]) for name in sorted(names)}
         sizes = [len(group["params"]) for group in groups]
+        if self.maximizes:
+            found["its direction"] = "maximize"
         return {
             "the optimizer": self.kind.name,
             "its groups": repr(sizes),
@@ -179,7 +182,8 @@ def convert_optimizer(
     receipt = _receipt(source, kind, rows + _scheduled_rows(_scheduled(source, kind), changing))
     if changed:
         logger.warning("%s", receipt)
-    return Conversion(source, _device_optimizer(source, kind, changing, asked), kind, changing, receipt)
+    device = _device_optimizer(source, kind, changing, asked)
+    return Conversion(source, device, kind, changing, receipt, _maximizes(source))
 
 
 def hyper_parameter(name: str, value: Any) -> Any:
@@ -237,6 +241,11 @@ def _pass_through(
             f"{kind.name}(...) itself."
         )
     refuse_what_the_device_lacks(optimizer, kind)
+    if _maximizes(optimizer):
+        raise OptimizerError(
+            f"maximize=True of poptorch.optim.{kind.name}: PopTorch ignores it and would minimize. Use torch.optim."
+            f"{kind.name}(..., maximize=True), which is honoured, or negate the loss."
+        )
     _check_names(kind, variable, constant)
     for name in variable:
         optimizer.variable_attrs.markAsVariable(name)
@@ -276,6 +285,9 @@ def refuse_what_the_device_lacks(
         for name, note in REFUSED.items()
         if any(group.get(name, False) for group in optimizer.param_groups)
     ]
+    if len({bool(group.get("maximize", False)) for group in optimizer.param_groups}) > 1:
+        note = "one loss is negated for all groups, so it must be the same for all"
+        rows.append(Row("maximize", _values(optimizer, "maximize"), "refused", "", note))
     if kind.name == "SGD" and any(group["momentum"] and group["dampening"] for group in optimizer.param_groups):
         note = (
             "torch leaves the first velocity undamped and PopTorch does not, so the weights would part from the first "
@@ -290,6 +302,10 @@ def refuse_what_the_device_lacks(
         reasons = "; ".join(f"{row.attribute}={row.value}: {row.note}" for row in rows)
         message = f"{type(optimizer).__name__} cannot be converted for an IPU. {reasons}. {ON_THE_HOST}"
         raise _refusal(message, optimizer, kind, rows, asked or {})
+
+
+def _maximizes(optimizer: torch.optim.Optimizer) -> bool:
+    return any(group.get("maximize", False) for group in optimizer.param_groups)
 
 
 def _check_device_arguments(source: torch.optim.Optimizer, kind: OptimizerKind, asked: Dict[str, Any]) -> None:
@@ -393,6 +409,8 @@ def _kept_rows(optimizer: torch.optim.Optimizer, kind: OptimizerKind, variable: 
             note = f"a variable zero would cost memory and time; variable=({name!r},) makes it variable"
         rows.append(Row(name, value, fate, role, note))
     rows += [Row(name, _values(optimizer, name), "kept", "compiled in") for name in kind.structural]
+    if _maximizes(optimizer):
+        rows.append(Row("maximize", "True", "mapped", "compiled in", "the device minimises the negated loss"))
     if kind.name == "AdamW" and not isinstance(optimizer, torch.optim.AdamW):
         rows.append(Row("decoupled_weight_decay", "True", "mapped", "compiled in", "Adam becomes AdamW"))
     return rows

@@ -62,6 +62,7 @@ class BatchStep(nn.Module):
         computed: The attributes that forward computes from weights alone; found where `keeps_attributes`.
         returns_writes: Whether the buffers that forward writes come back with the outputs, as in inference.
         layouts: Holds the layout that the step is compiled for; empty before the first batch.
+        maximizes: Whether the negated loss is minimised.
     """
 
     is_tried = False
@@ -88,6 +89,7 @@ class BatchStep(nn.Module):
         self._names = tuple(names)
         # A list, because PopTorch traces a shallow copy of this module that must see the layout of the first batch.
         self.layouts: List[BatchLayout] = []
+        self.maximizes = False
         self._stages: List[StagesOfModel] = []
         self.counted: List[Tuple[torch.Tensor, int]] = []
         self.written: List[str] = []
@@ -101,6 +103,14 @@ class BatchStep(nn.Module):
         self.training = mode
         self.model.train(mode)
         return self
+
+    def set_direction(self, maximizes: bool) -> None:
+        """Have the loss maximised, for use before a compilation."""
+        self.maximizes = maximizes
+
+    def marked_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return what the device minimises, marked as PopTorch's loss."""
+        return backend.poptorch().identity_loss(-loss if self.maximizes else loss, reduction="none")
 
     def arguments(self, *parts: Any, micro_batches: int) -> List[Any]:
         """Return what to call the compiled step with for one batch: `x, y` for training, `x` for evaluation.

@@ -14,7 +14,6 @@ from typing import Any, Callable, List, Mapping, Optional, Sequence, Union
 import torch
 from torch import nn
 
-from ignite_ipu import backend
 from ignite_ipu.errors import LossError, logger
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.guards.python_state import PythonState
@@ -119,7 +118,7 @@ class TrainingStep(BatchStep):
             loss = _scalar(loss, traced)
             if traced:
                 self._check_differentiable(loss)
-        loss = backend.poptorch().identity_loss(loss, reduction="none")
+        loss = self.marked_loss(loss)
         return (y_pred if self.predictions else None), loss
 
     def adds_up(self, leaves: Sequence[Any], micro_batches: int) -> bool:

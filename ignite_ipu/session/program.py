@@ -12,6 +12,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OptionsError, SessionError, listed, logger
+from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.optimizers.host_link import HostLink, Link
 from ignite_ipu.optimizers.link import OptimizerLink
 from ignite_ipu.poptorch_types import Executor, Options
@@ -91,6 +92,8 @@ class ModelProgram:
         self.asked = asked
         self.placing = placing
         self.training = link is not None
+        if link is not None:
+            step.set_direction(isinstance(link.conversion, Conversion) and link.conversion.maximizes)
         self._host_link = link if isinstance(link, HostLink) else None
         self._updates = self.training and self._host_link is None
         # PopTorch lets replicas write buffers of their own, or none.
@@ -167,6 +170,7 @@ class ModelProgram:
     def mean_loss(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the mean over the micro-batches whose losses came back."""
         mean = loss.mean() if loss.dim() else loss
+        mean = -mean if self.step.maximizes else mean
         # A sum is over the micro-batches of one replica.
         return mean / self.micro_batches_per_replica if self.mode == "Sum" else mean
 
@@ -174,6 +178,8 @@ class ModelProgram:
         """Return the gradients of the last update by the names of the parameters in the module that is compiled."""
         assert self.executor is not None and self.gradients is not None and self._link is not None
         found = self.gradients.read(self.executor, float(self._link.settings.loss_scaling))
+        if self.step.maximizes:
+            found = [-gradient for gradient in found]
         return dict(zip(self.gradients.names, found))
 
     def take_gradients(self) -> List[torch.Tensor]:

@@ -190,7 +190,7 @@ OPTIMIZERS: Dict[str, str] = {
     "maximize": "torch.optim.SGD({groups}, lr=0.1, maximize=True)",
     "adagrad": "torch.optim.Adagrad({groups}, lr=0.1)",
 }
-NO_DEVICE_UPDATE = ("dampening", "amsgrad", "maximize", "adagrad")
+NO_DEVICE_UPDATE = ("dampening", "amsgrad", "adagrad")
 WITH_MOMENTUM = ("momentum", "nesterov", "momentum with decay", "rmsprop with momentum")
 
 

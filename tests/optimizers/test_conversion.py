@@ -145,7 +145,12 @@ def test_device_arguments() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (sgd(maximize=True), "maximize=True: .* Negate the loss"),
+        (
+            torch.optim.SGD(
+                [{"params": [each], "maximize": bool(number)} for number, each in enumerate(parameters())], lr=0.1
+            ),
+            "maximize=.*: one loss is negated for all groups",
+        ),
         (sgd(momentum=0.9, dampening=0.1), "dampening=0.1: torch leaves the first velocity undamped"),
         (sgd(differentiable=True), "differentiable=True"),
         (torch.optim.Adam(parameters(), amsgrad=True), "amsgrad=True: .* amsgrad=False"),
@@ -199,11 +204,18 @@ def test_what_a_schedule_will_change_becomes_variable() -> None:
 
 
 def test_an_attribute_of_any_group_counts() -> None:
-    """maximize of the second group alone is refused, too."""
+    """differentiable of the second group alone is refused, too."""
     first, second = parameters()
-    source = torch.optim.SGD([{"params": [first]}, {"params": [second], "maximize": True}], lr=0.1)
-    with pytest.raises(OptimizerError, match="maximize"):
+    source = torch.optim.SGD([{"params": [first]}, {"params": [second], "differentiable": True}], lr=0.1)
+    with pytest.raises(OptimizerError, match="differentiable"):
         convert_optimizer(source)
+
+
+def test_maximize_is_mapped() -> None:
+    """The device minimises the negated loss; PopTorch's own optimizers ignore the argument."""
+    conversion = convert_optimizer(sgd(maximize=True))
+    assert conversion.maximizes and conversion.receipt.attributes(fate="mapped") == ["maximize"]
+    assert conversion.compiled_in()["its direction"] == "maximize"
 
 
 def test_mixed_centered_groups_are_refused() -> None:

@@ -9,7 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu import create_ipu_trainer
+from ignite_ipu import create_ipu_trainer, ipu_prepare
+from ignite_ipu.handlers import Gradients
 from tests.supervised import assert_same_weights, network, task, train_natively
 
 CROSS_ENTROPY = nn.CrossEntropyLoss()
@@ -89,3 +90,64 @@ def test_a_value_that_poptorch_refuses_leaves_everything_in_reach():
     trainer.run(loader(), max_epochs=2)
     trainer.ipu.close()
     assert_same_weights(model, trained_natively(momentum, epochs=2)[0])
+
+
+MAXIMIZING = [
+    lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9, weight_decay=0.01, maximize=True),
+    lambda parameters: torch.optim.Adam(parameters, lr=0.01, weight_decay=0.1, maximize=True),
+    lambda parameters: torch.optim.AdamW(parameters, lr=0.01, maximize=True),
+]
+
+
+def score(y_pred, y):
+    """What is to be large: the mean logarithm of the right class's share."""
+    return -nn.functional.cross_entropy(y_pred, y)
+
+
+@pytest.mark.parametrize("make", MAXIMIZING)
+def test_a_score_is_maximised(make):
+    """As PyTorch does; its value and its gradients have their own sign."""
+    model, twin = network(), network()
+    optimizer, expected = make(model.parameters()), make(twin.parameters())
+    trainer = create_ipu_trainer(model, optimizer, score, gradient_accumulation_steps=2)
+    Gradients().attach(trainer)
+    losses, gradients = [], []
+
+    @trainer.on(Events.ITERATION_COMPLETED)
+    def keep(engine):
+        losses.append(engine.state.output)
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+
+    trainer.run(loader(), max_epochs=2)
+    batches, native = [*loader(), *loader()], []
+    for number in range(0, len(batches), 2):
+        expected.zero_grad()
+        values = [score(twin(x), y) / 2 for x, y in batches[number : number + 2]]
+        for value in values:
+            value.backward()
+        native.append(sum(values).item())
+        torch.testing.assert_close(gradients[number // 2], [parameter.grad for parameter in twin.parameters()])
+        expected.step()
+    assert losses == pytest.approx(native, rel=1e-4)
+    assert native[-1] > native[0]
+    assert_same_weights(model, twin)
+    assert_same_state(optimizer, expected)
+
+
+def test_a_captured_loop_maximises():
+    results = []
+    for prepare in (lambda *objects: None, ipu_prepare):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, maximize=True)
+        prepare(model, optimizer)
+        values = []
+        for x, y in loader():
+            optimizer.zero_grad()
+            value = score(model(x), y)
+            value.backward()
+            optimizer.step()
+            values.append(value.item())
+        results.append((model, values))
+    (native, expected), (model, found) = results
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert_same_weights(model, native)

@@ -8,7 +8,6 @@ from typing import Any, Callable, Container, List, Mapping, Sequence, Tuple
 import torch
 from torch import nn
 
-from ignite_ipu import backend
 from ignite_ipu.deferred.compiled.host_calls import ForwardGuard, HeldBuffers
 from ignite_ipu.deferred.compiled.update import CompiledUpdate
 from ignite_ipu.deferred.graph.operations import name_of
@@ -66,7 +65,7 @@ class CapturedStep(_ReadyStep):
                 loss = results[operation][result]
                 loss = loss.reshape(()) if loss.dim() else loss
                 total = loss if total is None else total + loss
-        loss = backend.poptorch().identity_loss(total, reduction="none")
+        loss = self.marked_loss(total)
         if not update.outputs:
             return loss
         return (loss, *[results[operation][result] for operation, result in update.outputs])

@@ -211,7 +211,10 @@ class CapturedTraining:
         self._last = compiled
         self.most_micro_batches = max(self.most_micro_batches or 0, sum([batch.parts for batch in batches]))
         self._inputs_change |= first and any(item.changed for batch in batches for item in batch.inputs)
-        compiled.settle(batches, needed, results if compiled.outputs else (results,), keeps)
+        outputs = results if compiled.outputs else (results,)
+        if self.session.with_trainer().program.step.maximizes:
+            outputs = (-outputs[0], *outputs[1:])  # the device minimises the negated loss
+        compiled.settle(batches, needed, outputs, keeps)
         if WAITING:
             write_known()
 

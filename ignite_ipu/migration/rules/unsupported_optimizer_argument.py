@@ -1,13 +1,14 @@
-"""amsgrad, maximize, differentiable, decoupled_weight_decay and tensor learning rates.
+"""amsgrad, PopTorch's maximize, differentiable, decoupled_weight_decay and tensor learning rates.
 
 PopTorch refuses amsgrad and tensor rates, and silently ignores maximize: it would minimise what you want to maximise.
+With an optimizer of torch.optim the device minimises the negated loss, which is the same update.
 
-Remedy: For maximize negate the loss; leave amsgrad and differentiable out; give lr as a number.
+Remedy: For maximize use torch.optim, or negate the loss; leave amsgrad and differentiable out; give lr as a number.
 
 Example:
       import torch
 
-    - optimizer = torch.optim.Adam(model.parameters(), lr=0.01, maximize=True)
+    - optimizer = torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True)
     + optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 """
 
@@ -31,7 +32,8 @@ _REASONS = {
 def check(program: Program) -> Hits:
     for call, name in program.training.optimizer_calls:
         for keyword in call.keywords:
-            if keyword.arg in _REASONS and constant(keyword.value) not in (False, None):
+            honoured = keyword.arg == "maximize" and not name.startswith("poptorch.")
+            if keyword.arg in _REASONS and constant(keyword.value) not in (False, None) and not honoured:
                 yield Hit(keyword.value, f"{keyword.arg} of {name} {_REASONS[keyword.arg]}")
             if keyword.arg == "lr" and (program.names.called(keyword.value) or "").startswith("torch."):
                 message = f"the learning rate of {name} is a tensor; PopTorch takes numbers only"

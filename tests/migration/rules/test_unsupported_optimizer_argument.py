@@ -18,9 +18,10 @@ def test_arguments(lines):
 
 
 def test_off(lines):
-    """Switched off they are harmless."""
+    """Switched off they are harmless; maximize of torch.optim is honoured."""
     code = """
         import torch
         torch.optim.Adam(p, amsgrad=False, maximize=False, betas=(0.9, 0.99))
+        torch.optim.Adam(p, maximize=True)
     """
     assert lines(RULE, code) == []
