@@ -20,7 +20,7 @@ FLOORS = (
     ("deferred", "handlers"),
     ("engines",),
     ("migration", "running"),
-    ("auto", "selftest"),
+    ("auto", "parity", "selftest"),
 )
 BELOW = {room: {name for lower in FLOORS[:floor] for name in lower} for floor, row in enumerate(FLOORS) for room in row}
 # The emulator is one of two PopTorches: whoever wants the one in use asks the backend. These ask this one.

@@ -56,7 +56,7 @@ COMMANDS: Dict[str, Command] = {
     "run": Command("ignite_ipu.running.command", "run an unmodified GPU script on IPUs"),
     "warm": Command("ignite_ipu.running.warm", "compile what a script will need into the executable cache"),
     "config": Command("ignite_ipu.program.questions", "ask how runs are to use IPUs, and write a file that says so"),
-    "parity": Command("ignite_ipu.migration.commands.parity", "compare training steps on the device with native ones"),
+    "parity": Command("ignite_ipu.parity.command", "compare a script, or a model, on the device with the host"),
     "plan": Command("ignite_ipu.pipeline.command", "plan a model over several IPUs and estimate time and memory"),
     "cache": Command(
         "ignite_ipu.emulator.files.cache_command", "list, verify or prune a directory of cached executables"
@@ -67,9 +67,14 @@ COMMANDS: Dict[str, Command] = {
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A subcommand's parser; it imports the subcommand's module when its arguments are first needed."""
+    """A subcommand's parser; it imports the subcommand's module when its arguments are first needed.
+
+    Attributes:
+        passed_on: Name of the argument that gets all that follows `--`; argparse gives it to no argument after options.
+    """
 
     command: Optional[Command] = None
+    passed_on: Optional[str] = None
     _loaded = False
 
     def load(self) -> None:
@@ -106,7 +111,13 @@ class CommandParser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse like any parser, after loading; argparse enters here for the one subcommand that was chosen."""
         self.load()
-        return super().parse_known_args(args, namespace)
+        given = sys.argv[1:] if args is None else list(args)
+        if self.passed_on is None or "--" not in given:
+            return super().parse_known_args(given, namespace)
+        place = given.index("--")
+        found, rest = super().parse_known_args(given[:place], namespace)
+        setattr(found, self.passed_on, given[place + 1 :])
+        return found, rest
 
 
 def build_parser() -> CommandParser:

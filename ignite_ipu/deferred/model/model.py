@@ -19,6 +19,7 @@ from ignite_ipu.deferred.compiled.host_calls import called_on_host
 from ignite_ipu.deferred.compiled.host_update import refuse_replicas
 from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
 from ignite_ipu.deferred.compiled.training import CapturedTraining
+from ignite_ipu.deferred.events import OBSERVERS
 from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value
 from ignite_ipu.deferred.graph.owners import (
     OPTIMIZERS,
@@ -188,11 +189,15 @@ class CapturedModel:
 
     def call(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         try:
-            return self._answer(args, kwargs)
+            result = self._answer(args, kwargs)
         except ReplacedError:
             if not self.whole._begin_again():
                 raise
-            return self._answer(args, kwargs)
+            result = self._answer(args, kwargs)
+        if OBSERVERS and not (self.model.training and torch.is_grad_enabled()):
+            for observer in OBSERVERS:
+                observer.evaluated(self.model, result)
+        return result
 
     def _answer(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         grad = torch.is_grad_enabled()

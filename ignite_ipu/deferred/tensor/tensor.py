@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.overrides import enable_reentrant_dispatch
 
+from ignite_ipu.deferred.events import OBSERVERS
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.operations import USES, Operation, Value, keep_weights, name_of
 from ignite_ipu.deferred.graph.owners import parameter_of
@@ -117,6 +118,8 @@ class DeferredTensor(torch.Tensor):
                 "trainable weights. Call backward() without it."
             )
         mark_loss(self.value, bool(retain_graph))
+        for observer in OBSERVERS:
+            observer.went_backward(self)
 
     @brief_refusals
     def item(self) -> Any:

@@ -22,9 +22,9 @@ from ignite_ipu.emulator.inspection import Error, IpuTensor, Refusal, Trace, ide
 from ignite_ipu.errors import BatchError, LossError, OptimizerError, OutputError
 from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.migration.findings import Severity
-from ignite_ipu.migration.parity.setup import Subject
 from ignite_ipu.migration.trial.notes import CodePlace, Note, Notes, definition_of, library_line, raised_at
 from ignite_ipu.migration.trial.python_state import watched_lines
+from ignite_ipu.migration.trial.setup import Subject
 from ignite_ipu.migration.trial.survey import Answers, Printed, Stopped, Survey, unsupported_operators
 from ignite_ipu.optimizers.conversion import convert_optimizer
 from ignite_ipu.program.step import BatchStep, EvaluationStep

@@ -13,7 +13,7 @@ from torch import nn
 from ignite_ipu import backend, create_ipu_trainer
 from ignite_ipu.errors import SessionError
 from ignite_ipu.handlers import Gradients
-from ignite_ipu.migration.parity.comparison import compare_training
+from ignite_ipu.parity.layers import compare_training
 from tests.half_precision import needs_half_precision
 
 EVERY_WAY = [

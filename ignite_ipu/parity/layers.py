@@ -23,7 +23,7 @@ from ignite_ipu.engines.factories import create_ipu_trainer
 from ignite_ipu.engines.loaders import ReadyBatches
 from ignite_ipu.errors import OptionsError, ParityError
 from ignite_ipu.handlers.gradients import Gradients
-from ignite_ipu.migration.parity.setup import ModelCall, Setup
+from ignite_ipu.migration.trial.setup import ModelCall, Setup
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.options import own_options, training_options, with_replicas

@@ -1,0 +1,137 @@
+"""Fingerprints of values: small tensors whole, large ones by their norm and fixed random projections."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import zlib
+from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
+
+import torch
+
+from ignite_ipu.program.tensors.trees import opened
+
+WHOLE = 4096
+"""Most elements of a tensor that is kept whole."""
+
+_PROJECTIONS = 4
+_DEPTH = 12
+
+Fingerprint = Dict[str, Any]
+"""Plain values and tensors that `torch.load(weights_only=True)` reads: kind, shape, dtype, and the values."""
+
+
+def fingerprint(value: Any, everything: bool = False) -> Fingerprint:
+    """Return the fingerprint of a tensor, number, text or other object.
+
+    A tensor with more than `WHOLE` elements is kept by its norm and by projections on vectors of ones and minus ones,
+    unless `everything` is kept. The difference of two projections is about the norm of the difference.
+    """
+    if isinstance(value, torch.Tensor):
+        # Optimizers count steps in tensors or in Python, by their version.
+        if not value.dim() and not value.is_complex():
+            return {"kind": "number", "value": float(value.detach())}
+        return _of_tensor(value, everything)
+    if isinstance(value, bool) or value is None:
+        return {"kind": "text", "value": repr(value)}
+    if isinstance(value, (int, float)):
+        return {"kind": "number", "value": float(value)}
+    return {"kind": "text", "value": value if isinstance(value, str) else type(value).__name__}
+
+
+def _of_tensor(tensor: torch.Tensor, everything: bool) -> Fingerprint:
+    plain = tensor.detach().to("cpu").as_subclass(torch.Tensor)
+    found: Fingerprint = {"kind": "tensor", "shape": list(plain.shape), "dtype": str(plain.dtype)}
+    if plain.is_sparse or plain.is_quantized:
+        plain = plain.to_dense() if plain.is_sparse else plain.dequantize()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
+    if everything or plain.numel() <= WHOLE:
+        found["values"] = plain.clone().contiguous()
+        return found
+    flat = plain.double().flatten()
+    found["norm"] = float(flat.norm())
+    found["projections"] = [float(flat @ _signs(flat.numel(), number)) for number in range(_PROJECTIONS)]
+    return found
+
+
+def _signs(size: int, number: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{size} {number}".encode()))
+    return torch.randint(0, 2, (size,), generator=generator).double() * 2 - 1
+
+
+def leaves(value: Any, place: str = "", depth: int = 0) -> Iterator[Tuple[str, Any]]:
+    """Yield the tensors, numbers and texts in nested containers, each with the keys that lead to it."""
+    container = None if isinstance(value, (torch.Tensor, str)) or depth > _DEPTH else opened(value)
+    if container is None:
+        yield place, value
+        return
+    keys = container.keys or range(len(container.parts))
+    for key, part in zip(keys, container.parts):
+        yield from leaves(part, f"{place}[{key!r}]", depth + 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Distance:
+    """Distance of two fingerprints: `size` may be as large as `allowed`; a remark names another kind of difference."""
+
+    size: float
+    allowed: float
+    remark: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        return not self.remark and self.size <= self.allowed
+
+
+def distance(native: Fingerprint, device: Fingerprint, tolerance: float, floor: float) -> Distance:
+    """Return how far the device's value is from that of the host.
+
+    Args:
+        native, device: The fingerprints.
+        tolerance: Part of the largest value, or of the norm, that they may differ by.
+        floor: Difference that is always allowed, per element.
+    """
+    if native["kind"] != device["kind"]:
+        return Distance(math.inf, 0.0, f"{_described(native)} on the host, {_described(device)} on the device")
+    if native["kind"] == "text":
+        same = native["value"] == device["value"]
+        return Distance(0.0 if same else math.inf, 0.0, "" if same else f"{native['value']!r} is {device['value']!r}")
+    if native["kind"] == "number":
+        mine, theirs = native["value"], device["value"]
+        if mine == theirs or (math.isnan(mine) and math.isnan(theirs)):
+            return Distance(0.0, floor)
+        return Distance(_finite(abs(mine - theirs)), tolerance * abs(mine) + floor)
+    if native["shape"] != device["shape"]:
+        return Distance(math.inf, 0.0, f"shape {tuple(device['shape'])} instead of {tuple(native['shape'])}")
+    if "values" in native:
+        return _of_values(native["values"], device["values"], tolerance, floor)
+    apart = [abs(one - other) for one, other in zip(native["projections"], device["projections"])]
+    size = math.prod(native["shape"])
+    return Distance(_finite(max(apart)), (tolerance * native["norm"] + floor * math.sqrt(size)) * 4)
+
+
+def _of_values(native: torch.Tensor, device: torch.Tensor, tolerance: float, floor: float) -> Distance:
+    if not native.numel():
+        return Distance(0.0, floor)
+    if not native.dtype.is_floating_point:
+        different = int((native != device).sum())
+        return Distance(float(different), 0.0, f"{different} of {native.numel()} values differ" if different else "")
+    mine, theirs = native.double(), device.double()
+    both_nan = torch.isnan(mine) & torch.isnan(theirs)
+    apart = torch.where(both_nan | (mine == theirs), 0.0, (mine - theirs).abs())
+    finite = mine[torch.isfinite(mine)].abs()
+    scale = float(finite.max()) if finite.numel() else 0.0
+    return Distance(_finite(float(apart.nan_to_num(nan=math.inf).max())), tolerance * scale + floor)
+
+
+def _finite(size: float) -> float:
+    return math.inf if math.isnan(size) else size
+
+
+def _described(found: Optional[Mapping[str, Any]]) -> str:
+    if found is None:
+        return "nothing"
+    if found["kind"] == "tensor":
+        return f"a {found['dtype']} tensor of shape {tuple(found['shape'])}"
+    return f"a {found['kind']}"

@@ -1,0 +1,331 @@
+"""Records the values that a training script computes, in the process that runs it, by hooks and observers."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import os
+import sys
+import threading
+import weakref
+from typing import Any, Callable, Dict, Iterator, List, Optional, TextIO, Tuple
+
+import torch
+from ignite.engine import Engine, Events
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ignite_ipu.deferred.events import LoopObserver, observe
+from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.parity.fingerprints import fingerprint, leaves
+from ignite_ipu.program.forward.eager import EAGER
+from ignite_ipu.program.tensors.raw import gradient_of
+from ignite_ipu.program.user_code import OURS, Owner, is_users_file, owner_of
+from ignite_ipu.running.patches import Patches
+
+_OURS = ("ignite_ipu.", "poptorch.")
+# Substitutes, through which the script's own calls pass.
+_PASSING_ON = tuple(os.path.join(OURS, name) + os.sep for name in ("parity", "running"))
+
+Entry = Dict[str, Any]
+"""One recorded value: its `kind`, `name`, `update`, the user's `line`, and its fingerprint as `value`."""
+
+
+class EnoughUpdates(BaseException):
+    """Ends a script after the last update that is compared; no `except Exception` of the script catches it."""
+
+
+class Recorder:
+    """Records losses, optimizers, weights, evaluations, engines, files and printed lines until `stop`.
+
+    Args:
+        updates: Number of calls of `optimizer.step()` to record; the script ends before the next one.
+        everything: Whether large tensors are kept whole.
+
+    Attributes:
+        entries: The recorded values, in order.
+    """
+
+    def __init__(self, updates: int, everything: bool = False) -> None:
+        self.entries: List[Entry] = []
+        self._updates, self._everything = updates, everything
+        self._made = 0
+        self._patches = Patches()
+        self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
+        self._engines: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()
+        self._calls = _Calls()
+        self._pending: List[Tuple[Entry, torch.Tensor]] = []
+
+    def start(self) -> None:
+        """Observe from now on. Substitutes of `ignite-ipu run` are made before."""
+        patches = self._patches
+        hooks = [register_optimizer_step_pre_hook(_Hook(self._before_step))]
+        hooks.append(register_optimizer_step_post_hook(_Hook(self._after_step)))
+        for hook in hooks:
+            patches.on_undo(hook.remove)
+        patches.on_undo(observe(_DeviceObserver(self)))
+        self._wrap(torch.Tensor, "backward", self._backward)
+        self._wrap(torch.autograd, "backward", self._autograd_backward)
+        self._wrap(nn.Module, "named_parameters", self._named_parameters)
+        self._wrap(nn.Module, "__call__", self._call)
+        self._wrap(Engine, "run", self._engine_run)
+        self._wrap(torch, "save", self._save)
+        patches.set(sys, "stdout", _Lines(sys.stdout, self._printed))
+
+    def stop(self) -> None:
+        """Observe no more, and resolve what is still deferred."""
+        stdout = sys.stdout
+        if isinstance(stdout, _Lines):
+            stdout.end()
+        self._patches.undo()
+        self._resolve()
+
+    def _wrap(self, owner: Any, name: str, observer: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return observer(original, *args, **kwargs)
+
+        self._patches.set(owner, name, wrapped)
+
+    def record(self, kind: str, name: str, value: Any) -> Entry:
+        entry: Entry = {"kind": kind, "name": name, "update": self._made, "line": users_line(), "value": None}
+        self.entries.append(entry)
+        if value is not None:
+            entry["value"] = fingerprint(value, self._everything)
+        return entry
+
+    def loss(self, tensor: torch.Tensor, deferred: bool) -> None:
+        """Record a loss that goes backward; a deferred one is read once its update has run."""
+        self._refuse_more()
+        entry = self.record("loss", f"backward {len(self.entries)}", None if deferred else tensor.detach().sum())
+        entry["name"] = "loss"
+        if deferred:
+            self._pending.append((entry, tensor.detach()))
+
+    def evaluated(self, module: Any, output: Any) -> None:
+        """Record the output of a call of a model without training, unless it is a part of another such call."""
+        if not self._calls.depth:
+            self._record_output(module, output)
+
+    def _record_output(self, module: Any, output: Any) -> None:
+        for place, value in leaves(output):
+            if isinstance(value, torch.Tensor):
+                self.record("evaluation", f"{type(module).__name__}(){place}", value)
+
+    def _refuse_more(self) -> None:
+        if self._made >= self._updates:
+            raise EnoughUpdates
+
+    def _backward(self, original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        self.loss(tensor, deferred=False)
+        return original(tensor, *args, **kwargs)
+
+    def _autograd_backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if users_frame_calls():
+            for tensor in [tensors] if isinstance(tensors, torch.Tensor) else list(tensors):
+                self.loss(tensor, deferred=False)
+        return original(tensors, *args, **kwargs)
+
+    def _named_parameters(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # This library asks copies of models, and modules around them, for their parameters, too.
+        if not _is_called_by_us():
+            self._modules.add(module)
+        return original(module, *args, **kwargs)
+
+    def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # Within a call of a model, or in what this library calls to trace it.
+        inner = self._calls.depth or EAGER.is_on or type(module).__module__.startswith(_OURS)
+        if inner or next(itertools.chain(module.parameters(), module.buffers()), None) is None:
+            return original(module, *args, **kwargs)
+        self._calls.depth += 1
+        try:
+            output = original(module, *args, **kwargs)
+        finally:
+            self._calls.depth -= 1
+        if not (module.training and torch.is_grad_enabled()):
+            self._record_output(module, output)
+        return output
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._refuse_more()
+        name = self._optimizers.setdefault(optimizer, f"{type(optimizer).__name__} {len(self._optimizers)}")
+        for number, group in enumerate(optimizer.param_groups):
+            for key, value in group.items():
+                if key not in ("params", "param_names") and isinstance(value, (int, float, bool, tuple, torch.Tensor)):
+                    for place, part in leaves(value):
+                        self.record("hyper-parameter", f"{name}, group {number}, {key}{place}", part)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._resolve()
+        names = self._names()
+        label = self._optimizers.get(optimizer, type(optimizer).__name__)
+        order = [each for group in optimizer.param_groups for each in group["params"]]
+        called = [names.get(id(each), f"{label}, parameter {number}") for number, each in enumerate(order)]
+        with torch._C.DisableTorchFunctionSubclass():
+            existing = [gradient_of(each) is not None for each in order]
+            on_device = [parameter_of(each) is not None for each in order]
+        for name, exists, captured in zip(called, existing, on_device):
+            # A fused update leaves its gradients on the device, and reading them here would change what runs.
+            known = "exists" if exists else None if captured else "is None"
+            self.record("gradient", name, known)
+        for name, parameter in zip(called, order):
+            self.record("parameter", name, parameter)
+        for number, state in sorted(optimizer.state_dict()["state"].items(), key=lambda pair: str(pair[0])):
+            name = called[number] if isinstance(number, int) and number < len(called) else str(number)
+            for place, part in leaves(state):
+                if isinstance(part, (int, float, torch.Tensor)):
+                    self.record("optimizer state", f"{name}{place}", part)
+        for name, buffer in self._buffers():
+            self.record("buffer", name, buffer)
+        self.record("random numbers", "the CPU generator", _digest(torch.get_rng_state()))
+        self._made += 1
+
+    def _roots(self) -> List[nn.Module]:
+        known = list(self._modules)
+        inner = {id(child) for module in known for child in module.modules() if child is not module}
+        return [module for module in known if id(module) not in inner]
+
+    def _names(self) -> Dict[int, str]:
+        roots = self._roots()
+        found: Dict[int, str] = {}
+        for module in roots:
+            prefix = "" if len(roots) == 1 else f"{type(module).__name__}."
+            for path, part in module.named_modules():
+                for name, parameter in part._parameters.items():
+                    if parameter is not None:
+                        found.setdefault(id(parameter), prefix + (f"{path}.{name}" if path else name))
+        return found
+
+    def _buffers(self) -> Iterator[Tuple[str, torch.Tensor]]:
+        roots = self._roots()
+        for module in sorted(roots, key=lambda each: type(each).__name__):
+            prefix = "" if len(roots) == 1 else f"{type(module).__name__}."
+            for name, buffer in module.named_buffers():
+                yield prefix + name, buffer
+
+    def _resolve(self) -> None:
+        pending, self._pending = self._pending, []
+        for entry, tensor in pending:
+            try:
+                entry["value"] = fingerprint(tensor.sum(), self._everything)
+            except Exception as error:
+                entry["value"] = fingerprint(f"is not known: {type(error).__name__}")
+
+    def _engine_run(self, original: Any, engine: Engine, *args: Any, **kwargs: Any) -> Any:
+        if engine not in self._engines:
+            name = self._engines[engine] = f"engine {len(self._engines)}"
+            engine.add_event_handler(Events.ITERATION_COMPLETED, self._iteration, name)
+            for event in (Events.EPOCH_COMPLETED, Events.COMPLETED):
+                engine.add_event_handler(event, self._event, name, event.name)
+        return original(engine, *args, **kwargs)
+
+    def _iteration(self, engine: Engine, name: str) -> None:
+        for place, part in leaves(engine.state.output):
+            if isinstance(part, (int, float, torch.Tensor)):
+                self.record("engine output", f"{name}{place}", part)
+
+    def _event(self, engine: Engine, name: str, event: str) -> None:
+        counts = f"iteration {engine.state.iteration}, epoch {engine.state.epoch}"
+        self.record("event", f"{name}, {event}", counts)
+        for metric, value in engine.state.metrics.items():
+            for place, part in leaves(value):
+                self.record("metric", f"{name}, {metric}{place}", part)
+
+    def _save(self, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        name = f if isinstance(f, str) else getattr(f, "name", type(f).__name__)
+        name = str(name).rpartition("/")[2]
+        if users_line() is not None:
+            for place, part in leaves(obj):
+                self.record("saved file", f"{name}{place}", part)
+        return original(obj, f, *args, **kwargs)
+
+    def _printed(self, line: str) -> None:
+        self.record("printed line", "standard output", line)
+
+
+class _Calls(threading.local):
+    """Depth of observed calls of modules in a thread."""
+
+    depth = 0
+
+
+class _Hook:
+    """A hook around `optimizer.step()`; hooks of this library's modules are not called around a device's update."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+        self.__module__ = "parity"
+
+    def __call__(self, *args: Any) -> None:
+        self._call(*args)
+
+
+class _DeviceObserver(LoopObserver):
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def went_backward(self, loss: torch.Tensor) -> None:
+        self._recorder.loss(loss, deferred=True)
+
+    def evaluated(self, module: nn.Module, output: Any) -> None:
+        self._recorder.evaluated(module, output)
+
+
+class _Lines:
+    """A text stream that hands every complete line on, besides writing it."""
+
+    def __init__(self, stream: TextIO, printed: Callable[[str], None]) -> None:
+        self._stream, self._printed = stream, printed
+        self._begun = ""
+
+    def write(self, text: str) -> int:
+        *complete, self._begun = (self._begun + text).split("\n")
+        for line in complete:
+            self._printed(line.rpartition("\r")[2])
+        return self._stream.write(text)
+
+    def end(self) -> None:
+        if self._begun:
+            self._printed(self._begun)
+        self._begun = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def users_line() -> Optional[str]:
+    """Return the innermost line of the user's own code that is running, None outside of it."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_users_file(file) and not file.startswith("<"):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def _is_called_by_us() -> bool:
+    """Return whether this library made the observed call, and neither the script nor another package."""
+    frame: Any = sys._getframe(3)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(OURS) and not file.startswith(_PASSING_ON):
+            return True
+        if owner_of(file) is not Owner.LIBRARY:
+            return False
+        frame = frame.f_back
+    return False
+
+
+def users_frame_calls() -> bool:
+    """Return whether the user's own code made the observed call, and no function of a library."""
+    file = sys._getframe(3).f_code.co_filename
+    return is_users_file(file) and not file.startswith("<")
+
+
+def _digest(state: torch.Tensor) -> str:
+    return hashlib.sha256(state.numpy().tobytes()).hexdigest()[:16]

@@ -1,0 +1,196 @@
+"""Parity of scripts finds an error of any kind that is planted into the device's run, and names its line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+
+from ignite_ipu import backend
+from ignite_ipu.cli import main
+from ignite_ipu.parity.child import DEVICE, HOST, SIDE_VARIABLE, recorded
+from ignite_ipu.parity.comparison import ScriptParity, compare
+from ignite_ipu.parity.report import as_html, as_json, as_text
+
+SCRIPT = """
+import os, sys
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from ignite.engine import Engine, Events
+from ignite.metrics import RunningAverage
+planted = sys.argv[1] if os.environ["IGNITE_IPU_PARITY"] == "device" else ""
+device = "cuda" if torch.cuda.is_available() else "cpu"
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(3, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 1)
+        self.norm = nn.BatchNorm1d(4)
+        self.unused = nn.Linear(2, 2)
+    def forward(self, x):
+        x = self.last(self.norm(self.inner(torch.tanh(self.first(x)))))
+        return x + 0 * self.unused.weight.sum() if planted == "a gradient that should be None" else x
+model = Net().to(device)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+if planted == "a rate":
+    optimizer.param_groups[0]["lr"] = 0.011
+if planted == "a frozen layer":
+    model.first.requires_grad_(False)
+def seed_worker(number):
+    torch.manual_seed(1 if planted == "a seed of a worker" else 0)
+class Noisy(TensorDataset):
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + torch.randn(3) * 0.1, y
+generator = torch.Generator().manual_seed(0)
+data = Noisy(torch.randn(24, 3, generator=generator), torch.randn(24, 1, generator=generator))
+loader = DataLoader(data, batch_size=4, num_workers=WORKERS, worker_init_fn=seed_worker)
+def step(engine, batch):
+    x, y = batch
+    optimizer.zero_grad()
+    loss = (model(x.to(device)) - y.to(device)).pow(2).mean()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5 if planted == "a clip" else 0.6)
+    if planted == "a dropped update" and engine.state.iteration == 3:
+        return 0.0
+    optimizer.step()
+    return loss.item()
+trainer = Engine(step)
+RunningAverage(output_transform=lambda loss: loss + (planted == "a metric")).attach(trainer, "average")
+@trainer.on(Events.ITERATION_COMPLETED(every=2))
+def evaluate():
+    if planted == "a buffer":
+        model.norm.running_mean.add_(1.0)
+    if planted == "the order of draws":
+        torch.rand(1)
+    model.eval()
+    with torch.no_grad():
+        found = model(torch.ones(2, 3, device=device))
+    model.train()
+    torch.save({"weights" if planted != "a file's key" else "model": model.state_dict()}, sys.argv[2])
+    print("output", round(found.sum().item(), 3), "!" if planted == "a print" else "")
+trainer.run(loader, max_epochs=1, epoch_length=5 if planted == "an event count" else 6)
+"""
+
+
+def compare_in_process(text: str, folder: Path, monkeypatch: Any, *arguments: str, **settings: Any) -> ScriptParity:
+    script = folder / "train.py"
+    script.write_text(text)
+    request = {"updates": 6, "seed": 0, "everything": False, "keep_dropout": False, "config": {}, **settings}
+    request.update(script=str(script), arguments=list(arguments), module=False)
+    records: Dict[str, Any] = {}
+    for side, chosen in ((HOST, "native"), (DEVICE, "emulator")):
+        monkeypatch.setenv(SIDE_VARIABLE, side)
+        monkeypatch.setenv(backend.VARIABLE, chosen)
+        records[side] = recorded({**request, "side": side})
+        assert not records[side]["ended"]
+    return compare(records[HOST], records[DEVICE], 1e-3)
+
+
+PLANTED = {
+    "a rate": ("hyper-parameter", "optimizer.step()"),
+    "a frozen layer": ("parameter", "optimizer.step()"),
+    "a buffer": ("evaluation", "found = model("),
+    "a dropped update": ("hyper-parameter", "optimizer.step()"),
+    "the order of draws": ("random numbers", "optimizer.step()"),
+    "a metric": ("metric", "trainer.run("),
+    "a file's key": ("saved file", "torch.save("),
+    "an event count": ("event", "trainer.run("),
+    "a clip": ("optimizer state", "optimizer.step()"),
+    "a gradient that should be None": ("optimizer state", "optimizer.step()"),
+    "a print": ("printed line", "print("),
+}
+"""Errors by what they change: the kind that is found first, and the line that is named."""
+
+
+@pytest.fixture
+def script() -> str:
+    return SCRIPT.replace("WORKERS", "0")
+
+
+def test_a_script_that_is_the_same(script, tmp_path, monkeypatch):
+    parity = compare_in_process(script, tmp_path, monkeypatch, "", str(tmp_path / "file.pt"))
+    assert parity.agrees, as_text(parity)
+    counts = parity.counts()
+    assert set(counts) == {
+        *("loss", "hyper-parameter", "gradient", "parameter", "optimizer state", "buffer", "evaluation"),
+        *("engine output", "metric", "event", "random numbers", "saved file", "printed line"),
+    }
+    assert (counts["loss"], counts["evaluation"], counts["printed line"]) == (6, 3, 3)
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_planted_errors_are_found_with_their_line(planted, script, tmp_path, monkeypatch):
+    parity = compare_in_process(script, tmp_path, monkeypatch, planted, str(tmp_path / "file.pt"))
+    kind, line = PLANTED[planted]
+    found = [each for each in parity.differences if not each.agrees and each.kind == kind]
+    assert found, as_text(parity)
+    texts = script.splitlines()
+    assert line in texts[int(str(found[0].line).rpartition(":")[2]) - 1]
+
+
+def test_a_seed_of_a_worker_changes_the_first_loss(tmp_path, monkeypatch):
+    script = SCRIPT.replace("WORKERS", "1")
+    parity = compare_in_process(script, tmp_path, monkeypatch, "a seed of a worker", str(tmp_path / "file.pt"))
+    first = parity.first
+    assert first is not None and (first.kind, first.update) == ("loss", 0)
+
+
+def test_reports_have_the_verdict_the_line_and_the_growth(script, tmp_path, monkeypatch):
+    parity = compare_in_process(script, tmp_path, monkeypatch, "a rate", str(tmp_path / "file.pt"))
+    text = as_text(parity)
+    assert "They differ. First: hyper-parameter of Adam 0, group 0, lr in update 1, at " in text
+    assert "0.001, and 1e-09 is allowed" in text and "1: 1e+06" in text
+    document = json.loads(as_json(parity))
+    assert document["first"]["kind"] == "hyper-parameter" and len(document["losses"]["host"]) == 6
+    page = as_html(parity, "train.py")
+    assert page.count("<svg") == 2 and "Different" in page and "http" not in page.replace("http-equiv", "")
+
+
+def test_large_tensors_are_compared_by_projections(tmp_path, monkeypatch):
+    """A single element that differs is found, with about its size; and element by element if that is asked for."""
+    text = """
+import os, torch
+model = torch.nn.Linear(100, 100)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.ones(1, 100)).pow(2).mean().backward()
+    optimizer.step()
+    if os.environ["IGNITE_IPU_PARITY"] == "device":
+        with torch.no_grad():
+            model.weight[3, 4] += 0.5
+"""
+    sizes = []
+    for everything in (False, True):
+        parity = compare_in_process(text, tmp_path, monkeypatch, everything=everything)
+        found = [each for each in parity.differences if each.kind == "parameter" and not each.agrees]
+        assert found[0].name == "weight" and found[0].update == 1
+        sizes.append(found[0].size)
+    assert sizes == pytest.approx([0.5, 0.5], rel=0.2)
+
+
+def test_the_command_runs_both_in_fresh_processes_and_ends_long_scripts(tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5), torch.nn.Linear(2, 1))\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=float(sys.argv[1]))\n"
+        "while True:\n    optimizer.zero_grad()\n    model(torch.randn(4, 2)).pow(2).mean().backward()\n"
+        "    optimizer.step()\n"
+    )
+    page = tmp_path / "page.html"
+    assert main(["parity", str(script), "--updates", "2", "--html", str(page), "--", "0.1"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("2 updates compared: 2 of loss, ") and "the same." in printed
+    assert "Dropout is switched off in both runs: dropout." in printed
+    assert "The same" in page.read_text()
+
+
+def test_a_script_that_fails_cannot_be_compared(tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text("raise ValueError('no data')\n")
+    assert main(["parity", str(script)]) == 2
+    assert "The run on the host failed: ValueError: no data" in capsys.readouterr().err
