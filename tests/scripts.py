@@ -23,6 +23,9 @@ from typing import IO, Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
 _ROOT = Path(__file__).parents[1]
 # Beside the backends of `IGNITE_IPU_BACKEND`, for scripts as Python runs them: by `run_script`, on the emulator.
 RUN = "run"
+# Natively and by `run`, for some updates, with everything that they compute compared.
+PARITY = "parity"
+_UPDATES = 4
 
 
 class Ran(NamedTuple):
@@ -137,6 +140,37 @@ def _run(path: str, backend: str, folder: Optional[str], *arguments: str) -> Ran
     return Ran(result, output.getvalue(), messages.getvalue(), error, updates, [str(each) for each in substitutions])
 
 
+def _compare(path: str, folder: Optional[str], *arguments: str) -> Ran:
+    """Return the report of both runs of a script as output; as an error, if they differ."""
+    import torch
+
+    from ignite_ipu.parity.child import DEVICE, HOST, recorded
+    from ignite_ipu.parity.comparison import compare
+    from ignite_ipu.parity.report import as_text
+    from tests.freezing import freeze
+
+    request = {"updates": _UPDATES, "seed": 0, "everything": False, "keep_dropout": False, "config": {}}
+    request.update(script=path, arguments=list(arguments), module=False)
+    records = {}
+    for side, backend in ((HOST, "native"), (DEVICE, "emulator")):
+        if "accelerate" in sys.modules:
+            from tests.accelerate_state import forget
+
+            forget()
+        os.environ["IGNITE_IPU_BACKEND"] = backend
+        with tempfile.TemporaryDirectory() as own, _started([path, *arguments], folder or own):
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                records[side] = recorded({**request, "side": side})
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    freeze()
+    ended = "; ".join(f"{side}: {record['ended']}" for side, record in records.items() if record["ended"])
+    if ended:
+        return Ran(None, "", "", ended, 0, [])
+    parity = compare(records[HOST], records[DEVICE], 1e-3)
+    return Ran(parity.counts(), as_text(parity), "", "" if parity.agrees else as_text(parity), parity.updates, [])
+
+
 @contextlib.contextmanager
 def _started(words: List[str], folder: str) -> Iterator[None]:
     """Have a script find its arguments, and the modules beside it, as when it is run from a folder."""
@@ -160,7 +194,9 @@ def _serve() -> None:
     os.dup2(2, 1)  # what a script's own processes print is no answer
     warnings.simplefilter("ignore")
     for line in sys.stdin:
-        answers.write(json.dumps(_run(*json.loads(line))) + "\n")
+        path, backend, *rest = json.loads(line)
+        ran = _compare(path, *rest) if backend == PARITY else _run(path, backend, *rest)
+        answers.write(json.dumps(ran) + "\n")
         answers.flush()
 
 

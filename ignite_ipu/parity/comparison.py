@@ -151,7 +151,7 @@ def _difference(key: Key, entry: Mapping[str, Any], found: Distance) -> Differen
     return Difference(*key, entry["update"], entry["line"], found.size, found.allowed, found.remark)
 
 
-def _distance(kind: str, native: Fingerprint, device: Fingerprint, tolerance: float) -> Distance:
+def _distance(kind: str, native: Optional[Fingerprint], device: Optional[Fingerprint], tolerance: float) -> Distance:
     if native is None or device is None:
         return Distance(0.0, 0.0)
     if kind == "printed line":
@@ -173,7 +173,8 @@ def _of_lines(native: str, device: str, tolerance: float) -> Distance:
         allowed = tolerance * abs(float(one)) + _unit(one) * 1.01
         if not apart <= allowed:
             return different
-        worst = max(worst, Distance(apart, allowed), key=lambda each: each.size / each.allowed)
+        if apart * worst.allowed > worst.size * allowed:
+            worst = Distance(apart, allowed)
     return worst
 
 

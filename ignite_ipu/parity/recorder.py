@@ -9,9 +9,10 @@ import os
 import sys
 import threading
 import weakref
-from typing import Any, Callable, Dict, Iterator, List, Optional, TextIO, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, TextIO, Tuple
 
 import torch
+import torch.optim.swa_utils
 from ignite.engine import Engine, Events
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -52,7 +53,8 @@ class Recorder:
         self._updates, self._everything = updates, everything
         self._made = 0
         self._patches = Patches()
-        self._modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        # Modules that were asked for their parameters, in this order.
+        self._modules: List[weakref.ref[nn.Module]] = []
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
         self._engines: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()
         self._calls = _Calls()
@@ -72,6 +74,7 @@ class Recorder:
         self._wrap(nn.Module, "__call__", self._call)
         self._wrap(Engine, "run", self._engine_run)
         self._wrap(torch, "save", self._save)
+        self._wrap(torch.optim.swa_utils, "update_bn", self._update_bn)
         patches.set(sys, "stdout", _Lines(sys.stdout, self._printed))
 
     def stop(self) -> None:
@@ -132,8 +135,8 @@ class Recorder:
 
     def _named_parameters(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # This library asks copies of models, and modules around them, for their parameters, too.
-        if not _is_called_by_us():
-            self._modules.add(module)
+        if not _is_called_by_us() and all(known() is not module for known in self._modules):
+            self._modules.append(weakref.ref(module))
         return original(module, *args, **kwargs)
 
     def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -150,6 +153,14 @@ class Recorder:
             self._record_output(module, output)
         return output
 
+    def _update_bn(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        # On a device these calls of the model run on the host: the buffers that they write are compared.
+        self._calls.depth += 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._calls.depth -= 1
+
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._refuse_more()
         name = self._optimizers.setdefault(optimizer, f"{type(optimizer).__name__} {len(self._optimizers)}")
@@ -161,9 +172,13 @@ class Recorder:
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._resolve()
-        names = self._names()
         label = self._optimizers.get(optimizer, type(optimizer).__name__)
         order = [each for group in optimizer.param_groups for each in group["params"]]
+        trained = self._trained(order)
+        names: Dict[int, str] = {}
+        for prefix, root in trained.items():
+            for name, parameter in _parameters(root).items():
+                names.setdefault(id(parameter), prefix + name)
         called = [names.get(id(each), f"{label}, parameter {number}") for number, each in enumerate(order)]
         with torch._C.DisableTorchFunctionSubclass():
             existing = [gradient_of(each) is not None for each in order]
@@ -179,33 +194,26 @@ class Recorder:
             for place, part in leaves(state):
                 if isinstance(part, (int, float, torch.Tensor)):
                     self.record("optimizer state", f"{name}{place}", part)
-        for name, buffer in self._buffers():
-            self.record("buffer", name, buffer)
+        for prefix, root in trained.items():
+            for name, buffer in root.named_buffers():
+                self.record("buffer", prefix + name, buffer)
         self.record("random numbers", "the CPU generator", _digest(torch.get_rng_state()))
         self._made += 1
 
-    def _roots(self) -> List[nn.Module]:
-        known = list(self._modules)
+    def _trained(self, order: Sequence[torch.Tensor]) -> Dict[str, nn.Module]:
+        """Return the models that have parameters of an optimizer, by prefixes of names; without one if it is alone."""
+        known = [module for module in (reference() for reference in self._modules) if module is not None]
         inner = {id(child) for module in known for child in module.modules() if child is not module}
-        return [module for module in known if id(module) not in inner]
-
-    def _names(self) -> Dict[int, str]:
-        roots = self._roots()
-        found: Dict[int, str] = {}
-        for module in roots:
-            prefix = "" if len(roots) == 1 else f"{type(module).__name__}."
-            for path, part in module.named_modules():
-                for name, parameter in part._parameters.items():
-                    if parameter is not None:
-                        found.setdefault(id(parameter), prefix + (f"{path}.{name}" if path else name))
-        return found
-
-    def _buffers(self) -> Iterator[Tuple[str, torch.Tensor]]:
-        roots = self._roots()
-        for module in sorted(roots, key=lambda each: type(each).__name__):
-            prefix = "" if len(roots) == 1 else f"{type(module).__name__}."
-            for name, buffer in module.named_buffers():
-                yield prefix + name, buffer
+        roots = [module for module in known if id(module) not in inner]
+        of = {id(parameter): root for root in reversed(roots) for parameter in _parameters(root).values()}
+        found: List[nn.Module] = []
+        for parameter in order:
+            root = of.get(id(parameter))
+            if root is not None and all(each is not root for each in found):
+                found.append(root)
+        if len(found) == 1:
+            return {"": found[0]}
+        return {f"{type(root).__name__} {number}.": root for number, root in enumerate(found)}
 
     def _resolve(self) -> None:
         pending, self._pending = self._pending, []
@@ -325,6 +333,16 @@ def users_frame_calls() -> bool:
     """Return whether the user's own code made the observed call, and no function of a library."""
     file = sys._getframe(3).f_code.co_filename
     return is_users_file(file) and not file.startswith("<")
+
+
+def _parameters(module: nn.Module) -> Dict[str, nn.Parameter]:
+    """Return the parameters of a module by name, without a call that the recorder observes."""
+    found = {}
+    for path, part in module.named_modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                found[f"{path}.{name}" if path else name] = parameter
+    return found
 
 
 def _digest(state: torch.Tensor) -> str:
