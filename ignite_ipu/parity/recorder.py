@@ -180,7 +180,7 @@ class Recorder:
             for name, parameter in _parameters(root).items():
                 names.setdefault(id(parameter), prefix + name)
         called = [names.get(id(each), f"{label}, parameter {number}") for number, each in enumerate(order)]
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunction():  # as for subclasses, so for what guards hooks against reads of gradients
             existing = [gradient_of(each) is not None for each in order]
             on_device = [parameter_of(each) is not None for each in order]
         for name, exists, captured in zip(called, existing, on_device):
