@@ -133,11 +133,20 @@ def _run(path: str, backend: str, folder: Optional[str], *arguments: str) -> Ran
                 error = f"refused: {refusal}"
             except (Exception, SystemExit) as reason:
                 error = traceback.format_exc() if getattr(reason, "code", True) else ""
+    _turn_off()
     freeze()
     results = [line[len("RESULT ") :] for line in output.getvalue().splitlines() if line.startswith("RESULT ")]
     updates = (device.counters() - before).optimizer_updates
     result = json.loads((results or ["null"])[-1])
     return Ran(result, output.getvalue(), messages.getvalue(), error, updates, [str(each) for each in substitutions])
+
+
+def _turn_off() -> None:
+    """End the substitutes of a script that has imported `ignite_ipu.auto`, and let the next one import it anew."""
+    auto = sys.modules.pop("ignite_ipu.auto", None)
+    if auto is not None:
+        auto.off()
+        del sys.modules["ignite_ipu"].auto
 
 
 def _compare(path: str, folder: Optional[str], *arguments: str) -> Ran:
@@ -163,6 +172,7 @@ def _compare(path: str, folder: Optional[str], *arguments: str) -> Ran:
                 records[side] = recorded({**request, "side": side})
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+    _turn_off()
     freeze()
     ended = "; ".join(f"{side}: {record['ended']}" for side, record in records.items() if record["ended"])
     if ended:

@@ -126,6 +126,8 @@ def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
                 suppressed += 1
             else:
                 findings.append(place_hit(program, rule, hit))
+    if program.is_automatic:
+        findings = [each for each in findings if each.run is not Outcome.HANDLED]
     return sorted(set(findings), key=lambda f: (f.cell or 0, f.line, f.column, f.rule, f.message)), suppressed
 
 

@@ -1,7 +1,8 @@
-"""Applies every rewrite to a file, and gives the file back unchanged when something in it cannot be moved.
+"""Applies every rewrite to a file; a file that rewrites cannot move imports `ignite_ipu.auto`, or is left alone.
 
 Moving half of a training program would train on the host's CPU without a word. So a file whose rewritten form still
-has errors is left alone, byte for byte, and the errors are the remarks. So are files that hang together with it, those
+has errors keeps its text, with the one import that captures it when it runs. If `run` refuses it, it is left alone,
+byte for byte, and the errors are the remarks. So are files that hang together with it, those
 that a script reaches which trains, itself or by what it imports; tests follow what they test, and decide nothing.
 """
 
@@ -21,7 +22,7 @@ from ignite_ipu.errors import SourceError
 from ignite_ipu.migration.analysis.reach import CodeBase, Import, imports_of
 from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.findings import Finding, Outcome, Severity
-from ignite_ipu.migration.program import Program
+from ignite_ipu.migration.program import AUTO, Program
 from ignite_ipu.migration.rewrites import all_rewrites
 from ignite_ipu.migration.rewriting.editor import Editor, Remark, RewriteRefused
 from ignite_ipu.migration.rules import all_rules
@@ -90,17 +91,15 @@ def migrate_source(source: Source) -> Migration:
 
 
 def _migrated(source: Source, program: Program) -> Migration:
+    if program.is_automatic:
+        return Migration(source, source.text)
     for node, trainer in _trainers_of_libraries(program):
-        return left_alone(
-            source,
-            node.lineno,
-            f"{trainer} trains by a loop of its library, which stays where it is installed. `ignite-ipu run` captures "
-            "that loop and trains the file as it is. Optimum Graphcore's IPUTrainer is the other way",
-        )
+        reason = f"{trainer} trains by a loop of its library, which stays where it is installed"
+        return _by_one_line(source, program, [Remark(node.lineno, "auto", reason)])
     try:
         result = _rewritten(source, program)
     except RewriteRefused as refused:
-        return left_alone(source, refused.line, refused.reason)
+        return _by_one_line(source, program, [Remark(refused.line, "migrate", refused.reason)])
     except cst.ParserSyntaxError as error:
         raise SourceError(f"is beyond LibCST: {error.message}", error.raw_line) from None
     except RecursionError:
@@ -108,7 +107,7 @@ def _migrated(source: Source, program: Program) -> Migration:
     after, _ = check_source(replace(source, text=result.text, notebook=None))
     errors = [finding for finding in after if finding.severity is Severity.ERROR and not _may_stay(finding)]
     if errors:
-        return _with_errors(source, errors)
+        return _by_one_line(source, program, _reasons(source, errors))
     if result.changed:
         try:
             source.encode(result.text)
@@ -162,8 +161,34 @@ def _rewritten(source: Source, program: Program) -> Migration:
     return result
 
 
-def _with_errors(source: Source, errors: List[Finding]) -> Migration:
-    """Name what stands in the way, at its lines in the file as it is."""
+def _by_one_line(source: Source, program: Program, reasons: List[Remark]) -> Migration:
+    """Import `ignite_ipu.auto` in a file that is not rewritten for some reasons; leave it alone if `run` refuses it."""
+    findings, _ = check_source(source)
+    refused = [each for each in findings if each.run is Outcome.REFUSED and each.severity is Severity.ERROR]
+    if refused:
+        return Migration(source, source.text, blocked=True, remarks=reasons)
+    # In a notebook, the markers of cells are texts, too.
+    first = next((node for node in program.tree.body if not (_is_text(node) or _is_future(node))), None)
+    if first is None:
+        return Migration(source, source.text)
+    place = min([first.lineno, *(each.lineno for each in getattr(first, "decorator_list", ()))]) - 1
+    lines = list(io.StringIO(source.text, newline=""))
+    ending = "\r\n" if lines[place].endswith("\r\n") else "\n"
+    lines.insert(place, f"import {AUTO}  # captures the models and optimizers of this program for IPUs{ending}")
+    remarks = [Remark(each.line, "auto", f"{each.message}. {AUTO} captures it as it is") for each in reasons]
+    return Migration(source, "".join(lines), applied=["auto"], remarks=remarks)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _is_future(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
+
+
+def _reasons(source: Source, errors: List[Finding]) -> List[Remark]:
+    """Return the errors that stand in the way, at their lines in the file as it is."""
     original, _ = check_source(source)
     reasons: List[Finding] = []
     for error in errors:
@@ -171,8 +196,7 @@ def _with_errors(source: Source, errors: List[Finding]) -> Migration:
         # A rewrite may have changed what the message says; the rule still finds the place.
         reasons += same or [finding for finding in original if finding.rule == error.rule] or [error]
     remarks = {Remark(_line(source, f), f.rule, f"{f.message}. {_OFFER.sub('', f.remedy)}") for f in reasons}
-    ordered = sorted(remarks, key=lambda remark: (remark.line, remark.subject))
-    return Migration(source, source.text, blocked=True, remarks=ordered)
+    return sorted(remarks, key=lambda remark: (remark.line, remark.subject))
 
 
 def _line(source: Source, finding: Finding) -> int:

@@ -16,6 +16,9 @@ from ignite_ipu.migration.analysis.kinds import Fact
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.training import Training
 
+AUTO = "ignite_ipu.auto"
+"""The module whose import captures a program when it runs."""
+
 EVERY_RULE = "*"
 _SUPPRESSION = re.compile(r"#\s*ignite-ipu:\s*ignore(?:\[(?P<rules>[^\]]*)\])?(?=\s|#|$)")
 
@@ -27,6 +30,14 @@ class Program(ParsedFile):
     def training(self) -> Training:
         """The optimizers, loaders, schedules and training steps of the file."""
         return Training(self)
+
+    @cached_property
+    def is_automatic(self) -> bool:
+        """True if the file imports `ignite_ipu.auto`, so that it trains as `ignite-ipu run` trains it."""
+        package, _, name = AUTO.rpartition(".")
+        imported = (alias.name for node in self.nodes(ast.Import) for alias in node.names)
+        froms = (node for node in self.nodes(ast.ImportFrom) if node.module == package and not node.level)
+        return AUTO in imported or any(alias.name == name for node in froms for alias in node.names)
 
     @cached_property
     def facts(self) -> List[Fact]:

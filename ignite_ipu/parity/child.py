@@ -41,10 +41,10 @@ def recorded(request: Dict[str, Any]) -> Dict[str, Any]:
     _seed(int(request["seed"]))
     name = request["script"]
     with started("-m" if request["module"] else name, request["arguments"], _first_path(request)):
-        program = module_program(name) if request["module"] else script_program(name)
         recorder = Recorder(request["updates"], request["everything"])
         record: Dict[str, Any] = {"ended": "", "dropout": []}
         try:
+            program = module_program(name) if request["module"] else script_program(name)
             _run(program, request, recorder, record)
         except BaseException as error:
             _note_end(error, record)

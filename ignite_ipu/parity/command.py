@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import re
 from typing import Any
 
@@ -76,6 +77,8 @@ def _compare_script(args: argparse.Namespace) -> int:
     from ignite_ipu.parity.report import as_html, as_json, as_text
     from ignite_ipu.parity.runs import Script, compare_script
 
+    if not args.module and not os.path.isfile(args.target):
+        raise UserError(f"there is no script {args.target!r}; a factory is named as MODULE:FACTORY")
     script = Script(args.target, tuple(args.arguments), args.module)
     try:
         parity = compare_script(

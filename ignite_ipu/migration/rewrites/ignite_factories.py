@@ -23,7 +23,7 @@ from ignite_ipu.migration.analysis.names import argument, has_hidden_arguments
 from ignite_ipu.migration.analysis.precision_arguments import refused_precision
 from ignite_ipu.migration.analysis.training import trains_the_rest
 from ignite_ipu.migration.rewriting.comma_lists import without_arguments
-from ignite_ipu.migration.rewriting.editor import Editor
+from ignite_ipu.migration.rewriting.editor import Editor, RewriteRefused
 
 
 def apply(editor: Editor) -> None:
@@ -43,6 +43,10 @@ def replace_engine_calls(editor: Editor, theirs: str, ours: str, device_position
             continue
         if has_hidden_arguments(call):
             continue
+        steps = argument(call, "gradient_accumulation_steps", 11)
+        if steps is not None and not (isinstance(steps, ast.Constant) and steps.value == 1):
+            # An iteration of ours is an update, and schedules and events would count otherwise.
+            raise RewriteRefused(call.lineno, "the trainer accumulates gradients over iterations of Ignite")
         # Our engines run on the IPU, and natively where the model is.
         device = argument(call, "device", device_position)
         if isinstance(device, ast.Call):
