@@ -24,6 +24,8 @@ from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.tensors.raw import gradient_of
 from ignite_ipu.program.user_code import OURS, Owner, is_users_file, owner_of
 from ignite_ipu.running.patches import Patches
+from ignite_ipu.torch_names.modules import parameters_of
+from ignite_ipu.torch_names.tensors import DisableTorchFunction
 
 _OURS = ("ignite_ipu.", "poptorch.")
 # Substitutes, through which the script's own calls pass.
@@ -180,7 +182,7 @@ class Recorder:
             for name, parameter in _parameters(root).items():
                 names.setdefault(id(parameter), prefix + name)
         called = [names.get(id(each), f"{label}, parameter {number}") for number, each in enumerate(order)]
-        with torch._C.DisableTorchFunction():  # as for subclasses, so for what guards hooks against reads of gradients
+        with DisableTorchFunction():  # as for subclasses, so for what guards hooks against reads of gradients
             existing = [gradient_of(each) is not None for each in order]
             on_device = [parameter_of(each) is not None for each in order]
         for name, exists, captured in zip(called, existing, on_device):
@@ -339,7 +341,7 @@ def _parameters(module: nn.Module) -> Dict[str, nn.Parameter]:
     """Return the parameters of a module by name, without a call that the recorder observes."""
     found = {}
     for path, part in module.named_modules():
-        for name, parameter in part._parameters.items():
+        for name, parameter in parameters_of(part).items():
             if parameter is not None:
                 found[f"{path}.{name}" if path else name] = parameter
     return found
