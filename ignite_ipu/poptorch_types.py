@@ -221,6 +221,7 @@ class PopTorch(Protocol):
     TensorLocationSettings: Type[TensorLocationSettings]
     DataLoader: Type[DataLoader]
     AsynchronousDataAccessor: Type[Any]
+    Error: Type[Exception]
     RecoverableError: Type[Exception]
     UnrecoverableError: Type[Exception]
     optim: Optimizers

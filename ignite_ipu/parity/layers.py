@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import logging
 import math
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 import torch
 from ignite.engine import Events
@@ -230,6 +230,38 @@ def _run_natively(setup: Setup, how: ModelCall, updates: Sequence[Update], repli
 def _run_on_device(
     setup: Setup, how: ModelCall, updates: Sequence[Update], config: IPUConfig, replicas: int
 ) -> List[Results]:
+    try:
+        return _train_on_device(setup, how, updates, config, replicas)
+    except backend.poptorch().Error:
+        # A gradient that the device's loss does not depend on, and the host's does, stops the compilation.
+        names = _gradients_on_device(setup, how, updates, config, replicas)
+    return _train_on_device(setup, how, updates, config, replicas, names)
+
+
+def _gradients_on_device(
+    setup: Setup, how: ModelCall, updates: Sequence[Update], config: IPUConfig, replicas: int
+) -> FrozenSet[str]:
+    """Return the names of the parameters that have gradients in a program which returns none."""
+    trainer = _trainer(setup, config, replicas, model_fn=lambda model, x: (how.call(model, x),))
+    try:
+        trainer.compile(join_rows(list(updates[0])))
+        executor = trainer.ipu.with_trainer().program.executor
+        found = [] if executor is None else executor.getTensorNames()
+    finally:
+        trainer.ipu.close()
+    prefix = "Gradient___model."
+    return frozenset(name[len(prefix) :] for name in found if name.startswith(prefix))
+
+
+def _train_on_device(
+    setup: Setup,
+    how: ModelCall,
+    updates: Sequence[Update],
+    config: IPUConfig,
+    replicas: int,
+    gradients: Optional[FrozenSet[str]] = None,
+) -> List[Results]:
+    """Return the results of updates on the device, with the gradients of these parameters, or of all."""
     returned: List[str] = []
     names: Dict[str, str] = {}
     results: List[Results] = []
@@ -244,21 +276,13 @@ def _run_on_device(
 
     with _users("The micro-batches of an update cannot be joined"):
         joined = [join_rows(list(update)) for update in updates]
-    options = own_options(config)
-    if replicas > 1 and next(setup.model.buffers(), None) is not None:
-        options.broadcastBuffers(False)
-    trainer = create_ipu_trainer(
-        setup.model,
-        setup.optimizer,
-        _OnPrediction(setup.loss_fn),
-        prepare_batch=lambda batch, device, non_blocking: batch,
-        model_fn=observed,
-        output_transform=lambda x, y, y_pred, loss: (y_pred[1:], loss),
-        config=dataclasses.replace(config, options=options),
+    trainer = _trainer(
+        setup, config, replicas, model_fn=observed, output_transform=lambda x, y, y_pred, loss: (y_pred[1:], loss)
     )
     # Whoever compares says what was raised; Ignite would say it twice before.
     trainer.logger = logging.Logger(__name__, logging.CRITICAL)
-    Gradients(allow_unused=True).attach(trainer)
+    choose = None if gradients is None else lambda name, parameter: name in gradients
+    Gradients(choose, allow_unused=True).attach(trainer)
 
     def keep(engine: Any) -> None:
         outputs, loss = engine.state.output
@@ -270,6 +294,21 @@ def _run_on_device(
     finally:
         trainer.ipu.close()
     return results
+
+
+def _trainer(setup: Setup, config: IPUConfig, replicas: int, **functions: Any) -> Any:
+    """Return a trainer of a setup, whose replicas have buffers of their own."""
+    options = own_options(config)
+    if replicas > 1 and next(setup.model.buffers(), None) is not None:
+        options.broadcastBuffers(False)
+    return create_ipu_trainer(
+        setup.model,
+        setup.optimizer,
+        _OnPrediction(setup.loss_fn),
+        prepare_batch=lambda batch, device, non_blocking: batch,
+        config=dataclasses.replace(config, options=options),
+        **functions,
+    )
 
 
 class _OnPrediction(nn.Module):
