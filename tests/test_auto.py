@@ -192,6 +192,22 @@ def test_launchers_start_a_script_with_the_line(words, tmp_path):
     assert "IPUAccelerator 3 True" in run([sys.executable, "-m", *words], tmp_path)
 
 
+CORPUS = Path(__file__).parent / "migration" / "corpus"
+SAMPLE = ["accumulation_ignite", "custom_engine", "ddp", "metrics_evaluation", "two_optimizers"]
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_scripts_of_the_corpus_end_with_the_native_result(name, scripts, tmp_path):
+    """`ignite-ipu run` trains all of them; this is the other door to the same substitutes."""
+    pytest.importorskip("sklearn")
+    text = (CORPUS / f"{name}.py").read_text()
+    path = tmp_path / f"{name}.py"
+    path.write_text("import ignite_ipu.auto\n" + text)
+    native, found = scripts.run(CORPUS / f"{name}.py", "native"), scripts.run(path, "emulator")
+    assert found.numbers == pytest.approx(native.numbers, rel=1e-4, abs=1e-6)
+    assert found.updates > 0
+
+
 CELLS: Dict[str, str] = {
     "begin": "import ignite_ipu.auto\n" + BEGINNING,
     "loop": LOOP,

@@ -128,7 +128,8 @@ def _table(parity: ScriptParity) -> Iterator[str]:
     wrong: List[Difference] = [each for each in parity.differences if not each.agrees]
     if not wrong:
         return
-    yield f"<h2>What differs</h2><p>{len(wrong)} of {len(parity.differences)} values; the first {_SHOWN} are shown.</p>"
+    shown = f"; the first {_SHOWN} are shown" if len(wrong) > _SHOWN else ""
+    yield f"<h2>Differences</h2><p>{len(wrong)} of {len(parity.differences)} values{shown}.</p>"
     yield "<table><tr><th>Update</th><th>Kind</th><th>Name</th><th>Difference</th><th>Allowed</th><th>Line</th></tr>"
     for each in wrong[:_SHOWN]:
         size = html.escape(each.remark) if each.remark else f"{each.size:.3g}"
