@@ -86,9 +86,8 @@ def variables_of(frame: FrameType) -> Mapping[str, Any]:
         return variables
     found = dict(variables)
     # Before Python 3.13 a function's frame keeps the dictionary that it was asked for until the function returns. It
-    # is left as it is where a debugger writes from it, or somebody has it from `locals()`: besides the frame, this
-    # function and getrefcount() refer to it.
-    if frame.f_trace is None and sys.getrefcount(variables) <= 3:
+    # is left as it is where a debugger writes from it. Functions that use `locals()` do not come here.
+    if frame.f_trace is None:
         for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
             variables.pop(name, None)
     return found

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import copyreg
-import sys
 import weakref
 from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Set, Tuple
 
@@ -54,10 +53,7 @@ _SILENT = _METADATA.union(
     if name[0] != "_" and name not in _UNCOUNTED and callable(getattr(torch.Tensor, name))
 )
 _HOLDER, _ACCESS = "_ignite_ipu_accesses", "_ignite_ipu_access"
-_Holder = Callable[[], Optional[Dict[str, Any]]]
-_ALIASES: Dict[int, Tuple[weakref.ref[torch.Tensor], _Holder]] = {}
-# To a tensor that is asked for: from the variable in the loop, and from the call that counts.
-_OUR_REFERENCES = 2
+_ALIASES: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
 
 
 class AccessTracker:
@@ -303,25 +299,19 @@ def unwatch_tensors(tensors: Iterable[torch.Tensor], always: bool = True) -> Non
             object.__setattr__(tensor, "__class__", tensor_class.__mro__[1])
 
 
-def note_alias(tensor: Any, holder: _Holder = lambda: None) -> None:
+def note_alias(tensor: Any) -> None:
     """Take notice of a tensor, if it is one, that shares the memory of a weight: it changes as that does, natively.
 
-    It is what `parameter.data`, `parameter.detach()` and the entries of a state dictionary are. A read of it asks
-    nobody for the newest weights, so these are brought to the host after each update, as long as somebody has one;
-    except a state dictionary, held weakly (`holder`), that brings them itself when it is asked for this tensor.
+    It is what `parameter.data`, `parameter.detach()` and the entries of a state dictionary are. A read of it does not
+    bring the newest weights, so these come to the host after each update, as long as the tensor is alive. Nothing of
+    this library may hold it.
     """
     if type(tensor) is torch.Tensor:
-        key = id(tensor)
-        _ALIASES[key] = weakref.ref(tensor, lambda reference: _ALIASES.pop(key, None)), holder
+        _ALIASES[id(tensor)] = tensor
 
 
 def is_kept(memory: Callable[[], Container[int]]) -> bool:
-    """Tell whether somebody keeps a tensor that shares memory of weights, which is where `memory()` says."""
-    places: Optional[Container[int]] = None
-    for reference, holder in list(_ALIASES.values()):
-        tensor, state = reference(), holder()
-        if tensor is not None and sys.getrefcount(tensor) > _OUR_REFERENCES + (state is not None):
-            places = memory() if places is None else places
-            if tensor.untyped_storage().data_ptr() in places:
-                return True
-    return False
+    """Return whether a tensor is alive that shares memory of weights, which is at the addresses `memory()`."""
+    aliases = list(_ALIASES.values())
+    places = memory() if aliases else ()
+    return any(tensor.untyped_storage().data_ptr() in places for tensor in aliases)

@@ -5,32 +5,16 @@ from __future__ import annotations
 import functools
 import weakref
 from collections import OrderedDict, UserDict
-from typing import Any, Callable, List, Optional, Sequence
+from typing import Any, Callable, Container, ItemsView, Iterator, List, Optional, Sequence, Tuple, ValuesView
 
+import torch
 from torch import nn
 
+from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.session.weights.access import note_alias
 from ignite_ipu.session.weights.tracker import Weights
 from ignite_ipu.torch_names.modules import STATE_DICT_HOOKS
-
-
-def _refreshed(name: str) -> Any:
-    """Return a dictionary's method that brings the newest values first."""
-    method = getattr(OrderedDict, name)
-
-    @functools.wraps(method)
-    def call(self: LiveState, *args: Any, **kwargs: Any) -> Any:
-        for source in self.sources:
-            weights = source()
-            if weights is not None:
-                weights.show()
-        if not self.noted:
-            self.noted, holder = True, weakref.ref(self)
-            for tensor in OrderedDict.values(self):
-                note_alias(tensor, holder)
-        return method(self, *args, **kwargs)
-
-    return call
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
 class LiveState(OrderedDict):  # type: ignore[type-arg]
@@ -39,25 +23,49 @@ class LiveState(OrderedDict):  # type: ignore[type-arg]
     Natively they are the memory of the model's weights; here the newest may be on the device. Copies and files of it
     are ordinary dictionaries.
 
+    The dictionary hands out tensors that it does not hold itself, with the same memory: as long as one of them is
+    alive, the caller keeps it, and the weights come to the host after each update.
+
     Attributes:
         sources: Whose weights it shows; each returns None when that is over. Never changed in place.
-        noted: Whether somebody may have taken tensors out of it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.sources: Sequence[Callable[[], Optional[Weights]]] = ()
-        self.noted = False
+        self._handed_out: weakref.WeakValueDictionary[Any, torch.Tensor] = weakref.WeakValueDictionary()
         super().__init__(*args, **kwargs)
 
-    __getitem__, get, pop = map(_refreshed, ("__getitem__", "get", "pop"))
-    popitem, items, values = map(_refreshed, ("popitem", "items", "values"))
+    def __getitem__(self, key: Any) -> Any:
+        self._bring()
+        return self._hand_out(key, super().__getitem__(key))
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self[key] if key in self else default  # noqa: SIM401
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        found = self._hand_out(key, super().__getitem__(key)) if key in self else None
+        self._bring()
+        popped = super().pop(key, *default)
+        return popped if found is None else found
+
+    def popitem(self, last: bool = True) -> Tuple[Any, Any]:
+        self._bring()
+        key, value = super().popitem(last)
+        return key, self._hand_out(key, value)
+
+    def items(self) -> Any:
+        return _Items(self)
+
+    def values(self) -> Any:
+        return _Values(self)
 
     def copy(self) -> LiveState:
         return self.__copy__()
 
     def __copy__(self) -> LiveState:
-        duplicate = LiveState(self)
-        duplicate.__dict__.update(self.__dict__)
+        duplicate = LiveState(OrderedDict.items(self))
+        own = duplicate.__dict__
+        duplicate.__dict__.update({**self.__dict__, "_handed_out": own["_handed_out"]})
         return duplicate
 
     def __repr__(self) -> str:
@@ -66,19 +74,68 @@ class LiveState(OrderedDict):  # type: ignore[type-arg]
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._ordinary().__reduce_ex__(protocol)
 
+    def _bring(self) -> None:
+        """Bring the newest weights to the host."""
+        for source in self.sources:
+            weights = source()
+            if weights is not None:
+                weights.show()
+
+    def _hand_out(self, key: Any, value: Any) -> Any:
+        if type(value) is not torch.Tensor:
+            return value
+        found = self._handed_out.get(key)
+        if found is None or not found.is_set_to(value):
+            found = self._handed_out[key] = plain(value)
+            note_alias(found)
+        return found
+
     def _ordinary(self) -> OrderedDict[str, Any]:
         ordinary: OrderedDict[str, Any] = OrderedDict(self)
-        own = ("sources", "noted")
+        own = ("sources", "_handed_out")
         ordinary.__dict__.update({name: value for name, value in self.__dict__.items() if name not in own})
         return ordinary
 
 
-def live_state(state: Any, source: Callable[[], Optional[Weights]]) -> LiveState:
-    """Return a module's state dictionary as one that also shows the newest of `source`."""
-    live = LiveState(state)
-    live.__dict__.update(getattr(state, "__dict__", {}))  # the versions of the modules
-    live.sources = [*live.sources, source]
+class _Items(ItemsView[Any, Any]):
+    """The view that `items()` returns, which goes backwards, too."""
+
+    def __init__(self, state: LiveState) -> None:
+        super().__init__(state)
+        self._state = state
+
+    def __reversed__(self) -> Iterator[Tuple[Any, Any]]:
+        return ((key, self._state[key]) for key in reversed(self._state))
+
+
+class _Values(ValuesView[Any]):
+    """The view that `values()` returns, which goes backwards, too."""
+
+    def __init__(self, state: LiveState) -> None:
+        super().__init__(state)
+        self._state = state
+
+    def __reversed__(self) -> Iterator[Any]:
+        return (self._state[key] for key in reversed(self._state))
+
+
+def live_state(state: Any, source: Callable[[], Optional[Weights]], buffers: Container[int] = frozenset()) -> LiveState:
+    """Return a module's state dictionary as one that also shows the newest of `source`.
+
+    Tensors whose `id()` is in `buffers` are the module's own, and stay in it as they are.
+    """
+    own = OrderedDict.items(state) if isinstance(state, OrderedDict) else state.items()
+    live = LiveState([(key, value if id(value) in buffers else _unnoticed(value)) for key, value in own])
+    live.__dict__.update(
+        {key: value for key, value in getattr(state, "__dict__", {}).items() if key not in live.__dict__}
+    )  # versions
+    live.sources = [*getattr(state, "sources", ()), source]
     return live
+
+
+def _unnoticed(value: Any) -> Any:
+    """Return the same memory as another tensor, which nothing but the dictionary keeps."""
+    return plain(value) if type(value) is torch.Tensor else value
 
 
 class ModelStates:
@@ -138,7 +195,8 @@ def _show_newest(
     call = before()
     if call is not None:
         call()
-    return live_state(state, known)
+    with DisableTorchFunctionSubclass():
+        return live_state(state, known, {id(buffer) for buffer in module.buffers()})
 
 
 def _remove(hook: Any, hooked: List[List[Any]]) -> None:

@@ -20,6 +20,9 @@ KEPT: Dict[str, Callable[[nn.Module], Any]] = {
     "detached": lambda model: model.weight.detach(),
     "entries": lambda model: {name: tensor for name, tensor in model.state_dict().items()}["weight"],
     "one_entry": lambda model: model.state_dict()["weight"],
+    "a_value": lambda model: next(iter(model.state_dict().values())),
+    "popped": lambda model: model.state_dict().pop("weight"),
+    "copied_state": lambda model: model.state_dict().copy()["weight"],
     "copy": lambda model: model.weight.detach().clone(),
 }
 
@@ -60,5 +63,30 @@ def test_a_state_that_nobody_takes_from_costs_no_copies() -> None:
     state = model.state_dict()
     update(model, optimizer)
     model.load_state_dict(copy.deepcopy(state))
+    update(model, optimizer)
+    assert IPUSession.of(model).weights.host_is_stale
+
+
+def test_entries_of_a_state_are_the_same_while_they_are_kept() -> None:
+    """As natively; one that is set by hand is the tensor that was set."""
+    model = nn.Linear(4, 2)
+    ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    state = model.state_dict()
+    kept = state["weight"]
+    assert kept is state["weight"] is dict(state)["weight"] is dict(state.items())["weight"]
+    assert [tuple(each.shape) for each in reversed(state.values())] == [(2,), (2, 4)]
+    assert [key for key, _ in reversed(state.items())] == ["bias", "weight"]
+    assert state.get("other", 1) == state.pop("other", 1) == 1
+    state["weight"] = torch.zeros(2, 4)
+    assert torch.equal(state["weight"], torch.zeros(2, 4)) and not torch.equal(kept, state["weight"])
+
+
+def test_a_view_of_a_state_costs_no_copies_once_it_is_dropped() -> None:
+    """Looking at an entry, printing the state and comparing shapes keep nothing."""
+    model = nn.Linear(4, 2)
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    state, copied = model.state_dict(), model.state_dict().copy()
+    assert "weight" in repr(state) and [each.numel() for each in copied.values()] == [8, 2]
+    assert torch.equal(state["bias"], model.bias.detach())
     update(model, optimizer)
     assert IPUSession.of(model).weights.host_is_stale
