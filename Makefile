@@ -9,12 +9,13 @@ SETUP_OLDEST := $(shell cat pyproject.toml constraints-oldest.txt | cksum | cut 
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
-.PHONY: help demo test oldest lint types docs bench resilience format clean
+.PHONY: help demo test oldest newest lint types docs bench resilience format clean
 
 help:
 	@echo "make demo     train on handwritten digits, print the accuracy, draw the learning curve in demo-output/"
 	@echo "make test     every check: lint, types, tests (source valid on Python 3.8 among them), documentation"
 	@echo "make oldest   the tests with Python 3.8 and PyTorch 2.0, where IPUs are: needs python3.8, fetches two gigabytes"
+	@echo "make newest   the tests with the newest Python that PyTorch installs for, and the newest of everything else"
 	@echo "make lint | types | docs | bench    one of them, or the benchmarks"
 	@echo "make resilience   break runs, files and machines in full: hours; the tests do a sample"
 	@echo "make format   format the code and mend what the linter can"
@@ -31,6 +32,15 @@ test: .venv/ready-dev-$(SETUP)
 
 oldest: .venv-oldest/ready-$(SETUP_OLDEST)
 	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal
+
+# What is newest changes from day to day: the environment is brought up to date each time, and printed.
+newest:
+	@$(MAKE_NEWEST)
+	.venv-newest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager hatchling editables
+	.venv-newest/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager --no-build-isolation --editable ".[test]"
+	@.venv-newest/bin/python --version
+	@.venv-newest/bin/python -m pip list 2>/dev/null | grep -E '^(torch|pytorch-ignite|accelerate|transformers|numpy|pytest) '
+	.venv-newest/bin/python -m pytest -n 2 --dist worksteal
 
 lint: .venv/ready-dev-$(SETUP)
 	$(BIN)/ruff check .
@@ -87,6 +97,22 @@ else \
     echo "No Python 3.8 or newer found. PYTHON=/path/to/python names one." >&2; \
     echo false; \
 fi
+endef
+# The newest Python, of those that are installed, for which pip finds a PyTorch. PYTHON=... chooses another.
+NEWEST_PYTHONS := $(or $(PYTHON),python3.15 python3.14 python3.13 python3.12 python3.11 python3.10)
+define MAKE_NEWEST
+version() { "$$1" -c "import sys; print(sys.version)" 2>/dev/null; }; \
+probe=$$(mktemp -d) || exit; trap 'rm -rf "$$probe"' EXIT; \
+for python in $(NEWEST_PYTHONS); do \
+    version $$python >/dev/null && $$python -m venv --clear "$$probe" 2>/dev/null || continue; \
+    if "$$probe/bin/python" -m pip install --quiet --dry-run --no-deps torch 2>/dev/null; then \
+        [ "$$(version $$python)" = "$$(version .venv-newest/bin/python)" ] && exit; \
+        echo "Setting up .venv-newest with $$python: a few minutes"; \
+        $$python -m venv --clear .venv-newest; exit; \
+    fi; \
+    echo "pip finds no PyTorch for $$python"; \
+done; \
+echo "pip finds PyTorch for none of $(NEWEST_PYTHONS) here. PYTHON=/path/to/python names another."; exit 1
 endef
 # Debian's Python comes without what `venv` needs to bring pip along; its own pip can install that.
 MAKE_VENV = { $$python -m venv --clear .venv 2>/dev/null \

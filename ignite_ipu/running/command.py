@@ -1,6 +1,7 @@
 """`ignite-ipu run SCRIPT ARGS...` and `ignite-ipu run -m MODULE ARGS...`: run an unmodified GPU script on IPUs.
 
-Exit codes: the script's own; 1 when it ends with an exception of its own; 2 when something in it cannot be mapped.
+Exit codes: the script's own; 1 when it ends with an exception of its own; 2 when something in it cannot be mapped; 70
+for a failure of this package, such as an import that fails with the installed versions.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ def main(args: argparse.Namespace) -> int:
     except UserError:
         raise
     except Exception as error:
+        if _is_ours(error):
+            raise
         traceback.print_exception(type(error), error, _from_the_script(error.__traceback__))
         return 1
     finally:
@@ -72,6 +75,14 @@ def main(args: argparse.Namespace) -> int:
         logger.setLevel(level)
         logger.propagate = propagate
     return 0
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Return whether a failure is this package's own: a module of it does not import, or the script was not reached."""
+    codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if any(code.co_name == "<module>" and code.co_filename.startswith(_PACKAGE) for code in codes):
+        return True
+    return not isinstance(error, SyntaxError) and _from_the_script(error.__traceback__) is None
 
 
 def _from_the_script(trace: Optional[TracebackType]) -> Optional[TracebackType]:

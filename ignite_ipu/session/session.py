@@ -32,6 +32,7 @@ from ignite_ipu.session.programs import Programs, refuse_losses
 from ignite_ipu.session.summary import summarise
 from ignite_ipu.session.torch_compiled import leave_out_compiler
 from ignite_ipu.session.training import Trained
+from ignite_ipu.torch_names import lists
 
 if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
@@ -370,7 +371,7 @@ class IPUSession:
             logger.warning("Weights are updated on the host, as update='host' asks: %s.", program.host_update_cost())
         gradients = program.take_gradients()
         if share != 1.0:
-            torch._foreach_mul_(gradients, share)
+            lists.mul_(gradients, share)
         accumulate(program.gradients, gradients)
         self._programs.active = program
         program.note_call()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ignite_ipu import handlers
 from ignite_ipu.cli.command import main
 
 
@@ -71,6 +75,19 @@ def test_an_exception_of_the_script_is_shown_from_the_script_on(script, capsys):
     assert "bug in ignite-ipu" not in shown
 
 
+@pytest.mark.parametrize("text", ["import torch", "import ignite_ipu.handlers.warmup_of_tests"])
+def test_an_import_of_ours_that_fails_is_a_bug_of_ours(text, script, capsys, monkeypatch):
+    """Before the script runs, or when it imports a module: as with a version that lacks a name, say."""
+    if text == "import torch":
+        monkeypatch.setattr("ignite_ipu.running.script.ScriptCode", {}.__getitem__)
+    else:
+        source = Path(handlers.__file__).with_name("warmup_of_tests.py")
+        loader = SourceLoaderOf(str(source), "import torch\ntorch.no_such_name\n")
+        monkeypatch.setattr("sys.meta_path", [loader, *sys.meta_path])
+    assert main(["run", script(text)]) == 70
+    assert "this is a bug in ignite-ipu" in capsys.readouterr().err
+
+
 def test_a_refusal_is_one_line_and_exit_code_2(script, capsys):
     path = script("import torch\ntorch.cuda.memory_allocated()\n")
     assert main(["run", path]) == 2
@@ -114,6 +131,23 @@ def test_the_causes_of_an_exception_are_shown(script, capsys):
     shown = capsys.readouterr().err
     assert "KeyError: 'x'" in shown and "direct cause" in shown and "RuntimeError: no such key" in shown
     assert "ignite_ipu" not in shown
+
+
+class SourceLoaderOf(importlib.abc.SourceLoader, importlib.abc.MetaPathFinder):
+    """Imports one module from a text, as from a file of this package."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self.path, self.text = path, text
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        is_it = name.rpartition(".")[2] == Path(self.path).stem
+        return importlib.util.spec_from_loader(name, self, origin=self.path) if is_it else None
+
+    def get_filename(self, name: str) -> str:
+        return self.path
+
+    def get_data(self, path: Any) -> bytes:
+        return self.text.encode()
 
 
 UNTIL_STOPPED = """

@@ -9,6 +9,7 @@ from torch import nn
 
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.values.wrapping import plain, storage
+from ignite_ipu.torch_names.modules import BUFFERS, MODULES, PARAMETERS
 
 
 class HostTensors:
@@ -61,7 +62,7 @@ class HostTensors:
 
 def _places(model: nn.Module) -> List[Tuple[Dict[str, Any], str, Any]]:
     """Return where the modules and tensors of a model are, as tables, names in them, and what is there."""
-    kinds = ("_modules", "_parameters", "_buffers")
+    kinds = (MODULES, PARAMETERS, BUFFERS)
     tables = [module.__dict__[kind] for module in model.modules() for kind in kinds]
     return [(table, name, held) for table in tables for name, held in table.items()]
 
