@@ -74,7 +74,7 @@ def import_paths() -> List[str]:
     """Return directories for `sys.path` with which programs for the SDK import the emulator; none with an SDK."""
     if choice() not in (None, "emulator"):
         return []
-    return list(importlib.import_module(f"{_EMULATOR}.installation").missing_packages())
+    return list(importlib.import_module(f"{_EMULATOR}.installation").stand_ins())
 
 
 def compile_steps() -> None:

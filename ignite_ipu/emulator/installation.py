@@ -54,7 +54,7 @@ def install(import_effects: bool = False) -> Installation:
         installation = Installation()
         installation.callback(_leave, installation)
         _ACTIVE.append(installation)
-        added = missing_packages()
+        added = [path for path in stand_ins() if path not in sys.path]
         sys.path += added
         _ADDED.extend(added)
         importlib.invalidate_caches()
@@ -78,7 +78,7 @@ def run_script(path: str, argv: Sequence[str] = ()) -> Dict[str, Any]:
         sys.argv = [path, *argv]
         sys.path[0] = os.path.dirname(os.path.abspath(path))
         # Python programs that the program starts are PopTorch programs too.
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [environment, *_installed()]))
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [environment, *stand_ins()]))
         try:
             return runpy.run_path(path, run_name="__main__")
         finally:
@@ -88,20 +88,17 @@ def run_script(path: str, argv: Sequence[str] = ()) -> Dict[str, Any]:
                 os.environ["PYTHONPATH"] = environment
 
 
-def missing_packages() -> List[str]:
+def stand_ins() -> List[str]:
     """Return the directories to be put on `sys.path` so that `import poptorch`, and what goes with it, work here.
 
-    There is one for each package that is not there.
+    There is one for each package that is not there, or that is a stand-in already.
     """
-    return [_directory(name) for name in (_NAME, *_OTHERS) if not _place(name)]
+    places = {name: _place(name) for name in (_NAME, *_OTHERS)}
+    return [_directory(name) for name, place in places.items() if not place or _lies_in_the_stand_in(place)]
 
 
 def _directory(package: str) -> str:
     return os.path.join(STAND_INS, package)
-
-
-def _installed() -> List[str]:
-    return [path for path in sys.path if os.path.dirname(path) == STAND_INS]
 
 
 def _place(package: str) -> str:

@@ -18,7 +18,7 @@ import threading
 import time
 from typing import IO, Any, Dict, List, NamedTuple, NoReturn, Optional, Sequence
 
-from ignite_ipu.emulator.installation import missing_packages
+from ignite_ipu.emulator.installation import stand_ins
 from ignite_ipu.emulator.popdist.instances import Job
 
 _TRUTHS = {"yes": True, "no": False, "1": True, "0": False, "true": True, "false": False, "on": True, "off": False}
@@ -204,7 +204,7 @@ def _common_variables(launch: Launch) -> Dict[str, str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    paths = [os.environ.get("PYTHONPATH"), *missing_packages()]
+    paths = [os.environ.get("PYTHONPATH"), *stand_ins()]
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     # A thread for each core in every process would make them compete.
     threads = {} if "OMP_NUM_THREADS" in os.environ or launch.job.instances == 1 else {"OMP_NUM_THREADS": "1"}

@@ -16,7 +16,7 @@ from ignite_ipu.emulator.compiler import stochastic_rounding
 from ignite_ipu.emulator.compiler.batching import narrowed
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.trace import number_formats
+from ignite_ipu.emulator.trace import half_precision, number_formats
 from ignite_ipu.emulator.trace.active import IpuTensor
 from ignite_ipu.emulator.trace.capture import Capture
 from ignite_ipu.emulator.values.structures import flatten_tensors, leaves
@@ -186,7 +186,8 @@ def fold_constants(
             ):
                 continue
             before = torch.random.get_rng_state()
-            value = node.target(*fx.map_arg(node.args, known.__getitem__), **fx.map_arg(node.kwargs, known.__getitem__))
+            kernel = node.target if node.meta.get("part") else half_precision.rounded(node, capture.is_written)
+            value = kernel(*fx.map_arg(node.args, known.__getitem__), **fx.map_arg(node.kwargs, known.__getitem__))
             if torch.equal(before, torch.random.get_rng_state()):
                 known[node] = value
     return {node: value for node, value in known.items() if isinstance(value, torch.Tensor)}
@@ -240,6 +241,8 @@ def _kernel_of(capture: Capture, node: fx.Node) -> Any:
         return kernel
     if capture.precision.stochastic_rounding:
         kernel = stochastic_rounding.rounded(node, capture.is_written)
+    else:
+        kernel = half_precision.rounded(node, capture.is_written)
     if capture.precision.floating_point_exceptions:
         kernel = number_formats.watched(node.meta["operator"], kernel)
     return kernel

@@ -2,22 +2,21 @@
 
 On an IPU the rounding mode belongs to the arithmetic unit, so that it acts wherever a float16 result is written. Here
 that is: casts to float16, results of operators in float16, the gradients that flow back through them and those that
-accumulate in float16, updated weights and optimizer state. Operators with float16 operands compute in float32 and round
-once. Constants that are computed at compile time, and values that are only moved, are as without it.
+accumulate in float16, updated weights and optimizer state. Constants that are computed at compile time, and values that
+are only moved, are as without it.
 
 Not at random: where a float16 value has several users, autograd adds up its (rounded) gradients to the nearest.
 """
 
 from __future__ import annotations
 
-import functools
-from typing import Any, Callable, Dict, Sequence, Tuple
+from typing import Any, Callable, Sequence
 
 import torch
 from torch import fx
 
+from ignite_ipu.emulator.trace import half_precision
 from ignite_ipu.emulator.trace.operators.table import words
-from ignite_ipu.emulator.values.structures import leaves, map_leaves
 
 # The numbers in their arguments become float16 on the host; everything else in them is moved or drawn.
 _EXACT = frozenset(
@@ -29,7 +28,6 @@ _EXACT = frozenset(
         "bernoulli bernoulli_ exponential_ random_ for_loop cond CPU fps nearest"
     )
 )
-_EXPANSIONS = frozenset(("expand", "expand_as", "broadcast_to"))
 
 
 def round_stochastically(values: torch.Tensor) -> torch.Tensor:
@@ -61,36 +59,7 @@ def store_stochastically(to: Sequence[torch.Tensor], values: Sequence[torch.Tens
 
 def rounded(node: fx.Node, is_written: Callable[[fx.Node], bool]) -> Callable[..., Any]:
     """Return the kernel of a recorded operator, with float16 results and gradients rounded stochastically."""
-    kernel: Callable[..., Any] = node.target  # type: ignore[assignment]
-    expected = node.meta["dtypes"]
-    halves = [expected, *(source.meta.get("dtype") for source in node.all_input_nodes)]
-    if torch.float16 not in leaves(halves) or node.meta["operator"] in _EXACT or _is_view(node, is_written):
-        return kernel
-    compute = torch.Tensor.float if node.meta["operator"] == "half" else kernel
-
-    @functools.wraps(kernel)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        pairs: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
-
-        def widened(value: Any) -> Any:
-            if value is torch.float16:
-                return torch.float32
-            if not isinstance(value, torch.Tensor) or value.dtype is not torch.float16:
-                return value
-            if id(value) not in pairs:
-                pairs[id(value)] = value, _Widen.apply(value)  # type: ignore[no-untyped-call]
-            return pairs[id(value)][1]
-
-        args, kwargs = map_leaves((args, kwargs), widened)
-        result = compute(*args, **kwargs)
-        if node.meta["writes"]:
-            for half, wide in pairs.values():
-                if not torch.equal(wide.detach(), half.detach().float()):
-                    half.copy_(_Round.apply(wide))  # type: ignore[no-untyped-call]
-        written = {id(wide): half for half, wide in pairs.values()}
-        return _narrowed(result, expected, written)
-
-    return call
+    return half_precision.at_boundary(node, is_written, _EXACT, _STOCHASTIC)
 
 
 class _Round(torch.autograd.Function):
@@ -117,21 +86,4 @@ class _Widen(torch.autograd.Function):
         return round_stochastically(gradients[0])
 
 
-def _narrowed(result: Any, expected: Any, written: Dict[int, torch.Tensor]) -> Any:
-    if isinstance(result, (list, tuple)):
-        return type(result)(_narrowed(*pair, written) for pair in zip(result, expected))
-    if expected is not torch.float16 or result.dtype is torch.float16:
-        return result
-    if id(result) in written:
-        return written[id(result)]  # an in-place operator returns its operand
-    return _Round.apply(result)  # type: ignore[no-untyped-call]
-
-
-def _is_view(node: fx.Node, is_written: Callable[[fx.Node], bool]) -> bool:
-    """Tell whether a node's result is another view of an operand's memory, which must stay one."""
-    if node.meta["writes"]:
-        return False
-    if node.meta["operator"] in _EXPANSIONS and not is_written(node):
-        return False  # its gradient is a sum
-    operands = {source.meta.get("memory") for source in node.all_input_nodes}
-    return not operands.isdisjoint(node.meta["memories"])
+_STOCHASTIC = half_precision.Rounding(_Widen.apply, _Round.apply)

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from ignite_ipu.emulator.compiler.batching import Batching
 from ignite_ipu.emulator.compiler.graph import Fold, Graph, ancestors, build, fold_constants, live
 from ignite_ipu.emulator.errors import Refusal, backend_error, python_error
-from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.logs import backend_logger, logger
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.trace import call_sites
 from ignite_ipu.emulator.trace.active import IpuTensor, active, module_calls_followed
@@ -212,7 +212,9 @@ def _stand_ins(
         host = plain(tensor)
         if not host.is_floating_point():
             kind = host.dtype
-            logger.warning("%s is of type %s: it was downgraded to constant, its value is compiled in.", name, kind)
+            backend_logger.warning(
+                "%s is of type %s: it was downgraded to constant, its value is compiled in.", name, kind
+            )
             stand_in = capture.add_constant(tensor, name)
         elif slot.is_buffer:
             stand_in = capture.add_buffer(name, tensor)

@@ -42,9 +42,9 @@ class AsynchronousDataAccessor:
 
     An item's tensors *are* a slot: they hold its values until the next item is asked for. Clone what must live longer.
     An item that has become stale reads as NaN (integers: the extreme of their type) until yet another one is asked for,
-    so that code relying on it fails visibly. `IGNITE_IPU_POISON_STALE_BATCHES=0` or
-    `ignite_ipu.emulator.data.set_poisoning(False)`, before the accessor is made, turns that off; then the slot just
-    takes the values of a later item, as in PopTorch.
+    so that code relying on it fails visibly. The last item of an epoch becomes stale when the next epoch begins.
+    `IGNITE_IPU_POISON_STALE_BATCHES=0` or `ignite_ipu.emulator.data.set_poisoning(False)`, before the accessor is made,
+    turns that off; then the slot just takes the values of a later item, as in PopTorch.
 
     The worker begins with a copy of this process's random state, and is told when a torch `DataLoader`'s generator
     (torch's own unless the loader was given one) is seeded before a new epoch. Other changes to the data set or its
@@ -72,6 +72,7 @@ class AsynchronousDataAccessor:
     # What __del__ finds if the constructor fails.
     _worker: Optional[WorkerProcess] = None
     _slot: Optional[int] = None
+    _last: Optional[int] = None  # of the item before, until another one comes
 
     def __init__(
         self,
@@ -144,9 +145,8 @@ class AsynchronousDataAccessor:
         if self._progress == _Progress.IDLE:
             iter(self)
         if self._slot is not None:
-            if self._poisons:
-                self._ring.poison(self._slot)
-            self._slot = None
+            # The last item of an epoch can be read until the next one begins: only another item makes it stale.
+            self._last, self._slot = self._slot, None
             worker.send(Message(MessageKind.FREED, self._received))
         if self._progress == _Progress.OVER:
             raise StopIteration
@@ -160,6 +160,9 @@ class AsynchronousDataAccessor:
             if is_wanted:
                 self._epoch = message.number
             if message.kind == MessageKind.ITEM:
+                if self._poisons and self._last is not None:
+                    self._ring.poison(self._last)
+                self._last = None
                 slot = self._received % len(self._ring.slots)
                 self._received += 1
                 if is_wanted:

@@ -110,7 +110,7 @@ class DeviceState:
         self.device_is_newer = False
         self.fetch()
         own: Dict[str, torch.Tensor] = dict(self._model.named_buffers())
-        program.upload_buffers({name: own[name] for name in self._updatable_buffers})
+        program.upload_buffers({name: own[name] for name in self._updatable_buffers if name in own})
 
     def fetch(self, tensors: Optional[Iterable[torch.Tensor]] = None) -> None:
         """Have the host's weights be the newest: whoever reads a wrapped parameter makes its trainer download.

@@ -228,11 +228,18 @@ def _check_output(node: fx.Node, marked: fx.Node, returned: List[fx.Node], *_: A
             f"set_overlap_for_output was applied to {node.name}, which is not a tensor output of the model: "
             "return what it returned, unchanged."
         )
-    if returned.count(marked) + returned.count(node) > 1:
+    if [_unmarked(each) for each in returned].count(_unmarked(node)) > 1:
         raise backend_error(
-            f"set_overlap_for_output: the output {node.name} is returned twice, marked or as it was before. "
-            "Return what set_overlap_for_output returned, once."
+            f"The output {node.name} is returned twice, marked or as it was before. Return what "
+            "set_overlap_for_output returned, once."
         )
+
+
+def _unmarked(node: fx.Node) -> fx.Node:
+    """Return the tensor that marks of overlap were put on."""
+    while "overlap" in node.meta:
+        (node,) = node.all_input_nodes
+    return node
 
 
 def _check_options(returned: List[fx.Node], options: Any, placement: Any) -> None:

@@ -354,9 +354,11 @@ class DeviceProgram:
         self._check_buffers()
         for name in self._options._Popart._value("updatableNamedBuffers", []):
             if name not in self.host.buffers:
-                raise backend_error(
-                    f"updatableNamedBuffers names {name!r}, which is no buffer of the model. Its buffers are "
-                    f"{list(self.host.buffers)}."
+                logger.warning(
+                    "updatableNamedBuffers names %r, which is no buffer of the model: it is never updated. Its buffers "
+                    "are %s.",
+                    name,
+                    list(self.host.buffers),
                 )
         known = self.update_tensors()
         for name in self._anchors.values():

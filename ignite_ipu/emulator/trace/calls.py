@@ -18,7 +18,7 @@ import torch
 from torch.overrides import handle_torch_function
 
 from ignite_ipu.emulator.errors import backend_error
-from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.logs import backend_logger
 from ignite_ipu.emulator.trace import number_formats
 from ignite_ipu.emulator.trace.active import TO, IpuTensor, Trace
 from ignite_ipu.emulator.trace.operators import support, table
@@ -40,6 +40,22 @@ _FROM_DATA = ("tensor", "as_tensor", "from_numpy")
 _CPU = torch.device("cpu")
 # The functional name of each recognised loss; the loss modules of torch.nn all arrive here too.
 _LOSSES = frozenset(table.GROUPS["losses"]) - {"multilabel_soft_margin_loss", "triplet_margin_with_distance_loss"}
+# The place and the name of the argument that holds indices.
+_INDICES: Dict[str, Tuple[int, str]] = {
+    **dict.fromkeys(
+        words(
+            "gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_ index_select index_fill "
+            "index_fill_ index_copy index_copy_ index_add index_add_"
+        ),
+        (2, "index"),
+    ),
+    **dict.fromkeys(words("index_put index_put_"), (1, "indices")),
+    **dict.fromkeys(words("__getitem__ __setitem__ take"), (1, "index")),
+    **dict.fromkeys(words("cross_entropy nll_loss multi_margin_loss multilabel_margin_loss"), (1, "target")),
+    "take_along_dim": (1, "indices"),
+    "embedding": (0, "input"),
+    "one_hot": (0, "tensor"),
+}
 # Layers whose weight and bias follow the type of the activation.
 _LAYERS = words("linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
 # The argument of a normalisation that says whether its running statistics are updated, by operator.
@@ -143,6 +159,8 @@ def rewritten(trace: Trace, name: str, args: Args, kwargs: Kwargs) -> Tuple[Args
     args, kwargs = support.check_arguments(trace, name, args, kwargs)
     if trace.autocast.enabled:
         args, kwargs = trace.autocast.cast(trace, name, args, kwargs)
+    if name in _INDICES:
+        args, kwargs = _with_wide_indices(trace, name, args, kwargs)
     if name in _LAYERS:
         args, kwargs = _following_activation(trace, args, kwargs)
     program = trace
@@ -151,6 +169,7 @@ def rewritten(trace: Trace, name: str, args: Args, kwargs: Kwargs) -> Tuple[Args
     # An inference program normalises with a batch's own statistics just as well, and writes no running ones.
     updated = () if program.training else [id(each) for each in hidden_writes(name, args, kwargs)]
     if updated:
+        _check_statistics(hidden_writes(name, args, kwargs), args, kwargs)
         args, kwargs = map_leaves((args, kwargs), lambda leaf: None if id(leaf) in updated else leaf)
     return args, kwargs
 
@@ -168,6 +187,33 @@ def hidden_writes(name: str, args: Args, kwargs: Kwargs) -> List[Any]:
     if not named.get(flag, flag == "use_input_stats"):
         return []
     return [named[each] for each in _STATISTICS if isinstance(named.get(each), torch.Tensor)]
+
+
+def _with_wide_indices(trace: Trace, name: str, args: Args, kwargs: Kwargs) -> Tuple[Args, Kwargs]:
+    """Return an operator's arguments with int32 indices converted to the type that PyTorch's kernels take."""
+    place, argument = _INDICES[name]
+
+    def widened(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor) and trace.is_traced(leaf):
+            traced = trace.traced(leaf)
+            return trace.record(TO, traced, torch.int64) if traced.meta.dtype is torch.int32 else leaf
+        return leaf
+
+    if place < len(args):
+        return (*args[:place], map_leaves(args[place], widened), *args[place + 1 :]), kwargs
+    return args, {key: map_leaves(value, widened) if key == argument else value for key, value in kwargs.items()}
+
+
+def _check_statistics(statistics: Sequence[Any], args: Args, kwargs: Kwargs) -> None:
+    """Refuse running statistics of another number of channels than the input has, as PyTorch does.
+
+    Raises:
+        RuntimeError: PyTorch's own.
+    """
+    channels = (args[0] if args else kwargs["input"]).shape[1]
+    for name, each in zip(_STATISTICS, statistics):
+        if each.numel() != channels:
+            raise RuntimeError(f"{name} should contain {channels} elements not {each.numel()}")
 
 
 def _with_host_bounds(trace: Trace, part: Any) -> Any:
@@ -207,7 +253,7 @@ def put_on_ipu(capture: Trace, func: Callable[..., Any], name: str, args: Args, 
     """Answer a call without traced tensors whose result belongs on the IPU; None for one whose does not."""
     drawn_around_tensors = name == "normal" and holds_tensors((args, kwargs))
     if name in _FACTORIES and kwargs.get("device") is None and not drawn_around_tensors:
-        logger.warning("%s was called without a device: forcing to IPU.", name)
+        backend_logger.warning("%s was called without a device: forcing to IPU.", name)
         return _made(capture, func, name, args, kwargs)
     if names_ipu(kwargs.get("device")) or (name == "to" and any(names_ipu(arg) for arg in args[1:])):
         if not holds_tensors(args):

@@ -272,7 +272,7 @@ class Capture(Trace):
         if name in _TENSOR_VALUED_PROPERTIES:
             return self.record(getattr, tensor, name)
         with self.outside():
-            return func(tensor.meta)
+            return number_formats.as_read(func(tensor.meta))
 
     def _set_requires_grad(self, tensor: torch.Tensor, value: bool) -> None:
         """Let gradients flow to a traced tensor from here on, or not; the user's parameters keep their own setting.

@@ -1,7 +1,7 @@
 """Number formats of the device: no 64-bit floats, floating-point exceptions, normalisations in float.
 
 A program keeps the default type that it was traced with. Integers of 64 bits stay what they are inside a program,
-because PyTorch's kernels take no others as indices.
+because PyTorch's kernels take no others as indices; forward reads their type as int32.
 """
 
 from __future__ import annotations
@@ -46,6 +46,11 @@ NORMALISATIONS = (F.batch_norm, F.instance_norm, F.layer_norm, F.group_norm)
 def narrow(dtype: torch.dtype) -> torch.dtype:
     """Return the type in which the device holds values of `dtype`."""
     return _NARROW.get(dtype, dtype)
+
+
+def as_read(answer: Any) -> Any:
+    """Return what forward reads for a property of a traced tensor: 64-bit integers are int32 on the device."""
+    return torch.int32 if answer is torch.int64 else answer
 
 
 def is_wide(value: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequ
 import torch
 
 from ignite_ipu.emulator.errors import Error, Refusal, backend_error
-from ignite_ipu.emulator.trace import call_sites
+from ignite_ipu.emulator.trace import call_sites, half_precision
 from ignite_ipu.emulator.trace.active import memory_of
 from ignite_ipu.emulator.trace.call_sites import name_of
 from ignite_ipu.emulator.trace.operators import support
@@ -24,6 +24,7 @@ from ignite_ipu.torch_names.tensors import version_of
 _Kernel = Callable[..., Any]
 
 _NEEDS_VALUE = ("data-dependent", "item()", "Meta tensor")
+_NO_HALF_KERNEL = "not implemented for 'Half'"
 _READS_VALUE = f"aten::{LOCAL_SCALAR}"  # how PyTorch 2.0 says so
 # What follows is about registering operators; PyTorch 2.0 lists all kernels there are.
 _ADVICE = (" You may have run into this message", " This could be because the operator doesn't exist")
@@ -120,8 +121,7 @@ def infer(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
         Exception: What is wrong with the arguments, as on the host.
     """
     try:
-        with support.observed(kernel, kinds):
-            return kernel(*args, **kwargs)
+        return _observed(kernel, args, kwargs, kinds)
     except Error:
         raise
     except NotImplementedError as error:
@@ -129,7 +129,7 @@ def infer(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
             raise needs_value(name_of(kernel)) from error
         try:
             with torch.random.fork_rng(devices=[]), _OnHost():  # type: ignore[no-untyped-call]
-                return kernel(*args, **kwargs)
+                return _observed(kernel, args, kwargs, set())
         except NotImplementedError:
             raise _failed(kernel, error) from error
     except Exception as error:
@@ -144,6 +144,16 @@ def infer(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
             if _works(kernel, *on_host):
                 raise _failed(kernel, error) from error
         raise
+
+
+def _observed(kernel: _Kernel, args: Tuple[Any, ...], kwargs: Dict[str, Any], kinds: Set[str]) -> Any:
+    with support.observed(kernel, kinds):
+        try:
+            return kernel(*args, **kwargs)
+        except RuntimeError as error:
+            if _NO_HALF_KERNEL not in str(error):
+                raise
+            return half_precision.inferred(kernel)(*args, **kwargs)
 
 
 class _OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]

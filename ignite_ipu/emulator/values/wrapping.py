@@ -201,6 +201,14 @@ def _tensor_class(original: Type[torch.Tensor], holder: Callable[[], Optional[Ho
             fetch(self)
             return super().__getattribute__(name)
 
+        def __deepcopy__(self, memo: Dict[int, Any]) -> Any:
+            # Of the class that it had before: a copy belongs to no executor.
+            copied = plain(self).clone(memory_format=torch.preserve_format)
+            if parameter:
+                copied = original(copied, object.__getattribute__(self, "requires_grad"))
+            memo[id(self)] = copied
+            return copied
+
         def __reduce_ex__(self, protocol: Any) -> Any:
             if not parameter:
                 return unpickled_buffer, (plain(self),)

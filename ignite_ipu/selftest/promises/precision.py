@@ -8,24 +8,13 @@ import torch
 import torch.nn.functional as F
 from ignite.engine import Events
 
-from ignite_ipu import ConstantAttributeError, OptimizerError, backend
+from ignite_ipu import ConstantAttributeError, OptimizerError
 from ignite_ipu.selftest.bench import Bench, Pair, agree, batches, expect, sgd
-from ignite_ipu.selftest.promises import Skipped
 
 PAGE = "precision.md"
 
 # float16 has 11 bits; a few updates add up a few roundings.
 _HALF: Any = {"rtol": 2e-2, "atol": 1e-2}
-
-
-def _need_half_precision() -> None:
-    if not backend.is_emulator():
-        return
-    half = torch.ones(1, 1, 1, dtype=torch.float16)
-    try:
-        torch.bmm(half, half), torch.conv1d(half, half)
-    except RuntimeError:
-        raise Skipped(f"PyTorch {torch.__version__} cannot compute in half precision on a CPU") from None
 
 
 def _compare(bench: Bench, tolerance: Any, **settings: Any) -> None:
@@ -43,13 +32,11 @@ def loss_scaling(bench: Bench) -> None:
 
 def amp(bench: Bench) -> None:
     """Products in half precision train to float16's accuracy, and weights stay float32."""
-    _need_half_precision()
     _compare(bench, _HALF, amp_mode="amp", loss_scaling=64.0)
 
 
 def automatic_loss_scaling(bench: Bench) -> None:
     """Automatic loss scaling trains to float16's accuracy."""
-    _need_half_precision()
     pair = bench.pair(lambda model: sgd(model, 0.2), amp_mode="amp", scaler=True)
     pair.run(batches())
     pair.compare(**_HALF)
@@ -77,7 +64,6 @@ def scheduled_loss_scaling_with_momentum(bench: Bench) -> None:
 
 def half_model(bench: Bench) -> None:
     """A model in half precision trains to float16's accuracy, and its weights are float16 when they are read."""
-    _need_half_precision()
     pair = Pair(lambda model: sgd(model, 0.2, 0))
     pair.trainer = bench.trainer(
         pair.model.half(),

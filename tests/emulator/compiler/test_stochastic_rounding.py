@@ -220,16 +220,18 @@ def test_inference_follows_the_seed():
     assert torch.equal(once, again) and not torch.equal(once, other)
 
 
-def test_nothing_is_wrapped_while_it_is_off():
-    """The program calls PyTorch's kernels themselves."""
-    x, y = operands()
+def test_operators_in_float32_are_not_wrapped():
+    """The program calls PyTorch's kernels themselves; in half precision rounding to the nearest is another wrapper."""
     kernels = []
     for options in (poptorch.Options(), stochastic()):
-        executor = poptorch.inferenceModel(Calls(torch.div), options)
-        executor.compile(x, y)
-        kernels.append([value for name, value in executor._executable.graph.run.__globals__.items() if name == "_0"])
-        executor.destroy()
-    assert kernels[0] == [torch.div] and kernels[1] != [torch.div]
+        for kind in (FLOAT, HALF):
+            executor = poptorch.inferenceModel(Calls(torch.div), options.clone())
+            executor.compile(*(each.to(kind) for each in operands()))
+            run = executor._executable.graph.run
+            kernels.append(next(value for name, value in run.__globals__.items() if name == "_0"))
+            executor.destroy()
+    assert kernels[0] is kernels[2] is torch.div
+    assert torch.div not in (kernels[1], kernels[3]) and kernels[1] is not kernels[3]
 
 
 def test_nothing_is_compiled_by_torch_while_it_is_on(monkeypatch):

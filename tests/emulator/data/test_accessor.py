@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import pickle
+import time
 from collections import namedtuple
 
 import pytest
@@ -244,8 +245,24 @@ def test_a_stale_item_is_poisoned_as_soon_as_the_next_is_asked_for(accessor):
             expected = torch.full((2,), poison_value(tensor.dtype), dtype=tensor.dtype)
             torch.testing.assert_close(tensor, expected, equal_nan=True, rtol=0, atol=0)
         previous = item
-    assert previous[0].isnan().all(), "the last item is stale after the loop"
+    for tensor, original in zip(previous, data[-1]):
+        assert torch.equal(tensor, original), "the last item can be read after the loop"
+    next(iter(reader))
+    assert previous[0].isnan().all(), "and is stale when the next pass has begun"
     assert previous[3][0] == torch.iinfo(torch.int64).min and previous[4][0] == 255
+
+
+@pytest.mark.parametrize("buffer_size", [1, 3])
+@pytest.mark.parametrize("load_indefinitely", [False, True])
+def test_the_last_item_of_a_pass_can_be_read_until_the_next_pass_begins(accessor, buffer_size, load_indefinitely):
+    """However far ahead the worker loads."""
+    reader = accessor(counting(5), buffer_size=buffer_size, load_indefinitely=load_indefinitely)
+    for _ in range(2):
+        last = list(reader)[-1]
+        with pytest.raises(StopIteration):
+            next(reader)
+        time.sleep(0.05)
+        assert last.tolist() == [4, 4]
 
 
 def test_a_clone_lives_on_and_so_does_the_last_item_of_a_terminated_accessor(accessor):
@@ -426,6 +443,13 @@ def test_refused_arguments(loader):
         AsynchronousDataAccessor(counting(2), sharing_strategy=9)
     with pytest.raises(TypeError, match="unexpected keyword"):
         loader(numbers(4), async_options={"nonsense": 1})
+
+
+def test_a_rebatching_loader_of_too_few_samples_yields_nothing(loader):
+    """PopTorch makes it; its worker has items, which never fill a batch."""
+    few = loader(numbers(3), batch_size=8, mode=DataLoaderMode.AsyncRebatched, rebatched_worker_size=4)
+    for _ in range(2):
+        assert list(few) == []
 
 
 def test_an_empty_data_set_fails_to_start():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Optional
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from tests import half_precision
 from tests.emulator.calls import Calls
 from tests.half_precision import needs_half_precision
 
@@ -24,19 +22,6 @@ def run(model: Any, *inputs: torch.Tensor, options: Optional[poptorch.Options] =
         return executor(*inputs)
     finally:
         executor.destroy()
-
-
-@pytest.mark.skipif(half_precision.computed(), reason="this PyTorch computes in half precision on a CPU")
-@pytest.mark.parametrize("wrap", [poptorch.inferenceModel, poptorch.trainingModel])
-@pytest.mark.parametrize("operator", [torch.tanh, torch.median])
-def test_a_host_that_cannot_compute_in_half_precision_is_named(wrap, operator):
-    """Also where it is asked what the operator returns."""
-    model = Calls(lambda x: poptorch.identity_loss(operator(x), "mean"))
-    model.weight = nn.Parameter(torch.ones(2).half())
-    version = re.escape(torch.__version__)
-    words = rf"PyTorch {version} cannot compute this in float16 on a CPU.*\"{operator.__name__}.*float32"
-    with pytest.raises(poptorch.Error, match=words):
-        wrap(model)(torch.ones(2).half())
 
 
 # -- half and float -----------------------------------------------------------------------------------------------

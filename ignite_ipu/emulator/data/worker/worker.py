@@ -207,7 +207,7 @@ class _Worker:
                 short_item = index
         if self._filled and self._settings.keep_tail:
             self._publish(number, self._filled, self._tail_skeleton)
-        if self._published == 0:
+        if self._published == 0 and (self._settings.rebatched_size is None or not self._specs):
             raise AssertionError("The Dataset is empty: it yielded no complete item.")
         self._send(Message(MessageKind.END, number))
 

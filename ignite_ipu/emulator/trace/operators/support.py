@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from ignite_ipu.emulator.errors import Refusal, backend_error
-from ignite_ipu.emulator.logs import logger
+from ignite_ipu.emulator.logs import backend_logger, logger
 from ignite_ipu.emulator.trace import call_sites
 from ignite_ipu.emulator.trace.active import IpuTensor, Trace
 from ignite_ipu.emulator.trace.number_formats import narrow
@@ -132,7 +132,10 @@ def _found(call: _Call, loss: bool = False) -> Iterator[Tuple[table.Restriction,
             shown = value is not None and not any(isinstance(leaf, torch.Tensor) for leaf in leaves(value))
             given = next(name for name, each in zip(restriction.argument, values) if each is not None) if shown else ""
             about = f" ({given}={value!r})" if shown else ""
-            text = f"{table.canonical(call.name)}: {restriction.says}{about}. {restriction.instead}"
+            # PopTorch's own sentences stand alone.
+            whole = restriction.says[:1].isupper()
+            subject = "" if whole else f"{table.canonical(call.name)}: "
+            text = f"{subject}{restriction.says}{about}. {restriction.instead}"
             yield restriction, text.rstrip()
 
 
@@ -235,6 +238,8 @@ def _frozen(call: _Call) -> bool:
 
 
 def _integers(call: _Call) -> bool:
+    if call.name.startswith("__r"):
+        return False  # a number divided by a tensor: PyTorch multiplies with the reciprocal, a float
     integers = all(not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool) for dtype in call.dtypes())
     return integers and not call.has_fractions()
 
@@ -383,6 +388,7 @@ _RULES: Dict[str, Callable[[_Call], bool]] = {
     "turned": _turned,
     "two_dimensional": lambda call: _meta(call.get("input")).dim() != 1,
     "two_tensors": lambda call: isinstance(call.get("other"), torch.Tensor),
+    "unbatched": lambda call: _meta(call.get("input")).dim() == 3,
     "unlike_paddings": _unlike_paddings,
     "varies": _varies,
     "weight_without_bias": lambda call: (call.get("weight") is None) is not (call.get("bias") is None),
@@ -414,4 +420,4 @@ def _report(problem: str, kind: Refusal) -> None:
 def _warn_once(capture: Trace, name: str, text: str) -> None:
     if text not in capture.warned:
         capture.warned[text] = name
-        logger.warning("%s (%s)", text, call_sites.here())
+        backend_logger.warning("%s (%s)", text, call_sites.here())
