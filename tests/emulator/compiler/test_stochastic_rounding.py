@@ -260,24 +260,26 @@ class Gradient(nn.Module):
 N = 4000
 
 
-def gradient(accum_type: torch.dtype = FLOAT, accumulation: int = 1) -> torch.Tensor:
-    """Return what the device accumulated in one step."""
+RATE = 0.0625
+
+
+def trained(accum_type: torch.dtype = FLOAT, accumulation: int = 1) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return the last micro-batch's gradient, and the weights after one step from zero."""
     model = Gradient(N)
     options = stochastic()
     options.Training.gradientAccumulation(accumulation)
     options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
     options.anchorTensor("gradient", "Gradient___weight")
-    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.0625, accum_type=accum_type)
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=RATE, accum_type=accum_type)
     executor = poptorch.trainingModel(model, options, optimizer)
     executor(torch.full((accumulation, 1), 1.3).half(), torch.full((accumulation, 1), 0.7).half())
     executor.destroy()
-    found: torch.Tensor = executor.getAnchoredTensor("gradient")
-    return found.float()
+    return executor.getAnchoredTensor("gradient").float(), model.weight.detach().float()
 
 
 def test_gradients_are_rounded_at_random():
     """Each of the backward pass's operators rounds: the mean of thousands of alike gradients is the exact one."""
-    found = gradient()
+    found, _ = trained()
     exact = float(torch.tensor(1.3).half()) * float(torch.tensor(0.7).half()) / 3
     assert 2 <= len(found.unique()) <= 6
     error = found.std().item() / N**0.5
@@ -285,8 +287,9 @@ def test_gradients_are_rounded_at_random():
 
 
 def test_sums_in_half_are_rounded_at_random():
-    """Sixteen gradients of 0.3 add up to 4.8 on average, not to a multiple of what float16 resolves there."""
-    found = gradient(accum_type=HALF, accumulation=16)
+    """Sixteen gradients of 0.3 move by the rate times 4.8 on average, not by a multiple of what float16 resolves."""
+    _, weights = trained(accum_type=HALF, accumulation=16)
+    found = -weights / RATE
     exact = 16 * float(torch.tensor(1.3).half()) * float(torch.tensor(0.7).half()) / 3
     error = found.std().item() / N**0.5
     assert abs(found.mean().item() - exact) < 5 * error < 1e-3
