@@ -38,7 +38,7 @@ def _set_modes(modules: Sequence[nn.Module], modes: Sequence[bool]) -> None:
 class RegistrationObserver(Protocol):
     """Object that acts before a module gets another tensor or module."""
 
-    def before_registration(self, module: nn.Module) -> None: ...
+    def before_registration(self, module: nn.Module, given: Any) -> None: ...
 
 
 class _Registrations:
@@ -61,7 +61,7 @@ class _Registrations:
 
     def _note(self, module: nn.Module, name: str, given: Any) -> None:
         for observer in list(self.observers):
-            observer.before_registration(module)
+            observer.before_registration(module, given)
         self.count += given is not None
 
 

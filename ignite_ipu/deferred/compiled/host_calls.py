@@ -19,9 +19,10 @@ from torch.nn.parameter import is_lazy
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.graph.leaves import Shape
 from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen
-from ignite_ipu.deferred.graph.structure import Structure, flatten, is_flat, mapped, refuse_sparse, unflatten
+from ignite_ipu.deferred.graph.structure import Structure, flatten, is_flat, leaves_in, mapped, refuse_sparse, unflatten
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.errors import CaptureError, SessionError, listed
+from ignite_ipu.program.forward.dependence import DeviceDrawsUndone
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.gradients import GradientHookGuard
 from ignite_ipu.program.forward.left_behind import LeftBehind, Place, called_beside
@@ -32,6 +33,7 @@ from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.function_mode import FunctionGuard
 from ignite_ipu.program.guards.python_state import PythonState, named_by
 from ignite_ipu.program.guards.retrace import OperatorRecorder, Retrace
+from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.tensors.trees import restore_contents
 from ignite_ipu.program.user_code import current_line
@@ -273,6 +275,40 @@ def _initialises(
     return True
 
 
+class _MadeBuffers:
+    """Context that keeps the first values of buffers that a model makes in it, by lazy layers or new ones."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._found: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
+        self._lazy = [each for each in model.modules() if any(map(is_lazy, each.buffers(recurse=False)))]
+        self._handles: List[Any] = []
+
+    def before_registration(self, module: nn.Module, given: Any) -> None:
+        if isinstance(given, torch.Tensor) and not isinstance(given, nn.Parameter) and not is_lazy(given):
+            self._keep(given)
+
+    def _keep(self, *buffers: torch.Tensor) -> None:
+        for each in buffers:
+            self._found.setdefault(id(each), (each, plain(each).clone()))
+
+    @property
+    def found(self) -> List[Tuple[torch.Tensor, torch.Tensor]]:
+        """The buffers with these values."""
+        return [(plain(buffer), values) for buffer, values in self._found.values()]
+
+    def __enter__(self) -> None:
+        REGISTRATIONS.observers.add(self)
+        for each in self._lazy:
+            # After the layer's own, which makes them.
+            hook = each.register_forward_pre_hook(lambda layer, _: self._keep(*layer.buffers(recurse=False)))
+            self._handles.append(hook)
+
+    def __exit__(self, *error: Any) -> None:
+        REGISTRATIONS.observers.discard(self)
+        for handle in self._handles:
+            handle.remove()
+
+
 def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], session: IPUSession) -> bool:
     """Call a model on the host, which leaves tensors that it is given, its buffers and random numbers as they are.
 
@@ -283,14 +319,17 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
     """
     session.weights.to_host()
     before, held = named_tensors(model), HeldBuffers(model)
+    lazy = [each for each in before.values() if is_lazy(each)]
     buffers = [(plain(each), plain(each).clone()) for each in model.buffers() if not is_lazy(each)]
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     args, kwargs = mapped((args, kwargs), torch.Tensor.clone)
+    made_buffers = _MadeBuffers(model)
     named = named_by(model)
     behind, grows, initialised = LeftBehind(named, ()), False, False
     with session.weights.put_back_unnoticed():
         try:
-            with EAGER, without_generation_cache(model), DisableTorchFunctionSubclass():
+            given = DeviceDrawsUndone(leaves_in((args, kwargs)))
+            with EAGER, without_generation_cache(model), DisableTorchFunctionSubclass(), given, made_buffers:
                 # What it keeps for later calls is then told from a constant.
                 with WeightWriteGuard(model, {}), torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
                     model(*args, **kwargs)
@@ -306,13 +345,14 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
             pass  # the host lacks operators in half precision that a device has; else the trace says what is wrong
         if grows:
             behind.shrink()
-        for buffer, values in buffers:
+        for buffer, values in (*buffers, *made_buffers.found):
             if not torch.equal(buffer, values):
                 buffer.copy_(values)
     if initialised:
         session.weights.host_changed()
     after = named_tensors(model)
     made = after.keys() != before.keys() or any(after[name] is not each for name, each in before.items())
+    made |= not all(map(is_lazy, lazy))
     if made and session.training is not None:
         held.put_back()  # the trace refuses it
         made = False

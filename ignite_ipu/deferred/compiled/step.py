@@ -8,6 +8,7 @@ from typing import Any, Callable, Container, List, Mapping, Sequence, Tuple
 import torch
 from torch import nn
 
+from ignite_ipu import backend
 from ignite_ipu.deferred.compiled.host_calls import ForwardGuard, HeldBuffers
 from ignite_ipu.deferred.compiled.update import CompiledUpdate
 from ignite_ipu.deferred.graph.operations import name_of
@@ -18,6 +19,7 @@ from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.left_behind import LeftBehind, Place, called_beside, leave_all, put
 from ignite_ipu.program.guards.python_state import named_by
 from ignite_ipu.program.step import BatchStep
+from ignite_ipu.program.tensors.strides import with_strides
 from ignite_ipu.program.user_code import Line
 
 
@@ -102,6 +104,12 @@ class CapturedStep(_ReadyStep):
         return results
 
 
+class _HostResults:
+    """Sizes and strides of the tensors that a call on the host has returned last."""
+
+    shapes: Sequence[Tuple[Tuple[int, ...], Tuple[int, ...]]] = ()
+
+
 class CalledStep(_ReadyStep):
     """The module compiled to evaluate: one call of the model, with tensors of these shapes among its arguments.
 
@@ -127,9 +135,12 @@ class CalledStep(_ReadyStep):
         # What surrounds the tensors that come back; a list, because PopTorch traces a shallow copy of this module.
         self._output: List[Structure] = []
         self._left: List[Place] = []
+        self._on_host = _HostResults()
 
     def take(self, tensors: Sequence[torch.Tensor], show: Callable[[Any], Any]) -> Any:
         """Return the output that tensors have come back for, as `show` gives it, and leave behind what a call does."""
+        if len(self._on_host.shapes) == len(tensors):
+            tensors = [with_strides(tensor, *shape) for tensor, shape in zip(tensors, self._on_host.shapes)]
         output = show(unflatten(self._output[0], tensors))
         if self._left:
             output, left = output
@@ -145,6 +156,8 @@ class CalledStep(_ReadyStep):
             held.check(buffers, dict(self.model.named_buffers()))
         tensors: List[Any] = []
         self._output[:] = [flatten(output, tensors)]
+        if not backend.poptorch().isRunningOnIpu():
+            self._on_host.shapes = [(tuple(tensor.shape), tensor.stride()) for tensor in tensors]
         if not tensors:
             raise CaptureError(
                 f"The model returned a {type(output).__qualname__} without tensors; nothing can come back."

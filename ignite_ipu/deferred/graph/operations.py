@@ -18,6 +18,7 @@ from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.deferred.graph.structure import LEAF, Structure, flatten, leaves_in, unflatten
 from ignite_ipu.errors import EarlyReadError
 from ignite_ipu.program.forward.left_behind import Place
+from ignite_ipu.program.tensors.strides import with_strides
 from ignite_ipu.program.user_code import Line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
@@ -97,8 +98,9 @@ class Value:
         return self.tensor
 
     def take(self, tensor: torch.Tensor) -> None:
-        dtype = self.shape.dtype
-        self.tensor = tensor if tensor.dtype is dtype else tensor.to(dtype)
+        shape = self.shape
+        tensor = tensor if tensor.dtype is shape.dtype else tensor.to(shape.dtype)
+        self.tensor = tensor if tensor.stride() == shape.stride else with_strides(tensor, shape.size, shape.stride)
 
     def is_needed(self, device: Set[Operation]) -> bool:
         """Tell whether somebody besides the operations on the device may ask for this value."""

@@ -98,7 +98,7 @@ class BufferBook:
             self._settle(self._pending())
             self._passed |= {call.number for call in self._pending()}
 
-    def before_registration(self, module: nn.Module) -> None:
+    def before_registration(self, module: nn.Module, given: Any) -> None:
         """Settle the pending calls as far as possible, before a module of theirs gets other tensors or modules."""
         calls = [] if EAGER.is_on or self._is_settling else self.waiting.values()
         if any(call.model is not None and module in set(call.model.model.modules()) for call in calls):

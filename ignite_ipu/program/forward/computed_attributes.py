@@ -6,18 +6,17 @@ come to the host with the weights; after an evaluation the host computes them an
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
 
+from ignite_ipu.program.forward.dependence import Dependence
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.guards.values import leave_behind
-from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of
 from ignite_ipu.torch_names.modules import buffers_of
 
 Place = Tuple[nn.Module, str]
-_GIVEN = "_ignite_ipu_given"
 
 
 class ComputedAttributes(nn.Module):
@@ -42,7 +41,7 @@ class ComputedAttributes(nn.Module):
         before = _attributes(model)
         if all(first.get(place) is value for place, value in before.items()):
             return []
-        with _Given(inputs) as given:
+        with Dependence(inputs) as given:
             call()
         found = [
             (place, value)
@@ -97,51 +96,3 @@ def _attributes(model: nn.Module) -> Dict[Place, torch.Tensor]:
         for name, value in module.__dict__.items()
         if isinstance(value, torch.Tensor)
     }
-
-
-class _Given(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Marks what is computed in its `with` block from tensors that are given."""
-
-    def __init__(self, inputs: Iterable[torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._token = object()
-        for tensor in inputs:
-            self._mark(tensor)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def has(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor is computed from one that is given."""
-        return getattr(tensor, _GIVEN, None) is self._token
-
-    def _mark(self, tensor: torch.Tensor) -> None:
-        setattr(tensor, _GIVEN, self._token)
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
-    ) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if any(map(self.has, _tensors([args, kwargs]))):
-            for tensor in _tensors(output):
-                self._mark(tensor)
-            if schema_of(func).is_mutable:
-                self._mark_written(func, args)
-        return output
-
-    def _mark_written(self, func: Any, args: Tuple[Any, ...]) -> None:
-        for argument, value in zip(schema_of(func).arguments, args):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                for tensor in _tensors(value):
-                    self._mark(tensor)
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each)
-    elif isinstance(value, Mapping):
-        yield from _tensors(list(value.values()))

@@ -1,0 +1,76 @@
+"""Dependence of tensors on given ones, by the operators that compute them."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, Iterator, Mapping, Optional, Tuple
+
+import torch
+
+from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of
+
+_GIVEN = "_ignite_ipu_given"
+
+
+class Dependence(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Context that finds out which tensors are computed in it from given ones."""
+
+    def __init__(self, given: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._token = object()
+        for tensor in given:
+            self._mark(tensor)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # no torch.compile is running: PyTorch would look for one at every operator
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is given, or computed from one that is."""
+        return getattr(tensor, _GIVEN, None) is self._token
+
+    def reaches(self, *values: Any) -> bool:
+        """Return whether a tensor in values, nested in lists and dictionaries, is given or computed from one."""
+        return any(map(self.has, _tensors(values)))
+
+    def _mark(self, tensor: torch.Tensor) -> None:
+        setattr(tensor, _GIVEN, self._token)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if self.reaches(args, kwargs):
+            for tensor in _tensors(output):
+                self._mark(tensor)
+            for argument, value in zip(schema_of(func).arguments, args):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    for tensor in _tensors(value):
+                        self._mark(tensor)
+        return output
+
+
+class DeviceDrawsUndone(Dependence):  # type: ignore[no-untyped-call]
+    """Context in which draws for tensors that depend on given ones leave the generator of the CPU as it was.
+
+    They are those of a device, such as dropout. Draws for the weights of a layer are those of the host.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        draws = torch.Tag.nondeterministic_seeded in func.tags and self.reaches(args, kwargs)
+        state = torch.get_rng_state() if draws else None
+        output = super().__torch_dispatch__(func, types, args, kwargs)
+        if state is not None:
+            torch.set_rng_state(state)
+        return output
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, Mapping):
+        yield from _tensors(list(value.values()))

@@ -1,0 +1,108 @@
+"""The first call of a captured model on the host, and the random numbers that it leaves to the loop."""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu.deferred import capture_model, capture_optimizer
+
+X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
+Y = (X[:, 0] > 0).long()
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(2))
+
+
+class MadeLater(nn.Module):
+    """Makes a layer by the width of its first batch, as code that is no lazy module does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer: Any = None
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.layer is None:
+            self.layer, self.norm = nn.Linear(x.shape[1], 2), nn.BatchNorm1d(2)
+            nn.init.orthogonal_(self.layer.weight)
+        return self.norm(self.layer(x))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("make", [lazy, MadeLater])
+def test_draws_for_the_weights_of_lazy_layers_are_the_program_s(make: Any, training: bool) -> None:
+    """Later draws, as of batches and noise, go on from there; and the statistics are written once by each call."""
+
+    def run(captures: bool) -> List[torch.Tensor]:
+        torch.manual_seed(5)
+        model = make()
+        if captures:
+            capture_model(model)
+        with torch.set_grad_enabled(training):
+            model.train(training)(X)
+        found = [torch.rand(3)]
+        optimizer = torch.optim.SGD(model.train().parameters(), lr=0.1)
+        if captures:
+            capture_optimizer(optimizer)
+        for _ in range(2):
+            order = torch.randperm(16)
+            optimizer.zero_grad()
+            F.cross_entropy(model(X[order]), Y[order]).backward()
+            optimizer.step()
+        return [*found, torch.rand(3), *model.state_dict().values()]
+
+    torch.testing.assert_close(run(captures=True), run(captures=False), rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_in_the_first_call_of_a_lazy_model_draws_on_the_device() -> None:
+    """As with a GPU, the generator of the host moves by the draws for weights alone."""
+    after = []
+    for dropout in (nn.Identity(), nn.Dropout(0.5)):
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.LazyLinear(8), dropout, nn.LazyLinear(2))
+        capture_model(model)
+        model(X)
+        after.append(torch.rand(3))
+    assert torch.equal(*after)
+
+
+class Transposed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x).transpose(1, 2)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_results_have_the_strides_of_pytorch_s(training: bool) -> None:
+    """They decide what `randn_like` draws for which element."""
+
+    def run(captures: bool) -> List[torch.Tensor]:
+        torch.manual_seed(5)
+        model = Transposed()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if captures:
+            capture_model(model)
+            capture_optimizer(optimizer)
+        model.train(training)
+        results = []
+        for rows in (4, 3):
+            x = torch.randn(rows, 5, 6)
+            with torch.set_grad_enabled(training):
+                result = model(x)
+            if training:
+                optimizer.zero_grad()
+                result.square().mean().backward()
+                optimizer.step()
+            result = result.detach()
+            results += [result, torch.randn_like(result), torch.tensor(result.stride())]
+        return results
+
+    torch.testing.assert_close(run(captures=True), run(captures=False), rtol=1e-4, atol=1e-5)
