@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, TypeVar, Union
+from typing import Any, Iterable, List, Optional, TypeVar, Union
 
 import torch
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.model.capturing import capture_model, capture_optimizer, captured
 from ignite_ipu.deferred.model.model import first_owner, owner_of
 from ignite_ipu.deferred.settings import refuse_for_capture
@@ -15,9 +16,11 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.refusal_frames import brief_refusals
+from ignite_ipu.program.tensors.raw import gradient_of
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.torch_names.optimizers import pre_hooks_of
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _CLIP_REMEDY = "use ignite_ipu.ipu_clip_grad_norm_(model.parameters(), ...)"
 _Prepared = TypeVar("_Prepared", nn.Module, torch.optim.Optimizer)
@@ -102,13 +105,19 @@ def ipu_clip_grad_norm_(
     return model.clip(tensors, float(max_norm), float(norm_type), parameters)
 
 
-def host_step_reason(args: Any, kwargs: Any) -> str:
-    """Return why an optimizer of captured models cannot step on the host, from what `step` was called with."""
+def host_step_reason(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Optional[str]:
+    """Return why an optimizer of captured models cannot step on the host, from what `step` was called with.
+
+    None if no parameter has a gradient: PyTorch's step changes nothing then.
+    """
     if any(callable(argument) for argument in (*args[1:], *kwargs.values())):
         return (
             "it evaluates the loss several times through a closure, which a compiled step cannot. Use SGD, Adam, "
             f"AdamW or RMSprop, and call backward and step() without a closure. {ON_THE_HOST}"
         )
+    with DisableTorchFunctionSubclass():
+        if all(gradient_of(parameter) is None for parameter in held_tensors(optimizer)):
+            return None
     return (
         "no captured step computed its gradients, so the update would run on the host. Call the model that holds its "
         "parameters, and backward() on the loss."
@@ -116,7 +125,9 @@ def host_step_reason(args: Any, kwargs: Any) -> str:
 
 
 def _refuse_host_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    reason = host_step_reason(args, kwargs)
+    reason = host_step_reason(optimizer, args, kwargs)
+    if reason is None:
+        return
     raise CaptureError(
         f"{type(optimizer).__name__}.step() at {current_line()}: {reason} A model is captured when it is given to "
         "ipu_prepare together with its optimizer."

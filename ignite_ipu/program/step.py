@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Protocol,
+    Sequence,
+    Set,
+    Tuple,
+)
 from unittest import mock
 
 import torch
@@ -12,6 +25,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.errors import OutputError, UnsupportedArgumentError, logger
 from ignite_ipu.program.forward.computed_attributes import ComputedAttributes
+from ignite_ipu.program.forward.constants import HostConstants
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.equivalents import Equivalents
 from ignite_ipu.program.forward.gradients import GradientHookGuard, own_backwards_refused
@@ -36,6 +50,8 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version
 
 # Buffers of PyTorch's from which nothing is computed.
 _COUNTERS = ("num_batches_tracked", "n_averaged")
+# Elements of a buffer whose values code may read.
+_MOST_SHOWN = 4096
 # Tensors that are no constants; counters of batches, each after the user's own; floating-point buffers by name.
 _OnHost = Tuple[List[torch.Tensor], List[Tuple[torch.Tensor, torch.Tensor]], List[Tuple[str, torch.Tensor]]]
 
@@ -63,6 +79,8 @@ class BatchStep(nn.Module):
         returns_writes: Whether the buffers that forward writes come back with the outputs, as in inference.
         layouts: Holds the layout that the step is compiled for; empty before the first batch.
         maximizes: Whether the negated loss is minimised.
+        host_buffers: Values of the buffers that code may read while it is traced, by name; of the last compilation.
+        read_buffers: Names of the buffers that it read.
     """
 
     is_tried = False
@@ -97,6 +115,8 @@ class BatchStep(nn.Module):
         # Empty until they are known; a list for the same reason.
         self._writes: List[List[str]] = []
         self._is_searched = False
+        self.host_buffers: Dict[str, torch.Tensor] = {}
+        self.read_buffers: Set[str] = set()
 
     def train(self, mode: bool = True) -> BatchStep:
         """Set the mode of the model's modules; what is called beside it, such as a loss, stays in its own."""
@@ -177,7 +197,10 @@ class BatchStep(nn.Module):
                     stack.enter_context(StatisticsWritten())
                 # The loss, and what else follows the model, belongs to the last block of a model annotated by hand.
                 stack.enter_context(mock.patch.object(backend.poptorch().Block, "__exit__", _stay_open))
-                with HostTensorsMovedIn(), Equivalents(), declared_as_tracing():
+                traced_buffers = named_tensors(self, BUFFERS)
+                known = {name: (traced_buffers[name], value) for name, value in self.host_buffers.items()}
+                constants = HostConstants(known, self.read_buffers)
+                with HostTensorsMovedIn(), Equivalents(), constants, declared_as_tracing():
                     with without_checkpointing(training), without_generation_cache(self.model):
                         yield True
         else:
@@ -272,6 +295,18 @@ class BatchStep(nn.Module):
             for name, (now, then) in before.items()
             if name in running or version_of(now) != versions[name] or not torch.equal(now, then)
         ]
+
+    def show_buffers(self) -> None:
+        """Keep the values of small buffers, but for statistics, which code may read while it is traced."""
+        running = {
+            id(each) for module in self.modules() if isinstance(module, NormWithStatistics) for each in module.buffers()
+        }
+        self.read_buffers.clear()
+        self.host_buffers.clear()
+        for name, buffer in named_tensors(self, BUFFERS).items():
+            value = plain(buffer)
+            if id(buffer) not in running and 0 < value.numel() <= _MOST_SHOWN:
+                self.host_buffers[name] = value.clone()
 
     def with_writes(self, output: Any) -> Any:
         """Return an output, and beside it what forward has written into buffers, each with one row per micro-batch."""

@@ -13,6 +13,7 @@ from unittest import mock
 from ignite_ipu.errors import RunError
 from ignite_ipu.program.user_code import Owner, owner_of
 from ignite_ipu.running.script_code import Line, ScriptCode, Substitution
+from ignite_ipu.torch_names.dispatch import operators_of_scripts
 
 _logger = logging.getLogger("ignite_ipu.running")
 
@@ -30,6 +31,7 @@ class Patches:
         if isinstance(owner, ModuleType):
             before = getattr(owner, name)
             self._of_modules[id(before)] = before, value
+        _stand_in_scripts(getattr(owner, name, None), value, self._restore)
         patch = mock.patch.object(owner, name, value)
         patch.__enter__()  # a script's mock.patch.stopall() leaves it alone, unlike one that was started
         self._restore.append(lambda: patch.__exit__(None, None, None))
@@ -72,6 +74,23 @@ class Patches:
                 failures.append(error)
         if failures:
             raise failures[0]
+
+
+def _stand_in_scripts(original: Any, value: Any, restore: List[Callable[[], None]]) -> None:
+    """Let TorchScript compile calls of a substitute for one of its operators as calls of that operator.
+
+    It knows operators by the identity of PyTorch's functions. Without its table, code that calls a substitute cannot be
+    compiled.
+    """
+    table = operators_of_scripts()
+    operator = table.get(id(original))
+    if operator is not None:
+        table[id(value)] = operator
+
+        def forget() -> None:
+            del table[id(value)]
+
+        restore.append(forget)
 
 
 class Substitutes(Patches):

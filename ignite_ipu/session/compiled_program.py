@@ -44,7 +44,10 @@ class CompiledProgram:
         self._traced_modes = modes_of(step)
         self._modes: List[bool] = []
         self._weights, self._edits = weights, weights.edits
-        self._buffers = list(_compiled_in(step, self._python.words))
+        self._buffers = list(_compiled_in(step, self._python.words, step.read_buffers))
+        # Buffers of floating-point numbers may be written by the program that trains.
+        floats = any(plain(tensor).is_floating_point() for _, tensor, _ in self._buffers)
+        self._follows_training = floats and not training
 
     def set_modes(self) -> None:
         """Put the user's model in its mode; calls none of its code where no module's mode has changed since."""
@@ -69,8 +72,10 @@ class CompiledProgram:
 
     def changed_buffers(self) -> List[str]:
         """Return the names of buffers that have other values now; looks at them only after a write on the host."""
+        if self._follows_training:
+            self._weights.to_host()
         edits = self._weights.edits
-        if edits == self._edits or not self._buffers:
+        if (edits == self._edits and not self._follows_training) or not self._buffers:
             return []
         names = [name for name, tensor, value in self._buffers if not torch.equal(plain(tensor), value)]
         if not names:
@@ -91,16 +96,23 @@ class CompiledProgram:
         return found
 
 
-def _compiled_in(step: nn.Module, words: Collection[str]) -> Iterator[Tuple[str, torch.Tensor, torch.Tensor]]:
-    """Yield the buffers of integers and booleans that a program reads, by the names in its code, with their values.
+def _compiled_in(
+    step: nn.Module, words: Collection[str], read: Collection[str]
+) -> Iterator[Tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yield the buffers that are constants of a program, with their values.
 
-    PopTorch compiles them in, so that writes on the host never reach it: an index that is permuted, a mask, a table.
+    PopTorch compiles integers and booleans in, so writes on the host never reach it: an index that is permuted, a
+    mask, a table. The names in the code decide which count. Others are those that the code has `read`, as a flag.
     """
     for path, module in step.named_modules():
         for kind in (BUFFERS, PARAMETERS):
             for name, tensor in module.__dict__[kind].items():
-                if tensor is not None and not plain(tensor).is_floating_point() and _is_used(module, name, words):
-                    yield f"{path}.{name}" if path else name, tensor, plain(tensor).clone()
+                place = f"{path}.{name}" if path else name
+                if tensor is None:
+                    continue
+                whole = not plain(tensor).is_floating_point()
+                if (whole and _is_used(module, name, words)) or place in read:
+                    yield place, tensor, plain(tensor).clone()
 
 
 def _is_used(module: nn.Module, name: str, words: Collection[str]) -> bool:

@@ -524,6 +524,7 @@ class ModelProgram:
     def _compile(self, executor: Executor, leaves: Sequence[Any]) -> None:
         self._weights.to_host()
         self._check_writes(leaves)
+        self.step.show_buffers()
         self._hooks.fire(IPUEvents.COMPILE_STARTED)
         # The flags of the user's model are read while it is traced, and wrapping does not set them.
         self.step.train(self.training)
@@ -564,6 +565,7 @@ class ModelProgram:
             self._on_trace(self, changed)
         if self._own_statistics:
             self._check_own_statistics()
+        self._check_reads()
         python = python if python.complete else self.step.python_state()
         self.traced = CompiledProgram(executor, self.step, self.training, self._weights, python, changed, retrace)
         if self._file is not None:
@@ -591,6 +593,17 @@ class ModelProgram:
                 f"The model writes {listed(names)} in evaluation, and the output mode Sum would add its values of "
                 f"{self.device_iterations} micro-batches (deviceIterations) up. Evaluate with device_iterations=1, or "
                 "with another output mode."
+            )
+
+    def _check_reads(self) -> None:
+        """Refuse a forward whose code reads a buffer that it writes: the program has the value of the trace."""
+        read = self.step.read_buffers.intersection([*self._written, *self.step.writes])
+        if read:
+            self.destroy()
+            raise SessionError(
+                f"The code of the model reads the value of the buffer {listed(sorted(read))}, which forward writes. A "
+                "compiled program has the value that it was traced with. Make the choice in tensors (torch.where), or "
+                "write the buffer outside of forward."
             )
 
     def _check_own_statistics(self) -> None:

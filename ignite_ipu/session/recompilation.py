@@ -5,7 +5,7 @@ They hold its parameters and buffers of then, and have Python values and whole n
 
 from __future__ import annotations
 
-from typing import Callable, List, Sequence, Tuple
+from typing import Callable, List, Sequence, Set, Tuple
 
 from torch import nn
 
@@ -20,7 +20,8 @@ _FROZEN_REMEDY = (
 )
 _PYTHON_CHANGED = (
     "Python values that the program read while it was traced have changed (%s): it is compiled again. On IPUs each "
-    "compilation takes minutes: make what changes often an input or a buffer."
+    "compilation takes minutes: make what changes often an input or a buffer. Later changes of the same names are not "
+    "reported."
 )
 _COMPUTED_OTHERWISE = (
     "Something that the code of %s does not name has changed what it computes (%s), after the program was compiled%s: "
@@ -28,8 +29,9 @@ _COMPUTED_OTHERWISE = (
 )
 _WITHIN = " and used: up to %d calls had the values of before"
 _BUFFERS_CHANGED = (
-    "Buffers of integers or booleans, which are compiled into the program, have changed (%s): it is compiled again. On "
-    "IPUs each compilation takes minutes: make what changes often an input or a buffer of floating-point numbers."
+    "Buffers that are compiled into the program have changed (%s): it is compiled again. They are those of integers or "
+    "booleans, and those that the code reads. On IPUs each compilation takes minutes: make what changes often an input "
+    "or a buffer of floating-point numbers."
 )
 
 
@@ -45,6 +47,7 @@ class ModelChanges:
         self._hooks = hooks
         # What had been counted when the model had the tensors of the session.
         self._registrations = REGISTRATIONS.count
+        self._reported: Set[str] = set()
 
     def refuse_replaced(self) -> None:
         """Refuse a model, or a loss that is a module, whose tensors are not those of the session."""
@@ -126,7 +129,10 @@ class ModelChanges:
 
     def _replace(self, program: ModelProgram, changed: Sequence[str], message: str) -> None:
         self.refuse_replaced()
-        logger.warning(message, ", ".join(changed))
+        names = ", ".join(changed)
+        if message is not _PYTHON_CHANGED or names not in self._reported:
+            logger.warning(message, names)
+        self._reported.add(names)
         self._compile_again(program)
         program.changed = [f"{name} has changed, which is a constant of the program" for name in changed]
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Callable, Iterator, List, Optional
+import inspect
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional
 
 import torch
 
 from ignite_ipu.torch_names.table import Name, find, word
 
 __all__ = [
+    "FRAMES_OF_SCRIPT",
     "GROUPED_PRODUCT",
     "LOCAL_SCALAR",
     "NESTED_FROM_MASK",
@@ -22,6 +24,7 @@ __all__ = [
     "has_saved_tensor_hooks",
     "is_jit_traced",
     "jit_trace_left",
+    "operators_of_scripts",
     "saved_tensor_hooks_left",
     "schema_of",
     "schemas_of",
@@ -170,6 +173,27 @@ def saved_tensor_hooks_left() -> Iterator[None]:
         for pack, unpack in reversed(hooks):
             _push_saved_hooks(pack, unpack)
 
+
+_operators: Callable[[], Dict[int, str]] = find(
+    "torch.jit._builtins._get_builtin_table",
+    "2.0",
+    "Under `ignite-ipu run` TorchScript cannot compile functions that make tensors.",
+    fallback=dict,
+)
+
+
+def operators_of_scripts() -> Dict[int, str]:
+    """Return the operators that TorchScript knows, by the `id` of PyTorch's functions; a table that may be changed."""
+    return _operators()
+
+
+FRAMES_OF_SCRIPT = word(
+    "torch.jit.script._frames_up",
+    "2.0",
+    "Under `ignite-ipu run` TorchScript does not find the classes that another class names.",
+    check=lambda: "_frames_up" in inspect.signature(torch.jit.script).parameters,
+)
+"""Argument of `torch.jit.script`: how many frames above the caller a class finds its names in."""
 
 _NO_TRANSFORMATIONS = "torch.func.grad and its relatives around a model on a device are not refused."
 _interpreter: Callable[[], Any] = find(

@@ -13,7 +13,7 @@ from ignite_ipu.migration.findings import Outcome
 from ignite_ipu.migration.rules import all_rules, cuda_api
 from ignite_ipu.migration.source.file import Source
 from ignite_ipu.running import run_script
-from ignite_ipu.running.substitutes import cuda
+from ignite_ipu.running.substitutes import cuda, cuda_streams
 
 BEFORE = """
 import torch
@@ -235,4 +235,5 @@ def test_a_line_is_refused_where_it_is_said(code, tmp_path, monkeypatch, recwarn
 
 def test_what_is_said_of_cuda_is_what_it_becomes():
     inside = {f"{module}.{name}" for module, names in cuda._IGNORED_PROFILING.items() for name in names}
-    assert {*cuda._ANSWERS, *cuda._CONTEXTS, *inside} == (cuda_api._ANSWERED | cuda_api._LEFT_OUT)
+    answered = {*cuda._ANSWERS, *cuda._MEMORY_FIGURES, *cuda._CONTEXTS, *cuda_streams.STREAMS, "Stream", "Event"}
+    assert {*answered, *inside} == (cuda_api._ANSWERED | cuda_api._LEFT_OUT)

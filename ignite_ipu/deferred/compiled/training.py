@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any, Callable, FrozenSet, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
 
@@ -24,9 +24,10 @@ from ignite_ipu.deferred.graph.step_graph import (
 )
 from ignite_ipu.deferred.settings import captured_options
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
-from ignite_ipu.errors import CaptureError, logger, out_of_memory
+from ignite_ipu.errors import CaptureError, OptimizerError, logger, out_of_memory
 from ignite_ipu.optimizers.conversion import Conversion, convert_optimizer
 from ignite_ipu.optimizers.host_link import HostUpdates, Link
+from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import requires_grad, set_requires_grad
 from ignite_ipu.program.user_code import Line, current_line
@@ -73,6 +74,9 @@ class CapturedTraining:
         self._seen: Tuple[Optional[ModesThen], Optional[ModesThen]] = (None, None)
         self.gradients = UpdateGradients(session)
         self._clips_by_call = self.clipped = False
+        # Where the loop clips, and what changes of it were reported.
+        self._clips_at: Optional[Line] = None
+        self._reported: Set[str] = set()
         self._random_state: Optional[List[int]] = None
         self._inputs_change = False
         # Of the last update; and the ids of the parameters that the losses of a tape depend on.
@@ -125,6 +129,7 @@ class CapturedTraining:
         before = self.clipped_to
         self._clip_to(max_norm if before is None else min(before, max_norm), read_at)
         self._clips_by_call = self.clipped = True
+        self._clips_at = current_line()
 
     @property
     def clipped_to(self) -> Optional[float]:
@@ -428,7 +433,16 @@ class CapturedTraining:
         """Return what makes the updates of the programs."""
         assert self.optimizer is not None
         arguments = {**self.config.of_optimizer(), "max_grad_norm": self.max_grad_norm}
-        return convert_optimizer(self.optimizer, **arguments)
+        try:
+            return convert_optimizer(self.optimizer, **arguments)
+        except OptimizerError as error:
+            refused = [row.attribute for row in error.receipt or () if row.fate == "refused"]
+            if self._clips_at is None or refused != ["max_grad_norm"]:
+                raise
+            raise CaptureError(
+                f"Clipping at {self._clips_at} cannot be compiled into the update of {type(self.optimizer).__name__}. "
+                f"Use Adam, AdamW or SGD without momentum, or leave the clipping out. {ON_THE_HOST} ({error})"
+            ) from error
 
     def _anchored(self) -> AnchoredGradients:
         return self.gradients.anchored()
@@ -447,7 +461,13 @@ class CapturedTraining:
             what = f"numbers in it change ({changed}); from now on they are inputs"
         else:
             what = "other values of it are read"
-        logger.warning("The body of the training loop changed, so it is compiled again: %s.", what)
+        if what not in self._reported:
+            logger.warning(
+                "The body of the training loop changed, so it is compiled again: %s. Later ones like it are not "
+                "reported.",
+                what,
+            )
+            self._reported.add(what)
         if self.compilations == _MOST_CHANGES:
             logger.warning(
                 "This was recompilation number %d. On IPUs each takes minutes: keep the loop's body and the shapes of "

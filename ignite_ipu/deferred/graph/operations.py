@@ -84,6 +84,11 @@ class Value:
         return self.tensor is not None or (operation.number <= CLOCK.settled and operation.computable)
 
     @property
+    def available(self) -> bool:
+        """True if the value is known, or was recorded for its gradients alone: the host can compute it now."""
+        return self.known or (not self.operation.of_weights and self.operation.needs_no_device)
+
+    @property
     def live(self) -> bool:
         """True if the value is known, and gradients can flow through it all the same."""
         return self.shape.requires_grad and self.known and self.operation.live
@@ -242,6 +247,11 @@ class Operation:
         """True if the host can compute it from what is known."""
         settled = CLOCK.settled
         return not any(each.done or each.signature.function is None or each.number > settled for each in self._needed())
+
+    @property
+    def needs_no_device(self) -> bool:
+        """True if it is computed by functions alone from what is known, whenever they were recorded."""
+        return not any(each.done or each.signature.function is None for each in self._needed())
 
     def give(self) -> List[Value]:
         values = [Value(self, index, shape) for index, shape in enumerate(self.signature.shapes)]

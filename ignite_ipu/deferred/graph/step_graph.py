@@ -14,6 +14,7 @@ import torch
 from ignite_ipu.deferred.graph.leaves import Input, Number
 from ignite_ipu.deferred.graph.operations import Operation, Value, by_number
 from ignite_ipu.deferred.graph.structure import Bounded, Structure
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.left_behind import Place
 from ignite_ipu.program.user_code import Line
 
@@ -243,12 +244,24 @@ def describe_change(old: StepGraph, new: StepGraph) -> str:
     return "another loss goes backward"
 
 
+def _refuse_empty(operation: Operation) -> None:
+    """Refuse an operation with a tensor of the host without elements, as of a mask that selects nothing."""
+    for leaf in operation.leaves:
+        if type(leaf) is Input and 0 in leaf.shape.size:
+            raise CaptureError(
+                f"{operation.name} at {operation.line} gets a tensor of shape {leaf.shape.size}, as a mask gives that "
+                "selects nothing in this batch, and an IPU has no tensors without elements. Leave such a batch out "
+                "(if mask.any():), or multiply by the mask instead of selecting by it."
+            )
+
+
 def _step_graph(
     operations: Sequence[Operation], trail: Sequence[Any], inputs: Sequence[Input], losses: Sequence[Loss]
 ) -> StepGraph:
     rest = iter(trail)
     steps = []
     for operation in operations:
+        _refuse_empty(operation)
         signature = next(rest)
         leaves = tuple(itertools.islice(rest, len(operation.leaves)))
         part = "" if operation.model is None else operation.model.path

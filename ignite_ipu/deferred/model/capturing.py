@@ -23,6 +23,7 @@ from ignite_ipu.deferred.model.updates_on_host import UpdatesOnHost
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
 from ignite_ipu.deferred.tensor.tensor import record_on_weights
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.optimizers.host_link import note_step
 from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.optimizers.step_hooks import of_scripts
 from ignite_ipu.program.config import IPUConfig
@@ -166,7 +167,9 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
             return type(self).step(self) if closure is None else type(self).step(self, closure)
     updates = captured_by(self)
     if updates is None:
-        return type(self).step(self, closure)
+        found = type(self).step(self, closure)
+        note_step(self)
+        return found
     if closure is not None:
         raise CaptureError(
             "optimizer.step(closure) evaluates the loss several times, which a compiled step cannot. Call backward and "

@@ -376,9 +376,9 @@ def _recorded(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str,
         structure = flatten((args, kwargs), leaves, is_leaf)
     line = current_line()
     values = [leaf.value for leaf in leaves if isinstance(leaf, DeferredTensor)]
-    if all(value.known for value in values):
-        live = torch.is_grad_enabled() and (any(value.live for value in values) or any(map(is_weight, leaves)))
-        if not live:
+    if all(value.available for value in values):
+        live = any(value.live or (value.shape.requires_grad and not value.known) for value in values)
+        if not (torch.is_grad_enabled() and (live or any(map(is_weight, leaves)))):
             return NotImplemented
         shapes = inferred_signature(func, structure, [as_leaf(leaf, line) for leaf in leaves], True, line).shapes
         if not any(shape.requires_grad for shape in shapes):
@@ -399,8 +399,12 @@ def _record_in_place(
 ) -> Any:
     """Record `x += y` as `x = x + y`, which is the same as long as nothing else shares the memory of x."""
     value = target.value if isinstance(target, DeferredTensor) else None
-    if (value is None or value.known) and not deferred_values((args, kwargs)) and not _is_awaited(target):
-        return func(*known_in(args), **known_in(kwargs))
+    late = deferred_values((args, kwargs))
+    if all(each.available for each in late) and not _needs_gradients(late):
+        if value is not None and not value.known:
+            value.take(_read(value, name_of(func)))
+        if not _is_awaited(target):
+            return func(*resolved(args), **resolved(kwargs))
     if name == "requires_grad_" and value is not None and value.shape.requires_grad:
         return target
     plain, line, ordinary = recorded_as(name, target, value), current_line(), value is None
@@ -431,6 +435,10 @@ def _record_in_place(
     if target.origin is not None:
         write_back(target.value, target.origin, target)
     return target
+
+
+def _needs_gradients(values: Sequence[Value]) -> bool:
+    return torch.is_grad_enabled() and any(value.shape.requires_grad for value in values)
 
 
 def _is_awaited(target: Any) -> bool:

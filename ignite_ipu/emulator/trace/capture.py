@@ -23,7 +23,7 @@ from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.trace import calls, number_formats, type_inference
 from ignite_ipu.emulator.trace.active import IPU, TO, IpuTensor, Trace, active, may_vary, memory_of, running
 from ignite_ipu.emulator.trace.autocasting import Autocast, Policy
-from ignite_ipu.emulator.trace.call_sites import ACCESSORS, identifier, name_of, source
+from ignite_ipu.emulator.trace.call_sites import ACCESSORS, here, identifier, name_of, source
 from ignite_ipu.emulator.trace.isolation import Turn, replaced
 from ignite_ipu.emulator.trace.number_formats import NORMALISATIONS, in_float, in_strided_groups
 from ignite_ipu.emulator.trace.operators import support, table
@@ -264,7 +264,9 @@ class Capture(Trace):
             if name == "grad" and args[1] is None:
                 return None
             if name != "requires_grad":
-                raise backend_error(f"Assigning to tensor.{name} is not supported in a traced model; use copy_().")
+                raise backend_error(
+                    f"Assigning to tensor.{name} is not supported in a traced model, {here()}: use copy_()."
+                )
             self._set_requires_grad(tensor, args[1])
             return None
         if name in _ANSWERS:

@@ -193,8 +193,8 @@ class Named:
             names = (names | ({"config"} & own.keys())) - _OWN
             # The weights of what is no part of the program are constants of it.
             for inner in (own[each] for each in _TENSORS if id(found) not in self._inside):
-                for name in inner:
-                    self._add(f"{path}.{name}", partial(inner.get, name), inner, name)
+                for name in list(inner.keys()):  # TorchScript's tables have little else of a dictionary
+                    self._add(f"{path}.{name}", partial(_tried, inner.__getitem__, name), inner, name)
         elif not is_class:
             finds = [isinstance(getattr(kind, name, None), FunctionType) for name in _FINDING]
             if not _is_users(kind) and is_followed(kind, _HOSTS):

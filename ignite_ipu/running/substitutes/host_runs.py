@@ -1,8 +1,8 @@
 """Models that run on the host: copies that a script exports, and averaged ones whose batch statistics it computes.
 
 `torch.jit.trace`, `torch.onnx.export` and their like get an ordinary copy. What they return is no Python that PopTorch
-could trace, so running it is refused. `torch.optim.swa_utils.update_bn` makes forward passes in training mode without
-gradients, which only the host does.
+could trace, so running it is refused. Models and losses that call a scripted function compute the Python function.
+`torch.optim.swa_utils.update_bn` makes forward passes in training mode without gradients, which only the host does.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import torch
 import torch.optim.swa_utils
 from torch import nn
 
+from ignite_ipu.deferred.tensor.tensor import DeferredTensor
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.running.patches import Substitutes
+from ignite_ipu.torch_names.dispatch import FRAMES_OF_SCRIPT, is_jit_traced
 
+_SOURCE = "_ignite_ipu_source"
 _EXPORTS = ("jit.trace", "jit.trace_module", "jit.script", "onnx.export", "export.export", "fx.symbolic_trace")
 
 
@@ -27,15 +30,32 @@ def substitute_exports(substitutes: Substitutes) -> None:
     """Let the script export copies of its models, with the newest weights."""
 
     def export(path: str, line: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        first = next(iter(inspect.signature(original).parameters))
+        parameters = inspect.signature(original).parameters
+        first = next(iter(parameters))
+        if (
+            FRAMES_OF_SCRIPT in parameters
+        ):  # of a class TorchScript looks for names in the caller's frame, here two further up
+            kwargs = {**kwargs, FRAMES_OF_SCRIPT: kwargs.get(FRAMES_OF_SCRIPT, 0) + 2}
         model = args[0] if args else kwargs.get(first)
         if isinstance(model, nn.Module):
             substitutes.note(f"torch.{path}()", "is made of a copy of the model on the host", line)
             model = copy.deepcopy(model)
             args, kwargs = ((model, *args[1:]), kwargs) if args else (args, {**kwargs, first: model})
         with EAGER:
-            return original(*args, **kwargs)
+            made = original(*args, **kwargs)
+        if path == "jit.script" and isinstance(made, torch.jit.ScriptFunction):
+            setattr(made, _SOURCE, model)
+        return made
 
+    def scripted(frame: Any, original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any) -> Any:
+        # TorchScript makes tensors of the host within a trace, and fuses operators that a program is to have.
+        source = getattr(function, _SOURCE, None)
+        given = any(isinstance(each, DeferredTensor) for each in (*args, *kwargs.values()))
+        if source is not None and (given or (EAGER.is_on and not is_jit_traced())):
+            return source(*args, **kwargs)
+        return original(function, *args, **kwargs)
+
+    substitutes.calls(torch.jit.ScriptFunction, "__call__", scripted)
     for path in _EXPORTS:
         module, name = path.split(".")
         owner = getattr(torch, module, None)

@@ -272,4 +272,6 @@ class CapturedLoops(CaptureObserver):
         if owners and all(owner.whole.on_host is not None for owner in owners):
             self._substitutes.note(f"{type(optimizer).__name__}.step()", "on the host, by PyTorch")
             return
-        raise self._substitutes.refusal(f"{type(optimizer).__name__}.step()", host_step_reason(args, kwargs))
+        reason = host_step_reason(optimizer, args, kwargs)
+        if reason is not None:
+            raise self._substitutes.refusal(f"{type(optimizer).__name__}.step()", reason)

@@ -64,7 +64,11 @@ print(torch.allclose(found, expected, atol=1e-6), torch.equal(found, again))
         ("(x * torch.ones(3, requires_grad=True)).sum().backward()", "would run on the host"),
         ("model.eval()\nmodel(x).sum().backward()", "in training mode"),
         ("model(x).sum().backward()", "updated by hand"),
-        ("torch.optim.SGD(model.parameters(), 0.1).step()", "no captured step computed its gradients"),
+        (
+            "for p in model.parameters():\n    p.grad = torch.ones_like(p)\n"
+            "torch.optim.SGD(model.parameters(), 0.1).step()",
+            "no captured step computed its gradients",
+        ),
         ("torch.optim.LBFGS(model.parameters()).step(lambda: model(x).sum())", "closure"),
         (
             "torch.optim.SGD(model.parameters(), 0.1)\nprint(torch.bernoulli(model(x).sigmoid()).sum())",
@@ -120,6 +124,25 @@ print(type(trainer.state.output["loss"]).__name__)
 """
     )
     assert ran.output == ["Tensor"]
+
+
+def test_a_step_before_any_gradient_does_nothing(run):
+    """As in PyTorch, whose schedules may count such steps."""
+    ran = run(
+        HEAD
+        + """
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+before = [p.detach().clone() for p in model.parameters()]
+optimizer.step()
+schedule.step()
+print(all(map(torch.equal, before, model.parameters())), len(optimizer.state), optimizer.param_groups[0]["lr"])
+nn.functional.mse_loss(model(x), y).backward()
+optimizer.step()
+print(any(map(torch.equal, before, model.parameters())))
+"""
+    )
+    assert ran.output == ["True 0 0.05", "False"]
 
 
 WITH_A_FROZEN_MODEL = """
