@@ -75,6 +75,7 @@ class ModelProgram:
         changed: Why it has to be compiled once more, in words; empty for what only its user has asked for.
         varying: Names of what every call of forward on the host changes, or finds changed.
         trained_names: Names of the parameters that it trained when it was set aside.
+        taking_gradients: Whether buffers of the last call are on their way to the host, with a `HostLink`.
         gradients: The gradients that it brings back with every call, None for none; settled before the first call.
     """
 
@@ -122,6 +123,7 @@ class ModelProgram:
         # With a `HostLink`: whether a call writes buffers, whether the gradients of the last one were looked at for
         # values that are not finite, and whether they are from now on.
         self._writes_buffers, self._unchecked, self._checks = True, False, False
+        self.taking_gradients = False
         self._attributes_of = (-1, -1)  # the weights that attributes were computed from last
         self._weights, self._hooks, self._link, self._on_trace = weights, hooks, link, on_trace
         self._step_class, self._layouts = type(step), step.layouts
@@ -193,7 +195,9 @@ class ModelProgram:
         looks = self._writes_buffers or self._checks
         finite = are_finite(gradients) if looks else True
         if self._writes_buffers:
+            self.taking_gradients = True
             self._copied(lambda executor: executor.fetch_buffers(finite))  # type: ignore[attr-defined]
+            self.taking_gradients = False
         self._unchecked = not looks
         weights.called(self.executor, writes_buffers=self._writes_buffers, spoils=not finite)
         return gradients

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.checkpoints.writing import without_methods, write_checkpoint
-from ignite_ipu.optimizers.host_link import Link
+from ignite_ipu.optimizers.host_link import HostLink, Link
 from ignite_ipu.session.training import Trained
 from ignite_ipu.session.weights.tracker import Weights
 
@@ -94,6 +94,8 @@ class Replay:
         """
         snapshot, weights, link, program = self.snapshot, self._weights, self._trained.link, self._trained.program
         assert snapshot is not None
+        if isinstance(link, HostLink):
+            return self._run_for_host(snapshot.random_state)
         if self._set_by_host is None:
             # Once, should this fail and be tried again: going back sets the host, too.
             self._set_by_host = (weights.read() if weights.has_unsent() else None, link.read() if link.loaded else None)
@@ -118,6 +120,24 @@ class Replay:
             link.put_back(optimizer)
         self._set_by_host = None
         return len(self._calls)
+
+    def _run_for_host(self, random_state: Optional[List[int]]) -> int:
+        """Do as `run` where the host has the newest weights: a device has random numbers, and buffers of one call."""
+        program, weights, calls = self._trained.program, self._weights, self._calls
+        program.abandon(random_state)
+        leaves, batch = self.example
+        if not program.compiled:
+            leaves = program.arguments(*batch)
+        executor = program.load(leaves, batch)
+        known = len(calls) - program.taking_gradients
+        for number, call in enumerate(calls):
+            if number == known:
+                # What this one has written is still to come to the host, which has what it began with.
+                executor.copyWeightsToDevice()
+            executor(*call.leaves)
+        if known == len(calls):
+            weights.spoil(executor)
+        return len(calls)
 
     def _drop_calls(self) -> None:
         self._set_by_host = None
