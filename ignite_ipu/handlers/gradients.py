@@ -65,6 +65,8 @@ class Gradients:
                 self._chosen[name] = parameter
         if not self._chosen:
             raise SessionError("Gradients was attached, but `choose` accepts none of the model's trainable parameters.")
+        if session.updates_on_host:
+            return  # gradients are PyTorch's
         session.training.gradients = AnchoredGradients(f"model.{name}" for name in self._chosen)
         session.hooks.shows_gradients = True
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._show, session)
@@ -73,7 +75,7 @@ class Gradients:
     def attach_where_read(trainer: Engine) -> None:
         """Show all gradients of a trainer before its handlers run, if these or code around the run read some."""
         session = session_of(trainer)
-        if session is None or session.training is None or session.hooks.shows_gradients:
+        if session is None or session.training is None or session.hooks.shows_gradients or session.updates_on_host:
             return
         reader = gradient_reader((trainer,))
         with DisableTorchFunctionSubclass():

@@ -17,6 +17,7 @@ _SHORT_FORMS = {
         "gradient_accumulation_steps",
         "micro-batches per weight update and replica",
     ),
+    ("--update",): ("update", "where weights are updated: auto, device, or host (by PyTorch and any optimizer)"),
 }
 
 

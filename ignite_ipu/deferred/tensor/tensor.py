@@ -108,15 +108,25 @@ class DeferredTensor(torch.Tensor):
     ) -> None:
         """Mark this as a loss of the step, which runs with `optimizer.step()`.
 
+        With a `gradient` the loss is the sum of this times that.
+
         Raises:
             CaptureError: It is no scalar that depends on one model, or an argument cannot be honoured.
         """
-        if gradient is not None or inputs is not None or create_graph:
-            name = "gradient" if gradient is not None else "inputs" if inputs is not None else "create_graph"
+        if create_graph:
             raise CaptureError(
-                f"backward({name}=...) cannot be honoured: the device differentiates one scalar with respect to all "
-                "trainable weights. Call backward() without it."
+                f"backward(create_graph=True) at {current_line()} asks for gradients that can be differentiated again. "
+                "A program has one backward pass, of which none is computed, and the host has no graph of it. Write "
+                f"the derivative out in forward. {ON_THE_HOST}"
             )
+        if inputs is not None:
+            raise CaptureError(
+                f"backward(inputs=...) at {current_line()} cannot be honoured: the device differentiates with respect "
+                "to all trainable weights. Call requires_grad_(False) on the others before the model is called."
+            )
+        if gradient is not None:
+            torch.mul(self, gradient).sum().backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+            return
         mark_loss(self.value, bool(retain_graph))
         for observer in OBSERVERS:
             observer.went_backward(self)

@@ -269,7 +269,9 @@ class CapturedLoops(CaptureObserver):
 
     def _refuse_host_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         owners = [owner for owner in map(owner_of, held_tensors(optimizer)) if owner is not None]
-        if owners and all(owner.whole.on_host is not None for owner in owners):
+        # A model is captured at its first call, which may be in the closure.
+        on_host = all(owner.whole.on_host is not None for owner in owners) if owners else self._config.update == "host"
+        if on_host:
             self._substitutes.note(f"{type(optimizer).__name__}.step()", "on the host, by PyTorch")
             return
         reason = host_step_reason(optimizer, args, kwargs)

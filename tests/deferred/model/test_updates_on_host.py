@@ -125,6 +125,17 @@ def test_two_losses_go_backward_through_one_call():
     both(loop)
 
 
+def test_a_tensor_goes_backward_with_a_gradient():
+    def loop(model, optimizer):
+        for x, y in BATCHES:
+            optimizer.zero_grad()
+            out = model(x)
+            out.backward(torch.softmax(out.detach(), dim=1) - F.one_hot(y, 3))
+            optimizer.step()
+
+    both(loop)
+
+
 def test_the_same_loss_goes_backward_twice():
     def loop(model, optimizer):
         for x, y in BATCHES:

@@ -1,0 +1,48 @@
+"""Scripts whose updates PyTorch makes on the host: they run as they are written, and natively end alike."""
+
+from __future__ import annotations
+
+import pytest
+
+from ignite_ipu import IPUConfig
+from ignite_ipu.running import RunError
+
+SCRIPT = """
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    optimizer = torch.optim.{optimizer}(model.parameters(), lr=0.05)
+    x, y = torch.randn(24, 6), torch.arange(24) % 3
+    for number in range(6):
+        batch = slice(number % 3 * 8, number % 3 * 8 + 8)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x[batch]), y[batch])
+            loss.backward()
+            {between}
+            return loss
+
+        print("%.4f" % optimizer.step(closure).item())
+    model.eval()
+    with torch.no_grad():
+        print("%.4f" % F.cross_entropy(model(x), y).item())
+"""
+WRITES = "model[0].weight.grad[0] = 0; nn.utils.clip_grad_value_(model.parameters(), 0.1)"
+CLIPS = "nn.utils.clip_grad_norm_(model.parameters(), 0.5, norm_type=1, error_if_nonfinite=True)"
+
+
+@pytest.mark.parametrize(("optimizer", "between"), [("LBFGS", "pass"), ("Adamax", WRITES), ("NAdam", CLIPS)])
+def test_a_script_runs_as_natively(optimizer, between, run, natively):
+    text = SCRIPT.format(optimizer=optimizer, between=between)
+    ran = run(text, config=IPUConfig(update="host"))
+    assert ran.output == natively(text) and len(ran.output) == 7
+    assert ran.became(f"{optimizer}.step()") == "on the host, by PyTorch"
+
+
+def test_an_update_on_the_device_names_the_way_out(run):
+    with pytest.raises(RunError, match=r"step\(closure\)|PyTorch makes the updates"):
+        run(SCRIPT.format(optimizer="LBFGS", between="pass"), config=IPUConfig(update="device"))
