@@ -27,12 +27,24 @@ _NOT_BUILT_ON_IT = frozenset({"accelerate", "ignite", "ignite_ipu", "numpy", "po
 class Main(NamedTuple):
     """A program that has not started: a script's file, a notebook's, or a module's with its dotted name.
 
-    Its own modules lie in `folder`: beside the script, or beside the package that holds the module.
+    Its own modules lie in `folder`: beside the script, or beside the package that holds the module. In an installed
+    package's folder, which is that of all packages, its own are those of the package.
     """
 
     path: str
     folder: str
     module: Optional[str] = None
+
+    @property
+    def package(self) -> Optional[str]:
+        """Folder of the installed package that the module is of; None for a program that is the user's."""
+        if self.module is None or owner_of(self.path) is not Owner.INSTALLED:
+            return None
+        return os.path.join(self.folder, self.module.partition(".")[0]) + os.sep
+
+    def owns(self, module: str) -> bool:
+        """Return whether a module in the program's folder is its own: of an installed package, those in it are."""
+        return self.package is None or module.partition(".")[0] == str(self.module).partition(".")[0]
 
     def run(self) -> None:
         if self.path.endswith(SUFFIX):
@@ -141,7 +153,8 @@ def _all_imports(program: Main) -> Iterator[str]:
         seen.add(file)
         for name in sorted(_imports(file, program.folder)):
             yield name
-            waiting += _files_of(program.folder, name)
+            if program.owns(name):
+                waiting += _files_of(program.folder, name)
 
 
 def _files_of(folder: str, name: str) -> List[str]:

@@ -85,7 +85,7 @@ def _run(program: Main, config: Configuration, substitutions: List[Substitution]
 
 
 def _run_substituted(program: Main, config: IPUConfig, substitutions: List[Substitution]) -> None:
-    substitutes = substitute(ScriptCode(program.path), program.folder, config)
+    substitutes = substitute(ScriptCode(program.path, program.package), program.folder, config)
     try:
         _run_with_its_threads(program)
     except Exception as error:

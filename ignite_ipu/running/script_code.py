@@ -1,9 +1,10 @@
 """A script's own lines, and what is substituted at them.
 
 The script's own are all files that no package manager has installed: also those of a project in whose folder it is one
-of many. Its questions are answered as if there were a GPU, and its lines are those that messages name. What trains in
-an installed package is captured in the same way, and what it does to a GPU is left out. But whether there is one, it
-is told truly: nobody can edit a package that goes on to ask a GPU for what an IPU has not.
+of many. Of a module that is run by its name they are those of its package, too. Its questions are answered as if there
+were a GPU, and its lines are those that messages name. What trains in an installed package is captured in the same way,
+and what it does to a GPU is left out. But whether there is one, it is told truly: nobody can edit a package that goes
+on to ask a GPU for what an IPU has not.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ class ScriptCode:
 
     Args:
         path: The script; None for a program without a file, as that of `python -c`.
+        package: Folder of an installed package whose files are the script's own, too: that of the module that is run.
     """
 
-    def __init__(self, path: Optional[str]) -> None:
+    def __init__(self, path: Optional[str], package: Optional[str] = None) -> None:
+        self._package = package
         self.path = None if path is None else os.path.abspath(path)
         self._interactive = (
             ("<ipython-input", "<stdin>") if path is not None else ("<ipython-input", "<stdin>", "<string>")
@@ -38,7 +41,8 @@ class ScriptCode:
     def _owns(self, file: str) -> bool:
         if file.startswith("<"):
             return file.startswith(self._interactive)
-        return os.path.abspath(file) == self.path or is_users_file(file)
+        own = self._package is not None and os.path.abspath(file).startswith(self._package)
+        return own or os.path.abspath(file) == self.path or is_users_file(file)
 
     def trains(self, file: str) -> bool:
         """Tell whether a file is the script's own, or of an installed package that passes on no calls of others."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import textwrap
 
 import pytest
 
+from ignite_ipu import emulator
 from ignite_ipu.errors import RunError
+from ignite_ipu.running import program, run_module
 
 PACKAGE = """
 import torch
@@ -100,3 +103,37 @@ def test_what_would_train_in_another_way_is_refused(run, script):
     text = script("Trainer()").replace("*pair)", "*pair, clip=torch.nn.utils.clip_grad_value_)")
     with pytest.raises(RunError, match=r"script\.py:8.*clip_grad_value_\(\).*global norm"):
         run(text)
+
+
+def test_a_package_that_is_run_by_its_name_owns_its_modules_and_no_others(tmp_path, monkeypatch, capsys):
+    """It insists on its GPU; a package beside it is for IPUs, and one that it imports beside it is not read."""
+    folder = tmp_path / "environment" / "lib" / "site-packages"
+    for name, text in {
+        "tool/__init__.py": "",
+        "tool/__main__.py": "import neighbour\nfrom tool import training",
+        "tool/training.py": (
+            "import torch\n"
+            "assert torch.cuda.is_available() and torch.cuda.get_device_properties(0).total_memory\n"
+            "torch.manual_seed(0)\n"
+            "model = torch.nn.Linear(3, 1).cuda()\n"
+            "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+            "model(torch.ones(2, 3).cuda()).sum().backward()\n"
+            "optimizer.step()\n"
+            "print('trained')\n"
+        ),
+        "neighbour/__init__.py": "",
+        "neighbour/unread.py": "import for_ipus",
+        "for_ipus.py": "import poptorch",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.setattr(sys, "path", [sys.path[0], str(folder), *sys.path[1:]])
+    read, substitutions = [], []
+    monkeypatch.setattr(program, "_imports", lambda *args, found=program._imports: read.append(args[0]) or found(*args))
+    before = emulator.counters().optimizer_updates
+    run_module("tool", substitutions=substitutions)
+    assert capsys.readouterr().out == "trained\n" and emulator.counters().optimizer_updates == before + 1
+    assert {os.path.basename(file) for file in read} == {"__init__.py", "__main__.py", "training.py"}
+    assert any(each.original == "torch.cuda.is_available()" for each in substitutions)
+    for name in ("tool", "tool.training", "neighbour"):
+        sys.modules.pop(name, None)
