@@ -19,6 +19,11 @@ def parameters(count: int = 2) -> Any:
     return [nn.Parameter(torch.ones(3)) for _ in range(count)]
 
 
+def in_two_directions(**arguments: Any) -> torch.optim.SGD:
+    groups = [{"params": [each], "maximize": bool(number)} for number, each in enumerate(parameters())]
+    return torch.optim.SGD(groups, lr=0.1, **arguments)
+
+
 def sgd(**arguments: Any) -> torch.optim.SGD:
     return torch.optim.SGD(parameters(), **{"lr": 0.1, **arguments})
 
@@ -145,12 +150,7 @@ def test_device_arguments() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (
-            torch.optim.SGD(
-                [{"params": [each], "maximize": bool(number)} for number, each in enumerate(parameters())], lr=0.1
-            ),
-            "maximize=.*: one loss is negated for all groups",
-        ),
+        (in_two_directions(), "maximize=.*: one loss is negated for all groups"),
         (sgd(momentum=0.9, dampening=0.1), "dampening=0.1: torch leaves the first velocity undamped"),
         (sgd(differentiable=True), "differentiable=True"),
         (torch.optim.Adam(parameters(), amsgrad=True), "amsgrad=True: .* amsgrad=False"),
@@ -169,7 +169,7 @@ def test_attributes_that_would_train_something_else_are_refused(source: Any, mes
     ("source", "arguments", "refused"),
     [
         (sgd(momentum=0.9, dampening=0.1, foreach=True), {"loss_scaling": 8.0}, "dampening"),
-        (sgd(maximize=True, foreach=True), {"loss_scaling": 8.0}, "maximize"),
+        (in_two_directions(foreach=True), {"loss_scaling": 8.0}, "maximize"),
         (sgd(momentum=0.9, foreach=True), {"loss_scaling": 8.0, "max_grad_norm": 1.0}, "max_grad_norm"),
         (sgd(foreach=True), {"loss_scaling": 8.0, "second_order_momentum_accum_type": torch.float32}, "second_order"),
     ],
