@@ -8,6 +8,7 @@ import inspect
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, Union
 
 import torch
+from ignite.engine.deterministic import DeterministicEngine
 from torch import nn
 
 from ignite_ipu import backend
@@ -23,6 +24,7 @@ from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.user_code import loaded_by
 
 Step = Callable[..., Any]
+_SEEDS = 2**31
 # What is looked into. Handlers may read deferred tensors in anything else.
 _NESTED = (torch.Tensor, tuple, list, dict)
 
@@ -55,7 +57,8 @@ def ipu_step(
         options, replication_factor, max_grad_norm, seed: As in `IPUConfig`. deviceIterations and gradientAccumulation
             stay 1, replicas share the micro-batches of an update, and `torch.nn.utils.clip_grad_norm_` is refused.
 
-    With `IGNITE_IPU_BACKEND=native` it is `train_step` itself.
+    In a `DeterministicEngine` the device's random numbers follow the host's seed and the iteration: a resumed run draws
+    those of the uninterrupted one. With `IGNITE_IPU_BACKEND=native` it is `train_step` itself.
 
     Raises:
         CaptureError: No model or no optimizer is found, or the options say what only the step can say.
@@ -145,9 +148,18 @@ class _Step:
         return min(self.captures, key=lambda capture: capture.is_frozen).session
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._captures is None:
-            self._captures = self.captures
+        captures = self.captures
+        if args and isinstance(args[0], DeterministicEngine):
+            _follow_seed(args[0], captures)
         return with_known_values(self._train_step, *args, **kwargs)
+
+
+def _follow_seed(engine: DeterministicEngine, captures: Sequence[CapturedModel]) -> None:
+    """Have the device draw by the seed of the host and the iteration, as a run does that is resumed before it."""
+    seed = (torch.initial_seed() + engine.state.iteration) % _SEEDS
+    for model in dict.fromkeys(capture.whole for capture in captures):
+        for training in model.trainings:
+            training.set_random_state([seed])
 
 
 def _used_by(function: Any, seen: Set[int], missing: List[str]) -> Iterator[Any]:

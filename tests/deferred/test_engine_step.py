@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any, Callable, List, Optional, Tuple
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ignite.engine import Engine, Events
+from ignite.engine.deterministic import DeterministicEngine
 from ignite.metrics import Accuracy, Average, RunningAverage
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -287,3 +289,40 @@ def test_a_step_that_never_gets_what_it_uses_is_refused_when_it_is_called() -> N
 
     with pytest.raises(CaptureError, match="uses no model that could be found"):
         outer()(None, X)
+
+
+def dropping_out(stop: Optional[int] = None, saved: Any = None) -> Tuple[nn.Module, Any]:
+    """Return the model of a deterministic run, and its states at the iteration where it stops."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def train_step(engine: Engine, batch: Any) -> Any:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    trainer = DeterministicEngine(ipu_step(train_step))
+    states: List[Any] = []
+
+    @trainer.on(Events.ITERATION_COMPLETED(once=stop or 1000))
+    def save() -> None:
+        states.extend(copy.deepcopy([model.state_dict(), optimizer.state_dict(), trainer.state_dict()]))
+        trainer.terminate()
+
+    for each, state in zip((model, optimizer, trainer), saved or ()):
+        each.load_state_dict(state)
+    torch.manual_seed(4)
+    trainer.run(data(), max_epochs=2)  # Ignite shuffles otherwise after a resume within an epoch
+    return model, states
+
+
+@pytest.mark.parametrize("stop", [5, 8])
+def test_a_resumed_deterministic_engine_drops_out_what_the_whole_run_does(stop: int) -> None:
+    """Within an epoch and at its end."""
+    whole, _ = dropping_out()
+    _, saved = dropping_out(stop)
+    resumed, _ = dropping_out(saved=saved)
+    torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0)
