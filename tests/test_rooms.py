@@ -16,7 +16,7 @@ FLOORS = (
     ("checkpoints", "cli"),
     ("program",),
     ("optimizers", "pipeline"),
-    ("session",),
+    ("capabilities", "session"),
     ("deferred", "handlers"),
     ("engines",),
     ("migration", "running"),
