@@ -11,8 +11,8 @@ from ignite_ipu.capabilities.gpu import ACCELERATOR, CUDA
 PAGE = Path(__file__).parents[2] / "docs" / "gpu-calls.md"
 _HEAD = """# Calls to a GPU
 
-Under [`ignite-ipu run`](run.md) and [`import ignite_ipu.auto`](auto.md), a program finds one device. The table shows the
-treatment of its calls. `ignite-ipu check` reports by the same table. A function of `torch.cuda` that is not listed is
+Under [`ignite-ipu run`](run.md) and [`import ignite_ipu.auto`](auto.md), a program finds one device. The table has
+the treatment of its calls, by which `ignite-ipu check` reports, too. A function of `torch.cuda` that is not listed is
 refused.
 
 The page is generated: `python -m tests.capabilities.gpu_page`.
