@@ -2,6 +2,7 @@ from .deferred import ipu_step as ipu_step
 from .deferred.accelerator import IPUAccelerator as IPUAccelerator
 from .deferred.prepare import ipu_clip_grad_norm_ as ipu_clip_grad_norm_
 from .deferred.prepare import ipu_prepare as ipu_prepare
+from .deferred.prepare import ipu_release as ipu_release
 from .engines.averages import create_ipu_averages_evaluator as create_ipu_averages_evaluator
 from .engines.counting import CountEvents as CountEvents
 from .engines.counting import Counts as Counts

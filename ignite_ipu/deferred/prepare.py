@@ -19,6 +19,7 @@ from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.tensors.raw import gradient_of
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.processes import unwrapped
+from ignite_ipu.session.session import known_session
 from ignite_ipu.torch_names.optimizers import pre_hooks_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
@@ -70,6 +71,26 @@ def ipu_prepare(
             if settings.update != "host":
                 each.register_step_pre_hook(_refuse_host_step)
     return first
+
+
+def ipu_release(*models: nn.Module) -> None:
+    """Give back the IPUs of captured models, or of models that engines train, until their next calls.
+
+    Weights and optimizer state are on the host then, and training goes on from them. Programs stay compiled.
+
+    Args:
+        models: Models that `ipu_prepare`, `ipu_step`, an `IPUAccelerator`, `ignite-ipu run` or an engine's factory was
+            given, or parts of these. A model without IPUs is left alone.
+
+    Raises:
+        SessionError: Something on the device could not be copied.
+    """
+    for model in models:
+        inner = unwrapped(model)
+        capture = captured(inner)
+        session = known_session(inner) if capture is None else capture.session
+        if session is not None:
+            session.detach()
 
 
 def ipu_clip_grad_norm_(

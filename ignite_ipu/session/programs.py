@@ -75,6 +75,10 @@ class SharedWeights:
                 del self._others[reference]
 
 
+_LOADED: List[weakref.ref[Programs]] = []
+"""Programs of all models, in the order in which they took IPUs last."""
+
+
 class Programs:
     """Programs over one model's weights.
 
@@ -98,6 +102,8 @@ class Programs:
         self.active: Optional[ModelProgram] = None
         self.most_shapes = 8
         self.share_ipus = False
+        self._name = str(getattr(model, "joined_names", type(model).__name__))
+        self._thread = threading.get_ident()
 
     def __iter__(self) -> Iterator[ModelProgram]:
         for trained in self.trainers:
@@ -113,18 +119,20 @@ class Programs:
     def loading(self, wanted: ModelProgram) -> Iterator[None]:
         """Have a program compiled or brought to its IPUs in the `with` block, for which others give theirs back.
 
-        They do where that is wanted, or where the machine has not enough IPUs for all of them.
+        Other programs of the model do if that is wanted, or if the machine lacks IPUs for all of them. Idle programs of
+        other models do if the machine lacks IPUs.
         """
+        self._thread = threading.get_ident()
+        self._take_from_idle(wanted)
         self.share_ipus = self.share_ipus or self._exceed_machine(wanted)
         if self.share_ipus:
-            for program in self:
-                if program is not wanted:
-                    self.weights.to_host()
-                    program.detach()
+            self.detach(but=wanted)
         around: ContextManager[Any] = self.hooks.loading()
         try:
             with around:
                 yield
+            _LOADED[:] = [known for known in _LOADED if known() not in (self, None)]
+            _LOADED.append(weakref.ref(self))
         except Exception as error:
             too_large = out_of_memory(error)
             if too_large not in (None, error):
@@ -133,13 +141,40 @@ class Programs:
                 raise
             raise SessionError(f"{error} (With IPUConfig(share_ipus=True) both take turns.)") from error
 
+    def detach(self, but: Optional[ModelProgram] = None) -> None:
+        """Give the IPUs of all programs back, but those of one; the next call of a program takes IPUs again."""
+        for program in self:
+            if program is not but:
+                self.weights.to_host()
+                program.detach()
+
+    def _take_from_idle(self, wanted: ModelProgram) -> None:
+        """Have models give IPUs back that this thread used longest ago, while the machine lacks IPUs for all."""
+        found = [known() for known in _LOADED]
+        others = [each for each in found if each is not None and each is not self and each._thread == self._thread]
+        others = [each for each in others if any(program.ready for program in each)]
+        if not others or is_simulated(wanted.asked):
+            return
+        own = sum(program.ipus or 1 for program in self if program is not wanted and program.ready)
+        for number, each in enumerate(others):
+            taken = sum(program.ipus or 1 for other in others[number:] for program in other if program.ready)
+            if _has_ipus(taken + own + (wanted.ipus or 1)):
+                return
+            logger.warning(
+                "%s gives its IPUs to %s, since this machine has no more. Its next call takes them back, which loads "
+                "its programs again: seconds to minutes on IPUs.",
+                each._name,
+                self._name,
+            )
+            each.detach()
+
     def _exceed_machine(self, wanted: ModelProgram) -> bool:
         """Tell whether the machine has no device with IPUs for all programs that are on theirs and another one."""
         others = [program for program in self if program is not wanted and program.ready]
         if not others or is_simulated(wanted.asked):
             return False
         ipus = sum(program.ipus or 1 for program in (wanted, *others))
-        if backend.poptorch().ipuHardwareIsAvailable(1 << (ipus - 1).bit_length()):
+        if _has_ipus(ipus):
             return False
         logger.warning(
             "Training and evaluation together would take %d IPUs, which this machine has not: they take turns, and "
@@ -228,6 +263,11 @@ class Programs:
             self.trained.compile_again()
         else:
             program.destroy()
+
+
+def _has_ipus(count: int) -> bool:
+    """Return whether the machine has as many IPUs, rounded up to a power of two."""
+    return backend.poptorch().ipuHardwareIsAvailable(1 << (count - 1).bit_length())
 
 
 @contextlib.contextmanager

@@ -494,6 +494,14 @@ class IPUSession:
         """
         self._programs.end_pass(always)
 
+    def detach(self) -> None:
+        """Give the IPUs back until the next call, and keep the compiled programs and the optimizer's state.
+
+        Raises:
+            SessionError: Something on the device could not be copied.
+        """
+        self._programs.detach()
+
     def release(self) -> None:
         """Bring the newest weights and optimizer state to the host and give the IPUs back, until the next step.
 
