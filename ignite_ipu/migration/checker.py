@@ -126,9 +126,15 @@ def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
                 suppressed += 1
             else:
                 findings.append(place_hit(program, rule, hit))
-    if program.is_automatic:
-        findings = [each for each in findings if each.run is not Outcome.HANDLED]
+    if program.is_automatic or program.is_ported:
+        findings = [each for each in findings if not _is_handled(program, each)]
     return sorted(set(findings), key=lambda f: (f.cell or 0, f.line, f.column, f.rule, f.message)), suppressed
+
+
+def _is_handled(program: Program, finding: Finding) -> bool:
+    """Return whether the program's engines, captured loops or substitutes compute what breaks a rule."""
+    rewritten = all_rules()[finding.rule].rewritten
+    return finding.run is Outcome.HANDLED and (program.is_automatic or not rewritten)
 
 
 def _unreadable(path: str, message: str, line: int, cell: Optional[int]) -> Finding:

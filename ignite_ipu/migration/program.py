@@ -19,6 +19,7 @@ from ignite_ipu.migration.analysis.training import Training
 AUTO = "ignite_ipu.auto"
 """The module whose import captures a program when it runs."""
 
+_PORTED = ("create_ipu_trainer", "create_ipu_evaluator", "ipu_prepare", "ipu_step", "IPUAccelerator")
 EVERY_RULE = "*"
 _SUPPRESSION = re.compile(r"#\s*ignite-ipu:\s*ignore(?:\[(?P<rules>[^\]]*)\])?(?=\s|#|$)")
 
@@ -38,6 +39,11 @@ class Program(ParsedFile):
         imported = (alias.name for node in self.nodes(ast.Import) for alias in node.names)
         froms = (node for node in self.nodes(ast.ImportFrom) if node.module == package and not node.level)
         return AUTO in imported or any(alias.name == name for node in froms for alias in node.names)
+
+    @cached_property
+    def is_ported(self) -> bool:
+        """True if the file calls this library's engines or captures its loops by it."""
+        return any(True for _ in self.calls(*(f"ignite_ipu.{name}" for name in _PORTED)))
 
     @cached_property
     def facts(self) -> List[Fact]:

@@ -74,6 +74,7 @@ USES = {
     ),
     "narrowed-dtype": "\nmodel = make()[0].eval()\n"
     "with torch.no_grad():\n    weights = model(torch.ones(8, 4)).tolist()",
+    "native-accelerator": STEPS.format(model="model", loss="model(torch.ones(8, 4)).pow(2).mean()"),
     "native-ignite-engine": "\ntrainer.run(loader)",
     "loss-reduction": "\ntrainer.run(loader)",
     "restricted-operator": "\noptimizer = torch.optim.SGD(layer.parameters(), lr=0.1)"

@@ -89,6 +89,8 @@ class Problem:
     remedy: Optional[str] = None
     is_handled: bool = False
 
+_MADE_FROM = ".from_pretrained"
+
 
 @lru_cache(maxsize=None)
 def problem(name: str) -> Optional[Problem]:
@@ -96,6 +98,8 @@ def problem(name: str) -> Optional[Problem]:
 
     None for what does, and for names that are no operators: there is nothing to compile.
     """
+    # A layer made of weights that there are: torch.nn.Embedding.from_pretrained.
+    name = name[: -len(_MADE_FROM)] if name.endswith(_MADE_FROM) else name
     plain = operator_table.undecorated(name)
     last = name.rsplit(".", 1)[1]
     if name.startswith(_NO_OPERATORS) or plain in _OTHER_RULES:

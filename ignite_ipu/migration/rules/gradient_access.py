@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 
+from ignite_ipu.migration.analysis.names import constant
 from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
@@ -40,7 +41,9 @@ def check(program: Program) -> Hits:
         assert isinstance(call.func, ast.Attribute)
         yield Hit(call, f"{call.func.attr} registers a hook that never runs on an IPU", run=Outcome.REFUSED)
     for call, _ in program.method_calls("backward"):
-        again = {keyword.arg for keyword in call.keywords} & {"retain_graph", "create_graph"}
+        # A variable may hold False or None, as it does where libraries hand their argument on.
+        given = {each.arg: each.value for each in call.keywords}
+        again = {name for name in ("retain_graph", "create_graph") if constant(given.get(name)) is True}
         if again:
             outcome = Outcome.REFUSED if "create_graph" in again else Outcome.HANDLED
             message = "the graph of this backward is used again, which a compiled step cannot do"

@@ -24,6 +24,7 @@ Example:
 from __future__ import annotations
 
 import ast
+from typing import Iterator
 
 from ignite_ipu.migration.analysis.names import attributes_in, dotted, names_bound, owner_of, walk
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
@@ -47,5 +48,15 @@ def check(program: Program) -> Hits:
                 yield Hit(part, "a parameter is updated on the host, which the device does not see")
     for node in program.nodes(ast.AugAssign):
         loops = (above.iter for above in program.ancestors(node) if isinstance(above, ast.For))
-        if "grad" in attributes_in(node.value) and not any(_PARAMETERS & attributes_in(iterated) for iterated in loops):
+        # A sum over gradients, for a norm or a report, changes another variable.
+        target = (dotted(node.target) or "").split(".")[0]
+        own = (owner_of_gradient.split(".")[0] for owner_of_gradient in _owners_of_gradients(node.value))
+        if target in own and not any(_PARAMETERS & attributes_in(iterated) for iterated in loops):
             yield Hit(node, "a weight is updated by hand, which the device does not see")
+
+
+def _owners_of_gradients(value: ast.expr) -> Iterator[str]:
+    """Yield the dotted names whose `.grad` an expression uses."""
+    for node in ast.walk(value):
+        if isinstance(node, ast.Attribute) and node.attr == "grad":
+            yield dotted(node.value) or ""
