@@ -111,7 +111,7 @@ REASONS = {
     "unsupported-dtype": "Unsupported input type torch.bfloat16",
     "unsupported-operator": "Unsupported ops found in compiled model: [aten::_linalg_svd]",
     "unsupported-optimizer": "PopTorch has no such update",
-    "unsupported-optimizer-argument": "PopTorch ignores it and would minimize",
+    "unsupported-optimizer-argument": "amsgrad",
 }
 # What no machine without a GPU runs natively, or not within a minute: the mended example computes the same.
 MENDED = {"compiled-model", "cuda-api", "cuda-device", "ignored-optimizer-argument"}
