@@ -89,6 +89,7 @@ class Problem:
     remedy: Optional[str] = None
     is_handled: bool = False
 
+
 _MADE_FROM = ".from_pretrained"
 
 
