@@ -299,8 +299,8 @@ def _updates(optimizer: Any, config: IPUConfig, options: Options) -> Union[Conve
             f"deviceIterations is {options.device_iterations} with update='host': each device call ends in an update "
             "on the host, so it makes one. Leave device_iterations at 1."
         )
-    scaling = config.of_optimizer()["loss_scaling"]
-    return HostUpdates(optimizer, 1.0 if scaling is None else float(scaling), config.max_grad_norm)
+    scaling = config.host_loss_scaling
+    return HostUpdates(optimizer, scaling, config.max_grad_norm)
 
 
 def _refuse_sum(options: Options, training: bool) -> None:

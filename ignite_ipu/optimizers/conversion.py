@@ -118,6 +118,7 @@ def convert_optimizer(
     variable: Iterable[str] = (),
     constant: Iterable[str] = (),
     loss_scaling: Optional[float] = None,
+    default_loss_scaling: Optional[float] = None,
     max_grad_norm: Optional[float] = None,
     accum_type: Optional[torch.dtype] = None,
     velocity_accum_type: Optional[torch.dtype] = None,
@@ -137,6 +138,7 @@ def convert_optimizer(
         constant: Hyper-parameters to compile in.
         loss_scaling: Factor of the loss during backward. An attribute of that name on the optimizer counts as well, as
             it does for PopTorch.
+        default_loss_scaling: The factor where neither says one; it is logged.
         max_grad_norm: Clip gradients to this global norm; for Adam, AdamW, and SGD without momentum.
         accum_type: Type in which gradients are accumulated, float32 or float16.
         velocity_accum_type: Type of SGD's velocity.
@@ -169,6 +171,13 @@ def convert_optimizer(
     for name in (*kind.device_arguments, "velocity_scaling"):
         if name not in asked and hasattr(source, name):
             asked[name] = getattr(source, name)
+    if default_loss_scaling is not None and "loss_scaling" not in asked:
+        asked["loss_scaling"] = default_loss_scaling
+        logger.info(
+            "Loss scaling is %g, since products are in half precision: gradients are multiplied by it on their way to "
+            "the weights. loss_scaling=... sets another factor.",
+            default_loss_scaling,
+        )
     _check_device_arguments(source, kind, asked)
     refuse_what_the_device_lacks(source, kind, asked)
     changing = _variable(source, kind, frozenset(variable), frozenset(constant), asked)

@@ -12,6 +12,11 @@ from ignite_ipu.program import settings
 
 EXECUTIONS = ("pipelined", "sharded", "serial phased", "parallel phased")
 """The ways in which a pipeline's stages run."""
+HALF_LOSS_SCALING = 4096.0
+"""Factor on the loss gradient where products are in half precision and no factor is given: 2^12.
+
+Float16 loses what is below 6e-8, so gradients from 1.5e-11 on are kept; those above 16 become infinite.
+"""
 WEIGHT_SYNC = ("on demand", "run", "epoch", "eager")
 """When the newest weights are copied to the host: when somebody asks for them, and at the end of a run, too; of every
 epoch, too; after every device call, too."""
@@ -106,8 +111,8 @@ class IPUConfig:
             zero.
         constant: Hyper-parameters to compile in.
         max_grad_norm: Clip gradients to this global norm; for Adam, AdamW, and SGD without momentum.
-        loss_scaling: Factor on the loss gradient, for half precision; "auto" lets the device find it
-            (`options.Training.setAutomaticLossScaling`).
+        loss_scaling: Factor on the loss gradient, for half precision: 4096 with `mixed_precision="fp16"` where none is
+            given. "auto" lets the device adapt it from there (`options.Training.setAutomaticLossScaling`).
         mixed_precision: "no", or "fp16": products in half precision, by the rule of
             `ignite_ipu.program.forward.half_precision`.
         seed: Of the device's random numbers; seeds the host's torch, too.
@@ -307,13 +312,21 @@ class IPUConfig:
         """Return the arguments of `convert_optimizer`."""
         import torch  # not at the top: commands read settings before they need it
 
-        scaling = None if self.loss_scaling == "auto" else self.loss_scaling
+        automatic = self.loss_scaling == "auto"
+        scaling = None if automatic else self.loss_scaling
         types = {name: getattr(self, name) for name in _DEFAULTS if name.endswith("accum_type")}
         return {
             **{name: getattr(self, name) for name in ("variable", "constant", "max_grad_norm", "substitute")},
             **{name: None if value is None else getattr(torch, value) for name, value in types.items()},
             "loss_scaling": scaling,
+            "default_loss_scaling": HALF_LOSS_SCALING if automatic or self.half_products else None,
         }
+
+    @property
+    def host_loss_scaling(self) -> float:
+        """The factor on the loss gradient where PyTorch updates the weights on the host."""
+        arguments = self.of_optimizer()
+        return float(arguments["loss_scaling"] or arguments["default_loss_scaling"] or 1.0)
 
     @property
     def half_products(self) -> bool:

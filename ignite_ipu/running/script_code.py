@@ -21,6 +21,9 @@ from ignite_ipu.program.user_code import Owner, is_users_file, owner_of
 Line = Tuple[str, int]
 """File and number of a line."""
 
+# The files of what decorates functions of libraries, as for their deprecation.
+_PASSING_ON = ("typing_extensions.py", "contextlib.py")
+
 
 class ScriptCode:
     """The files that are the script's own: itself, and all that are installed in no packages.
@@ -55,12 +58,12 @@ class ScriptCode:
         return frame.f_code.co_filename, frame.f_lineno
 
     def line_behind(self, frame: Optional[FrameType]) -> Tuple[Optional[Line], bool]:
-        """Return the line behind a call that torch, Ignite or this package may have passed on; and if it is its own."""
+        """Return the line behind a call that a library may have passed on, and whether it is the script's own."""
         while frame is not None:
             file = frame.f_code.co_filename
             if self.owns(file):
                 return (file, frame.f_lineno), True
-            if owner_of(file) is not Owner.LIBRARY:
+            if owner_of(file) is not Owner.LIBRARY and not file.endswith(_PASSING_ON):
                 return (file, frame.f_lineno), False
             frame = frame.f_back
         return None, False

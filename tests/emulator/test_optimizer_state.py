@@ -579,7 +579,7 @@ class TestAutomaticLossScaling:
         model = half_model(net, automatic=True, loss_scaling=64.0)
         model(X)
         assert scaling_of(model) == 64.0
-        assert "no trainable weight is of type float16" in caplog.text
+        assert "no gradient is of type float16" in caplog.text
 
     def test_the_device_adapts_and_the_weights_do_not_notice(self):
         net = Scaled()

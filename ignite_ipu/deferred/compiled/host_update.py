@@ -106,8 +106,7 @@ class HostUpdate(CapturedTraining):
         return True
 
     def _updates(self) -> HostUpdates:
-        scaling = self.config.of_optimizer()["loss_scaling"]
-        return HostUpdates(None, 1.0 if scaling is None else float(scaling))
+        return HostUpdates(None, self.config.host_loss_scaling)
 
     def _anchored(self) -> AnchoredGradients:
         return AnchoredGradients()

@@ -1,11 +1,12 @@
 """Automatic loss scaling: the factor on the loss gradient follows the size of the float16 gradients it leads to.
 
-The rule is PopART's. Elements of float16 weight gradients are counted, over all micro-batches and replicas of an
-update; those beyond `binEdgeLocation` (an eighth) of float16's range, infinities and NaN are large ones. After the
+The rule is PopART's. Elements of float16 gradients are counted, of weights and of what lies between them and the loss,
+over all micro-batches and replicas of an update: the results of all operators of the backward pass that are no views.
+Those beyond `binEdgeLocation` (an eighth) of float16's range, infinities and NaN are large ones. After the
 update, if the proportion of large elements exceeds `thresholdUpperCountProportion` (1e-7) the factor is halved, else
 doubled; `updatePeriod` (1) says after how many updates that is looked at. An update is never skipped: an infinity
 reaches the weights, as on the device. The factor stays between 2^-24 and 2^15, float16's smallest value and its
-largest power of two. PopART can also track other gradients than those of weights; here they are not looked at.
+largest power of two.
 
 The factor is kept with a PopTorch optimizer's state, so that it survives detaching and checkpoints; with a plain torch
 optimizer, whose state is lost, it starts anew.
@@ -15,12 +16,13 @@ Source: PopART's session options, `automaticLossScalingSettings`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable, List, Optional, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
+from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of
 
 if TYPE_CHECKING:
     from ignite_ipu.emulator.options import Options
@@ -28,6 +30,23 @@ if TYPE_CHECKING:
 SMALLEST, LARGEST = 2.0**-24, 2.0**15
 _PREFIX = "automaticLossScalingSettings."
 _HALF_RANGE = torch.finfo(torch.float16).max
+
+
+class GradientsTracked(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Context of a backward pass in which a loss scaling counts what operators compute in float16."""
+
+    def __init__(self, scaling: AutomaticLossScaling) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._scaling = scaling
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None
+    ) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if all(each.alias_info is None for each in schema_of(func).returns):
+            outputs = output if isinstance(output, (tuple, list)) else [output]
+            self._scaling.look([each for each in outputs if isinstance(each, torch.Tensor)])
+        return output
 
 
 class AutomaticLossScaling:
@@ -46,7 +65,7 @@ class AutomaticLossScaling:
         self.forget()
 
     def look(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Count the elements of one micro-batch's gradients, scaled as the device has them."""
+        """Count the elements of gradients of one micro-batch, scaled as the device has them."""
         for gradient in gradients:
             if gradient.dtype is torch.float16:
                 # Written so that NaN counts as large.
@@ -67,6 +86,8 @@ class AutomaticLossScaling:
             reduce([counts])
         large, total = counts.tolist()
         if total == 0:
+            if self._updates == self._period:
+                logger.warning("Automatic loss scaling: no gradient is of type float16, the scaling stays as it is.")
             return scaling
         if large / total > self._threshold:
             return max(scaling / 2, SMALLEST)

@@ -13,7 +13,6 @@ from ignite_ipu.emulator.compiler.inductor import Compiled, own_memory
 from ignite_ipu.emulator.compiler.saved_values import SavedValues, copied
 from ignite_ipu.emulator.compiler.stochastic_rounding import store_stochastically
 from ignite_ipu.emulator.enums import MeanReductionStrategy, ReductionType
-from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.optim.device import foreach
 from ignite_ipu.emulator.optim.device.optimizer import DeviceOptimizer
 from ignite_ipu.emulator.options import Options
@@ -65,10 +64,6 @@ class GradientStep:
         self._grouped = any(name in executable.grouped for name in self._names)
         self._leaves = tuple(leaf for name in self._names for leaf in executable.leaves[name])
         half = any(leaf.dtype is torch.float16 for leaf in self._leaves)
-        if self._scaling is not None and not half:
-            logger.warning(
-                "Automatic loss scaling: no trainable weight is of type float16, the scaling stays as it is."
-            )
         training = options.Training
         mean = ReductionType(training.accumulation_and_replication_reduction_type) is ReductionType.Mean
         replicas = batching.replication_factor * options.Distributed.numProcesses
@@ -136,8 +131,6 @@ class GradientStep:
             self._returned = self._to_return(gradients, replica)
         if self._check is not None:
             self._check("A weight gradient", gradients)
-        if self._scaling is not None:
-            self._scaling.look(gradients)
         if not self._folded:
             gradients = tuple(self._to_accumulate(gradient) for gradient in gradients)
         self._added += 1
@@ -172,6 +165,12 @@ class GradientStep:
                 self.optimizer.adapt_loss_scaling(self._scaling.after_update(self.optimizer.loss_scaling, self._reduce))
 
     def _gradients(self, loss: torch.Tensor, start: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        if self._scaling is None:
+            return self._gradients_of(loss, start)
+        with loss_scaling.GradientsTracked(self._scaling):
+            return self._gradients_of(loss, start)
+
+    def _gradients_of(self, loss: torch.Tensor, start: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         if self._used is not None and not self._grouped:
             return torch.autograd.grad([loss], self._leaves, [start])
         # Replicas that run together may all come here before the first of them knows.

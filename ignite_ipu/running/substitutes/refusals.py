@@ -92,7 +92,8 @@ def substitute_precision(substitutes: Substitutes) -> None:
         if line is not None:
             given = inspect.signature(original).bind(*args, **kwargs)
             if given.arguments.get("enabled", True):
-                substitutes.note(f"{what}()", "switched off: the step runs in single precision", line)
+                note = "switched off: the step runs in single precision, or as mixed_precision of IPUConfig says"
+                substitutes.note(f"{what}()", note, line)
             given.arguments["enabled"] = False
             if what == "autocast":
                 # On a machine without a GPU, even switched off it would warn of one that is missing.

@@ -116,6 +116,42 @@ def test_a_scaler_scales_the_loss_on_either_side(made, chosen, monkeypatch):
 
 
 @needs_half_precision
+@pytest.mark.parametrize("scaling", [{}, {"scaler": True}, {"loss_scaling": 65536.0}, {"loss_scaling": 1.0}])
+def test_gradients_below_the_range_of_half_precision_train_by_default(scaling, caplog):
+    """They are scaled, by a factor that the log says; without one nothing moves."""
+
+    def loss_fn(y_pred, y):
+        return nn.functional.cross_entropy(y_pred, y) * 1e-8
+
+    trained = {}
+    for arguments in ({}, {"amp_mode": "amp", **scaling}):
+        model, _ = pair()
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e7)
+        with caplog.at_level("INFO", "ignite_ipu"):
+            trainer = create_ipu_trainer(model, optimizer, loss_fn, **arguments)
+            trainer.run(DataLoader(task(), batch_size=8), max_epochs=1)
+        trained[len(arguments)] = torch.cat([(model.state_dict()[name] - before[name]).flatten() for name in before])
+        trainer.ipu.close()
+    single, half = trained[0], trained[1 + len(scaling)]
+    error = float((half - single).norm() / single.norm())
+    assert error > 0.3 if scaling == {"loss_scaling": 1.0} else error < 0.02
+    assert ("Loss scaling is 4096" in caplog.text) == ("loss_scaling" not in scaling)
+
+
+@needs_half_precision
+def test_automatic_loss_scaling_follows_gradients_of_products_between_single_weights(caplog):
+    """Those between weights of float32 and the loss are of float16: the factor grows until they are large."""
+    model, optimizer = pair()
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), amp_mode="amp", scaler=True)
+    trainer.run(DataLoader(task(), batch_size=8), max_epochs=1)
+    state = trainer.ipu.training.executor._optimizer._optimizer.state_dict()["ipu_state"]
+    assert state["lossScaleUpdateFactor"].item() > 1
+    assert "no gradient is of type float16" not in caplog.text
+    trainer.ipu.close()
+
+
+@needs_half_precision
 def test_a_half_model_trains_with_half_inputs():
     model = network().half()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
