@@ -9,6 +9,7 @@ from torch import nn
 
 from ignite_ipu import IPUConfig, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.errors import OptionsError
+from ignite_ipu.handlers import Gradients
 
 X = torch.randn(32, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(32) % 3
@@ -121,3 +122,100 @@ def test_several_updates_in_a_device_call_are_refused():
 def test_settings_of_device_optimizers_are_refused(setting):
     with pytest.raises(OptionsError, match=r"is about an optimizer on the device"):
         trained(torch.optim.Adagrad, **setting)
+
+
+def compared(change=lambda trainer, model, number: None, batches=BATCHES * 2, **settings):
+    """Compare a trainer with a native loop; `change` is called before each iteration, natively without a trainer."""
+    found = []
+    for trains_natively in (True, False):
+        model = network()
+        optimizer = torch.optim.NAdam(model.parameters(), lr=0.05)
+        losses = []
+        if trains_natively:
+            for number, (x, y) in enumerate(batches):
+                change(None, model, number)
+                model.train()
+                optimizer.zero_grad()
+                loss = nn.functional.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        else:
+            config = IPUConfig(update="host", **settings)
+            trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), config=config)
+            trainer.add_event_handler(Events.ITERATION_STARTED, lambda e, m=model: change(e, m, e.state.iteration - 1))
+            trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda e, seen=losses: seen.append(e.state.output))
+            trainer.run(batches, epoch_length=len(batches))
+            trainer.ipu.close()
+        found.append((losses, model, optimizer))
+    return found
+
+
+def test_layers_are_frozen_and_trained_again():
+    def change(trainer, model, number):
+        if number in (1, 3):
+            model[0].requires_grad_(number == 3)
+
+    native, ours = compared(change)
+    assert_same(ours, native)
+
+
+def test_ipus_are_given_back_and_shared_with_an_evaluator():
+    def change(trainer, model, number):
+        if trainer is not None:
+            if number == 1:
+                trainer.ipu.release()
+            create_ipu_evaluator(model).run(BATCHES[:1])
+
+    native, ours = compared(change, share_ipus=True)
+    assert_same(ours, native)
+
+
+def test_weights_are_written_between_iterations():
+    def change(trainer, model, number):
+        with torch.no_grad():
+            model[0].weight.mul_(0.9)
+        model[3].weight.data = model[3].weight.data.clamp(-0.2, 0.2)
+
+    native, ours = compared(change)
+    assert_same(ours, native)
+
+
+def test_batches_of_several_shapes_train():
+    batches = [BATCHES[0], (X[:12], Y[:12]), BATCHES[1], (X[12:24], Y[12:24])]
+    native, ours = compared(batches=batches)
+    assert_same(ours, native)
+
+
+def test_gradients_are_there_for_handlers():
+    model = network()
+    trainer = create_ipu_trainer(
+        model, torch.optim.Rprop(model.parameters()), nn.CrossEntropyLoss(), config={"update": "host"}
+    )
+    Gradients().attach(trainer)
+    trainer.run(BATCHES)
+    assert all(each.grad is not None for each in model.parameters())
+    trainer.ipu.close()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"mixed_precision": "fp16", "loss_scaling": 64.0},
+        {"mixed_precision": "fp16", "loss_scaling": "auto"},
+    ],
+    ids=str,
+)
+def test_half_precision_trains_alike(settings):
+    native, ours = compared(**settings)
+    torch.testing.assert_close(ours[0], native[0], rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("execution", ["pipelined", "sharded"])
+def test_a_model_over_several_ipus_trains(execution):
+    def make_optimizer(parameters):
+        return torch.optim.Rprop(parameters)
+
+    settings = {"pipeline": [2, 2], "execution": execution, "gradient_accumulation_steps": 4}
+    found = trained(make_optimizer, norm=False, **settings)
+    assert_same(found, eager(make_optimizer, norm=False), rtol=1e-4, atol=1e-5)
