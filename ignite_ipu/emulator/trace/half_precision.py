@@ -15,6 +15,7 @@ from torch import fx
 
 from ignite_ipu.emulator.trace.operators.table import words
 from ignite_ipu.emulator.values.structures import leaves, map_leaves
+from ignite_ipu.torch_names.tensors import version_of
 
 Kernel = Callable[..., Any]
 _Convert = Callable[[torch.Tensor], torch.Tensor]
@@ -94,10 +95,10 @@ def inferred(kernel: Kernel) -> Kernel:
         floats = {leaf.dtype for leaf in given if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()}
         stays_wide = floats != {torch.float16} or torch.float32 in given
         wide_args, wide_kwargs, pairs = _widened(args, kwargs, NEAREST)
-        before = {key: wide._version for key, (_, wide) in pairs.items()}
+        before = {key: version_of(wide) for key, (_, wide) in pairs.items()}
         result = kernel(*wide_args, **wide_kwargs)
         for key, (half, wide) in pairs.items():
-            if wide._version != before[key]:
+            if version_of(wide) != before[key]:
                 half.copy_(wide)
         own = {id(wide): half for half, wide in pairs.values()}
 
