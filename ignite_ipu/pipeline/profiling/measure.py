@@ -170,10 +170,12 @@ def _plain_operators() -> Iterator[None]:
 
 
 def _restore(model: nn.Module, buffers: Dict[str, Tensor]) -> None:
+    """Restore the buffers that the run has changed; a write to another one would count as an edit by the user."""
     current = dict(model.named_buffers())
     with torch.no_grad():
         for name, value in buffers.items():
-            current[name].copy_(value)
+            if value.is_meta or not torch.equal(current[name], value):
+                current[name].copy_(value)
 
 
 def _size(tensor: Tensor) -> int:

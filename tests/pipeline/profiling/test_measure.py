@@ -200,6 +200,16 @@ def test_nothing_of_the_model_changes():
     assert not any(m._forward_pre_hooks for m in model.modules())
 
 
+@pytest.mark.parametrize("fake", [False, True])
+def test_a_buffer_that_the_run_leaves_alone_is_not_written(fake):
+    """A write would pass for an edit by the user, before which a device's newer weights are dropped."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    model.register_buffer("table", torch.arange(3))
+    statistics, versions = model[1].running_mean.clone(), model.table._version
+    measure(model, torch.randn(8, 4), fake=fake)
+    assert model.table._version == versions and torch.equal(model[1].running_mean, statistics)
+
+
 def test_frozen_weights_cost_no_gradient():
     """Without trainable weights below it, a layer computes one gradient less; a frozen one has nothing to train."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
