@@ -13,6 +13,7 @@ from torch import nn
 import ignite_ipu.emulator as poptorch
 from ignite_ipu.emulator.errors import Error
 from ignite_ipu.emulator.logs import logger
+from tests.half_precision import needs_half_precision
 
 
 class TwoStages(nn.Module):
@@ -177,3 +178,27 @@ def test_the_log_shows_so_much_of_the_graph(monkeypatch, caplog):
     with caplog.at_level(logging.DEBUG, logger=logger.name):
         with pytest.raises(Error, match="POPTORCH_MAX_GRAPH_LEN must be an integer"):
             trained(poptorch.Options())
+
+
+@needs_half_precision
+def test_the_profile_has_the_type_of_every_operator(tmp_path):
+    """A model that mixes precisions shows which operators run in which."""
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.half, self.whole = nn.Embedding(5, 4), nn.Linear(4, 4).half(), nn.Linear(4, 2)
+
+        def forward(self, ids):
+            return self.whole(self.half(self.words(ids + 1).half()).float())
+
+    poptorch.inferenceModel(Mixed(), poptorch.Options().enableProfiling(str(tmp_path)))(torch.tensor([0, 1]))
+    operators = json.loads((tmp_path / "inference" / "profile.json").read_text())["operators"]
+    assert [(each["operator"], each["dtype"]) for each in operators] == [
+        ("add", "torch.int64"),
+        ("embedding", "torch.float32"),
+        ("half", "torch.float16"),
+        ("linear", "torch.float16"),
+        ("float", "torch.float32"),
+        ("linear", "torch.float32"),
+    ]
