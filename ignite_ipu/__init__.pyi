@@ -4,6 +4,9 @@ from .deferred.prepare import ipu_clip_grad_norm_ as ipu_clip_grad_norm_
 from .deferred.prepare import ipu_prepare as ipu_prepare
 from .deferred.prepare import ipu_release as ipu_release
 from .engines.averages import create_ipu_averages_evaluator as create_ipu_averages_evaluator
+from .engines.buckets import BucketBatchSampler as BucketBatchSampler
+from .engines.buckets import PadToBucket as PadToBucket
+from .engines.buckets import bucket_boundaries as bucket_boundaries
 from .engines.counting import CountEvents as CountEvents
 from .engines.counting import Counts as Counts
 from .engines.engine import IPUEngine as IPUEngine
