@@ -266,11 +266,14 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             found: torch.Tensor = super().clip_grad_norm_(parameters, max_norm, norm_type)
             return found
         if not self.gradient_state.sync_gradients:
-            raise CaptureError(
-                f"clip_grad_norm_ at {current_line()}, but {self._postponed()}: accelerate clips the sum of the "
-                "gradients so far, in every micro-batch again; a device clips once, before the update. Write "
-                "'if accelerator.sync_gradients:' before it, as accelerate documents."
+            self._leave_device(
+                CaptureError(
+                    f"clip_grad_norm_ at {current_line()}, but {self._postponed()}: accelerate clips the sum of the "
+                    "gradients so far, in every micro-batch again; a device clips once, before the update. Write "
+                    "'if accelerator.sync_gradients:' before it, as accelerate documents."
+                )
             )
+            return self.clip_grad_norm_(parameters, max_norm, norm_type)
         owner, every = first_owner(parameters)
         models = self._captured()
         model = models[0] if len(models) == 1 else owner
@@ -287,11 +290,22 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             UnsupportedArgumentError: Weights are updated on the device, which clips by the global norm only.
         """
         if not self._steps_on_host:
-            raise UnsupportedArgumentError(
-                f"clip_grad_value_(..., {clip_value}): gradients are on the device alone, and PopTorch's optimizers "
-                "can clip them by their global norm only. Use clip_grad_norm_, or IPUConfig(update='host')."
+            self._leave_device(
+                UnsupportedArgumentError(
+                    f"clip_grad_value_(..., {clip_value}): gradients are on the device alone, and PopTorch's "
+                    "optimizers can clip them by their global norm only. Use clip_grad_norm_, or "
+                    "IPUConfig(update='host')."
+                )
             )
         super().clip_grad_value_(parameters, clip_value)
+
+    def _leave_device(self, error: Exception) -> None:
+        """Have PyTorch make the updates on the host from here on; raise an error if the settings do not allow it."""
+        models = self._captured()
+        if not models:
+            raise error
+        for model in models:
+            model.leave_device(str(error), error)
 
     @property
     def _steps_on_host(self) -> bool:

@@ -9,7 +9,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.deferred.graph.owners import held_tensors
-from ignite_ipu.deferred.model.capturing import capture_model, capture_optimizer, captured
+from ignite_ipu.deferred.model.capturing import capture_model, capture_optimizer, captured, on_host
 from ignite_ipu.deferred.model.model import first_owner, owner_of
 from ignite_ipu.deferred.settings import refuse_for_capture
 from ignite_ipu.errors import CaptureError
@@ -146,7 +146,7 @@ def host_step_reason(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -
 
 
 def _refuse_host_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    reason = host_step_reason(optimizer, args, kwargs)
+    reason = None if on_host(optimizer) else host_step_reason(optimizer, args, kwargs)
     if reason is None:
         return
     raise CaptureError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import List
+from typing import List, Tuple
 
 import pytest
 
@@ -71,3 +71,56 @@ def test_a_difference_is_found_and_shrunk() -> None:
     shortest = shrunk(sequence, "device", outcome)
     assert [name for name, _ in shortest.events] == ["forward", "backward", "gradient_scaled"]
     assert isinstance(outcome, Outcome)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_loops_go_on_with_updates_on_the_host(block: int) -> None:
+    """From the first event on that a fused update cannot express; few loops are refused, for reasons of any device."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert failures(2000 + block * _BLOCK, "auto") == []
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        "forward backward read_gradient step zero_grad forward backward step",
+        "forward backward step read_gradient zero_grad forward backward step",
+        "forward backward clip step step",
+        "forward backward step forward backward step",
+        "forward backward step zero_grad step_with_closure forward backward step",
+        "forward backward gradient_scaled step zero_grad forward backward step",
+        "forward backward write_weight step zero_grad forward backward step",
+        "forward backward freeze step zero_grad forward backward step",
+        "forward backward step zero_grad forward read_loss zero_grad backward step",
+        "forward backward step zero_grad forward backward read_loss write_weight step",
+        "forward backward step zero_grad forward backward read_loss zero_grad forward backward step",
+        "forward backward step zero_grad_to_zeros step",
+        "forward backward step clip step",
+        "forward backward clip_one step zero_grad forward backward clip_values step",
+        "forward backward zero_grad_of_part step gradient_to_none step",
+        "zero_grad forward backward step_by_norm forward backward step_by_norm",
+        "forward backward gradient_replaced step",
+    ],
+)
+@pytest.mark.parametrize(
+    ("world", "kinds"), [("Perceptron", ("SGD",)), ("Tied", ("RMSprop",)), ("TwoModels", ("AdamW", "SGD"))]
+)
+def test_events_that_only_pytorch_can_express(world: str, kinds: Tuple[str, ...], events: str) -> None:
+    """Each is PyTorch's from the moment on at which it comes, with the gradients and the state of before."""
+    outcome = outcome_of(Sequence_(world, kinds, tuple((name, 0) for name in events.split())), "auto")
+    assert outcome.kind == "same", outcome
+
+
+def test_the_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """With the line, the reason and the cost."""
+    events = "forward backward gradient_scaled step zero_grad forward backward gradient_scaled step"
+    sequence = Sequence_("Perceptron", ("Adam",), tuple((name, 0) for name in events.split()))
+    with caplog.at_level(logging.WARNING, "ignite_ipu"):
+        assert outcome_of(sequence, "auto").kind == "same"
+    (change,) = [record.getMessage() for record in caplog.records if "updated on the host" in record.getMessage()]
+    assert "player.py:" in change and "Gradients are used at" in change and "MB" in change

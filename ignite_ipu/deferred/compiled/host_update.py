@@ -56,7 +56,7 @@ class HostUpdate(CapturedTraining):
     """
 
     reason = "as update='host' asks"
-    _told = False
+    told = False
 
     def compute(
         self,
@@ -112,9 +112,9 @@ class HostUpdate(CapturedTraining):
         return AnchoredGradients()
 
     def _say_what_it_costs(self) -> None:
-        if self._told or self.session.training is None:
+        if self.told or self.session.training is None:
             return
-        self._told = True
+        self.told = True
         logger.warning(
             "Weights are updated on the host from %s on, %s: %s.",
             current_line(),

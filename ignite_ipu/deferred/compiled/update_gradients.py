@@ -111,6 +111,20 @@ class UpdateGradients:
             value.take(self.norm(norm.parameters, norm.kind, norm.clipped))
             value.operation.finish()
 
+    def clip_on_host(
+        self, gradients: Mapping[int, Optional[torch.Tensor]], max_norm: Optional[float], awaited: bool = True
+    ) -> None:
+        """Clip gradients on the host, by `id` of their parameter, to a norm; resolve `awaited` norms by them before."""
+        self._found, self._factors, self._program = dict(gradients), {}, lambda: None
+        if awaited:
+            self.settle_norms()
+        if max_norm is not None:
+            factor = self._factor(max_norm)
+            for gradient in gradients.values():
+                if gradient is not None:
+                    gradient.mul_(factor.to(gradient.dtype))
+        self._found, self._factors = {}, {}
+
     def give_up(self, problem: str) -> None:
         """Let norms of an update that will not be made never be known, for a reason."""
         for value, _ in self._awaited():

@@ -289,6 +289,10 @@ class Operation:
                 self._is_live = False
         return bool(self._is_live)
 
+    def begin_again(self, leaves: Sequence[Any]) -> None:
+        """Be one that no update has computed, from these leaves; values that are known stay so."""
+        self.leaves, self.done, self._is_live = leaves, False, None
+
     def finish(self, keep: bool = False) -> None:
         """Be done; `keep` what the results were computed from, for another optimizer's update."""
         self.done, self._is_live = True, keep

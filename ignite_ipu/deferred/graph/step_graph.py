@@ -98,6 +98,11 @@ class Tape:
         self.losses = losses
         self._leaves = [(operation, operation.leaves) for loss in losses for operation in loss.operations]
 
+    def rewind(self) -> None:
+        """Have the operations as they were before their update."""
+        for operation, leaves in self._leaves:
+            operation.begin_again(leaves)
+
     @contextlib.contextmanager
     def rewound(self) -> Iterator[None]:
         """Have the operations as they were before their update, in the `with` block."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from types import MethodType
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set
 
 import torch
 from torch import nn
@@ -19,10 +19,11 @@ from ignite_ipu.deferred.graph.owners import MODEL, OPTIMIZERS, WATCH, held_tens
 from ignite_ipu.deferred.model.capturing_class import CAPTURE, capturing_class
 from ignite_ipu.deferred.model.joined import captured_by, joined_by_optimizers, trained_by
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
+from ignite_ipu.deferred.model.updates import Updates
 from ignite_ipu.deferred.model.updates_on_host import UpdatesOnHost
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
 from ignite_ipu.deferred.tensor.tensor import record_on_weights
-from ignite_ipu.errors import CaptureError
+from ignite_ipu.errors import CaptureError, OptimizerError
 from ignite_ipu.optimizers.host_link import note_step
 from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.optimizers.step_hooks import of_scripts
@@ -106,6 +107,11 @@ def capture_optimizer(optimizer: torch.optim.Optimizer, alone: bool = False) -> 
     optimizer.__dict__["add_param_group"] = MethodType(_add_param_group, optimizer)
 
 
+def on_host(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether PyTorch makes the steps of an optimizer on the host."""
+    return bool(optimizer.__dict__[WATCH].on_host())
+
+
 def _no_owner() -> None:
     return None
 
@@ -160,16 +166,31 @@ class HeldWeights(SessionHooks):
 def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
     on_host = self.__dict__[WATCH].on_host()
     if on_host:
-        with contextlib.ExitStack() as stack:
-            for each in on_host:
-                wrapped = stack.enter_context(each.stepping(self))
-                closure = None if closure is None else wrapped(closure)
-            return type(self).step(self) if closure is None else type(self).step(self, closure)
+        return _step_on_host(self, on_host, closure)
     updates = captured_by(self)
     if updates is None:
         found = type(self).step(self, closure)
         note_step(self)
         return found
+    try:
+        _step_on_device(self, updates, closure)
+    except (CaptureError, OptimizerError) as error:
+        if not updates.may_leave:
+            raise
+        updates.leave_device(str(error), error)
+        return _step_on_host(self, self.__dict__[WATCH].on_host(), closure)
+    return None
+
+
+def _step_on_host(self: torch.optim.Optimizer, on_host: Sequence[UpdatesOnHost], closure: Any) -> Any:
+    with contextlib.ExitStack() as stack:
+        for each in on_host:
+            wrapped = stack.enter_context(each.stepping(self))
+            closure = None if closure is None else wrapped(closure)
+        return type(self).step(self) if closure is None else type(self).step(self, closure)
+
+
+def _step_on_device(self: torch.optim.Optimizer, updates: Updates, closure: Any) -> None:
     if closure is not None:
         raise CaptureError(
             "optimizer.step(closure) evaluates the loss several times, which a compiled step cannot. Call backward and "
@@ -189,7 +210,6 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
     if post_hooks_of(self) or GLOBAL_POST_HOOKS:
         for hook in of_scripts(post_hooks_of(self), GLOBAL_POST_HOOKS):
             hook(self, (self,), {})
-    return None
 
 
 def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
@@ -208,6 +228,8 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
         type(self).zero_grad(self, set_to_none)
         return
     updates.zero_grad(self, set_to_none)
+    if self.__dict__[WATCH].on_host():
+        return
     if updates.training.optimizer is not self:
         # Its update comes next, and how it is clipped is said before.
         updates.training.change_optimizer(self)

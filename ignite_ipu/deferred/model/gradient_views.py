@@ -22,6 +22,10 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 _OUR_REFERENCES = 3
 
 
+def _keep() -> None:
+    pass
+
+
 class GradientViews:
     """Shows the gradients of a captured model's parameters, each as a `DeviceGradient` from when it is asked for.
 
@@ -30,6 +34,7 @@ class GradientViews:
         remedy: What the loop does to clip gradients.
         has: Returns whether PyTorch has a gradient of a parameter now.
         source: The method, held weakly, that returns the value of a parameter's gradient.
+        release: The method, held weakly, that is called before gradients are used.
         replace: Called with a parameter whose gradient the loop replaces, and with the new one or None.
     """
 
@@ -40,12 +45,15 @@ class GradientViews:
         has: Callable[[torch.Tensor], bool],
         source: Callable[[torch.Tensor], Optional[torch.Tensor]],
         replace: Callable[[torch.Tensor, Optional[torch.Tensor]], None],
+        release: Callable[[], None],
     ) -> None:
         self._named: List[Tuple[str, torch.Tensor]] = list(model.named_parameters())
         self._remedy = remedy or "use torch.nn.utils.clip_grad_norm_ over all of the model's parameters"
         self._has, self._replace = weakref.WeakMethod(has), weakref.WeakMethod(replace)
         self._source = weakref.WeakMethod(source)
         self._views: Dict[int, DeviceGradient] = {}
+        reference = weakref.WeakMethod(release)
+        self._release = lambda: (reference() or _keep)()
 
     def show(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
         """Return `parameter.grad`."""
@@ -58,6 +66,7 @@ class GradientViews:
             if view is None:
                 made = DeviceGradient(plain(parameter), self._source, weakref.ref(parameter), self._remedy)
                 view = self._views[id(parameter)] = made
+                made.release = self._release
             return view
 
     def put(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> None:
@@ -72,6 +81,20 @@ class GradientViews:
             view = self._views.pop(key)
             if available and view.held is None and sys.getrefcount(view) >= _OUR_REFERENCES:
                 view.held = view.read()
+
+    def are_held(self, ids: Collection[int]) -> bool:
+        """Return whether the loop holds views of the gradients of some parameters."""
+        views = [view for key, view in self._views.items() if key in ids]
+        return any(sys.getrefcount(view) > _OUR_REFERENCES for view in views)
+
+    def settle(self) -> None:
+        """Have views that the loop holds stand for the gradients that the parameters have on the host by now."""
+        views, self._views = self._views, {}
+        for view in views.values():
+            parameter = view.parameter()
+            if parameter is not None and view.held is None:
+                with DisableTorchFunctionSubclass():
+                    view.held, view.writable = gradient_of(parameter), True
 
     def names(self, ids: Container[int]) -> List[str]:
         """Return the names of some parameters."""

@@ -7,7 +7,7 @@ Gradients stay on the device. The book says of which losses they are, and where 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.program.user_code import Line
@@ -24,6 +24,8 @@ class Entry:
         losses: Losses that went backward and that no update has used yet.
         zeros: Where the gradients were made zero instead of None, if they were.
         used: Where an update used gradients that are still there.
+        made: The losses of that update as they were, if they are kept.
+        clip: The norm that the used gradients were clipped to, None for none.
         unknown: Why the values of the gradients cannot be told any more, if so.
     """
 
@@ -32,6 +34,8 @@ class Entry:
     zeros: Optional[Line] = None
     used: Optional[Line] = None
     unknown: Optional[str] = None
+    made: List[Any] = dataclasses.field(default_factory=list)
+    clip: Optional[float] = None
 
     @property
     def exists(self) -> bool:
@@ -44,7 +48,7 @@ class Entry:
         return self.losses, self.used is None, self.zeros is None
 
     def with_ids(self, ids: FrozenSet[int]) -> Entry:
-        return dataclasses.replace(self, ids=ids, losses=list(self.losses))
+        return dataclasses.replace(self, ids=ids, losses=list(self.losses), made=list(self.made))
 
 
 class GradientBook:
@@ -93,7 +97,7 @@ class GradientBook:
         for entry in cleared if zeros is not None else ():
             # Gradients that are None stay None.
             if entry.exists:
-                entry.losses, entry.zeros, entry.used, entry.unknown = [], zeros, None, None
+                entry.losses, entry.zeros, entry.used, entry.unknown, entry.made = [], zeros, None, None, []
         kept = {id(loss) for entry in others for loss in entry.losses}
         return [loss for loss in before if id(loss) not in kept]
 
@@ -102,11 +106,15 @@ class GradientBook:
         for entry in self.within(ids):
             entry.losses.append(loss)
 
-    def use(self, ids: FrozenSet[int], line: Line) -> None:
-        """Note that the update at a line has used gradients, which stay until they are cleared."""
+    def use(self, ids: FrozenSet[int], line: Line, made: Mapping[Loss, Any], clip: Optional[float]) -> None:
+        """Note that the update at a line has used gradients, which stay until they are cleared.
+
+        `made` has the losses as they were, if they are kept; `clip` is the norm that gradients were clipped to.
+        """
         for entry in self.within(ids):
             if entry.exists:
-                entry.losses, entry.used = [], line
+                entry.made = [made[loss] for loss in entry.losses if loss in made]
+                entry.losses, entry.used, entry.clip = [], line, clip
 
     def drop(self, losses: Sequence[Loss]) -> None:
         """Take losses out of all entries: their gradients are lost."""
@@ -122,7 +130,7 @@ class GradientBook:
             for mine in self.within(entry.ids):
                 mine.losses += [loss for loss in entry.losses if loss not in mine.losses]
                 mine.zeros, mine.used = mine.zeros or entry.zeros, mine.used or entry.used
-                mine.unknown = mine.unknown or entry.unknown
+                mine.unknown, mine.made = mine.unknown or entry.unknown, mine.made or entry.made
 
     def _relation(self, one: FrozenSet[int], other: FrozenSet[int]) -> Tuple[FrozenSet[int], FrozenSet[int]]:
         if one is other:

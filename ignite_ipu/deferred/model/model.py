@@ -36,6 +36,8 @@ from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.early_reads import early_read_error, not_frozen
 from ignite_ipu.deferred.model.gradient_views import GradientViews, clear_those_of_the_host
 from ignite_ipu.deferred.model.gradients import GradientBook
+from ignite_ipu.deferred.model.history import History
+from ignite_ipu.deferred.model.leaving import leave_device
 from ignite_ipu.deferred.model.recording import RecordedCalls
 from ignite_ipu.deferred.model.updates import Updates
 from ignite_ipu.deferred.model.updates_on_host import UpdatesOnHost
@@ -44,6 +46,7 @@ from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
 from ignite_ipu.deferred.tensor.routing import awaits_backward
 from ignite_ipu.deferred.tensor.tensor import all_values, deferred_values, record_on_weights
 from ignite_ipu.errors import CaptureError, EarlyReadError, logger
+from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.user_code import Line, current_line
@@ -110,12 +113,14 @@ class CapturedModel:
         if self.config.update == "host":
             refuse_replicas(self.turns[0].training.replicas)
             self.on_host = UpdatesOnHost(self)
+        self.standby = UpdatesOnHost(self) if self.config.update == "auto" else None
         self.evaluation = CapturedEvaluation(self.session, self.config)
         self.edits = WeightEdits(self.session.weights)
         self.buffer_writes = BufferBook(self.modes, self.edits, self.session.weights)
         with DisableTorchFunctionSubclass():
             self.book = GradientBook(map(id, model.parameters()))
-        looks = (self.has_gradient, self.gradient_of, self.replace_gradient)
+        self.history = History()
+        looks = (self.has_gradient, self.gradient_of, self.replace_gradient, self.release_gradients)
         self.views = GradientViews(model, self.clip_remedy, *looks)
         self._look_after(self.session)
         self.session.hooks.recorder = record_on_weights
@@ -297,10 +302,17 @@ class CapturedModel:
         """Clip the gradients of parameters in the coming update, and return their norm, as `Updates.clip` does."""
         if self.whole.on_host is not None:
             return clip_grad_norm_(list(parameters), max_norm, norm_type)
-        if not self.whole.several:
-            return self.whole.turns[0].clip(parameters, max_norm, norm_type, given)
-        tensors = list(parameters)
-        return self.whole.turn_with(tensors).clip(tensors, max_norm, norm_type)
+        whole = self.whole
+        if whole.may_leave:
+            parameters = list(parameters)
+        try:
+            if not whole.several:
+                return whole.turns[0].clip(parameters, max_norm, norm_type, given)
+            tensors = list(parameters)
+            return whole.turn_with(tensors).clip(tensors, max_norm, norm_type)
+        except CaptureError as error:
+            self.leave_device(str(error), error)
+            return clip_grad_norm_(list(parameters), max_norm, norm_type)
 
     def zero_grad(self, set_to_none: bool, model: nn.Module) -> None:
         """Do what `zero_grad` of a model does, this or a part of it."""
@@ -316,11 +328,55 @@ class CapturedModel:
     def clear_gradients(self, ids: FrozenSet[int], set_to_none: bool = True) -> None:
         """Clear the gradients of parameters on the device, to None or to zeros."""
         turns = [turn for turn in self.turns if len(self.turns) == 1 or not ids.isdisjoint(turn.own)]
+        if self.may_leave and self._keeps_from_clearing(turns, ids):
+            self.leave_device(f"Gradients that no update has used are cleared at {current_line()}.")
+            self._clear_on_host(ids, set_to_none)
+            return
         if set_to_none:
             self.views.clear(ids, all(turn.shows_used for turn in turns))
+        ahead = [turn.early for turn in self.turns if turn.early is not None and turn.early.awaited]
+        awaited = [loss for early in ahead for loss in early.losses]
         dropped = self.book.clear(ids, None if set_to_none else current_line())
+        if awaited:
+            # They go backward after this, for the updates of other optimizers, too.
+            dropped = [loss for loss in dropped if loss not in awaited]
+            for turn in turns:
+                for loss in awaited if turn.early not in ahead else ():
+                    if turn.chosen([loss]):
+                        self.book.add(turn.own, loss)
         for turn in turns:
             turn.cleared(dropped)
+        if not any(entry.exists for entry in self.book.entries):
+            self.history.forget()
+
+    def _keeps_from_clearing(self, turns: Sequence[Updates], ids: FrozenSet[int]) -> bool:
+        """Return whether clearing drops losses of which there may be something to see, or an update that was made."""
+        if any(turn.early is not None and not turn.early.awaited for turn in turns):
+            return True
+        losses = [loss for entry in self.book.of(ids) for loss in entry.losses]
+        return any(not loss.value.operation.done for loss in losses) or self.views.are_held(ids)
+
+    def _clear_on_host(self, ids: FrozenSet[int], set_to_none: bool) -> None:
+        parameters = [each for each in self.modes.parameters if id(each) in ids]
+        clear_those_of_the_host(parameters, set_to_none)
+
+    @property
+    def may_leave(self) -> bool:
+        """True if updates may be made on the host from some moment on."""
+        return self.standby is not None
+
+    def leave_device(self, reason: str, error: Optional[Exception] = None) -> None:
+        """Make updates on the host from here on, for a reason; raise an error instead if that is not allowed."""
+        whole = self.whole
+        if whole.on_host is not None:
+            return
+        if whole.standby is None:
+            raise CaptureError(f"{reason} {ON_THE_HOST}") if error is None else error
+        leave_device(whole, reason.split(" A device")[0])
+
+    def had_gradient(self, parameter: torch.Tensor) -> bool:
+        """Return whether the last losses that went backward have given a parameter a gradient, since cleared."""
+        return id(parameter) in self._turn_holding(parameter).training.reached()
 
     def has_gradient(self, parameter: torch.Tensor) -> bool:
         """Return whether PyTorch has a gradient of a parameter now."""
@@ -332,7 +388,21 @@ class CapturedModel:
 
     def replace_gradient(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> None:
         """Forget the gradient of a parameter on the device, which the loop replaces by another or by None."""
+        if gradient is not None and self.whole.may_leave:
+            self.leave_device(f"The gradient of a parameter is set at {current_line()}.")
+            return
         self.clear_gradients(frozenset((id(parameter),)))
+
+    def release_gradients(self) -> None:
+        """Bring gradients to the host that the loop uses, unless the last update has brought them back."""
+        if self.whole.may_leave and not all(turn.shows_used for turn in self.turns if turn.uncleared or turn.pending):
+            self.leave_device(f"Gradients are used at {current_line()}.")
+
+    def before_write(self) -> None:
+        """Note that weights are about to be written, or frozen, by which pending losses were not computed."""
+        whole = self.whole
+        if whole.may_leave and any(not loss.value.operation.done for loss in whole.pending):
+            self.leave_device(f"Weights are written or frozen at {current_line()} between backward() and the step.")
 
     def _turn_holding(self, parameter: torch.Tensor) -> Updates:
         turns = self.whole.turns
@@ -345,6 +415,14 @@ class CapturedModel:
             self._observer.went_backward(self)
             return
         turns = self.whole.turns
+        try:
+            for turn in turns:
+                if turn.early is not None or turn.reach is None or turn.chosen([loss]):
+                    turn.check_backward(loss)
+        except CaptureError as error:
+            self.whole.leave_device(str(error), error)
+            self.backward(loss)
+            return
         if len(turns) > 1:
             turns = [turn for turn in turns if turn.reach is None or turn.chosen([loss])]
         if not turns:
@@ -377,6 +455,9 @@ class CapturedModel:
 
     def know_norms(self, line: Line) -> bool:
         """Have the host compute awaited norms of gradients, which are read at a line; tells whether it could."""
+        if self.may_leave:
+            self.leave_device(f"The norm of gradients is read at {line} before the update is complete.")
+            return True
         if self.several or not self.turns[0].show_host_gradients(line):
             return False
         self.training.gradients.settle_norms()
@@ -386,6 +467,9 @@ class CapturedModel:
         """Return what runs the update of a value before its `optimizer.step()`; None if none can run for it."""
         if self.whole.on_host is not None:
             return self.whole.on_host.early(value, operations)
+        if self.whole.may_leave and any(turn.early is not None and turn.early.awaited for turn in self.whole.turns):
+            self.leave_device(f"Another value is read at {current_line()} before the loss of an update went backward.")
+            return self.early_update(value, operations)
         # Where optimizers take turns, the one that stepped longest ago comes next.
         for turn in sorted(self.whole.turns, key=lambda turn: turn.order):
             losses = turn.early_losses(value, operations)
@@ -494,7 +578,7 @@ class CapturedModel:
         (self.path,) = [name for name, module in whole.model.named_modules() if module is self.model]
         self.whole = whole
         self.session, self.turns, self.evaluation = whole.session, whole.turns, whole.evaluation
-        self.on_host = whole.on_host
+        self.on_host, self.standby = whole.on_host, None
         self.modes = whole.modes
         self.session.serve(self.model)
 

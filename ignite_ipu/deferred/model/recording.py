@@ -45,8 +45,9 @@ class RecordedCalls:
         if signature is None:
             signature, leaves = self._found_out(signatures, args, kwargs, grad, line)
         operation = Operation(signature, self._capture, leaves, line)
-        if whole.on_host is not None:
-            whole.on_host.note_call(operation)
+        on_host = whole.on_host or whole.standby
+        if on_host is not None:
+            on_host.note_call(operation)
         if signature.writes:
             whole.buffer_writes.record(operation)
         results = deferred_results(operation)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import math
-from typing import Any, Container, Dict, FrozenSet, Iterable, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Container, Dict, FrozenSet, Iterable, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -21,19 +22,20 @@ from ignite_ipu.deferred.model.buffers import BufferBook
 from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, incomplete
 from ignite_ipu.deferred.model.gradient_views import GradientViews, clear_those_of_the_host
 from ignite_ipu.deferred.model.gradients import Entry, GradientBook
+from ignite_ipu.deferred.model.history import History, Made, TakenBack
 from ignite_ipu.deferred.model.turns import Older, Reach, Values, begin_again, forget, gradient_path, keep_buffers
 from ignite_ipu.deferred.model.writes import WeightEdits
 from ignite_ipu.deferred.tensor.routing import has_gone_backward
 from ignite_ipu.deferred.tensor.tensor import deferred_results
-from ignite_ipu.errors import CaptureError, listed
+from ignite_ipu.errors import CaptureError, IPUError, listed
+from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.program.config import IPUConfig
-from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.program.tensors.raw import gradient_of, plain
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _ORDER = itertools.count(1)
-HOST_UPDATE = "IPUConfig(update='host') has PyTorch itself apply updates, with gradients that the device computes."
-"""The way out of what an update on the device alone cannot do."""
 
 
 class Whole(Captured, Protocol):
@@ -46,6 +48,8 @@ class Whole(Captured, Protocol):
     buffer_writes: BufferBook
     book: GradientBook
     views: GradientViews
+    history: History
+    standby: Any
 
     @property
     def is_frozen(self) -> bool: ...
@@ -56,6 +60,9 @@ class Whole(Captured, Protocol):
     @property
     def whole(self) -> Whole: ...
     def find_optimizer(self) -> None: ...
+    def leave_device(self, reason: str, error: Optional[Exception] = None) -> None: ...
+    @property
+    def may_leave(self) -> bool: ...
     def clear_gradients(self, ids: FrozenSet[int], set_to_none: bool = True) -> None: ...
 
 
@@ -156,7 +163,8 @@ class Updates:
             return list(losses)
         return [loss for loss in map(self.reach.trained, losses) if loss is not None]
 
-    def backward(self, loss: Loss) -> None:
+    def check_backward(self, loss: Loss) -> None:
+        """Raise a CaptureError if a fused update cannot be of a loss and of what went backward before."""
         if self.early is not None:
             self.early.check_confirmed()
             raise self.early.error(
@@ -169,12 +177,15 @@ class Updates:
             raise CaptureError(
                 f"backward() at {loss.line} follows a clip_grad_norm_ of the gradients so far: PyTorch adds the new "
                 "gradients to the clipped ones, while a device clips all gradients of an update together. Clip once, "
-                f"after the last backward(). {HOST_UPDATE}"
+                f"after the last backward(). {ON_THE_HOST}"
             )
+        self._model.views.refuse_those_of_before(self.own)
+
+    def backward(self, loss: Loss) -> None:
+        """Let a loss go backward, which was checked before."""
         self._model.edits.look()
         for chosen in (loss,) if self.reach is None else self.chosen([loss]):
             self.training.modes.check_trained(chosen, self.training.own)
-        self._model.views.refuse_those_of_before(self.own)
         keeps = self.training.keeps_inputs
         if keeps or self.pending or self.training.accumulates or self._model.postponed() is not None:
             keep_inputs(loss.operations, keeps)
@@ -226,6 +237,15 @@ class Updates:
             )
         return None
 
+    @property
+    def may_leave(self) -> bool:
+        """True if updates may be made on the host from some moment on."""
+        return self._model.whole.may_leave
+
+    def leave_device(self, reason: str, error: Optional[Exception] = None) -> None:
+        """Make updates on the host from here on, for a reason; raise an error instead if that is not allowed."""
+        self._model.whole.leave_device(reason, error)
+
     def _reached_entries(self, entries: Sequence[Entry]) -> List[Entry]:
         """Return the entries of parameters that have gradients, or would have them of the pending losses."""
         pending = self.pending
@@ -239,6 +259,7 @@ class Updates:
         return found or list(entries)
 
     def step(self) -> None:
+        """Make the update of what went backward; a CaptureError if a fused update cannot."""
         if self.early is not None:
             self.early.check_confirmed()
             link = self.training.link
@@ -255,15 +276,48 @@ class Updates:
             return
         self._check_update()
         if self.pending:
+            line, clipped = current_line(above=2), self.training.clipped
             self.training.finish_update(None)
-            line = current_line(above=2)
-            self._run()
-            self._model.book.use(self.own, line)
+            try:
+                made = self._run()
+            except BaseException:
+                self.training.clipped = clipped
+                raise
+            self._model.book.use(self.own, line, made, self.training.max_grad_norm)
+
+    def confirm(self, made: Mapping[Loss, Made]) -> None:
+        """Note that the losses go backward of which the update was made ahead."""
+        assert self.early is not None
+        self.early.confirm()
+        for entry in self._model.book.within(self.own):
+            entry.losses, entry.used, entry.zeros = [], self.early.line, None
+            entry.made, entry.clip = list(made.values()), self.training.max_grad_norm
+
+    def take_back(self) -> None:
+        """Take the update back that ran before its `optimizer.step()`, if one did."""
+        early, self.early = self.early, None
+        if early is None or early.back is None:
+            return
+        model = self._model
+        early.back.put_back(model.session)
+        self.stepped = early.stepped
+        entries = model.book.within(self.own)
+        for made in {made.loss: made for entry in entries for made in entry.made}.values():
+            made.take_back()
+            made.loss.value.went_backward = None
+            calls = [each for each in made.loss.operations if each.signature.writes]
+            model.buffer_writes.waiting.update({call.number: call for call in calls})
+        for entry in entries:
+            entry.losses = [] if early.awaited else [made.loss for made in entry.made]
+            entry.made, entry.used = [], None
+        for before in early.before if early.awaited and early.uncleared is not None else ():
+            for entry in model.book.within(before.ids):
+                entry.used, entry.made = before.used, before.made
 
     def _check_update(self) -> None:
         reason = self._obstacle()
         if reason is not None:
-            raise CaptureError(f"{reason} {HOST_UPDATE}")
+            raise CaptureError(f"{reason} {ON_THE_HOST}")
 
     @property
     def shows_used(self) -> bool:
@@ -327,19 +381,25 @@ class Updates:
         whole = self._model.whole
         updates, uncleared = self if self.is_current else whole.turns[0], None
         entries = updates.entries
+        before = [dataclasses.replace(entry) for entry in entries] if losses else []
         if losses:
             # Gradients of the update before may still be cleared: natively there are none of this one yet.
             uncleared = updates.uncleared
             for entry in entries:
-                entry.used = None
+                entry.used, entry.made = None, []
         for loss in losses:
             whole.backward(loss)
         updates._check_update()
-        updates._run()
-        updates.early = EarlyUpdate(current_line(), bool(losses), uncleared)
-        whole.book.use(updates.own, updates.early.line)
+        optimizer, link, stepped = updates.training.optimizer, updates.training.link, updates.stepped
+        back = None
+        if whole.may_leave and whole.history.watches and optimizer is not None:
+            back = TakenBack.of(whole.session, optimizer, link)
+        made = updates._run()
+        own = (uncleared, back, stepped, before, whole.leave_device, losses)
+        updates.early = EarlyUpdate(current_line(), bool(losses), *own)
+        whole.book.use(updates.own, updates.early.line, made, updates.training.max_grad_norm)
         for loss in losses:
-            loss.value.went_backward = updates.early.confirm
+            loss.value.went_backward = functools.partial(updates.confirm, made)
         whole.session.hooks.withheld = updates.early
 
     def gradient_of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
@@ -347,13 +407,17 @@ class Updates:
         if not self.is_current:
             return self._model.whole.turns[0].gradient_of(parameter)
         training, entry = self.training, self.entry_of(parameter)
+        if self.may_leave and entry is not None and not (entry.used and training.gradients.available):
+            self.leave_device(f"Gradients are read at {current_line()}.")
+            with DisableTorchFunctionSubclass():
+                return gradient_of(parameter)
         if entry is not None and entry.losses:
             line = current_line()
             if self.reach is not None and (self.uncleared or not self.training.expects(self.chosen(self.pending))):
                 raise CaptureError(
                     f"A gradient is read at {line} of a loss that went backward at {self.pending[-1].line}, for one of "
                     "several optimizers, before its step(): what else its update is of is not known. Read it after "
-                    f"that step(). {HOST_UPDATE}"
+                    f"that step(). {ON_THE_HOST}"
                 )
             self._check_update()
             training.gradients.want(str(line))
@@ -362,7 +426,7 @@ class Updates:
                 turns = self._model.whole.turns
                 return (self if self in turns else turns[0]).gradient_of(parameter)
         if entry is not None and entry.unknown is not None:
-            raise CaptureError(f"A gradient is read at {current_line()}, but {entry.unknown}. {HOST_UPDATE}")
+            raise CaptureError(f"A gradient is read at {current_line()}, but {entry.unknown}. {ON_THE_HOST}")
         if entry is None or not (entry.losses or entry.used):
             return None if entry is None or entry.zeros is None else torch.zeros_like(plain(parameter))
         awaits_step = self.early is not None or entry.losses
@@ -398,8 +462,9 @@ class Updates:
         if entry is None:
             return False
         if entry.losses:
-            found.look_for_readers()
-            if found.wanted and self.reach is None:
+            if not self.may_leave:
+                found.look_for_readers()
+            if found.wanted and not self.may_leave and self.reach is None:
                 return self.gradient_of(parameter) is not None
             return id(parameter) in self.training.reached(entry.losses)
         if entry.used is not None and found.available:
@@ -427,6 +492,11 @@ class Updates:
         pending, early = self.pending, self.early
         if chosen is None and (pending or early is not None):
             training.clip(max_norm, norm_type, None if early is None else early.line)
+        if chosen is None and not pending and early is None:
+            if self.may_leave:
+                raise CaptureError(f"Gradients are clipped at {current_line()} after the update that used them.")
+            for entry in self.entries:
+                entry.unknown = f"gradients were clipped at {current_line()}, after the update that used them"
         if not pending and found.available:
             return found.norm(chosen, norm_type, before if early is not None else training.max_grad_norm)
         operation = Operation(NORM, self._model.whole, (), current_line())
@@ -435,9 +505,6 @@ class Updates:
             found.await_norm(norm.value, chosen, norm_type, before)  # type: ignore[attr-defined]
         else:
             operation.problem = "the update was made before the norm of its gradients was asked for"
-            if chosen is None and early is None:
-                for entry in self.entries:
-                    entry.unknown = f"gradients were clipped at {current_line()}, after the update that used them"
         return norm
 
     def _check_all(self, parameters: Iterable[torch.Tensor], given: Any) -> None:
@@ -467,7 +534,8 @@ class Updates:
             )
         self.training.change_optimizer(optimizer)
 
-    def _run(self) -> None:
+    def _run(self) -> Mapping[Loss, Made]:
+        """Run the update of the pending losses; returns them as they were, if they are kept."""
         model, losses, self._shown = self._model, self.pending, 0
         self.training.zeroed = self.zeroed
         several = self.reach is not None
@@ -478,6 +546,8 @@ class Updates:
         model.edits.check(operations, model)
         if USES:
             keep_weights([model])
+        kept = model.history.keep(model.session) if model.may_leave else None
+        made = {} if kept is None else {loss: Made(loss, kept) for loss in losses}
         try:
             with model.buffer_writes.in_update(operations):
                 if several:
@@ -485,11 +555,14 @@ class Updates:
                 else:
                     self.training.run(losses)
         except BaseException as error:
+            if model.may_leave and isinstance(error, IPUError) and not any(each.done for each in operations):
+                raise
             model.book.drop(losses)
             for loss in losses:
                 _give_up(loss, f"the step failed: {type(error).__name__}: {error}")
             raise
         self.stepped, self.order = CLOCK.now, next(_ORDER)
+        return made
 
     def _run_in_turn(self, losses: Sequence[Loss], chosen: Sequence[Loss]) -> None:
         """Run an update, and keep what the updates of other optimizers need of the operations and weights of now."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Container, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 import torch
 from torch.nn.utils import clip_grad_norm_
@@ -24,7 +24,7 @@ from ignite_ipu.deferred.model.turns import Older, Values, begin_again, forget, 
 from ignite_ipu.deferred.model.updates import Whole
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.host_link import note_step
-from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.program.tensors.raw import gradient_of, plain, set_gradient
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
@@ -80,6 +80,21 @@ class UpdatesOnHost:
         else:
             gradients = self._compute(loss, lambda operation: _trains(operation) and operation not in path)
         gradients.accumulate()
+
+    def go_on_from(self, stepped: Mapping[int, int], older: Sequence[Older]) -> None:
+        """Go on from updates on the device: by `id`, when parameters were changed last, and weights before updates."""
+        self._changed.update({key: when for key, when in stepped.items() if when})
+        self._older += older
+
+    def add_gradients(self, loss: Loss, ids: Container[int]) -> None:
+        """Add the gradients of a loss that went backward before to those of some parameters."""
+        path = {} if loss.retained else gradient_path(loss.value)
+        found = self._compute(loss, lambda operation: _trains(operation) and operation not in path)
+        with DisableTorchFunctionSubclass(), torch.no_grad():
+            for parameter, value in zip(found.parameters, found.values):
+                before = gradient_of(parameter)
+                if id(parameter) in ids:
+                    set_gradient(parameter, value if before is None else before.add_(value))
 
     def _backward_on_host(self, loss: Loss) -> None:
         """Compute a loss from weights alone, as a penalty, and its gradients by PyTorch: no program has no inputs."""

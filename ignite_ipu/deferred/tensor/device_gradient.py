@@ -47,6 +47,8 @@ class DeviceGradient(torch.Tensor):
     parameter: Callable[[], Optional[torch.Tensor]]
     remedy: str
     held: Optional[torch.Tensor]
+    writable: bool
+    release: Callable[[], None]
 
     @staticmethod
     def __new__(
@@ -61,6 +63,7 @@ class DeviceGradient(torch.Tensor):
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device, requires_grad=False
         )
         gradient.source, gradient.parameter, gradient.remedy, gradient.held = source, parameter, remedy, held
+        gradient.writable, gradient.release = False, _keep
         return gradient
 
     def read(self) -> torch.Tensor:
@@ -90,6 +93,13 @@ class DeviceGradient(torch.Tensor):
         if isinstance(first, DeviceGradient) and CONVERSION is not None and frame_of(CONVERSION) is not None:
             # What becomes of the parameter's values does not become of values that are not there.
             return first
+        views = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, DeviceGradient)]
+        for view in views:
+            view.release()
+        if all(view.writable for view in views):
+            args, kwargs = mapped((args, kwargs), _as_held)
+            with DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
         _refuse_writing(func, args, kwargs)
         of: Dict[int, DeviceGradient] = {}
 
@@ -138,6 +148,14 @@ class DeviceGradient(torch.Tensor):
             return self.read().clone()
         with DisableTorchFunctionSubclass():
             return None if gradient_of(parameter) is self else self.read().clone()
+
+
+def _keep() -> None:
+    """Leave the gradient on the device."""
+
+
+def _as_held(leaf: Any) -> Any:
+    return leaf.held if isinstance(leaf, DeviceGradient) else leaf
 
 
 def _refuse_writing(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:

@@ -93,7 +93,7 @@ def run_for_read(value: Value, what: str) -> Optional[torch.Tensor]:
         norms = [each for each in operations if each.signature is NORM]
         if all(each.model is not None and each.model.whole.know_norms(line) for each in norms):
             left = [each for each in ancestors(value) if not each.done]
-            found = value.tensor if norms and value.known else _computed_on_host(value, left, models, line)
+            found = value.get() if norms and value.known else _computed_on_host(value, left, models, line)
             if found is not None:
                 return found
     for model, run in zip(models, updates):

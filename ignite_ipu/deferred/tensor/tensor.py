@@ -42,6 +42,7 @@ _WITH_WEIGHTS = words(
     "__get__ __set__ __delete__ backward grad _engine_run_backward clone to type type_as cpu cuda float double half "
     "bfloat16 contiguous pin_memory detach register_post_accumulate_grad_hook __iter__ __setstate__ as_subclass"
 ).union(METADATA, READS, REFUSED)
+_FREEZES = ("requires_grad", "data")
 _CPU = torch.device("cpu")
 # Functions that were recorded before, and types of numbers among their arguments that may change.
 _RECORDED: Dict[Callable[..., Any], FrozenSet[type]] = {}
@@ -218,6 +219,9 @@ def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: D
     if name == "__get__" and attribute_of(func) in TENSOR_PROPERTIES:
         func, args, name = getattr, (args[0], attribute_of(func)), ""
     writes = written(name, args, kwargs) is not None
+    if writes or name == "requires_grad_" or (name == "__set__" and attribute_of(func) in _FREEZES):
+        for owner in {found[0].whole for found in map(parameter_of, leaves) if found is not None}:
+            owner.before_write()
     if writes and USES:
         keep_weights([found[0].whole for found in map(parameter_of, leaves) if found is not None])
     own = torch.is_grad_enabled() and name not in _WITH_WEIGHTS and not writes

@@ -13,7 +13,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.deferred import CaptureError
-from ignite_ipu.deferred.model.model import owner_of
+from ignite_ipu.deferred.model.model import CapturedModel, owner_of
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.session.session import IPUSession
@@ -35,7 +35,7 @@ _UNREAD = (
 
 
 def substitute_gradients(substitutes: Substitutes, trained: EngineWeights) -> None:
-    """Compile clipping by norm into captured steps, and refuse to read gradients of captured and engines' models."""
+    """Compile clipping by norm into captured steps, and refuse to read gradients of trainers."""
     gradients = _Gradients(substitutes, trained)
     substitutes.calls(nn.utils, "clip_grad_norm_", gradients.clip)
     substitutes.set(nn.utils.clip_grad, "clip_grad_norm_", nn.utils.clip_grad_norm_)
@@ -75,6 +75,10 @@ class EngineWeights:
         return ids
 
 
+def _place_of(model: CapturedModel) -> str:
+    return "part of the device step" if model.whole.on_host is None else "on the host"
+
+
 class _Gradients:
     def __init__(self, substitutes: Substitutes, trained: EngineWeights) -> None:
         self._substitutes, self._trained = substitutes, trained
@@ -106,40 +110,26 @@ class _Gradients:
             norm = model.clip(tensors, float(max_norm), float(norm_type))
         except CaptureError as error:
             raise self._substitutes.refusal(what, str(error)) from None
-        self._substitutes.note(f"{what[:-2]}(..., {float(max_norm)})", "part of the device step")
+        self._substitutes.note(f"{what[:-2]}(..., {float(max_norm)})", _place_of(model))
         return norm
 
     def attribute(self, original: Any) -> property:
         def read(tensor: Any) -> Any:
             value = original.__get__(tensor)
-            if value is None and tensor is not None:
-                owner = owner_of(tensor)
-                if owner is not None and owner.whole.on_host is not None:
-                    return value
-                known = owner is not None or self._trained.trains(tensor, hidden=True)
-                if known and not self._reader(sys._getframe(1)).startswith((_TORCH, _RUNNING)):
-                    if owner is None:
-                        raise self._substitutes.refusal("parameter.grad", _UNREAD)
-                    return owner.whole.views.show(tensor)
+            if value is None and tensor is not None and self._trained.trains(tensor, hidden=True) and self._is_asked():
+                raise self._substitutes.refusal("parameter.grad", _UNREAD)
             return value
 
         def write(tensor: Any, value: Any) -> None:
-            owner = owner_of(tensor)
-            if owner is not None and owner.whole.on_host is not None:
-                original.__set__(tensor, value)
-                return
-            known = owner is not None or self._trained.trains(tensor)
-            if known and not self._reader(sys._getframe(1)).startswith((_TORCH, _RUNNING)):
-                if value is not None:
-                    raise self._substitutes.refusal("parameter.grad = ...", "the device computes gradients itself.")
-                if owner is not None:
-                    owner.whole.replace_gradient(tensor, None)
+            if value is not None and self._trained.trains(tensor) and self._is_asked():
+                raise self._substitutes.refusal("parameter.grad = ...", "the device computes gradients itself.")
             original.__set__(tensor, value)
 
         return property(read, write, original.__delete__)
 
-    def _reader(self, frame: Optional[FrameType]) -> str:
-        """Return the file of whoever looks at an attribute, which PopTorch's classes of parameters pass on."""
+    def _is_asked(self) -> bool:
+        """Return whether code other than PyTorch's looks, whose access PopTorch's classes of parameters pass on."""
+        frame: Optional[FrameType] = sys._getframe(2)
         while frame is not None and frame.f_code.co_filename.startswith(self._wrappers):
             frame = frame.f_back
-        return "" if frame is None else frame.f_code.co_filename
+        return frame is not None and not frame.f_code.co_filename.startswith((_TORCH, _RUNNING))

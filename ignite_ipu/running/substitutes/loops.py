@@ -192,7 +192,7 @@ class CapturedLoops(CaptureObserver):
 
     def went_backward(self, model: CapturedModel) -> None:
         """Log a backward pass, and refuse one whose gradients no optimizer or the wrong update would use."""
-        if model.uncleared is not None:
+        if model.uncleared is not None and not model.whole.may_leave:
             raise self._substitutes.refusal(
                 "backward()",
                 "the gradients of the last update were not cleared, so PyTorch would use them again, and the device "

@@ -1,0 +1,96 @@
+"""The first updates of a loop, which can still be made on the host: what a change of the kind of update needs.
+
+A device makes forward, backward and the update together. Whether the loop looks at the gradients afterwards, uses them
+again, or leaves out the step, shows later. So weights are kept before each of the first updates until its gradients are
+cleared, and its losses with everything that they were computed from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from typing import Any, Dict, Iterator, List, Optional, Sequence
+
+import torch
+
+from ignite_ipu.deferred.graph.operations import CLOCK
+from ignite_ipu.deferred.graph.step_graph import Loss, Tape
+from ignite_ipu.deferred.model.turns import Older
+from ignite_ipu.optimizers.host_link import Link
+from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.session.session import IPUSession
+
+WATCHED = 8
+"""Updates of a loop that are kept until their gradients are cleared."""
+
+
+class Made:
+    """A loss whose update has run, with its operations as they were and the weights of before."""
+
+    def __init__(self, loss: Loss, before: Older) -> None:
+        self.loss = loss
+        self._tape, self._before = Tape([loss]), before
+
+    @contextlib.contextmanager
+    def rewound(self) -> Iterator[None]:
+        """Have the loss as it was before its update, in the `with` block; buffers are written once all the same."""
+        values = {id(tensor): value for tensor, value in self._before.values}
+        with self._tape.rewound():
+            for operation in self.loss.operations:
+                if operation.signature.writes and operation.model is not None:
+                    buffers = dict(operation.model.model.named_buffers())
+                    names = [name for name in operation.signature.writes if id(buffers[name]) in values]
+                    operation.before = {name: values[id(buffers[name])] for name in names}
+            yield
+
+    def take_back(self) -> None:
+        """Have the loss as it was before its update from here on; its values stay known."""
+        self._tape.rewind()
+
+
+class History:
+    """The weights before each of the first updates of one loop."""
+
+    def __init__(self) -> None:
+        self._left = WATCHED
+        self.kept: List[Older] = []
+
+    @property
+    def watches(self) -> bool:
+        """True while the coming update is one of the first."""
+        return self._left > 0
+
+    def keep(self, session: IPUSession) -> Optional[Older]:
+        """Keep the weights before an update, and return them; None after the first updates."""
+        if not self.watches:
+            return None
+        self._left -= 1
+        session.weights.to_host()
+        before = Older(CLOCK.now, [(each, plain(each).clone()) for each in session.weights.tensors])
+        self.kept.append(before)
+        return before
+
+    def forget(self) -> None:
+        """Let go of the weights, since all gradients were cleared."""
+        self.kept.clear()
+
+
+@dataclasses.dataclass
+class TakenBack:
+    """Weights and an optimizer's state before an update that ran early, and that may be taken back."""
+
+    weights: Sequence[torch.Tensor]
+    optimizer: torch.optim.Optimizer
+    state: Dict[Any, Any]
+
+    @classmethod
+    def of(cls, session: IPUSession, optimizer: torch.optim.Optimizer, link: Optional[Link]) -> TakenBack:
+        state = optimizer.state_dict() if link is None else link.state_dict(link.read())
+        return cls(session.weights.read(), optimizer, copy.deepcopy(state["state"]))
+
+    def put_back(self, session: IPUSession) -> None:
+        """Restore both, once the optimizer is an ordinary one again."""
+        session.weights.put_back(self.weights)
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": self.state, "param_groups": groups})
