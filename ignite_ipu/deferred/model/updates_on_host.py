@@ -84,6 +84,7 @@ class UpdatesOnHost:
     def go_on_from(self, stepped: Mapping[int, int], older: Sequence[Older]) -> None:
         """Go on from updates on the device: by `id`, when parameters were changed last, and weights before updates."""
         self._changed.update({key: when for key, when in stepped.items() if when})
+        self._last_change = max(stepped.values(), default=0)
         self._older += older
 
     def add_gradients(self, loss: Loss, ids: Container[int]) -> None:
