@@ -42,7 +42,7 @@ _COMPILED = "A function that torch.compile made, called in a model, is refused w
 COMPILER_FILE = _file("torch._dynamo.convert_frame", "2.0", _COMPILED)
 """The file from which `torch.compile` raises its errors."""
 
-_INDUCTOR = Name("torch._inductor.compile", "2.0", "The emulator computes without PyTorch's compiler: more slowly.")
+_INDUCTOR = Name("torch._inductor.compile", "2.1", "The emulator computes without PyTorch's compiler: more slowly.")
 
 
 def is_of_compiler(kind: type) -> bool:

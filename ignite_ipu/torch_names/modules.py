@@ -87,7 +87,12 @@ BACKWARD_HOOKS = (
 STATE_DICT_HOOKS = _of_module("_state_dict_hooks", "state_dict() of a model on a device does not bring its weights.")
 _MORE_OF_MODULES = (
     _of_module("_is_full_backward_hook", "A change of this attribute compiles a model again."),
-    _of_module("_forward_hooks_always_called", "A change of this attribute compiles a model again."),
+    attribute(
+        "torch.nn.Module._forward_hooks_always_called",
+        "2.13",
+        "A change of this attribute compiles a model again.",
+        nn.Module,
+    ),
 )
 
 
@@ -267,7 +272,7 @@ WRAPPER_CONTEXT = word(
 """Attribute of a model that `torch.compile` returned: its compiler."""
 WRAPPER_INITIALIZATION = word(
     f"{_WRAPPER}._initialize",
-    "2.0",
+    "2.13",
     "A model that torch.compile returned gets its compiler back from a file.",
     check=lambda: _has_wrapper("_initialize"),
 )
