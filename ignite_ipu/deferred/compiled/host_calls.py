@@ -280,6 +280,8 @@ class _MadeBuffers:
 
     def __init__(self, model: nn.Module) -> None:
         self._found: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
+        # `self.count += 1` registers a buffer again, after the write.
+        self._known = {id(each) for each in model.buffers() if not is_lazy(each)}
         self._lazy = [each for each in model.modules() if any(map(is_lazy, each.buffers(recurse=False)))]
         self._handles: List[Any] = []
 
@@ -289,7 +291,8 @@ class _MadeBuffers:
 
     def _keep(self, *buffers: torch.Tensor) -> None:
         for each in buffers:
-            self._found.setdefault(id(each), (each, plain(each).clone()))
+            if id(each) not in self._known:
+                self._found.setdefault(id(each), (each, plain(each).clone()))
 
     @property
     def found(self) -> List[Tuple[torch.Tensor, torch.Tensor]]:
