@@ -122,6 +122,51 @@ _REMARKS: Dict[str, str] = {
 }
 
 
+# Names of the packages beside PopTorch, and its private ones, by module: exactly those that the modules export.
+SDK: Dict[str, str] = {
+    "popdist": (
+        "checkNumIpusPerReplica execute_on_instances finalizeBackend getDeviceId getInstanceIndex "
+        "getLocalInstanceIndex getNumInstances getNumIpusPerReplica getNumLocalReplicas getNumTotalReplicas "
+        "getReplicaIndexOffset init initializeBackend isBackendInitialized isPopdistEnvSet synchronize"
+    ),
+    "popdist.poptorch": "Options",
+    "horovod.torch": (
+        "Average Sum allgather allreduce broadcast broadcast_ broadcast_parameters grouped_allreduce init "
+        "is_initialized local_rank local_size rank shutdown size"
+    ),
+    "popart": (
+        "AccumulateOuterFragmentSchedule AnchorReturnTypeId AutodiffStitchStrategy BatchSerializationBatchSchedule "
+        "BatchSerializationMethod BatchSerializationTransformContext CommGroupType DeviceConnectionType DeviceType "
+        "ExecutionPhaseIOSchedule ExecutionPhaseSchedule GradientTensorTrackingMethod Instrumentation "
+        "MeanReductionStrategy MergeVarUpdateType PatternsLevel RecomputationType ReductionType "
+        "ReplicatedTensorSharding SubgraphCopyingStrategy SyncPattern SyntheticDataMode TensorStorage TileSet "
+        "VariableRetrievalMode VirtualGraphMode getLogger packageHash versionNumber versionString"
+    ),
+    "poptorch._args_parser": "ArgsParser",
+    "poptorch._impl": (
+        "createPoptorchError internal_cast isDispatchTracing rewrapModelIfNecessary unwrapModelIfNecessary"
+    ),
+    "poptorch._poplar_executor": "PoplarExecutor _OverwriteContextManager",
+    "poptorch._utils": "combine_batch_tensors_gen",
+    "poptorch.poptorch_core": (
+        "Error RecoverableError UnrecoverableError getIpuTensorId importPoptorchMetadataFromFile ipuHardwareVersion "
+        "poptorchAtExit setLogLevel"
+    ),
+    "torch.ops.poptorch": (
+        "clear_attribute internal_cast nop pop_name_scope push_name_scope recomputation_checkpoint set_attribute "
+        "set_available_memory"
+    ),
+}
+_NEVER = (
+    "PopART's programs (`Builder`, sessions, `DeviceManager`) and `popdist.popart`: PopTorch programs use neither.",
+    "Libraries compiled for IPUs (`.so` files of custom operators, codelets, cppimport): a Python function stands in "
+    "for an operator. Custom patterns of a library have no effect on values and are not needed.",
+    "V-IPU servers, partitions and several hosts; `registerBackend` and `registerCommunicator` of PopDist.",
+    "Horovod's optimizers and other reductions than mean and sum: PopTorch reduces gradients itself.",
+    "Cycle counts, and times that say anything about an IPU's.",
+)
+
+
 def entries() -> Iterator[Entry]:
     """Yield every name, in the order of the table."""
     for name in NAMES:
@@ -165,6 +210,9 @@ def page() -> str:
         ]
         lines += [f"| `{each.name}` | {each.status.value} | {_sentence(each.note)} |" for each in group]
         lines.append("")
+    lines += ["## The SDK's other modules, and private names", ""]
+    lines += [f"- `{module}`: {', '.join(f'`{name}`' for name in names.split())}" for module, names in SDK.items()]
+    lines += ["", "## What the emulator will never have", "", *(f"- {sentence}" for sentence in _NEVER), ""]
     return "\n".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import ignite_ipu.emulator as poptorch
+from ignite_ipu.emulator.ops.registered import OPERATORS
 from tests.emulator import coverage
 from tests.emulator.calls import Calls
 from tests.emulator.coverage import Status
@@ -116,6 +118,19 @@ def test_the_page_lists_the_table_and_counts_it():
         "poptorch.PoplarExecutor.cycleCount",
     ]
     assert counts["refused"] == 3
+
+
+@pytest.mark.parametrize("module", coverage.SDK)
+def test_the_page_lists_what_the_sdks_other_modules_have(module):
+    """All of it, and nothing that is not there."""
+    listed = set(coverage.SDK[module].split())
+    if module == "torch.ops.poptorch":
+        found, exported = torch.ops.poptorch, set(OPERATORS)
+    else:
+        with poptorch.install():
+            found = importlib.import_module(module)
+            exported = set(found.__all__)
+    assert listed == exported and all(hasattr(found, name) for name in listed)
 
 
 def test_what_is_refused_raises():
