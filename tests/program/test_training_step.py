@@ -175,7 +175,7 @@ def test_find_loss_explains_what_it_looked_for() -> None:
     [
         (nn.MSELoss(reduction="none"), r"The loss has shape \(4, 2\); it must be a scalar.*reduction='mean'"),
         (lambda y_pred, y: 1.0, "The loss is a float, not a tensor"),
-        (lambda y_pred, y: (y_pred > 0).sum(), "The loss has type torch.int64, which has no gradient"),
+        (lambda y_pred, y: (y_pred > 0).sum(), "The loss has type torch.int32, which has no gradient"),
         (lambda y_pred, y: T.sum(), "does not depend on the batch or the model"),
     ],
 )
