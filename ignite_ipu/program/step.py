@@ -246,7 +246,7 @@ class BatchStep(nn.Module):
             inputs, kept = first_micro_batch(leaves, micro_batches), ModuleAttributes(self.model)
             values: List[torch.Tensor] = []
             try:
-                with draws_put_back(), self.on_host():
+                with draws_put_back(), self.on_host(), WeightWriteGuard(self.model, {}):
                     given = tensors_in(inputs)
                     values = self.computed.find(self.model, given, lambda: self.forward(*inputs), training)
             except Exception as error:
@@ -285,7 +285,8 @@ class BatchStep(nn.Module):
             with draws_put_back(), self.on_host():
                 before = {name: (each, each.clone()) for name, each in self.model.named_buffers() if name in names}
                 versions = {name: version_of(each) for name, (each, _) in before.items()}
-                self.forward(*leaves)
+                with WeightWriteGuard(self.model, {}):
+                    self.forward(*leaves)
         except Exception as error:
             logger.info("%s cannot be called on the host: %s", type(self.model).__qualname__, error)
             return list(names)
