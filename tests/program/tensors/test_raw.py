@@ -15,8 +15,8 @@ from ignite_ipu.program.tensors.raw import (
     requires_grad,
     set_gradient,
     shape_of,
-    version_of,
 )
+from ignite_ipu.torch_names.tensors import version_of
 from tests.supervised import pair, task
 
 
