@@ -96,6 +96,18 @@ class CapturedTraining:
             self._reached = list(tape.losses), found
         return self._reached[1]
 
+    def reaches(self, parameter: torch.Tensor, losses: Optional[Sequence[Loss]] = None) -> bool:
+        """Return whether a parameter has a gradient of losses, or of those of the last update."""
+        tape = self._tape if losses is None else Tape(losses)
+        if tape is None:
+            return False
+        if self._reached[0] != tape.losses and not requires_grad(parameter):
+            # A parameter that was frozen before the losses has none, whatever else they depend on.
+            trained = zip(self.modes.parameters, self.trained_in(tape.losses))
+            if not any(each is parameter and then for each, then in trained):
+                return False
+        return id(parameter) in self.reached(losses)
+
     def forget_losses(self) -> None:
         """Let go of the losses of the last update, whose gradients were cleared."""
         self._tape, self._reached = None, ((), frozenset())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
-from typing import Any, Callable, Collection, Container, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Collection, Container, Iterable, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -17,9 +16,6 @@ from ignite_ipu.program.tensors.raw import gradient_of, plain, requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.modules import CONVERSION
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
-
-# To a view that is looked at: from the table, from the variable in the loop, and from the call that counts.
-_OUR_REFERENCES = 3
 
 
 def _keep() -> None:
@@ -51,7 +47,8 @@ class GradientViews:
         self._remedy = remedy or "use torch.nn.utils.clip_grad_norm_ over all of the model's parameters"
         self._has, self._replace = weakref.WeakMethod(has), weakref.WeakMethod(replace)
         self._source = weakref.WeakMethod(source)
-        self._views: Dict[int, DeviceGradient] = {}
+        # Those that the loop holds, and no others.
+        self._views: weakref.WeakValueDictionary[int, DeviceGradient] = weakref.WeakValueDictionary()
         reference = weakref.WeakMethod(release)
         self._release = lambda: (reference() or _keep)()
 
@@ -77,20 +74,19 @@ class GradientViews:
 
     def clear(self, ids: Collection[int], available: bool) -> None:
         """Forget views of gradients that are None from now on; those that the loop holds keep their values, if any."""
-        for key in [key for key in self._views if key in ids]:
-            view = self._views.pop(key)
-            if available and view.held is None and sys.getrefcount(view) >= _OUR_REFERENCES:
+        for key in [key for key in list(self._views) if key in ids]:
+            view = self._views.pop(key, None)
+            if available and view is not None and view.held is None:
                 view.held = view.read()
 
     def are_held(self, ids: Collection[int]) -> bool:
         """Return whether the loop holds views of the gradients of some parameters."""
-        views = [view for key, view in self._views.items() if key in ids]
-        return any(sys.getrefcount(view) > _OUR_REFERENCES for view in views)
+        return any(key in ids for key in list(self._views))
 
     def settle(self) -> None:
         """Have views that the loop holds stand for the gradients that the parameters have on the host by now."""
-        views, self._views = self._views, {}
-        for view in views.values():
+        views, self._views = list(self._views.values()), weakref.WeakValueDictionary()
+        for view in views:
             parameter = view.parameter()
             if parameter is not None and view.held is None:
                 with DisableTorchFunctionSubclass():

@@ -466,10 +466,10 @@ class Updates:
                 found.look_for_readers()
             if found.wanted and not self.may_leave and self.reach is None:
                 return self.gradient_of(parameter) is not None
-            return id(parameter) in self.training.reached(entry.losses)
+            return self.training.reaches(parameter, entry.losses)
         if entry.used is not None and found.available:
             return id(parameter) in found.returned
-        return id(parameter) in self.training.reached()
+        return self.training.reaches(parameter)
 
     def clip(
         self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float = 2.0, given: Any = None
