@@ -84,10 +84,14 @@ def left_alone(source: Source, line: int, reason: str) -> Migration:
 def migrate_source(source: Source) -> Migration:
     """Rewrite one file's text; where it is not Python, the line of the `SourceError` is one of the source's text."""
     program = Program(replace(source, notebook=None))
-    result, training = _migrated(source, program), program.training
+    return replace(_migrated(source, program), imports=imports_of(program.tree), trains=_trains(program))
+
+
+def _trains(program: Program) -> bool:
+    """Return whether a file makes optimizers, trainers or training steps."""
+    training = program.training
     accelerated = program.calls("accelerate.Accelerator", "accelerate.accelerator.Accelerator", _ACCELERATOR)
-    trains = bool(training.backwards or training.trainers or training.optimizer_calls or list(accelerated))
-    return replace(result, imports=imports_of(program.tree), trains=trains)
+    return bool(training.backwards or training.trainers or training.optimizer_calls or list(accelerated))
 
 
 def _migrated(source: Source, program: Program) -> Migration:
@@ -165,7 +169,7 @@ def _by_one_line(source: Source, program: Program, reasons: List[Remark]) -> Mig
     """Import `ignite_ipu.auto` in a file that is not rewritten for some reasons; leave it alone if `run` refuses it."""
     findings, _ = check_source(source)
     refused = [each for each in findings if each.run is Outcome.REFUSED and each.severity is Severity.ERROR]
-    if refused:
+    if refused or not (_trains(program) or list(_trainers_of_libraries(program))):
         return Migration(source, source.text, blocked=True, remarks=reasons)
     # In a notebook, the markers of cells are texts, too.
     first = next((node for node in program.tree.body if not (_is_text(node) or _is_future(node))), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 import weakref
 
 import pytest
@@ -128,7 +129,10 @@ def test_an_evaluation_that_finds_all_ipus_busy_names_share_ipus(monkeypatch, tm
     monkeypatch.setenv("IGNITE_IPU_RUNTIME_DIR", str(tmp_path))
     (model, optimizer), other = pair(), network()
     busy = create_ipu_evaluator(other)
-    busy.run(loader())
+    # Of another thread: an idle model of this one would give its IPU.
+    thread = threading.Thread(target=lambda: busy.run(loader()))
+    thread.start()
+    thread.join()
     trainer_for(model, optimizer).run(loader())
     with pytest.raises(SessionError, match=r"Failed to acquire 1 IPU.*With IPUConfig.share_ipus=True. both take turns"):
         create_ipu_evaluator(model).run(loader())

@@ -128,12 +128,11 @@ create_ipu_trainer(
         ("m, o, l", "DataLoader(d, 8, drop_last=flag)", ", drop_last=False"),
         ("m, o, l", "DataLoader(d, 8, drop_last=True)", ""),
         ("m, o, l", "make_loader(d)", ", drop_last=False"),
-        ("m, o, l, gradient_accumulation_steps=4", "DataLoader(d, 8)", ""),
         ("m, o, l, gradient_accumulation_steps=1", "DataLoader(d, 8)", ", drop_last=False"),
     ],
 )
 def test_incomplete_batches(rewritten, trainer, loader, rest):
-    """They are trained as natively, unless the loader drops them, or an update accumulates several."""
+    """They are trained as natively, unless the loader drops them."""
     before = f"""\
 from ignite.engine import create_supervised_trainer
 from torch.utils.data import DataLoader

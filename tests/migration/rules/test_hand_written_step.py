@@ -78,4 +78,4 @@ def test_optimizers_of_two_steps_have_their_own_way_out(findings):
     found = findings(RULE, code)
     assert [each.line for each in found] == [6, 8]
     assert all("an update by first_step(), second_step(), not by step()" in each.message for each in found)
-    assert all("base_optimizer" in each.remedy and "copy.deepcopy(model)" in each.remedy for each in found)
+    assert all("IPUConfig(update='host')" in each.remedy for each in found)
