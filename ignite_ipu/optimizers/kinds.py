@@ -199,19 +199,20 @@ def substituted(optimizer: torch.optim.Optimizer) -> List[Tuple[str, str, str]]:
                 group.pop(key, None)
             for key, value in known.items():
                 group.setdefault(key, value)
+        replaced: Any = type(optimizer)
         optimizer.__class__ = closest
-        _step_as(optimizer, closest)
+        _step_as(optimizer, closest, replaced)
     for group in (optimizer.defaults, *optimizer.param_groups):
         if group.get("amsgrad"):
             group["amsgrad"] = False
     return changed
 
 
-def _step_as(optimizer: torch.optim.Optimizer, closest: Any) -> None:
+def _step_as(optimizer: torch.optim.Optimizer, closest: Any, replaced: Any) -> None:
     """Let a step that a scheduler of torch's has wrapped, to see that it was called, be that of the new class."""
-    wrapped = optimizer.__dict__.get("step")
-    if not hasattr(wrapped, "__wrapped__"):
-        return  # the step of a captured loop asks for the class
+    wrapped: Any = optimizer.__dict__.get("step")
+    if wrapped is None or inspect.unwrap(wrapped) is not inspect.unwrap(replaced.step):
+        return  # The step of a captured loop calls that of the optimizer's class, wrapped by a scheduler or not.
     reference = weakref.ref(optimizer)
 
     @functools.wraps(closest.step)

@@ -69,13 +69,19 @@ def test_optimizer_state_of_a_loop_goes_off_the_chip():
     torch.testing.assert_close(model.state_dict(), native.state_dict(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_substitute_trains_a_loop_with_its_scheduler():
+@pytest.mark.parametrize("made", ["before prepare", "after prepare"])
+def test_a_substitute_trains_a_loop_with_its_scheduler(made):
     """As the closest optimizer does natively, with the rates and momenta of a schedule."""
     accelerator = IPUAccelerator(config={"substitute": "closest"})
     model, native = pair()[0], pair()[0]
     steps = [torch.optim.NAdam(model.parameters(), lr=0.01), torch.optim.Adam(native.parameters(), lr=0.01)]
-    schedules = [torch.optim.lr_scheduler.OneCycleLR(each, 0.02, total_steps=4) for each in steps]
-    model, optimizer, schedule = accelerator.prepare(model, steps[0], schedules[0])
+
+    def scheduled(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=4)
+
+    schedules = [scheduled(steps[0]) if made == "before prepare" else None, scheduled(steps[1])]
+    model, optimizer = accelerator.prepare(model, steps[0])
+    schedule = accelerator.prepare(schedules[0] or scheduled(steps[0]))
     x, y = task().tensors
     for each, step, rates, backward in (
         (model, optimizer, schedule, accelerator.backward),

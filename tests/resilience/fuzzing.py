@@ -30,6 +30,7 @@ from ignite_ipu.checkpoints.resuming import load_checkpoint
 from ignite_ipu.emulator.device import machine
 from ignite_ipu.emulator.executor import saving
 from ignite_ipu.emulator.files import cache, container
+from ignite_ipu.engines.remembered_sizes import RememberedSize
 from ignite_ipu.errors import SessionError, SourceError
 from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.migrator import migrate_source
@@ -332,6 +333,22 @@ def _read_notebook(data: bytes, path: Path) -> None:
 _TABLE = json.dumps({"0": [1, "123", "training", 0], "1": [os.getpid(), "x", "inference", 1]}).encode()
 _VALUES = (ValueError, TypeError, AttributeError, AssertionError, KeyError, NotImplementedError, poptorch.Error)
 
+
+def _sizes() -> List[bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        remembered = RememberedSize(folder, {"model": "Net"})
+        remembered.write(48)
+        return [remembered.path.read_bytes()]
+
+
+def _read_size(data: bytes, path: Path) -> None:
+    path.write_bytes(data)
+    remembered = RememberedSize(str(path.parent), {})
+    remembered.path = path
+    size = remembered.read()
+    assert size is None or type(size) is int
+
+
 TARGETS: Dict[str, Target] = {
     "checkpoints": Target(_checkpoints, _read_checkpoint, (CheckpointError,), _repack_checkpoint),
     "executables": Target(_executables, _read_executable, (poptorch.Error,), _repack_container),
@@ -356,6 +373,7 @@ TARGETS: Dict[str, Target] = {
         (SessionError,),
         lambda data, drawn: damage(data, drawn),
     ),
+    "remembered sizes": Target(_sizes, _read_size, (), lambda data, drawn: damage(data, drawn)),
     "settings as JSON": Target(
         lambda: [json.dumps(_SETTINGS).encode()],
         _read_settings,

@@ -71,7 +71,7 @@ READERS: Dict[str, Dict[str, str]] = {
     "migration/source/file.py": {"open": "programs"},
     "migration/source/writing.py": {"open": "programs"},
     "session/executables.py": dict.fromkeys(("open", "json.loads"), "descriptions of executables"),
-    "program/config.py": {
+    "program/settings.py": {
         "open": "settings as YAML",
         "json.loads": "settings as JSON",
         "yaml.load": "settings as YAML",
@@ -79,12 +79,19 @@ READERS: Dict[str, Dict[str, str]] = {
     "pipeline/planning/annotating.py": {"read_text": "the model's source, which has run in this process"},
     "pipeline/planning/plan_file.py": {"open": "plans", "json.loads": "plans"},
     "checkpoints/random_states.py": {"open": "random states", "json.loads": "random states"},
+    "engines/remembered_sizes.py": dict.fromkeys(("open", "json.loads"), "remembered sizes"),
+    "checkpoints/comparable.py": {"torch.frombuffer": "the numbers of a state that the program has read and passes"},
+    "parity/child.py": {"json.loads": "an argument of this program's own process, which made it"},
+    "parity/runs.py": {"torch.load": _OWN_PROCESSES},
+    "torch_names/modules.py": {"read_text": "an installed library's text"},
+    "running/notebook.py": dict.fromkeys(("open", "json.load", "exec"), _NAMED_TO_RUN),
     "running/program.py": {
         "open": "searched for one word, and not kept",
         "tokenize.open": _NAMED_TO_RUN,
         "runpy.run_path": _NAMED_TO_RUN,
         "runpy.run_module": _NAMED_TO_RUN,
     },
+    "selftest/runner.py": {"json.loads": _ENVIRONMENT},
     "selftest/promises/captured.py": {"torch.load": _SELFTEST, "zipfile.ZipFile": _SELFTEST},
     "selftest/promises/checkpoints.py": {"json.loads": _SELFTEST},
     "selftest/promises/optimizers.py": {"torch.load": _SELFTEST},

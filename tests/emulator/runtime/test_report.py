@@ -187,10 +187,10 @@ def test_the_profile_has_the_type_of_every_operator(tmp_path):
     class Mixed(nn.Module):
         def __init__(self):
             super().__init__()
-            self.words, self.half, self.whole = nn.Embedding(5, 4), nn.Linear(4, 4).half(), nn.Linear(4, 2)
+            self.words, self.narrow, self.whole = nn.Embedding(5, 4), nn.Linear(4, 4).half(), nn.Linear(4, 2)
 
         def forward(self, ids):
-            return self.whole(self.half(self.words(ids + 1).half()).float())
+            return self.whole(self.narrow(self.words(ids + 1).half()).float())
 
     poptorch.inferenceModel(Mixed(), poptorch.Options().enableProfiling(str(tmp_path)))(torch.tensor([0, 1]))
     operators = json.loads((tmp_path / "inference" / "profile.json").read_text())["operators"]

@@ -305,8 +305,8 @@ def load_state_dict(side):
     "State.dataloader",
     support=DIFFERS,
     note=(
-        "PopTorch's loader over the same `dataset`, not the `DataLoader` that `run` was given; its `batch_size` and "
-        "`len()` are those of device calls"
+        "a `CallLoader` over the `DataLoader` that `run` was given: `len()` counts device calls, its other attributes "
+        "are those of that loader"
     ),
 )
 def dataloader(side):
@@ -316,7 +316,7 @@ def dataloader(side):
     used = engine.run(loader).dataloader
     if not side.native:
         assert used is not loader
-        assert (used.batch_size, len(used)) == (2 * loader.batch_size, len(loader) // 2)
+        assert (used.batch_size, len(used)) == (loader.batch_size, len(loader) // 2)
     return used.dataset is loader.dataset
 
 
