@@ -155,8 +155,9 @@ def test_what_is_computed_from_a_buffer_keeps_its_class_and_from_a_parameter_doe
     model(X)
     _ = computed.shape
     assert downloads(model) == 1
-    with pytest.raises(RuntimeError, match="__deepcopy__"):
-        copy.deepcopy(computed)
+    duplicate = copy.deepcopy(computed)
+    assert type(duplicate) is torch.Tensor
+    assert torch.equal(duplicate, X[0])
 
 
 def test_pickles_hold_the_original_classes():
@@ -209,27 +210,38 @@ def test_a_shallow_copy_stays_wrapped():
     assert duplicate.copyWeightsToHostIfNeeded() is True
 
 
-def test_a_deep_copy_is_unwrapped_with_parameters_tied_to_the_executor():
+def test_a_deep_copy_is_unwrapped_and_belongs_to_no_executor():
+    """It has the newest weights and buffers, shares them as the model does, and later updates leave it alone."""
+    net = Tied()
+    net.second.weight.requires_grad_(False)
+    model = wrap(net)
+    model(X)
+    duplicate = copy.deepcopy(net)
+    assert type(duplicate) is Tied
+    assert (type(duplicate.first.weight), type(duplicate.seen)) == (nn.Parameter, torch.Tensor)
+    assert duplicate.first.weight is duplicate.second.weight
+    assert not duplicate.first.weight.requires_grad
+    torch.testing.assert_close(dict(duplicate.state_dict()), {k: v.clone() for k, v in net.state_dict().items()})
+    kept = duplicate.seen.clone()
+    assert torch.equal(kept, X[0])
+    model(X)
+    before = downloads(model)
+    assert torch.equal(duplicate.seen, kept)
+    assert downloads(model) == before
+    assert torch.equal(net.seen, 2 * kept)
+
+
+def test_a_deep_copy_trains_as_the_model_does():
     net = Plain()
     model = wrap(net)
     model(X)
     duplicate = copy.deepcopy(net)
-    assert type(duplicate) is Plain
-    assert type(duplicate.fc.weight) is model.PoptorchParameter
-    assert torch.equal(duplicate.fc.weight.detach(), net.fc.weight.detach())
-    model(X)
-    assert duplicate.fc.weight is not net.fc.weight
-    before = downloads(model)
-    _ = duplicate.fc.weight.shape
-    assert downloads(model) == before + 1
-
-
-def test_a_deep_copy_of_buffers_is_refused_by_torch_as_for_PopTorch():
-    net = Tied()
-    model = wrap(net)
-    with pytest.raises(RuntimeError, match="__deepcopy__"):
-        copy.deepcopy(net)
-    del model
+    optimizer = torch.optim.SGD(duplicate.parameters(), lr=0.1)
+    duplicate(-X).backward()
+    optimizer.step()
+    assert not torch.allclose(duplicate.fc.weight, net.fc.weight)
+    model(-X)
+    torch.testing.assert_close(duplicate.fc.weight.detach(), net.fc.weight.detach())
 
 
 def test_a_deep_copy_can_be_wrapped_and_belongs_to_its_new_executor():
