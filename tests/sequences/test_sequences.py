@@ -105,6 +105,7 @@ def test_loops_go_on_with_updates_on_the_host(block: int) -> None:
         "forward backward zero_grad_of_part step gradient_to_none step",
         "zero_grad forward backward step_by_norm forward backward step_by_norm",
         "forward backward gradient_replaced step",
+        "forward backward zero_grad_to_zeros step",
     ],
 )
 @pytest.mark.parametrize(

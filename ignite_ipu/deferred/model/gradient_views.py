@@ -18,7 +18,7 @@ from ignite_ipu.torch_names.modules import CONVERSION
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
-def _keep() -> None:
+def _keep(writes: bool) -> None:
     pass
 
 
@@ -30,7 +30,7 @@ class GradientViews:
         remedy: What the loop does to clip gradients.
         has: Returns whether PyTorch has a gradient of a parameter now.
         source: The method, held weakly, that returns the value of a parameter's gradient.
-        release: The method, held weakly, that is called before gradients are used.
+        release: The method, held weakly, that is called before gradients are used, with whether they are written.
         replace: Called with a parameter whose gradient the loop replaces, and with the new one or None.
     """
 
@@ -41,7 +41,7 @@ class GradientViews:
         has: Callable[[torch.Tensor], bool],
         source: Callable[[torch.Tensor], Optional[torch.Tensor]],
         replace: Callable[[torch.Tensor, Optional[torch.Tensor]], None],
-        release: Callable[[], None],
+        release: Callable[[bool], None],
     ) -> None:
         self._named: List[Tuple[str, torch.Tensor]] = list(model.named_parameters())
         self._remedy = remedy or "use torch.nn.utils.clip_grad_norm_ over all of the model's parameters"
@@ -50,7 +50,7 @@ class GradientViews:
         # Those that the loop holds, and no others.
         self._views: weakref.WeakValueDictionary[int, DeviceGradient] = weakref.WeakValueDictionary()
         reference = weakref.WeakMethod(release)
-        self._release = lambda: (reference() or _keep)()
+        self._release = lambda writes: (reference() or _keep)(writes)
 
     def show(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
         """Return `parameter.grad`."""
@@ -147,4 +147,6 @@ def clear_those_of_the_host(parameters: Iterable[Any], set_to_none: bool) -> Non
             if gradient is not None and set_to_none:
                 parameter.grad = None
             elif gradient is not None:
-                gradient.detach_().zero_()
+                # As in PyTorch's zero_grad: a view cannot be detached in place.
+                gradient = gradient.requires_grad_(False) if gradient.grad_fn is None else gradient.detach_()
+                gradient.zero_()

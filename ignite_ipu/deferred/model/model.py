@@ -393,9 +393,11 @@ class CapturedModel:
             return
         self.clear_gradients(frozenset((id(parameter),)))
 
-    def release_gradients(self) -> None:
-        """Bring gradients to the host that the loop uses, unless the last update has brought them back."""
-        if self.whole.may_leave and not all(turn.shows_used for turn in self.turns if turn.uncleared or turn.pending):
+    def release_gradients(self, writes: bool) -> None:
+        """Bring gradients to the host that the loop writes, or reads when the last update has not returned them."""
+        if not self.whole.may_leave:
+            return
+        if writes or not all(turn.shows_used for turn in self.turns if turn.uncleared or turn.pending):
             self.leave_device(f"Gradients are used at {current_line()}.")
 
     def before_write(self) -> None:

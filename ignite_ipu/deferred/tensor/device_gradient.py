@@ -48,7 +48,7 @@ class DeviceGradient(torch.Tensor):
     remedy: str
     held: Optional[torch.Tensor]
     writable: bool
-    release: Callable[[], None]
+    release: Callable[[bool], None]
 
     @staticmethod
     def __new__(
@@ -94,21 +94,23 @@ class DeviceGradient(torch.Tensor):
             # What becomes of the parameter's values does not become of values that are not there.
             return first
         views = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, DeviceGradient)]
+        found = _written(func, args, kwargs)
         for view in views:
-            view.release()
+            view.release(bool(found))
         if all(view.writable for view in views):
             args, kwargs = mapped((args, kwargs), _as_held)
             with DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        _refuse_writing(func, args, kwargs)
+        if found:
+            raise _error(found)
         of: Dict[int, DeviceGradient] = {}
 
         def values(leaf: Any) -> Any:
             if not isinstance(leaf, DeviceGradient):
                 return leaf
-            found = leaf.read()
-            of[found.untyped_storage().data_ptr()] = leaf
-            return found
+            read = leaf.read()
+            of[read.untyped_storage().data_ptr()] = leaf
+            return read
 
         def unwritable(leaf: Any) -> Any:
             # Who writes into a part of a gradient, or into `grad.data`, writes into the gradient.
@@ -150,7 +152,7 @@ class DeviceGradient(torch.Tensor):
             return None if gradient_of(parameter) is self else self.read().clone()
 
 
-def _keep() -> None:
+def _keep(writes: bool) -> None:
     """Leave the gradient on the device."""
 
 
@@ -158,14 +160,13 @@ def _as_held(leaf: Any) -> Any:
     return leaf.held if isinstance(leaf, DeviceGradient) else leaf
 
 
-def _refuse_writing(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-    """Refuse to write into a gradient."""
+def _written(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[Any]:
+    """Return the tensors that a function writes into, if a gradient is one of them."""
     found = list(leaves_of(written(func.__name__, args, kwargs)))
     if not any(isinstance(leaf, DeviceGradient) for leaf in found):
         # It will, once it has read them all.
         found = list(leaves_of((args, kwargs))) if any(frame_of(code) is not None for code in _CLIPPING) else []
-    if found:
-        raise _error(found)
+    return found
 
 
 def _error(arguments: List[Any]) -> CaptureError:

@@ -194,7 +194,7 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
             download(any_of_them, "__class__")
 
     def torch_function(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _REPLACE_GRADIENT:
+        if _replaces_gradient(func):
             for accesses in holder:
                 if accesses.gradients is not None:
                     accesses.gradients.put(args[0], args[1] if args[1:] else None)
@@ -247,14 +247,25 @@ def _ordinary(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
 
 
-_REPLACE_GRADIENT = (GRADIENT.__set__, GRADIENT.__delete__)
+_OF_ATTRIBUTES = ("__get__", "__set__", "__delete__")
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def _name(func: Any) -> str:
     """Return the name of a function, or of the attribute that it reads or writes."""
     name = getattr(func, "__name__", "")
-    return str(getattr(func.__self__, "__name__", "") if name in ("__get__", "__set__") else name)
+    if name not in _OF_ATTRIBUTES:
+        return str(name)
+    return "grad" if _is_gradient(func.__self__) else str(getattr(func.__self__, "__name__", ""))
+
+
+def _replaces_gradient(func: Any) -> bool:
+    return getattr(func, "__name__", "") in _OF_ATTRIBUTES[1:] and _is_gradient(func.__self__)
+
+
+def _is_gradient(attribute: Any) -> bool:
+    """Return whether this is `Tensor.grad`: PyTorch's, or what stands for it now, which PyTorch passes on."""
+    return attribute is GRADIENT or attribute is torch.Tensor.grad
 
 
 def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:

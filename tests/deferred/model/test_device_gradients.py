@@ -265,3 +265,26 @@ def test_a_program_that_nobody_reads_gradients_of_brings_none_back() -> None:
     logging.getLogger("ignite_ipu").removeHandler(handler)
     assert _gradient(model.last.weight).norm() > 0
     capture.close()
+
+
+@pytest.mark.parametrize("updates", [1, 4])
+def test_gradients_that_an_update_has_returned_can_be_written_where_updates_may_be_the_hosts(updates: int) -> None:
+    """They come back for their norm, which is read after the step; a second step then uses what was written."""
+    x, y = torch.randn(8, 3), torch.randn(8, 1)
+    weights = []
+    for captures in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if captures:
+            ipu_prepare(model, optimizer, config=IPUConfig(update="auto"))
+        for _ in range(updates):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            norm = ipu_clip_grad_norm_(model.parameters(), float("inf"))
+            optimizer.step()
+        assert norm > 0
+        model.weight.grad.mul_(0.5)  # type: ignore[union-attr]
+        optimizer.step()
+        weights.append(model.weight.detach().clone())
+    torch.testing.assert_close(weights[1], weights[0])
