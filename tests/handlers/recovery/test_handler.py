@@ -204,7 +204,7 @@ class LoadsAsItGoes:
 def test_a_fault_of_a_copy_loses_nothing_that_was_loaded(tmp_path):
     """Wherever a copy fails: what the host has set and the device has not got, and what the device alone has, stay."""
     results, faults_seen = [], []
-    for copy in (None, *range(20)):
+    for copy in (None, *range(30)):
         trainer, model, optimizer = trainer_of()
         load = LoadsAsItGoes(model, optimizer)
         trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda engine, load=load: load(engine.state.iteration))
