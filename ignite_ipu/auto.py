@@ -33,8 +33,7 @@ __all__ = ["configure", "enabled", "is_on", "off", "on", "substitutions", "trace
 class _Process:
     """The substitutes of this process, and how it shows refusals."""
 
-    def __init__(self, config: IPUConfig) -> None:
-        main = getattr(sys.modules["__main__"], "__file__", None)
+    def __init__(self, main: Optional[str], config: IPUConfig) -> None:
         folder = os.getcwd() if main is None else os.path.dirname(os.path.abspath(main))
         self.substitutes = substitute(ScriptCode(main), folder, config, late=True)
         self.display = RefusalDisplay(self._refusal)
@@ -71,7 +70,7 @@ def on(config: Configuration = None) -> None:
     if main is not None and mentions_poptorch(main):
         backend.installed().__enter__()
         return
-    _process = _Process(IPUConfig.from_environment() if config is None else IPUConfig.of(config))
+    _process = _Process(main, IPUConfig.from_environment() if config is None else IPUConfig.of(config))
 
 
 def off() -> None:

@@ -80,7 +80,11 @@ _OF_ACCELERATOR: Dict[str, Any] = {
     "current_device_idx": 0,
 }
 _LEFT_OUT_OF_ACCELERATOR = (
-    *("synchronize", "set_device_index", "set_device_idx", "empty_cache", "reset_peak_memory_stats"),
+    "synchronize",
+    "set_device_index",
+    "set_device_idx",
+    "empty_cache",
+    "reset_peak_memory_stats",
 )
 
 

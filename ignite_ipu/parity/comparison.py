@@ -46,7 +46,7 @@ class Difference:
 
     @property
     def agrees(self) -> bool:
-        return not self.remark and self.size <= self.allowed
+        return Distance(self.size, self.allowed, self.remark).agrees
 
     @property
     def ratio(self) -> float:

@@ -106,8 +106,7 @@ class Recorder:
     def loss(self, tensor: torch.Tensor, deferred: bool) -> None:
         """Record a loss that goes backward; a deferred one is read once its update has run."""
         self._refuse_more()
-        entry = self.record("loss", f"backward {len(self.entries)}", None if deferred else tensor.detach().sum())
-        entry["name"] = "loss"
+        entry = self.record("loss", "loss", None if deferred else tensor.detach().sum())
         if deferred:
             self._pending.append((entry, tensor.detach()))
 
