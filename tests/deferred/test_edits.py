@@ -128,7 +128,7 @@ def test_edits_between_a_call_and_its_update_are_refused(
 
 
 def sharpness_aware(model: Any, optimizer: Any, native: bool) -> List[float]:
-    """Update as PyTorch users write it, and as docs/accelerate.md does: of moved weights, from those of before."""
+    """Update as PyTorch users write it, and as docs/loops.md does: of moved weights, from those of before."""
     losses = []
     for _ in range(5):
         copied = model if native else copy.deepcopy(model)

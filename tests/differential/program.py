@@ -351,7 +351,7 @@ def sound(program: Program) -> Program:
     if program.writes_buffers:
         but(replicas=1)  # every replica has buffers of its own
     if program.waits and program.writes_buffers:
-        # Between its losses and the update, buffers hold what they held before: docs/accelerate.md, "Limits".
+        # Between its losses and the update, buffers hold what they held before: docs/loop-limits.md.
         but(rest=0, epoch_length=0, calls=program.calls * program.period)
     if not program.copied:
         edits = tuple(edit for edit in program.edits if edit.what != "copy")

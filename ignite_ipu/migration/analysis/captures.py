@@ -32,7 +32,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _TWO_STEPS = (
     "A device step makes one update, of the weights that it takes the gradient of. With updates on the host, "
     "ipu_prepare(optimizer, model, config=IPUConfig(update='host')), the loop stays as it is: "
-    'docs/accelerate.md, "Two steps for an update".'
+    'docs/loops.md, "Two steps for an update".'
 )
 
 

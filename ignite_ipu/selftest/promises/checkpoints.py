@@ -105,7 +105,7 @@ def resumed_epoch(bench: Bench) -> None:
     _interrupted(bench, Events.EPOCH_COMPLETED(once=1), epochs=3)
 
 
-@needs(page="guarantees.md")
+@needs(page="recovery.md")
 def resumed_within_an_epoch(bench: Bench) -> None:
     """A run that is resumed within an epoch goes on with the batch that would have come next, bit by bit."""
     _interrupted(bench, Events.ITERATION_COMPLETED(once=8), epochs=2)
@@ -147,7 +147,7 @@ def converted_state(bench: Bench) -> None:
     pair.compare(state=True)
 
 
-@needs(page="guarantees.md")
+@needs(page="recovery.md")
 def recovery_without_a_seed(bench: Bench) -> None:
     """Recovery without a seed copies and saves from the first call on, and resumes."""
     pair = bench.pair()

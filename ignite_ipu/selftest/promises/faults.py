@@ -18,7 +18,7 @@ from ignite_ipu.program.options import is_simulated
 from ignite_ipu.selftest.bench import Bench, Pair, adam, agree, batches, expect, network, sgd
 from ignite_ipu.selftest.promises import Skipped, needs
 
-PAGE = "guarantees.md"
+PAGE = "recovery.md"
 _PREEMPTED = 75
 
 
