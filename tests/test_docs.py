@@ -96,7 +96,7 @@ def test_only_python_blocks_run():
 
 def test_every_variable_that_is_read_is_in_the_table():
     """Those of the environment that this library or the emulator looks at, by their names in the source."""
-    page = (_ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    page = (_ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
     name = re.compile(r'"((?:IGNITE_IPU|POPTORCH|POPLAR|PVTI)_[A-Z_]+)"')
     read = {found for file in (_ROOT / "ignite_ipu").rglob("*.py") for found in name.findall(file.read_text())}
     ours = {"IGNITE_IPU_STARTER", "IGNITE_IPU_JOB"}  # from `ignite-ipu launch` to the processes that it starts

@@ -73,7 +73,7 @@ def known(code):
     if code.startswith("ignite-ipu "):
         return is_command(*code.split()[1:])
     if re.fullmatch("[A-Z_]+(=[a-z0-9]+)?", code):
-        return f"`{code.partition('=')[0]}`" in (PAGE.parent / "configuration.md").read_text()
+        return f"`{code.partition('=')[0]}`" in (PAGE.parent / "environment.md").read_text()
     node = ast.parse(code, mode="eval").body
     if not isinstance(node, ast.Call):
         return resolved(node) is not None

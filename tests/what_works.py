@@ -1,4 +1,4 @@
-"""The page that says what works: its rows, from `what_works.txt`. `python -m tests.what_works` writes it.
+"""The page of supported features: its rows, from `what_works.txt`. `python -m tests.what_works` writes it.
 
 A row is `+` (works), `~` (in part) or `-` (does not), what it is about, how or why, and the tests, divided by `|`.
 """
@@ -11,11 +11,11 @@ from typing import Iterator, List, NamedTuple
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "what-works.md"
 _SIGNS = {"+": "yes", "~": "in part", "-": "no"}
-_HEAD = """# What works
+_HEAD = """# Supported features
 
-What Ignite, accelerate, PopTorch, its tutorials, lightning-graphcore and Optimum offer, what of it works here, and the
-test that shows it, below `tests/`. Rows that say no have the reason, and the test of what is said instead. The tests
-hold the page to tests and names that there are; it is written by `python -m tests.what_works`.
+The table lists features of Ignite, accelerate, PopTorch, its tutorials, lightning-graphcore and Optimum. Each row has
+its support and its test below `tests/`. A row with "no" has the reason, and the test of the error. A test checks the
+names of this page. `python -m tests.what_works` writes it.
 
 """
 
@@ -43,7 +43,7 @@ def page() -> str:
     lines = []
     for line in _lines():
         if line.startswith("## "):
-            lines += ["", line, "", "| What | Works | How, or why not | Test |", "|---|---|---|---|"]
+            lines += ["", line, "", "| Feature | Works | How, or why not | Test |", "|---|---|---|---|"]
         elif line[:1] in _SIGNS:
             row = next(found)
             lines.append(f"| {row.what} | {_SIGNS[row.sign]} | {row.how} | {', '.join(f'`{t}`' for t in row.tests)} |")

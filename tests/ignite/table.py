@@ -17,10 +17,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "ignite-compatibility.md"
 GROUPS = ("engines", "handlers", "schedules", "loggers", "metrics", "distributed")
 
 _TEXT = {
-    SAME: "works, same values as natively",
+    SAME: "works, with the same values",
     DIFFERS: "works, with a difference",
     REFUSED: "refused, with the reason",
-    HOST: "runs on the host, as natively",
+    HOST: "runs on the host, as in Ignite",
 }
 
 
@@ -70,13 +70,13 @@ def page() -> str:
     lines = [
         "# Ignite on an IPU",
         "",
-        "Everything that pytorch-ignite makes public, and how it does on the engines of `create_ipu_trainer` and",
-        "`create_ipu_evaluator`. Each row is a script that the tests run on such an engine and on Ignite's native one;",
-        'both must give the same values at the same iterations. "Works, with a difference" says what differs; such a',
-        "script checks what it says. The page is generated from the tests: `python -m tests.ignite.table`.",
+        "This page lists the public names of pytorch-ignite and their support on the engines of `create_ipu_trainer`",
+        "and `create_ipu_evaluator`. Each row is a script that the tests run on such an engine and on Ignite's own.",
+        'Both must return the same values at the same iterations. For "works, with a difference" the note has the',
+        "difference, and the script checks it. `python -m tests.ignite.table` writes the page from the tests.",
         "",
         "An iteration is one device call. With deviceIterations, gradientAccumulation and replicationFactor of 1 it is",
-        "one batch, as natively; [counting](schedules.md) says what changes when it is more.",
+        "one batch, as in Ignite. [Counting](schedules.md) describes larger calls.",
     ]
     by_group: Dict[str, List[Row]] = {group: [] for group in GROUPS}
     for entry in load():

@@ -1,4 +1,4 @@
-"""The page "Scripts of others", from what the corpus is expected to do: `python -m tests.migration.corpus_page`."""
+"""The page "Corpus of scripts", from what the corpus is expected to do: `python -m tests.migration.corpus_page`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tests.running.test_corpus import REFUSED, TOLERANCE
 CORPUS = Path(__file__).parent / "corpus"
 PAGE = Path(__file__).parents[2] / "docs" / "migration" / "corpus.md"
 _HEAD = """\
-# Scripts of others
+# Corpus of scripts
 
-The {count} scripts of `tests/migration/corpus` are in the manner of public training code, on small data. Tests run each
-natively, under `ignite-ipu run` as it is, and as `ignite-ipu migrate` writes it: losses and metrics are equal but for
-rounding, or as close as the table says. `run` trains {run} of them unchanged, `migrate` writes {migrated} that train to
-the same numbers, and what is refused is refused by name, with its line.
-The page is generated from the tests: `python -m tests.migration.corpus_page`.
+The {count} scripts of `tests/migration/corpus` resemble public training code, on small data. Tests run each script on
+the host, under `ignite-ipu run`, and as `ignite-ipu migrate` writes it. Losses and metrics are equal except for
+rounding, or within the tolerance of the table. `run` trains {run} of them unchanged. `migrate` writes {migrated} that
+train to the same numbers. A refusal names the reason and the line.
+`python -m tests.migration.corpus_page` writes the page from the tests.
 
-| Script | What it does | `run` | `migrate` |
+| Script | Content | `run` | `migrate` |
 |---|---|---|---|
 """
 
@@ -32,7 +32,7 @@ def page() -> str:
     for name, expected in sorted(expectations.items()):
         what = ast.get_docstring(ast.parse((CORPUS / f"{name}.py").read_text(encoding="utf-8"))) or ""
         tolerance, why = TOLERANCE.get(name, (0, ""))
-        run = f"refused: {_code(REFUSED[name][1])}" if name in REFUSED else "native numbers"
+        run = f"refused: {_code(REFUSED[name][1])}" if name in REFUSED else "the same numbers"
         if why:
             run += f", within {tolerance:g}: {why}"
         if "because" in expected:

@@ -53,14 +53,18 @@ def rules_page() -> str:
         f"| [{rule.name}](rules/{rule.name}.md) | {rule.severity.value} | {rule.run.value} | {rule.summary} |"
         for rule in all_rules().values()
     ]
-    table = "\n".join(["| Rule | Severity | `run` | What it looks for |", "|---|---|---|---|", *rows])
+    table = "\n".join(["| Rule | Severity | `run` | Finding |", "|---|---|---|---|", *rows])
     return f"""# Rules of `ignite-ipu check`
 
-An *error* does not work on an IPU or trains wrongly, a *warning* silently differs, a *note* is worth knowing. Errors
-and warnings make the exit code 1; `--fail-on` changes that. The third column says what
-[`ignite-ipu run`](../run.md) makes of the rule's example: *handled* trains with the native result, *refused* stops
-there, and what is *unchanged* runs as it is written, so that the finding holds. A finding may say otherwise of its
-line.
+An *error* does not work on an IPU or trains wrongly. A *warning* silently differs. A *note* is useful to know. Errors
+and warnings set the exit code to 1; `--fail-on` changes this. The third column is the treatment of the rule's example
+by [`ignite-ipu run`](../run.md):
+
+- *handled*: it trains with the result of plain PyTorch;
+- *refused*: the run stops there;
+- *unchanged*: it runs as written, so the finding holds.
+
+The treatment of a single line may differ; its finding has it.
 
 {table}
 
@@ -74,10 +78,10 @@ rules/*
 
 
 def rewrites_page() -> str:
-    """Return the page that shows what each rewrite does, as the difference between its example's two sides."""
+    """Return the page of rewrites, each with the difference between the two sides of its example."""
     parts = [
         "# Rewrites of `ignite-ipu migrate`\n",
-        "They are applied in this order. Each leaves alone what it does not fully understand.\n",
+        "The rewrites are applied in this order. A rewrite does not change code that it does not fully understand.\n",
     ]
     for rewrite in all_rewrites().values():
         parts.append(f"## {rewrite.name}\n\n{rewrite.summary}\n\n```diff\n{rewrite.example}```\n")

@@ -1,4 +1,4 @@
-"""The page "Which operators compile", written from the table: `python -m tests.emulator.trace.operators.page`."""
+"""The page of operators, written from the table: `python -m tests.emulator.trace.operators.page`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from ignite_ipu.program.forward.equivalents import EQUIVALENTS
 from ignite_ipu.program.forward.exact import EXACT_VALUES
 
 _HEAD = """\
-# Which operators compile
+# Operators
 
-What PopTorch 3.3 compiles of PyTorch 2.0, the version that it is built for. The emulator refuses by this table,
-`ignite-ipu check` and `check --run` report by it. Written by `python -m tests.emulator.trace.operators.page`.
+This page lists the operators of PyTorch 2.0 that PopTorch 3.3 compiles. PopTorch 3.3 is built for that version. The
+emulator, `ignite-ipu check` and `check --run` use this table. `python -m tests.emulator.trace.operators.page` writes
+the page.
 
-- Functions, methods and layers of PyTorch that consist of operators below compile as well.
-- What depends on constants alone is computed while compiling, whether it is below or not: `torch.ones(n, n).tril()` is
-  fine, `x.tril()` is not. In bodies of `for_loop` and `cond` nothing is.
-- What nobody uses may be anything.
-- Integers and floats of 64 bits are those of 32 bits.
+- Functions, methods and layers of PyTorch that consist of these operators compile as well.
+- Results that depend on constants alone are computed during the compilation, by any operator. `torch.ones(n, n).tril()`
+  compiles, `x.tril()` does not. In bodies of `for_loop` and `cond` this does not hold.
+- Operators whose results are not used may be any.
+- Integers and floats of 64 bits become those of 32 bits.
 
-The lines marked *doubted* stand in PopTorch's sources, and no test of its own shows them. The emulator accepts them
-with a warning and computes what PyTorch does.
+Lines marked *doubted* follow PopTorch's sources; its tests do not cover them. The emulator accepts them with a warning
+and returns PyTorch's result.
 """
 
 
@@ -35,15 +36,18 @@ def page() -> str:
 
 
 def _compiled() -> Iterator[str]:
-    yield "## What compiles\n"
+    yield "## Compiled operators\n"
+    yield "| Group | Operators |"
+    yield "|---|---|"
     for group, names in operator_table.GROUPS.items():
-        yield f"**{group[:1].upper()}{group[1:]}**: {', '.join(f'`{name}`' for name in names)}.\n"
+        yield f"| {group[:1].upper()}{group[1:]} | {_code(names)} |"
+    yield ""
 
 
 def _refused() -> Iterator[str]:
     untraceable = operator_table.UNTRACEABLE
-    yield "## What does not\n"
-    yield "Where nothing else is said the model fails when it is compiled, with all that it uses of these.\n"
+    yield "## Refused operators\n"
+    yield "A model with such operators fails when it is compiled, unless the row has another time.\n"
     yield "| Operator | Also in | Instead |"
     yield "|---|---|---|"
     for kind, names in operator_table.KINDS.items():
@@ -51,12 +55,12 @@ def _refused() -> Iterator[str]:
         at_call = " Fails at the call." if kind in untraceable else ""
         yield f"| `{kind}` | {_code(made)} | {operator_table.instead(kind)}{at_call} |"
     bare = [name for name, part in operator_table.LAYERS.items() if part not in operator_table.KINDS]
-    yield f"\nNor do these layers: {_code(bare)}.\n"
+    yield f"\nThese layers are refused, too: {_code(bare)}.\n"
 
 
 def _arguments() -> Iterator[str]:
     yield "## Arguments and types\n"
-    yield "| Of | When | What happens | Instead |"
+    yield "| Of | When | Effect | Instead |"
     yield "|---|---|---|---|"
     for restriction in operator_table.RESTRICTIONS:
         doubt = "*doubted*: " if restriction.likely else ""
@@ -67,29 +71,41 @@ def _arguments() -> Iterator[str]:
 
 def _values() -> Iterator[str]:
     yield "## Values\n"
-    yield "What differs for some values only; the emulator computes what PyTorch does.\n"
+    yield "Some operators differ from PyTorch for some values. The emulator returns PyTorch's result.\n"
     yield from (f"- {_code(names)}: {text}" for names, text in operator_table.VALUES.items())
     yield ""
 
 
-_BY_OTHERS = """
-## What is computed by others
+_EQUIVALENTS_TEXT = """
+## Operators computed by others
 
-Trainers, evaluators and captured loops compute these by operators that PopTorch has, wherever a model or a loss
-calls them, with PyTorch's numbers but for rounding. A model that is handed to PopTorch itself is refused, or computes
-something else, as said above.
+Trainers, evaluators and captured loops compute the following functions by operators that PopTorch has. This holds in
+models and losses, and the results are PyTorch's except for rounding. A model that is passed to PopTorch itself is
+refused, or has other results, as listed above.
 
-{names}; of tensors' methods, what writes in place
-(`x.index_add_(...)`), too.
+| Functions |
+|---|
+| {names} |
 
-Of `F.cross_entropy` and `F.nll_loss` that means weights of classes and smoothed labels; of `F.layer_norm` a weight
-without bias; of `F.group_norm` channels without dimensions behind them; of `torch.lstm` several layers, both
-directions, dropout in between and no bias; of pooling, windows of unlike sizes, strides that are not given, unlike
-paddings and divisors; of `F.pad` all modes but `constant`; of `F.smooth_l1_loss` a beta of 0. Functions of floats
-take integers, sums, products and norms a `dtype`, `count_nonzero` no dimension, and writes under a mask
-(`x[mask] = rows`) masks of fewer dimensions and values for each place; lists of places (`x[:, [-1]]`) may count from
-the end, and `//` of integers rounds down. `F.gelu` is computed by the error function; `approximate="tanh"` is
-PopTorch's own, and faster.
+Methods of tensors that write in place (`x.index_add_(...)`) are included. Some functions are only partly missing in
+PopTorch:
+
+| Function | Completed case |
+|---|---|
+| `F.cross_entropy`, `F.nll_loss` | weights of classes, smoothed labels |
+| `F.layer_norm` | a weight without bias |
+| `F.group_norm` | no dimensions behind the channels |
+| `torch.lstm` | several layers, both directions, dropout between layers, no bias |
+| pooling | windows of different sizes, no stride, different paddings, divisors |
+| `F.pad` | all modes except `constant` |
+| `F.smooth_l1_loss` | a beta of 0 |
+| functions of floats | integers |
+| sums, products and norms | a `dtype` |
+| `count_nonzero` | no dimension |
+| writes under a mask (`x[mask] = rows`) | masks of fewer dimensions, values for each place |
+| lists of places (`x[:, [-1]]`) | negative places |
+| `//` of integers | rounds down |
+| `F.gelu` | the error function; `approximate="tanh"` is PopTorch's own, and faster |
 """
 
 
@@ -97,7 +113,7 @@ def _equivalents() -> Iterator[str]:
     plain = [func for func in EQUIVALENTS if not func.__name__.endswith("_") and func.__name__ not in EXACT_VALUES]
     names = [resolve_name(func) or "" for func in plain]
     short = {name.replace("torch.nn.functional.", "F.").replace("torch.Tensor.", "torch.") for name in names}
-    yield _BY_OTHERS.format(names=_code(sorted(short)))
+    yield _EQUIVALENTS_TEXT.format(names=_code(sorted(short)))
 
 
 def _when(restriction: Restriction) -> str:
