@@ -10,7 +10,7 @@ import pytest
 from tests.architecture import PACKAGES, ROOT, circles, draw, imports, rooms
 
 FLOORS = (
-    ("torch_names",),  # which the emulator shares
+    ("operators", "torch_names"),  # which the emulator shares
     ("emulator", "errors", "poptorch_types"),
     ("backend",),
     ("checkpoints", "cli"),
@@ -27,7 +27,6 @@ BELOW = {room: {name for lower in FLOORS[:floor] for name in lower} for floor, r
 ASKS_THE_EMULATOR = {
     "ignite_ipu.cli.instance": "ignite_ipu.emulator.popdist.instances",
     "ignite_ipu.migration.trial.": "ignite_ipu.emulator.inspection",
-    "ignite_ipu.migration.analysis.operators": "ignite_ipu.emulator.trace.operators.table",
     "ignite_ipu.program.options": "ignite_ipu.emulator.options.popart",
 }
 DOCS = Path(__file__).parents[1] / "docs"

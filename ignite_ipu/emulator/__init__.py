@@ -3,8 +3,8 @@
 `import ignite_ipu.emulator as poptorch` gives what `import poptorch` gives on a machine with Graphcore's SDK; `install`
 makes `import poptorch` itself work. `NOT_IN_POPTORCH` lists the names of `__all__` that are the emulator's own.
 
-Its names are imported when the first is asked for, so that what needs only the table of operators
-imports no torch, as `ignite-ipu check` does.
+The modules behind the names are imported with the first use of one. `torch.nn.Module.autocast`, which is a method and
+no name of the package, exists from the import on.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, List
+
+from ignite_ipu.emulator.trace import autocasting as autocasting
 
 if TYPE_CHECKING:
     from ignite_ipu.emulator.api import *  # noqa: F403

@@ -21,11 +21,10 @@ from ignite_ipu.emulator.ops import *  # noqa: F403
 from ignite_ipu.emulator.ops.custom import accessAttributes
 from ignite_ipu.emulator.ops.registered import OPERATORS as OPERATORS
 from ignite_ipu.emulator.options import *  # noqa: F403
-from ignite_ipu.emulator.trace import autocasting
+from ignite_ipu.emulator.trace import autocasting, operators
 from ignite_ipu.emulator.trace.active import getIpuTensorId
 from ignite_ipu.emulator.trace.annotations import module_repr, print
 from ignite_ipu.emulator.trace.autocasting import autocast
-from ignite_ipu.emulator.trace.operators import support as operators
 from ignite_ipu.emulator.values.structures import ICustomArgParser, registerCustomArgParser
 from ignite_ipu.emulator.version import __version__
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from ignite_ipu.emulator.errors import Error, Refusal
 from ignite_ipu.emulator.trace.active import IPU, IpuTensor, Trace, active
 from ignite_ipu.emulator.trace.call_sites import identifier, name_of
-from ignite_ipu.emulator.trace.operators.support import DOUBT, SWITCH, set_strict
-from ignite_ipu.emulator.trace.operators.table import canonical
+from ignite_ipu.emulator.trace.operators import DOUBT, SWITCH, set_strict
 from ignite_ipu.emulator.trace.refusals import DynamicOutputShape
 from ignite_ipu.emulator.values.structures import leaves, map_leaves
+from ignite_ipu.operators.table import canonical
 
 __all__ = [
     "DOUBT",

@@ -51,7 +51,7 @@ READERS: Dict[str, Dict[str, str]] = {
     "emulator/compiler/graph.py": {"exec": "text that was made from operators recorded in this process"},
     "emulator/ops/custom.py": {"json.loads": "an argument that the program passes"},
     "emulator/device/machine.py": {"open": "tables of IPUs", "json.loads": "tables of IPUs"},
-    "emulator/trace/operators/table.py": {"open": _OWN_FILE, "json.load": _OWN_FILE},
+    "operators/table.py": {"open": _OWN_FILE, "json.load": _OWN_FILE},
     "emulator/options/text.py": {
         **dict.fromkeys(("open", "ast.literal_eval"), "options files"),
         "json.loads": "options as JSON",

@@ -17,10 +17,9 @@ from ignite_ipu.emulator.compiler.graph import Fold, Graph, ancestors, build, fo
 from ignite_ipu.emulator.errors import Refusal, backend_error, python_error
 from ignite_ipu.emulator.logs import backend_logger, logger
 from ignite_ipu.emulator.options import Options
-from ignite_ipu.emulator.trace import call_sites
+from ignite_ipu.emulator.trace import call_sites, operators
 from ignite_ipu.emulator.trace.active import IpuTensor, active, module_calls_followed
 from ignite_ipu.emulator.trace.capture import Capture
-from ignite_ipu.emulator.trace.operators import support
 from ignite_ipu.emulator.trace.refusals import explained, refuse_compiled_modules
 from ignite_ipu.emulator.values.arguments import Arguments
 from ignite_ipu.emulator.values.structures import flatten_tensors, map_tensors
@@ -146,13 +145,13 @@ def trace(
             for slot in added:
                 del slot.tensors[slot.name]
     _check_identity(slots, stand_ins, left)
-    support.check(capture, live(capture, structure, capture.losses))
+    operators.check(capture, live(capture, structure, capture.losses))
     structure = _host_outputs(structure)
     if not any(isinstance(leaf, IpuTensor) for leaf in flatten_tensors(structure)) and not training:
         logger.debug("The model returns nothing that is computed on the IPU.")
     loss = _final_loss(capture.losses) if training else None
     if loss is not None:
-        support.check_loss(capture, loss)
+        operators.check_loss(capture, loss)
     graph = build(capture, structure, loss, _anchored(capture, anchors), fold)
     if added:
         _put_back(added, capture, dict(model.named_buffers()))

@@ -19,12 +19,12 @@ from torch.overrides import handle_torch_function
 
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import backend_logger
-from ignite_ipu.emulator.trace import number_formats
+from ignite_ipu.emulator.trace import number_formats, operators
 from ignite_ipu.emulator.trace.active import TO, IpuTensor, Trace
-from ignite_ipu.emulator.trace.operators import support, table
-from ignite_ipu.emulator.trace.operators.table import words
 from ignite_ipu.emulator.trace.refusals import illegal_move
 from ignite_ipu.emulator.values.structures import holds_tensors, leaves, map_leaves
+from ignite_ipu.operators import table
+from ignite_ipu.operators.table import words
 
 Args = Tuple[Any, ...]
 Kwargs = Dict[str, Any]
@@ -156,7 +156,7 @@ def rewritten(trace: Trace, name: str, args: Args, kwargs: Kwargs) -> Tuple[Args
             args = (args[0], tuple(_with_host_bounds(trace, part) for part in index), *args[2:])
     # Operators are checked with the types that the model gave them, and layers follow the type that autocasting gave
     # their activation.
-    args, kwargs = support.check_arguments(trace, name, args, kwargs)
+    args, kwargs = operators.check_arguments(trace, name, args, kwargs)
     if trace.autocast.enabled:
         args, kwargs = trace.autocast.cast(trace, name, args, kwargs)
     if name in _INDICES:
@@ -300,6 +300,6 @@ def _made(capture: Trace, func: Callable[..., Any], name: str, args: Args, kwarg
     if name in _FROM_DATA or "generator" in kwargs or holds_tensors((args, kwargs)):
         with capture.outside():
             return capture.add_constant(func(*args, **kwargs))
-    support.check_arguments(capture, name, args, kwargs)
+    operators.check_arguments(capture, name, args, kwargs)
     made: IpuTensor = capture.record(func, *args, **kwargs)
     return made

@@ -20,15 +20,15 @@ from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import BackwardHook
 
 from ignite_ipu.emulator.errors import backend_error
-from ignite_ipu.emulator.trace import calls, number_formats, type_inference
+from ignite_ipu.emulator.trace import calls, number_formats, operators, type_inference
 from ignite_ipu.emulator.trace.active import IPU, TO, IpuTensor, Trace, active, may_vary, memory_of, running
 from ignite_ipu.emulator.trace.autocasting import Autocast, Policy
 from ignite_ipu.emulator.trace.call_sites import ACCESSORS, here, identifier, name_of, source
 from ignite_ipu.emulator.trace.isolation import Turn, replaced
 from ignite_ipu.emulator.trace.number_formats import NORMALISATIONS, in_float, in_strided_groups
-from ignite_ipu.emulator.trace.operators import support, table
 from ignite_ipu.emulator.trace.refusals import checkpoint_refused, foreign, refuse, refuse_differentiation
 from ignite_ipu.emulator.values.structures import frozen, holds_tensors, leaves, like, map_leaves
+from ignite_ipu.operators import table
 from ignite_ipu.torch_names.dispatch import set_grad_enabled
 from ignite_ipu.torch_names.modules import SET_UP_OF_BACKWARD_HOOKS, VALIDATION_FLAG
 from ignite_ipu.torch_names.tensors import mark_as_parameter, version_of
@@ -175,7 +175,7 @@ class Capture(Trace):
         written = [traced for traced, version in zip(metas, before) if version_of(traced.meta) != version]
         for traced in written:
             if name != "__setitem__":
-                support.check_write(self, traced, *metas)
+                operators.check_write(self, traced, *metas)
         written += calls.hidden_writes(name_of(kernel), args, kwargs)
         if not written and not holds_tensors(result):
             return result
@@ -190,7 +190,7 @@ class Capture(Trace):
         changed = [*leaves(result), *(traced.meta for traced in written)]
         needs_grad = any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in changed)
         node.meta["differentiable"] = needs_grad or not inferred
-        support.note(self, name, node, kinds)
+        operators.note(self, name, node, kinds)
         self._writers.update(dict.fromkeys(node.meta["writes"], node))
         return self._wrap(result, node)
 

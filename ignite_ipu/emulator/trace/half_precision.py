@@ -13,8 +13,8 @@ from typing import Any, Callable, Collection, Dict, NamedTuple, Set, Tuple
 import torch
 from torch import fx
 
-from ignite_ipu.emulator.trace.operators.table import words
 from ignite_ipu.emulator.values.structures import leaves, map_leaves
+from ignite_ipu.operators.table import words
 from ignite_ipu.torch_names.tensors import version_of
 
 Kernel = Callable[..., Any]

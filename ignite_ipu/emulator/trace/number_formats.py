@@ -16,8 +16,8 @@ import torch.nn.functional as F
 
 from ignite_ipu.emulator.errors import Error, backend_error
 from ignite_ipu.emulator.trace.call_sites import name_of
-from ignite_ipu.emulator.trace.operators.table import words
 from ignite_ipu.emulator.values.structures import leaves, map_leaves
+from ignite_ipu.operators.table import words
 
 Kernel = Callable[..., Any]
 

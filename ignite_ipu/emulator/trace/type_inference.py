@@ -11,10 +11,9 @@ from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequ
 import torch
 
 from ignite_ipu.emulator.errors import Error, Refusal, backend_error
-from ignite_ipu.emulator.trace import call_sites, half_precision
+from ignite_ipu.emulator.trace import call_sites, half_precision, operators
 from ignite_ipu.emulator.trace.active import memory_of
 from ignite_ipu.emulator.trace.call_sites import name_of
-from ignite_ipu.emulator.trace.operators import support
 from ignite_ipu.emulator.trace.refusals import needs_value
 from ignite_ipu.emulator.values.structures import leaves, map_leaves
 from ignite_ipu.torch_names.dispatch import GROUPED_PRODUCT, LOCAL_SCALAR, NESTED_FROM_MASK, TorchDispatchMode
@@ -147,7 +146,7 @@ def infer(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
 
 
 def _observed(kernel: _Kernel, args: Tuple[Any, ...], kwargs: Dict[str, Any], kinds: Set[str]) -> Any:
-    with support.observed(kernel, kinds):
+    with operators.observed(kernel, kinds):
         try:
             return kernel(*args, **kwargs)
         except RuntimeError as error:
@@ -194,7 +193,8 @@ def _failed(kernel: Callable[..., Any], error: Exception) -> Error:
         reason = reason.split(advice)[0]
     reason = reason.rstrip(". \n")
     return backend_error(
-        f"Type inference failed for {name}, called {call_sites.here()}: {reason}. {_REMEDIES.get(name, support.REMEDY)}"
+        f"Type inference failed for {name}, called {call_sites.here()}: {reason}. "
+        f"{_REMEDIES.get(name, operators.REMEDY)}"
     )
 
 

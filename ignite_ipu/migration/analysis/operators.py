@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Dict, FrozenSet, Iterator, List, Optional, Tuple
 
-from ignite_ipu.emulator.trace.operators import table as operator_table
-from ignite_ipu.emulator.trace.operators.table import Restriction
 from ignite_ipu.migration.analysis.kinds import default_of, parameters_of
 from ignite_ipu.migration.analysis.names import Names, argument, constant, dotted, has_hidden_arguments, names_bound
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
+from ignite_ipu.operators import table as operator_table
+from ignite_ipu.operators.table import Restriction
 
 _NO_OPERATORS = (
     "torch.nn.init.",

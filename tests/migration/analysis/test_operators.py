@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu.emulator.trace.operators import table as operator_table
 from ignite_ipu.migration.analysis.operators import COMPUTED, is_handled, problem, refused_arguments
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.source.file import Source
+from ignite_ipu.operators import table as operator_table
 from ignite_ipu.program.forward.equivalents import EQUIVALENTS
 
 NAMES = sorted(

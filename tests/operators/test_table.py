@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu.emulator.trace.operators import support
-from ignite_ipu.emulator.trace.operators import table as operator_table
-from tests.emulator.trace.operators import page as operator_page
+from ignite_ipu.emulator.trace import operators
+from ignite_ipu.operators import table as operator_table
+from tests.operators import page as operator_page
 
-PAGE = Path(__file__).parents[4] / "docs" / "operators.md"
+PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 
 
 def test_the_page_is_the_one_in_the_documentation():
-    """`python -m tests.emulator.trace.operators.page > docs/operators.md` writes it."""
+    """`python -m tests.operators.page > docs/operators.md` writes it."""
     assert PAGE.read_text(encoding="utf-8") == operator_page.page()
 
 
@@ -29,7 +29,7 @@ def test_no_operator_is_on_both_sides():
 
 def test_every_rule_of_an_argument_is_used_and_exists():
     named = {restriction.rule for restriction in operator_table.RESTRICTIONS if restriction.rule}
-    assert named == set(support._RULES)
+    assert named == set(operators._RULES)
 
 
 @pytest.mark.parametrize("restriction", operator_table.RESTRICTIONS, ids=lambda each: f"{each.of[0]} {each.says[:30]}")

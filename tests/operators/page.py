@@ -1,4 +1,4 @@
-"""The page of operators, written from the table: `python -m tests.emulator.trace.operators.page`."""
+"""The page of operators, written from the table: `python -m tests.operators.page`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Iterator, List, Mapping
 
 from torch.overrides import resolve_name
 
-from ignite_ipu.emulator.trace.operators import table as operator_table
-from ignite_ipu.emulator.trace.operators.table import Restriction
+from ignite_ipu.operators import table as operator_table
+from ignite_ipu.operators.table import Restriction
 from ignite_ipu.program.forward.equivalents import EQUIVALENTS
 from ignite_ipu.program.forward.exact import EXACT_VALUES
 
@@ -16,7 +16,7 @@ _HEAD = """\
 # Operators
 
 This page lists the operators of PyTorch 2.0 that PopTorch 3.3 compiles. PopTorch 3.3 is built for that version. The
-emulator, `ignite-ipu check` and `check --run` use this table. `python -m tests.emulator.trace.operators.page` writes
+emulator, `ignite-ipu check` and `check --run` use this table. `python -m tests.operators.page` writes
 the page.
 
 - Functions, methods and layers of PyTorch that consist of these operators compile as well.

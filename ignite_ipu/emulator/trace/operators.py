@@ -20,14 +20,14 @@ from ignite_ipu.emulator.logs import backend_logger, logger
 from ignite_ipu.emulator.trace import call_sites
 from ignite_ipu.emulator.trace.active import IpuTensor, Trace
 from ignite_ipu.emulator.trace.number_formats import narrow
-from ignite_ipu.emulator.trace.operators import table
 from ignite_ipu.emulator.values.structures import leaves
+from ignite_ipu.operators import table
 from ignite_ipu.torch_names.dispatch import TorchDispatchMode
 
 STRICT_VARIABLE = "IGNITE_IPU_STRICT_OPERATORS"
-SWITCH = "ignite_ipu.emulator.trace.operators.support.set_strict(False)"
+SWITCH = "ignite_ipu.emulator.operators.set_strict(False)"
 DOUBT = "PopTorch's sources read so, and no test of its own shows it: the emulator computes what PyTorch does."
-REMEDY = "Write it with operators that ignite_ipu.emulator.trace.operators.support.listed() names."
+REMEDY = "Write it with operators that ignite_ipu.emulator.operators.listed() names."
 
 _TURNS = table.words("transpose t permute movedim swapaxes swapdims expand expand_as unfold T mT")
 _FLAT = 4  # entries of a padding over two dimensions

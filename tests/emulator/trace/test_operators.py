@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator.trace.operators import support as operators
-from ignite_ipu.emulator.trace.operators import table
+from ignite_ipu.emulator.trace import operators
+from ignite_ipu.operators import table
 from tests.emulator.calls import Calls
 
 X = torch.rand(2, 4, 8) + 0.5
@@ -51,7 +51,7 @@ def test_unsupported_operators_are_refused_by_name(name, function):
     with pytest.raises(poptorch.Error, match="Unsupported ops found in compiled model") as error:
         run(lambda x: function(x * 1), X)
     assert f"aten::{name}" in str(error.value)
-    assert "test_support.py" in str(error.value)
+    assert "test_operators.py" in str(error.value)
 
 
 def test_the_line_may_lie_in_any_folder(tmp_path):
