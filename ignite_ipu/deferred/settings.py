@@ -20,10 +20,6 @@ _REFUSED = {
     "output_return_period": "a captured loop reads the values of every micro-batch. Leave it out.",
     "loader_mode": "a captured loop has loaders of its own, which are left as they are. Leave it out.",
     "weight_sync": "weights of a captured loop are copied when somebody asks for them. Leave it out.",
-    **dict.fromkeys(
-        ("pipeline", "execution", "ipus", "memory_per_ipu"),
-        "captured steps run on one IPU per replica. Use create_ipu_trainer for a model over several.",
-    ),
 }
 
 
@@ -67,7 +63,7 @@ def refuse_for_capture(config: IPUConfig, accumulates: bool = False) -> None:
         raise CaptureError(reason)
 
 
-def captured_options(config: IPUConfig) -> Options:
+def captured_options(config: IPUConfig, ipus_per_replica: int = 1) -> Options:
     """Return the training options that every program's own are derived from.
 
     A `CaptureError` where they say what only the loop can say, an `OptionsError` where they cannot run.
@@ -80,8 +76,9 @@ def captured_options(config: IPUConfig) -> Options:
             f"The output mode is {mode} in the options, but the loop reads the values of every micro-batch: leave the "
             "output mode alone, or set it to All."
         )
-    config = with_replicas(config, shared=config.gradient_accumulation_steps or 1)
-    result = training_options(dataclasses.replace(config, output_mode="All", gradient_accumulation_steps=None))
+    config = with_replicas(config, ipus_per_replica, shared=config.gradient_accumulation_steps or 1)
+    config = dataclasses.replace(config, output_mode="All", gradient_accumulation_steps=None)
+    result = training_options(config, ipus_per_replica=ipus_per_replica)
     for name, value in (
         ("deviceIterations", result.device_iterations),
         ("Training.gradientAccumulation", result.Training.gradient_accumulation),

@@ -30,7 +30,7 @@ from ignite_ipu.handlers.weight_sync import WeightSync
 from ignite_ipu.optimizers.conversion import Conversion, convert_optimizer
 from ignite_ipu.optimizers.host_link import HostUpdates
 from ignite_ipu.poptorch_types import Options
-from ignite_ipu.program.config import Configuration, IPUConfig
+from ignite_ipu.program.config import OF_PIPELINES, Configuration, IPUConfig
 from ignite_ipu.program.options import output_mode, own_options, training_options, with_replicas
 from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.training_step import TrainingStep
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline import Pipeline, PipelineRequest
 
 _COMPILED = ("options", "device_iterations", "replication_factor", "output_mode", "output_return_period")
-_OF_PIPELINES = ("pipeline", "execution", "ipus", "memory_per_ipu")
-_OF_EVALUATORS = (*_COMPILED, *_OF_PIPELINES, "mixed_precision", "loader_mode", "compile")
+_OF_EVALUATORS = (*_COMPILED, *OF_PIPELINES, "mixed_precision", "loader_mode", "compile")
 _NOT_FOR_EVALUATORS = (
     "it is about training, and an evaluator of a model with a trainer is configured as that. Leave the config out, or "
     "give the evaluator one of its own."
@@ -314,11 +313,11 @@ def _refuse_sum(options: Options, training: bool) -> None:
 
 def _request(config: IPUConfig) -> Optional[PipelineRequest]:
     """Return what is asked for the IPUs of the model; the rest of the pipeline is loaded only where something is."""
-    if all(getattr(config, name) is None for name in _OF_PIPELINES):
+    if all(getattr(config, name) is None for name in OF_PIPELINES):
         return None
-    from ignite_ipu.pipeline import PipelineRequest
+    from ignite_ipu.session.placement import requested
 
-    return PipelineRequest.of(config)
+    return requested(config)
 
 
 def _with_plan(config: IPUConfig, request: Optional[PipelineRequest], training: bool) -> IPUConfig:

@@ -12,6 +12,8 @@ from ignite_ipu.program import settings
 
 EXECUTIONS = ("pipelined", "sharded", "serial phased", "parallel phased")
 """The ways in which a pipeline's stages run."""
+OF_PIPELINES = ("pipeline", "execution", "ipus", "memory_per_ipu")
+"""Settings that spread a model over several IPUs."""
 HALF_LOSS_SCALING = 4096.0
 """Factor on the loss gradient where products are in half precision and no factor is given: 2^12.
 
@@ -120,8 +122,11 @@ class IPUConfig:
             where the machine has not enough for both.
         pipeline: What spreads the model over several IPUs: names or indices of the layers at which stages begin, pairs
             of these with an IPU, a mapping of them to IPUs, layers per IPU such as `[4, -1, -1, 4]`, a `Placement`, a
-            `Plan`, or "auto", which plans with the first batch. It replaces the execution strategy of `options`.
-        execution: "pipelined" (the default), "sharded", "serial phased" or "parallel phased".
+            `Plan` or the JSON file of one, or "auto", which plans with the first batch. Of several models in a loop, a
+            mapping of the names of their classes to these, or to the IPU of the whole model. It replaces the execution
+            strategy of `options`.
+        execution: "pipelined" (the default), "sharded", "serial phased" or "parallel phased". In a loop, without
+            `pipeline`, also how blocks in the model's own code run.
         ipus: IPUs there are for all replicas: what "auto" may use, and a limit otherwise.
         memory_per_ipu: Bytes that one IPU has, to which the estimated memory is held before compiling.
         offload: Keep "optimizer" state, "weights", "activations" or "accumulators" in off-chip memory.

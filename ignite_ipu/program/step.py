@@ -236,6 +236,11 @@ class BatchStep(nn.Module):
         """Return the loss in what a call of this returns, if it trains."""
         raise NotImplementedError
 
+    def run_with(self, model: nn.Module, *leaves: Any) -> Any:
+        """Return what a micro-batch computes with another model in the place of the user's, without marks."""
+        x, *_ = self.batch(leaves)
+        return self.model_transform(self.model_fn(model, x))
+
     def find_attributes(self, leaves: Sequence[Any], micro_batches: int, training: bool) -> bool:
         """Find the attributes that forward computes from weights alone, for a batch's leaves; return whether any are.
 

@@ -121,6 +121,12 @@ class TrainingStep(BatchStep):
         loss = self.marked_loss(loss)
         return (y_pred if self.predictions else None), loss
 
+    def run_with(self, model: nn.Module, *leaves: Any) -> Any:
+        """Return the loss of a micro-batch with another model, the output where that is the loss."""
+        x, y = self.batch(leaves)
+        y_pred = self.model_transform(self.model_fn(model, x))
+        return y_pred if self.loss_fn is None else self.loss_fn(y_pred, y)
+
     def adds_up(self, leaves: Sequence[Any], micro_batches: int) -> bool:
         """Tell whether the loss is a sum over samples: of each sample twice it is twice as large, on the host."""
         try:

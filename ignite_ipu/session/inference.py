@@ -31,7 +31,7 @@ from ignite_ipu.session.programs import Programs
 
 if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
-    from ignite_ipu.session.placement import Placing
+    from ignite_ipu.session.placement import MakePlacing, Placing
 
 _LARGER = (
     "Predictions of %s change, or may, when a batch is cut into pieces of the %d rows that the program has: it is "
@@ -120,12 +120,14 @@ class Inference:
         pipeline: Optional[PipelineRequest] = None,
         instead_of: Optional[ModelProgram] = None,
         reports_frozen: bool = True,
+        place: Optional[MakePlacing] = None,
     ) -> ModelProgram:
         """Return the program that evaluates the model so; evaluators that ask for the same share one.
 
         Args:
             pipeline: What puts the model on several IPUs; the trainer's layers are put where they train when None.
             instead_of: What has evaluated for the caller so far, destroyed if another does from now on.
+            place: Makes what puts the model there; `Placing` when None.
             reports_frozen: Whether to say that forward changes Python values, which a program does not do again.
         """
         programs = self.programs
@@ -139,7 +141,7 @@ class Inference:
             if pipeline is not None:
                 from ignite_ipu.session.placement import Placing
 
-                placing = Placing(pipeline, step, options, False)
+                placing = (place or Placing)(pipeline, step, options, False, None)
             on_trace = programs.changes.report_frozen if reports_frozen else None
             program = ModelProgram(step, options, programs.weights, programs.hooks, placing, on_trace=on_trace)
             programs.evaluations.append(program)

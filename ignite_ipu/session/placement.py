@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Sequence, cast
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Optional, Sequence, cast
 
 import torch
-from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OptionsError, PlanError, logger
 from ignite_ipu.pipeline.placing.placement import Placement, Planned, save_memory
 from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.poptorch_types import Options
+from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.options import check_ipus, is_simulated
 from ignite_ipu.program.step import BatchStep, first_micro_batch
@@ -23,6 +24,20 @@ if TYPE_CHECKING:
 
 
 _ESTIMATED = ("pipelined", "sharded")
+
+
+def requested(config: IPUConfig) -> Optional[PipelineRequest]:
+    """Return the pipeline that a configuration asks for, None for none; a plan's file is read.
+
+    Raises:
+        PlanError: As of `PipelineRequest.of` and `load_plan`.
+        OSError: The plan's file cannot be read.
+    """
+    if isinstance(config.pipeline, str) and config.pipeline.endswith(".json"):
+        from ignite_ipu.pipeline import load_plan
+
+        config = dataclasses.replace(config, pipeline=load_plan(config.pipeline))
+    return PipelineRequest.of(config)
 
 
 class Placing:
@@ -45,7 +60,7 @@ class Placing:
         self.request, self.inference = request, request.for_inference()
         self.placement: Optional[Placement] = None
         self.plan: Optional[Plan] = cast("Plan", request.spec) if isinstance(request.spec, Planned) else None
-        self._step = step
+        self._step: BatchStep = step
         self._options = options.clone().autoRoundNumIPUs(True) if request.round_up else options
         self._training, self._optimizer = training, optimizer
         # Tensor locations of a plan of ours, none of the user's own.
@@ -103,18 +118,23 @@ class Placing:
     def applied(self, step: BatchStep) -> Iterator[None]:
         """Have stages open their blocks in the model, and in front of the loss, while it compiles."""
         assert self.placement is not None
-        with self.placement.apply(step.model) as applied, step.staged(applied):
-            try:
-                yield
-            except AssertionError as error:
-                if "Unknown Block" not in str(error):
-                    raise
-                raise PlanError(
-                    f"{type(step.model).__qualname__} has annotations of its own (poptorch.Block, BeginBlock or "
-                    "BlockFunction), which say where its layers are, and so does pipeline. Remove the annotations "
-                    "(poptorch.removeBlocks(model) does so for BeginBlock), or leave pipeline out and set the "
-                    "execution strategy in options."
-                ) from error
+        with self.placement.apply(step.model) as applied, step.staged(applied), self._alone(step):
+            yield
+
+    @contextmanager
+    def _alone(self, step: BatchStep) -> Iterator[None]:
+        """Refuse a model with blocks of its own, which is traced in the `with` block."""
+        try:
+            yield
+        except AssertionError as error:
+            if "Unknown Block" not in str(error):
+                raise
+            raise PlanError(
+                f"{type(step.model).__qualname__} has annotations of its own (poptorch.Block, BeginBlock or "
+                "BlockFunction), which say where its layers are, and so does pipeline. Remove the annotations "
+                "(poptorch.removeBlocks(model) does so for BeginBlock), or leave pipeline out and set the "
+                "execution strategy in options."
+            ) from error
 
     def _check(self, placement: Placement) -> None:
         options = self._options
@@ -123,11 +143,7 @@ class Placing:
                 f"The placement puts the loss on IPU {placement.loss_ipu}, but the model computes its own loss, which "
                 "runs with the layers around it. Leave loss_ipu out."
             )
-        problem = placement.depth_problem(
-            self._training, options.Training.gradient_accumulation, options.device_iterations
-        )
-        if problem is not None:
-            raise PlanError(problem)
+        self._check_depth(placement)
         pipelined = placement.execution == "pipelined" and placement.ipus_per_replica > 1
         if pipelined and backend.poptorch().OutputMode(options.output_mode).name == "EveryN":
             raise OptionsError(
@@ -142,6 +158,14 @@ class Placing:
         raise OptionsError(
             f"{product} takes {ipus} IPUs, and this machine has no device with so many. Use fewer stages or replicas."
         )
+
+    def _check_depth(self, placement: Placement) -> None:
+        options = self._options
+        problem = placement.depth_problem(
+            self._training, options.Training.gradient_accumulation, options.device_iterations
+        )
+        if problem is not None:
+            raise PlanError(problem)
 
     def _check_limit(self, ipus: int, product: str) -> None:
         limit = self.request.ipus
@@ -235,17 +259,15 @@ def _profile(step: BatchStep, leaves: Sequence[Any], micro_batches: int, trainin
     """Measure a micro-batch on the host, loss included."""
     from ignite_ipu.pipeline import measure
 
-    def run(model: nn.Module, *micro_batch: Any) -> Any:
-        x, *y = step.batch(micro_batch)
-        y_pred = step.model_transform(step.model_fn(model, x))
-        loss_fn = getattr(step, "loss_fn", None)
-        return y_pred if loss_fn is None else loss_fn(y_pred, *y)
-
     first = first_micro_batch(leaves, micro_batches)
-    return measure(step.model, first, granularity=granularity, training=training, call=run)
+    return measure(step.model, first, granularity=granularity, training=training, call=step.run_with)
 
 
 def _optimizer_location(options: Options) -> Dict[str, int]:
     """Return what the options say about the optimizer's state, empty if nothing."""
     locations = options.TensorLocations
     return dict(locations.location_optimizer) if locations.exists("location_optimizer") else {}
+
+
+MakePlacing = Callable[[PipelineRequest, BatchStep, Options, bool, Optional[torch.optim.Optimizer]], Placing]
+"""A class of `Placing`."""

@@ -36,7 +36,7 @@ from ignite_ipu.torch_names import lists
 
 if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
-    from ignite_ipu.session.placement import Placing
+    from ignite_ipu.session.placement import MakePlacing, Placing
 
 _ONE_MICRO_BATCH = BatchGeometry(1)
 # Weak on both sides: a session holds its model, and lives as long as one of its engines.
@@ -142,6 +142,7 @@ class IPUSession:
         options: Options,
         pipeline: Optional[PipelineRequest] = None,
         share_ipus: bool = False,
+        place: Optional[MakePlacing] = None,
     ) -> Trained:
         """Say what training this model means; the program is compiled when the first batch comes.
 
@@ -151,6 +152,7 @@ class IPUSession:
             options: `poptorch.Options` for training.
             pipeline: What puts the model on several IPUs.
             share_ipus: Let training and inference take turns on the same IPUs instead of each having their own.
+            place: Makes what puts the model there; `Placing` when None.
 
         Raises:
             PlanError: The pipeline does not suit the model or the options.
@@ -170,7 +172,7 @@ class IPUSession:
         if pipeline is not None:
             from ignite_ipu.session.placement import Placing
 
-            placing = Placing(pipeline, step, options, True, conversion.source)
+            placing = (place or Placing)(pipeline, step, options, True, conversion.source)
         programs = self._programs
         trained = Trained(step, conversion, options, self.weights, self.hooks, placing, self.changes.report_frozen)
         programs.trained = trained

@@ -24,8 +24,8 @@ def test_accelerates_own_arguments_are_taken_from_it(tmp_path):
 def test_what_is_said_twice_must_be_the_same():
     with pytest.raises(OptionsError, match="gradient_accumulation_steps is 4 in the config but the arguments say 2"):
         IPUAccelerator(gradient_accumulation_steps=2, config={"gradient_accumulation_steps": 4})
-    with pytest.raises(CaptureError, match=r"pipeline is \('2',\), but captured steps run on one IPU"):
-        IPUAccelerator(config={"pipeline": ["2"]})
+    with pytest.raises(CaptureError, match=r"weight_sync is 'epoch', but weights of a captured loop are copied when"):
+        IPUAccelerator(config={"weight_sync": "epoch"})
 
 
 def test_replicas_share_the_micro_batches_of_an_update(monkeypatch, tmp_path):

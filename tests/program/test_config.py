@@ -198,8 +198,8 @@ def test_what_nobody_would_honour_is_refused():
     model, optimizer = pair()
     with pytest.raises(OptionsError, match="seed=3: it is about training"):
         create_ipu_evaluator(model, config={"seed": 3})
-    with pytest.raises(CaptureError, match=r"pipeline is \('2',\), but captured steps run on one IPU"):
-        ipu_prepare(optimizer, model, config={"pipeline": ["2"]})
+    with pytest.raises(CaptureError, match=r"weight_sync is 'epoch', but weights of a captured loop are copied when"):
+        ipu_prepare(optimizer, model, config={"weight_sync": "epoch"})
     with pytest.raises(CaptureError, match="device_iterations is 4, but in a captured step the loop decides"):
         ipu_step(lambda engine, batch: None, config={"device_iterations": 4})
 

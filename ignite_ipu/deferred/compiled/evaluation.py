@@ -10,6 +10,7 @@ from torch import nn
 
 from ignite_ipu.deferred.compiled.host_calls import call_first
 from ignite_ipu.deferred.compiled.modes import Modes
+from ignite_ipu.deferred.compiled.places import Places, execution_of, one_after_another
 from ignite_ipu.deferred.compiled.step import CalledStep
 from ignite_ipu.deferred.graph.operations import ModesThen
 from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, mapped, refuse_sparse
@@ -19,6 +20,7 @@ from ignite_ipu.errors import CaptureError, RowsError, logger
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
+from ignite_ipu.program.options import own_options
 from ignite_ipu.program.tensors.rows import split_rows, take_rows
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.gradients import words_read
@@ -38,9 +40,10 @@ _COUNTS = AnyBatchNorm
 class CapturedEvaluation:
     """The inference programs of one captured model, one for each kind of call; up to eight are kept."""
 
-    def __init__(self, session: IPUSession, config: IPUConfig) -> None:
+    def __init__(self, session: IPUSession, config: IPUConfig, places: Places) -> None:
         self._session = session
         self._config = config
+        self._places = places
         # Beginning with the one that was not used for longest.
         self._programs: OrderedDict[Tuple[Hashable, Hashable], ModelProgram] = OrderedDict()
         self._row_wise: Dict[ModelProgram, bool] = {}
@@ -136,7 +139,10 @@ class CapturedEvaluation:
     def _new(self, model: nn.Module, structure: Any, tensors: Sequence[torch.Tensor], grows: bool) -> ModelProgram:
         shapes = [tuple(tensor.shape) for tensor in tensors]
         step = CalledStep(model, structure, shapes, self._config.half_products, words_read(), grows)
-        options = self._session.inference.options(_OPTIONS)
+        options = self._session.inference.options(_OPTIONS).clone()
+        if self._session.inference.training is None:
+            options.setExecutionStrategy(execution_of(own_options(self._config)))
+        one_after_another(options)
         if len(self._programs) == _MANY:
             logger.warning(
                 "The model is evaluated with %d different shapes or arguments, and each is a program of its own that "
@@ -154,7 +160,8 @@ class CapturedEvaluation:
                 )
             self._destroy(next(iter(self._programs)))
         # With other attributes the next call is another program's.
-        return self._session.inference.prepare(step, options, reports_frozen=False)
+        pipeline, make = self._places.evaluation(model)
+        return self._session.inference.prepare(step, options, pipeline, reports_frozen=False, place=make)
 
     def _destroy(self, key: Tuple[Hashable, Hashable]) -> None:
         program = self._programs.pop(key)

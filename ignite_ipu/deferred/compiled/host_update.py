@@ -57,6 +57,7 @@ class HostUpdate(CapturedTraining):
 
     reason = "as update='host' asks"
     told = False
+    one_after_another = True  # a call has one micro-batch
 
     def compute(
         self,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from typing import Any, Callable, Container, List, Mapping, Sequence, Tuple
+from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, Protocol, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -23,13 +24,37 @@ from ignite_ipu.program.tensors.strides import with_strides
 from ignite_ipu.program.user_code import Line
 
 
-class _ReadyStep(BatchStep):
+class Stages(Protocol):
+    """Stages of a program over several IPUs, which open as it is traced: a `Route`."""
+
+    def begin(self) -> None: ...
+    def begin_loss(self) -> None: ...
+    def gather(self, weights: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]: ...
+
+
+class ReadyStep(BatchStep):
     """A module whose inputs come ready for the device, and which leaves the user's modules in the modes they are in."""
 
     keeps_attributes = False  # what calls leave behind are results here
 
     def __init__(self, model: nn.Module, half: bool) -> None:
         super().__init__(model, ("inputs",), _no_call, _no_call, half)
+        # A list, because PopTorch traces a shallow copy of this module.
+        self._route: List[Stages] = []
+
+    @property
+    def called(self) -> Sequence[str]:
+        """Paths of the parts of the model that are called."""
+        return ("",)
+
+    @contextlib.contextmanager
+    def on(self, route: Stages) -> Iterator[None]:
+        """Open stages as this runs in the `with` block."""
+        self._route.append(route)
+        try:
+            yield
+        finally:
+            self._route.clear()
 
     def arguments(self, *parts: Any, micro_batches: int) -> List[Any]:
         return list(parts[0])
@@ -38,11 +63,11 @@ class _ReadyStep(BatchStep):
         """Tell whether another step compiles to the same program: none does."""
         return other is self
 
-    def train(self, mode: bool = True) -> _ReadyStep:
+    def train(self, mode: bool = True) -> ReadyStep:
         return self
 
 
-class CapturedStep(_ReadyStep):
+class CapturedStep(ReadyStep):
     """The module compiled for a captured update: it returns the loss, and the values that are wanted on the host."""
 
     is_tried = True
@@ -54,23 +79,40 @@ class CapturedStep(_ReadyStep):
 
     def forward(self, *leaves: Any) -> Any:
         """Return `(loss, *outputs)` for the inputs of a micro-batch; where there are no outputs, the loss itself."""
+        with EAGER, self.guarded(training=True), self.in_half():
+            results, total = self._totals(leaves)
+        loss = self.marked_loss(total)
+        if not self.update.outputs:
+            return loss
+        return (loss, *[results[operation][result] for operation, result in self.update.outputs])
+
+    @property
+    def called(self) -> Sequence[str]:
+        """Paths of the parts of the model that are called."""
+        return tuple(dict.fromkeys(step.part for step in self.update.graph.steps if step.function is None))
+
+    def run_with(self, model: nn.Module, *leaves: Any) -> Any:
+        """Return the loss of a micro-batch with another model, without marks."""
+        with EAGER:
+            return CapturedStep(model, self.update)._totals(leaves)[1]
+
+    def _totals(self, leaves: Sequence[Any]) -> Tuple[List[List[Any]], Any]:
+        """Return the results of each operation for the inputs of a micro-batch, and the sum of the losses."""
         update, graph = self.update, self.update.graph
         shapes = [*graph.inputs, *[((), torch.float32)] * len(update.variable)]
         inputs = [leaf if shape else leaf.reshape(()) for leaf, (shape, _) in zip(leaves, shapes)]
         numbers: List[Any] = list(update.numbers)
         for position, number in zip(sorted(update.variable), inputs[len(graph.inputs) :]):
             numbers[position] = number
-        with EAGER, self.guarded(training=True), self.in_half():
-            results = self._compute(inputs, numbers)
-            total: Any = None
-            for operation, result in graph.losses:
-                loss = results[operation][result]
-                loss = loss.reshape(()) if loss.dim() else loss
-                total = loss if total is None else total + loss
-        loss = self.marked_loss(total)
-        if not update.outputs:
-            return loss
-        return (loss, *[results[operation][result] for operation, result in update.outputs])
+        for route in self._route:
+            route.begin()
+        results = self._compute(inputs, numbers)
+        total: Any = None
+        for operation, result in graph.losses:
+            loss = results[operation][result]
+            loss = loss.reshape(()) if loss.dim() else loss
+            total = loss if total is None else total + loss
+        return results, total
 
     def loss_of(self, output: Any) -> torch.Tensor:
         """Return the loss of `(loss, *outputs)`, or the loss alone."""
@@ -81,13 +123,22 @@ class CapturedStep(_ReadyStep):
         parameters = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         remaining = iter(numbers)
         results: List[List[Any]] = []
-        for step in self.update.graph.steps:
+        steps = self.update.graph.steps
+        last_call = max((number for number, step in enumerate(steps) if step.function is None), default=-1)
+        for number, step in enumerate(steps):
+            read: Mapping[str, torch.Tensor] = parameters
+            for route in self._route:
+                if number == last_call + 1:
+                    route.begin_loss()
+                names = [source for source in step.leaves if isinstance(source, str)]
+                if names and step.function is not None:
+                    read = route.gather({name: parameters[name] for name in names})
             found: List[Any] = []
             for source in step.leaves:
                 if source is None:
                     found.append(next(remaining))
                 elif isinstance(source, str):
-                    found.append(parameters[source])
+                    found.append(read[source])
                 elif source < 0:
                     found.append(inputs[~source])
                 else:
@@ -110,7 +161,7 @@ class _HostResults:
     shapes: Sequence[Tuple[Tuple[int, ...], Tuple[int, ...]]] = ()
 
 
-class CalledStep(_ReadyStep):
+class CalledStep(ReadyStep):
     """The module compiled to evaluate: one call of the model, with tensors of these shapes among its arguments.
 
     `words` are the names of attributes that others read, in which it may leave tensors for them; `grows` tells whether
@@ -151,6 +202,8 @@ class CalledStep(_ReadyStep):
         found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
         args, kwargs = unflatten(self._structure, found)
         with EAGER, self.guarded(), ForwardGuard(), self.in_half():
+            for route in self._route:
+                route.begin()
             held, buffers = HeldBuffers(self.model), dict(self.model.named_buffers())
             output = self._called(functools.partial(self.model, *args, **kwargs))
             held.check(buffers, dict(self.model.named_buffers()))
@@ -163,6 +216,13 @@ class CalledStep(_ReadyStep):
                 f"The model returned a {type(output).__qualname__} without tensors; nothing can come back."
             )
         return self.with_writes(tuple(tensors))
+
+    def run_with(self, model: nn.Module, *leaves: Any) -> Any:
+        """Return what a call of another model returns, without what it leaves behind."""
+        found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
+        args, kwargs = unflatten(self._structure, found)
+        with EAGER:
+            return model(*args, **kwargs)
 
     def find_writes(self, leaves: Sequence[Any], micro_batches: int) -> Sequence[str]:
         """Return `writes`; where the call leaves tensors, the trace finds out."""

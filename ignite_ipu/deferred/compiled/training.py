@@ -10,6 +10,7 @@ import torch
 
 from ignite_ipu import backend
 from ignite_ipu.deferred.compiled.modes import Modes
+from ignite_ipu.deferred.compiled.places import Places, set_execution
 from ignite_ipu.deferred.compiled.step import CapturedStep
 from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, needed_values
 from ignite_ipu.deferred.compiled.update_gradients import UpdateGradients, reached_by
@@ -50,18 +51,23 @@ class CapturedTraining:
         most_micro_batches: How many of the loop's the largest update so far was made from, None before the first.
         zeroed: Where the loop made gradients zero instead of None, if it did when it last cleared them.
         clipped: Whether the coming update is clipped so far, or one that was made early.
+        one_after_another: Whether stages run one after another that are to be pipelined.
     """
 
-    def __init__(self, session: IPUSession, config: IPUConfig, modes: Modes) -> None:
+    one_after_another = False
+
+    def __init__(self, session: IPUSession, config: IPUConfig, modes: Modes, places: Places) -> None:
         self.session = session
         self.config = config
+        self._places = places
         self.max_grad_norm = config.max_grad_norm
         self.optimizer: Optional[torch.optim.Optimizer] = None
         self.own: Optional[FrozenSet[int]] = None
         self.compilations = 0
         self.checked: Any = None
         self.zeroed: Optional[Line] = None
-        self._base = captured_options(config)
+        self._base = captured_options(config, places.ipus_per_replica)
+        set_execution(config, self._base)
         self.replicas = int(self._base.replication_factor)
         self._graphs = StepGraphs()
         self._compiled: Optional[CompiledUpdate] = None
@@ -270,6 +276,13 @@ class CapturedTraining:
             return self.session.prepare_call(leaves, leaves[0])(*leaves)
         except BaseException as error:
             self._compiled = None
+            if isinstance(error, Exception) and "number of pipeline stages" in str(error):
+                raise CaptureError(
+                    f"The blocks of the model make a pipeline, which needs more micro-batches than the "
+                    f"{compiled.count // compiled.replicas} of this update: {error} In a captured loop, accumulate "
+                    "gradients over so many micro-batches before optimizer.step(), or set "
+                    "IPUConfig(execution='sharded')."
+                ) from error
             too_large = out_of_memory(error) if isinstance(error, Exception) else None
             if too_large is None:
                 raise
@@ -427,7 +440,10 @@ class CapturedTraining:
         options.Training.accumulationAndReplicationReductionType(backend.poptorch().ReductionType.Sum)
         if not self.prepared:
             updates = self._updates()
-            self._trained = self.session.prepare_training(step, updates, options, share_ipus=self.config.share_ipus)
+            pipeline, make = self._places.training(self.one_after_another)
+            self._trained = self.session.prepare_training(
+                step, updates, options, pipeline, share_ipus=self.config.share_ipus, place=make
+            )
             if self._random_state is not None:
                 self.session.set_random_state(self._random_state)
         else:

@@ -61,7 +61,14 @@ def join(captures: List[CapturedModel], reason: str) -> CapturedModel:
             turn.training.forget_program()
         if capture.on_host is not None:
             capture.on_host.programs.forget_program()
-    whole = captures[0].like(JoinedModels(tops))
+    joined_models = JoinedModels(tops)
+    requests = {
+        capture.model.get_submodule(path): request
+        for capture in captures
+        for path, request in capture.places.requests.items()
+    }
+    places = {name: requests[model] for name, model in joined_models.named_children() if model in requests}
+    whole = captures[0].like(joined_models, places)
     whole.join(parts)
     return whole
 

@@ -8,7 +8,21 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple, Union, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Dict,
+    FrozenSet,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+    cast,
+)
 
 import torch
 from torch import nn
@@ -18,6 +32,7 @@ from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation, with_gra
 from ignite_ipu.deferred.compiled.host_calls import called_on_host
 from ignite_ipu.deferred.compiled.host_update import refuse_replicas
 from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
+from ignite_ipu.deferred.compiled.places import Places
 from ignite_ipu.deferred.compiled.training import CapturedTraining
 from ignite_ipu.deferred.events import OBSERVERS
 from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value
@@ -53,6 +68,9 @@ from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
+if TYPE_CHECKING:
+    from ignite_ipu.pipeline import PipelineRequest
+
 
 class CapturedModel:
     """Captured model: records its calls and runs its updates.
@@ -65,6 +83,8 @@ class CapturedModel:
             as it is.
         part_of: What captures a model of which this one is a submodule.
         joins: Whether the parameters become this one's that others have captured.
+        places: What is asked for the IPUs of models that are trained together, by their paths; as `config` says for
+            one model when None.
 
     Attributes:
         whole: What runs the updates: this, or what captures the models that one optimizer trains together.
@@ -84,6 +104,7 @@ class CapturedModel:
         part_of: Optional[CapturedModel] = None,
         observer: CaptureObserver = IGNORING,
         joins: bool = False,
+        places: Optional[Mapping[str, PipelineRequest]] = None,
     ) -> None:
         self.model = model
         self.whole = self
@@ -101,12 +122,15 @@ class CapturedModel:
             part_of.parts.append(self)
             return
         self.clip_remedy, self._joins = clip_remedy, joins
+        self._asked_places = places
         self._begin()
 
     def _begin(self) -> None:
         model = self.model
         self.session = IPUSession.of(model)
         self.session.refuse_second_trainer()
+        asked = self._asked_places
+        self.places = Places.of(model, self.config) if asked is None else Places(model, asked)
         self.modes = Modes(model, self.session.weights)
         self.turns = [Updates(self)]
         self.on_host: Optional[UpdatesOnHost] = None
@@ -114,7 +138,7 @@ class CapturedModel:
             refuse_replicas(self.turns[0].training.replicas)
             self.on_host = UpdatesOnHost(self)
         self.standby = UpdatesOnHost(self) if self.config.update == "auto" else None
-        self.evaluation = CapturedEvaluation(self.session, self.config)
+        self.evaluation = CapturedEvaluation(self.session, self.config, self.places)
         self.edits = WeightEdits(self.session.weights)
         self.buffer_writes = BufferBook(self.modes, self.edits, self.session.weights)
         with DisableTorchFunctionSubclass():
@@ -180,10 +204,10 @@ class CapturedModel:
         """True if nothing was trained, by this model or together with others."""
         return self.is_alone and not any(turn.training.prepared for turn in self.turns)
 
-    def like(self, model: nn.Module) -> CapturedModel:
+    def like(self, model: nn.Module, places: Mapping[str, PipelineRequest]) -> CapturedModel:
         """Return what captures another model in the same way, for `join`."""
         own = (self.config, self._join, self.postponed, self.clip_remedy)
-        return CapturedModel(model, *own, observer=self._observer, joins=True)
+        return CapturedModel(model, *own, observer=self._observer, joins=True, places=places)
 
     def parameter_ids(self) -> Sequence[int]:
         return [id(parameter) for parameter in self.model.parameters()]
@@ -538,7 +562,7 @@ class CapturedModel:
             )
         held = [each for each in map(held_tensors, list(OPTIMIZERS)) if not own.isdisjoint(map(id, each))]
         loose = {id(each): each for each in itertools.chain(weights, *held) if parameter_of(each) is None}
-        return self.whole.like(LooseParameters(list(loose.values()))) if loose else self
+        return self.whole.like(LooseParameters(list(loose.values())), {}) if loose else self
 
     def computes_alone(self, call: Operation) -> bool:
         """Tell whether the host can compute a call before those that were made before it have run."""

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.compiled.modes import Modes
+from ignite_ipu.deferred.compiled.places import Places
 from ignite_ipu.deferred.compiled.training import CapturedTraining
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, NORM, USES, Operation, Value, keep_inputs, keep_weights
@@ -44,6 +45,7 @@ class Whole(Captured, Protocol):
     session: IPUSession
     config: IPUConfig
     modes: Modes
+    places: Places
     edits: WeightEdits
     buffer_writes: BufferBook
     book: GradientBook
@@ -78,7 +80,7 @@ class Updates:
 
     def __init__(self, model: Whole) -> None:
         self._model = model
-        self.training = CapturedTraining(model.session, model.config, model.modes)
+        self.training = CapturedTraining(model.session, model.config, model.modes, model.places)
         self.early: Optional[EarlyUpdate] = None
         # How many losses the gradients that the host has computed are of.
         self._shown = 0

@@ -48,7 +48,7 @@ class UpdatesOnHost:
 
     def __init__(self, model: Whole) -> None:
         self._model = model
-        self.programs = HostUpdate(model.session, model.config, model.modes)
+        self.programs = HostUpdate(model.session, model.config, model.modes, model.places)
         # Operations that compute with weights, whose values somebody may have, as long as somebody has.
         self._recorded: weakref.WeakSet[Operation] = weakref.WeakSet()
         self._older: List[Older] = []

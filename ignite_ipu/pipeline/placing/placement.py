@@ -307,7 +307,8 @@ def layers_per_ipu(counts: Sequence[int], layers: int) -> List[int]:
 
 def _starts(model: nn.Module, entries: Sequence[Entry], granularity: Granularity) -> List[Start]:
     names = layer_names(model, granularity)
-    known = {*names, *(name for name, _ in model.named_modules() if name)}
+    # The model itself goes by the name of its class.
+    known = {*names, type(model).__name__, *(name for name, _ in model.named_modules() if name)}
     starts, ranges = [], []
     for number, entry in enumerate(entries):
         pair: Tuple[Any, Any] = entry if isinstance(entry, tuple) else (entry, number)

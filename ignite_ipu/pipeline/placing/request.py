@@ -27,6 +27,7 @@ class PipelineRequest:
         memory_per_ipu: Bytes of one IPU to hold the estimates to; None for a Mk2's, which a described pipeline may
             exceed with a warning.
         round_up: Whether IPUs may be left idle where the number is no power of two.
+        shared: The numbers of the IPUs among those that several models share; by their numbers in the placement.
     """
 
     spec: Union[Tuple[Entry, ...], Mapping[Union[str, int], int], Planned, Placement, str]
@@ -34,6 +35,7 @@ class PipelineRequest:
     ipus: Optional[int] = None
     memory_per_ipu: Optional[int] = None
     round_up: bool = False
+    shared: Tuple[int, ...] = ()
 
     @classmethod
     def of(cls, config: IPUConfig) -> Optional[PipelineRequest]:
@@ -119,6 +121,40 @@ class PipelineRequest:
                 f"The plan is for {kinds[1]}, but this is {kinds[0]}. Plan measure(..., training={training}) for it."
             )
         return self.spec.factors()
+
+    def for_model(self, model: nn.Module) -> Optional[PipelineRequest]:
+        """Return the request of one of several models, which a mapping of the names of their classes describes.
+
+        Of another description every model has the same; None for a model that the mapping leaves out.
+
+        Raises:
+            PlanError: The model's description is none.
+        """
+        if not isinstance(self.spec, Mapping):
+            return self
+        name = type(model).__name__
+        if name not in self.spec:
+            return self if all(isinstance(value, int) for value in self.spec.values()) else None
+        given: Any = self.spec[name]
+        if isinstance(given, int):
+            given = [(name, given)]  # the model goes by that name itself
+        used: Tuple[int, ...] = ()
+        if isinstance(given, Mapping):
+            used = tuple(sorted({ipu for ipu in given.values() if isinstance(ipu, int)}))
+            given = {layer: used.index(ipu) if ipu in used else ipu for layer, ipu in given.items()}
+        elif isinstance(given, (list, tuple)):
+            pairs = [tuple(entry) if isinstance(entry, (list, tuple)) else entry for entry in given]
+            numbers = {entry[1] if isinstance(entry, tuple) else place for place, entry in enumerate(pairs)}
+            if any(isinstance(entry, tuple) for entry in pairs) and all(isinstance(each, int) for each in numbers):
+                used = tuple(sorted(numbers))
+                pairs = [
+                    (entry[0], used.index(entry[1])) if isinstance(entry, tuple) else (entry, used.index(place))
+                    for place, entry in enumerate(pairs)
+                ]
+            given = pairs
+        config = IPUConfig(pipeline=given, execution=self.execution, ipus=self.ipus, memory_per_ipu=self.memory_per_ipu)
+        own = PipelineRequest.of(config)
+        return None if own is None else replace(own, shared=used)
 
     def for_inference(self) -> PipelineRequest:
         """Return the request of evaluators that make none, from their trainer's: the same layers, without the loss."""

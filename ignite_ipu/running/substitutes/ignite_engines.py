@@ -24,7 +24,7 @@ from ignite_ipu.deferred.engine_step import with_known_values
 from ignite_ipu.deferred.settings import capture_refusal, captured_options
 from ignite_ipu.engines.factories import create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.config import OF_PIPELINES, IPUConfig
 from ignite_ipu.program.options import evaluation_options, training_options
 from ignite_ipu.program.user_code import OURS
 from ignite_ipu.running.patches import Substitutes
@@ -86,6 +86,8 @@ def substitute_ignite(substitutes: Substitutes, trained: EngineWeights, config: 
 
 def _needs_factories(config: IPUConfig) -> bool:
     """Return whether settings ask for several micro-batches per call, or for several IPUs per replica."""
+    if any(getattr(config, name) is not None for name in OF_PIPELINES):
+        return True  # an iteration of an engine is one micro-batch
     try:
         return capture_refusal(config) is not None or int(captured_options(config).replication_factor) > 1
     except CaptureError:
@@ -98,7 +100,7 @@ def _of_evaluator(config: IPUConfig, model: Any) -> IPUConfig:
     session = known_session(unwrapped(model)) if isinstance(model, nn.Module) else None
     if config.said() and (session is None or session.training is None):
         settings["options"] = evaluation_options(training=training_options(config))
-        settings.update({name: getattr(config, name) for name in ("pipeline", "execution", "ipus", "memory_per_ipu")})
+        settings.update({name: getattr(config, name) for name in OF_PIPELINES})
     return IPUConfig(**settings)
 
 

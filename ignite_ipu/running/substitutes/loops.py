@@ -17,6 +17,7 @@ from torch import nn
 
 from ignite_ipu.deferred import CapturedModel, capture_model, capture_optimizer, captured
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
+from ignite_ipu.deferred.compiled.places import Places
 from ignite_ipu.deferred.graph.owners import held_by, held_tensors, is_held, release_optimizer
 from ignite_ipu.deferred.model.capturing import consists_of_captured
 from ignite_ipu.deferred.model.capturing_class import refuse_transforms
@@ -244,7 +245,9 @@ class CapturedLoops(CaptureObserver):
         self._substitutes.note(f"{type(model).__name__}()", "an inference program")
         evaluation = self._evaluations.get(session)
         if evaluation is None:
-            evaluation = self._evaluations[session] = CapturedEvaluation(session, self._config)
+            evaluation = self._evaluations[session] = CapturedEvaluation(
+                session, self._config, Places.of(session.model, self._config)
+            )
         with torch.no_grad():
             return evaluation.run(args, kwargs, model)
 
