@@ -16,6 +16,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.errors import ProcessesError
 from ignite_ipu.optimizers.conversion import clipping_problem, convert_optimizer
+from ignite_ipu.optimizers.host_steps import warn_of_host_steps
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.module_state import modes_kept, modes_of
 from ignite_ipu.program.options import training_options
@@ -37,14 +38,16 @@ def is_native() -> bool:
 def host_device(gpu: Union[str, int, torch.device, None] = "cuda") -> torch.device:
     """Return the device of the tensors that a program holds itself.
 
-    Beside an IPU that is the CPU, whatever else the machine has: PopTorch takes models and batches from there.
-    Natively it is the GPU where there is one.
+    Beside an IPU that is the CPU, whatever else the machine has: PopTorch takes models and batches from there. From
+    then on an optimizer that steps on the host is logged, with the line. Natively it is the GPU where there is one.
 
     Args:
         gpu: Which GPU, in a native run; None is the current one.
     """
-    native_gpu = is_native() and torch.cuda.is_available()
-    return torch.device("cuda" if gpu is None else gpu) if native_gpu else torch.device("cpu")
+    if not is_native():
+        warn_of_host_steps()
+        return torch.device("cpu")
+    return torch.device("cuda" if gpu is None else gpu) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def process_backend(native: str) -> str:

@@ -19,6 +19,7 @@ from typing import Dict, FrozenSet, Iterator, List, Sequence, Set, Tuple
 import libcst as cst
 
 from ignite_ipu.errors import SourceError
+from ignite_ipu.migration.analysis.library_loops import library_loops
 from ignite_ipu.migration.analysis.reach import CodeBase, Import, imports_of
 from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.findings import Finding, Outcome, Severity
@@ -30,7 +31,6 @@ from ignite_ipu.migration.source.file import Source
 
 _ACCELERATOR = "ignite_ipu.IPUAccelerator"
 _TEST = re.compile(r"(test_.*|.*_test|conftest)\.py")
-_LIBRARY_TRAINER = re.compile(r"(transformers|trl|sentence_transformers)\.([\w.]+\.)?\w*Trainer")
 # What a remedy says of `migrate`, which has just declined.
 _OFFER = re.compile(r" `ignite-ipu migrate` does [^.]*\.|, which `ignite-ipu migrate` does[^.]*(?=\.)")
 
@@ -91,15 +91,14 @@ def _trains(program: Program) -> bool:
     """Return whether a file makes optimizers, trainers or training steps."""
     training = program.training
     accelerated = program.calls("accelerate.Accelerator", "accelerate.accelerator.Accelerator", _ACCELERATOR)
-    return bool(training.backwards or training.trainers or training.optimizer_calls or list(accelerated))
+    if training.backwards or training.trainers or training.optimizer_calls or list(accelerated):
+        return True
+    return any(True for _ in library_loops(program, training))
 
 
 def _migrated(source: Source, program: Program) -> Migration:
     if program.is_automatic:
         return Migration(source, source.text)
-    for node, trainer in _trainers_of_libraries(program):
-        reason = f"{trainer} trains by a loop of its library, which stays where it is installed"
-        return _by_one_line(source, program, [Remark(node.lineno, "auto", reason)])
     try:
         result = _rewritten(source, program)
     except RewriteRefused as refused:
@@ -121,15 +120,6 @@ def _migrated(source: Source, program: Program) -> Migration:
     result.remarks += [Remark(f.line, f.rule, f.message) for f in warned]
     result.remarks.sort(key=lambda remark: remark.line)
     return result
-
-
-def _trainers_of_libraries(program: Program) -> Iterator[Tuple[ast.expr, str]]:
-    """Yield where a trainer with a loop of its own is made, or extended."""
-    bases = (base for each in program.nodes(ast.ClassDef) for base in each.bases)
-    for node in (*(call.func for call in program.nodes(ast.Call)), *bases):
-        name = program.names.resolve(node)
-        if name is not None and _LIBRARY_TRAINER.fullmatch(name):
-            yield node, name
 
 
 def _may_stay(finding: Finding) -> bool:
@@ -169,7 +159,7 @@ def _by_one_line(source: Source, program: Program, reasons: List[Remark]) -> Mig
     """Import `ignite_ipu.auto` in a file that is not rewritten for some reasons; leave it alone if `run` refuses it."""
     findings, _ = check_source(source)
     refused = [each for each in findings if each.run is Outcome.REFUSED and each.severity is Severity.ERROR]
-    if refused or not (_trains(program) or list(_trainers_of_libraries(program))):
+    if refused or not _trains(program):
         return Migration(source, source.text, blocked=True, remarks=reasons)
     # In a notebook, the markers of cells are texts, too.
     first = next((node for node in program.tree.body if not (_is_text(node) or _is_future(node))), None)
@@ -179,7 +169,7 @@ def _by_one_line(source: Source, program: Program, reasons: List[Remark]) -> Mig
     lines = list(io.StringIO(source.text, newline=""))
     ending = "\r\n" if lines[place].endswith("\r\n") else "\n"
     lines.insert(place, f"import {AUTO}  # captures the models and optimizers of this program for IPUs{ending}")
-    remarks = [Remark(each.line, "auto", f"{each.message}. {AUTO} captures it as it is") for each in reasons]
+    remarks = [Remark(each.line, "auto", f"{each.message.split('. ')[0]}. {AUTO} captures it") for each in reasons]
     return Migration(source, "".join(lines), applied=["auto"], remarks=remarks)
 
 

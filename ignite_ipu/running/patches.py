@@ -168,13 +168,13 @@ class Substitutes(Patches):
 
         self.own_calls(owner, name, answered, packages=answer is None)
 
-    def refuse(self, owner: Any, name: str, text: str, reason: str) -> None:
-        """Refuse calls from the script's own lines."""
+    def refuse(self, owner: Any, name: str, text: str, reason: str, packages: bool = False) -> None:
+        """Refuse calls from the script's own lines, and if asked, those of packages."""
 
         def refused(line: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
             raise self.refusal(text, reason, line)
 
-        self.own_calls(owner, name, refused, packages=False)
+        self.own_calls(owner, name, refused, packages)
 
     def maps(self, frame: Optional[FrameType], text: str, became: str, of_libraries: bool = False) -> bool:
         """Tell whether a call is the script's, passed on for it, or of any library; note what it became if so."""

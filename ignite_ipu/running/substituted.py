@@ -34,6 +34,7 @@ def substitute(code: ScriptCode, folder: str, config: IPUConfig, late: bool = Fa
     from ignite_ipu.running.substitutes.existing import existing_objects
     from ignite_ipu.running.substitutes.gradients import EngineWeights
     from ignite_ipu.running.substitutes.host_runs import substitute_averages, substitute_exports
+    from ignite_ipu.running.substitutes.host_training import PlacedModels, refuse_host_training
     from ignite_ipu.running.substitutes.ignite_engines import substitute_ignite
     from ignite_ipu.running.substitutes.loops import substitute_loops
     from ignite_ipu.running.substitutes.parallel import substitute_parallel
@@ -41,16 +42,17 @@ def substitute(code: ScriptCode, folder: str, config: IPUConfig, late: bool = Fa
 
     # Logs which PopTorch it is, and fails now if it does not import.
     backend.poptorch()
-    trained = EngineWeights()
+    trained, placed = EngineWeights(), PlacedModels()
     substitutes = Substitutes(code)
     _ACTIVE.append(substitutes)
     substitutes.on_undo(lambda: _ACTIVE.remove(substitutes))
     try:
         existing = existing_objects(substitutes) if late else None
-        substitute_devices(substitutes)
+        substitute_devices(substitutes, placed)
         substitute_cuda(substitutes)
         substitute_precision(substitutes)
         refuse_unmappable(substitutes)
+        refuse_host_training(substitutes, placed)
         substitute_parallel(substitutes)
         substitute_exports(substitutes)
         substitute_averages(substitutes)

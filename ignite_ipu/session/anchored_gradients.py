@@ -12,7 +12,6 @@ from typing import Any, Dict, Iterable, List, Optional, Sequence, Set
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OptionsError, logger
@@ -22,11 +21,12 @@ from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.options import output_mode
 from ignite_ipu.program.step import BatchStep, first_micro_batch
 from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, plain, requires_grad, shape_of
+from ignite_ipu.session.gradient_hooks import GradientHooks
 from ignite_ipu.session.processes import connected
 from ignite_ipu.torch_names import lists
 from ignite_ipu.torch_names.lists import flatten_tensors, unflatten_tensors
 from ignite_ipu.torch_names.modules import PARAMETERS
-from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, gradient_hooks_of
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _PREFIX = "ignite_ipu_gradient_"
 _SCALING = "ignite_ipu_loss_scaling"
@@ -48,19 +48,13 @@ class AnchoredGradients:
         self.names: Sequence[str] = ()
         self.parameters: Sequence[torch.Tensor] = ()
         self._shorts: List[str] = []
-        self._hooked: List[int] = []
-        self._handles = -1  # of hooks, that there were when parameters were looked at
+        self._hooks = GradientHooks()
         self._strided: List[int] = []  # the parameters that have gaps, or another order of dimensions
         self._adapts_scaling = False
 
     def with_hooks(self) -> Sequence[int]:
         """Return which of the parameters have hooks on their gradients; some may have been removed since."""
-        if self._handles != RemovableHandle.next_id:
-            # PyTorch numbers its handles, and there is one for each hook.
-            self._handles = RemovableHandle.next_id
-            with DisableTorchFunctionSubclass():
-                self._hooked = [number for number, each in enumerate(self.parameters) if gradient_hooks_of(each)]
-        return self._hooked
+        return self._hooks.among(self.parameters)
 
     def again(self) -> AnchoredGradients:
         """Return the same request for another program."""
@@ -105,7 +99,8 @@ class AnchoredGradients:
         with DisableTorchFunctionSubclass():
             # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
             if blocks == 1 and options.device_iterations == 1:
-                found = list(map(get, self._shorts))
+                # Not a view, which the loop could not detach in place.
+                found = [torch.Tensor.detach(get(short)) for short in self._shorts]
             else:
                 pairs = zip(self._shorts, self.parameters)
                 found = [_reduced(get(short), shape_of(each), blocks) for short, each in pairs]

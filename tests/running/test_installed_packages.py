@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import pytest
+import torch
 
 from ignite_ipu import emulator
 from ignite_ipu.errors import RunError
@@ -96,6 +97,132 @@ def test_losses_are_the_native_ones(run, script, monkeypatch, made):
     monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
     native = json.loads(run(script("Trainer()")).output[-1])
     assert found == pytest.approx(native, rel=1e-4)
+
+
+LOOPS = """
+import torch
+from torch import nn
+
+class OwnOptimizer:
+    def __init__(self, parameters, lr):
+        self.parameters, self.lr = list(parameters), lr
+
+    def zero_grad(self):
+        for each in self.parameters:
+            if each.grad is not None:
+                each.grad.detach_().zero_()
+
+    @torch.no_grad()
+    def step(self):
+        for each in self.parameters:
+            each.data.add_(each.grad.data, alpha=-self.lr)
+
+def own_optimizer(model, data):
+    optimizer = OwnOptimizer(model.parameters(), 0.1)
+    for x, y in data:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+    return loss
+
+def by_hand(model, data):
+    for x, y in data:
+        model.zero_grad()
+        loss = nn.functional.mse_loss(model.forward(x), y)
+        loss.backward()
+        with torch.no_grad():
+            for each in model.parameters():
+                each -= 0.1 * each.grad
+    return loss
+
+def by_hooks(model, data):
+    optimizers = {each: torch.optim.SGD([each], lr=0.1) for each in model.parameters()}
+
+    def update(weight):
+        optimizers[weight].step()
+        optimizers[weight].zero_grad()
+
+    for each in optimizers:
+        each.register_post_accumulate_grad_hook(update)
+    for x, y in data:
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+    return loss
+
+def wrapped(model, data):
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner):
+            self.inner, self.param_groups = inner, inner.param_groups
+
+        def step(self):
+            self.inner.step()
+
+        def zero_grad(self):
+            self.inner.zero_grad()
+
+    optimizer = Wrapper(torch.optim.SGD(model.parameters(), lr=0.1))
+    for x, y in data:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+    return loss
+
+def _composed(model, x):
+    first, last = model[0], model[2]
+    return torch.tanh(x @ first.weight.t() + first.bias) @ last.weight.t() + last.bias
+
+def without_calls(model, data):
+    for x, y in data:
+        nn.functional.mse_loss(_composed(model, x), y).backward()
+
+def by_autograd(model, data):
+    for x, y in data:
+        torch.autograd.grad(nn.functional.mse_loss(_composed(model, x), y), list(model.parameters()))
+"""
+TRAINED = """
+import sys, torch
+from torch import nn
+sys.path.append({folder!r})
+import installed_loops
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).to("cuda" if torch.cuda.is_available() else "cpu")
+data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(3)]
+print(installed_loops.{loop}(model, data).item(), *(each.abs().sum().item() for each in model.parameters()))
+"""
+
+
+@pytest.fixture
+def loops(tmp_path, monkeypatch):
+    """Return the text of a script that trains a model by a loop of an installed package."""
+    folder = tmp_path / "environment" / "lib" / "site-packages"
+    folder.mkdir(parents=True)
+    (folder / "installed_loops.py").write_text(LOOPS)
+    monkeypatch.delitem(sys.modules, "installed_loops", raising=False)
+    return lambda loop: TRAINED.format(folder=str(folder), loop=loop)
+
+
+HOOKED = pytest.param(
+    "by_hooks", marks=pytest.mark.skipif(not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"), reason="2.1")
+)
+
+
+@pytest.mark.parametrize("loop", ["own_optimizer", "by_hand", HOOKED, "wrapped"])
+def test_loops_train_on_the_device_however_they_update(run, loops, natively, loop):
+    """By optimizers of the package's own, by hand, or in hooks on gradients."""
+    expected = [float(number) for number in natively(loops(loop))[0].split()]
+    before = emulator.counters().device_calls
+    (line,) = run(loops(loop), config={"update": "auto"}).output
+    assert [float(number) for number in line.split()] == pytest.approx(expected, rel=1e-5)
+    assert emulator.counters().device_calls - before == 3
+
+
+@pytest.mark.parametrize("loop", ["without_calls", "by_autograd"])
+def test_a_package_does_not_train_a_model_on_the_host_in_silence(run, loops, loop):
+    """The line of the script, that of the package, and that at which the model was put on a GPU are named."""
+    with pytest.raises(RunError, match=r"script\.py:9: .*loops\.py:\d+ .*Sequential, .* put on a GPU at script\.py:7"):
+        run(loops(loop))
 
 
 def test_what_would_train_in_another_way_is_refused(run, script):

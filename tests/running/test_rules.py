@@ -88,6 +88,27 @@ USES = {
         STEPS.format(model="model", loss="model(torch.ones(8, 4)).pow(2).mean()"),
     ),
 }
+# Installed where a package manager would install it.
+PACKAGE = """
+from ignite.engine import Engine
+
+
+class SupervisedTrainer(Engine):
+    def __init__(self, device, max_epochs, train_data_loader, network, optimizer, loss_function):
+        super().__init__(self.iterate)
+        self.network, self.optimizer, self.loss_function = network.to(device), optimizer, loss_function
+        self.data, self.epochs = train_data_loader, max_epochs
+
+    def iterate(self, engine, batch):
+        self.optimizer.zero_grad()
+        loss = self.loss_function(self.network(batch[0]), batch[1])
+        loss.backward()
+        self.optimizer.step()
+        return loss.item()
+
+    def run(self):
+        super().run(self.data, self.epochs)
+"""
 ENDING = "\nresult[:] = globals().get('weights') or [p.detach().double().sum().item() for p in model.parameters()]\n"
 REASONS = {
     "accumulation-in-inference": "gradientAccumulation to 1 for inference",
@@ -211,6 +232,11 @@ def test_run_makes_of_examples_what_is_said(name, tmp_path, monkeypatch, recwarn
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "example.py"
     path.write_text(program(name, rule.bad))
+    if name == "library-loop":
+        engines = tmp_path / "lib" / "site-packages" / "monai" / "engines.py"
+        engines.parent.mkdir(parents=True)
+        engines.write_text(PACKAGE)
+        monkeypatch.setattr(sys, "path", [*sys.path, str(engines.parents[1])])
     ran = outcome(run_script, str(path))
     if rule.run is Outcome.REFUSED:
         assert isinstance(ran, Exception) and REASONS[name] in str(ran), ran

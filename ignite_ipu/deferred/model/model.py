@@ -65,6 +65,7 @@ from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import named_tensors
 from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.session.gradient_hooks import GradientHooks
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
@@ -132,6 +133,7 @@ class CapturedModel:
         asked = self._asked_places
         self.places = Places.of(model, self.config) if asked is None else Places(model, asked)
         self.modes = Modes(model, self.session.weights)
+        self._hooks = GradientHooks()
         self.turns = [Updates(self)]
         self.on_host: Optional[UpdatesOnHost] = None
         if self.config.update == "host":
@@ -440,6 +442,11 @@ class CapturedModel:
             on_host.backward(loss)
             self._observer.went_backward(self)
             return
+        hooked = self.whole._hooked_name()
+        if hooked:
+            self.whole.leave_device(f"There is a hook on the gradient of {hooked}, which runs on the host alone.")
+            self.backward(loss)
+            return
         turns = self.whole.turns
         try:
             for turn in turns:
@@ -460,6 +467,11 @@ class CapturedModel:
             turn.backward(loss)
         self.whole.add_to_unheld(loss)
         self._observer.went_backward(self)
+
+    def _hooked_name(self) -> str:
+        """Return the name of a parameter with a hook on its gradient, "" if there is none."""
+        numbers = self._hooks.among(self.modes.parameters)
+        return next(iter(self.views.names([id(self.modes.parameters[numbers[0]])])), "a weight") if numbers else ""
 
     def add_to_unheld(self, loss: Loss) -> None:
         """Add the gradients of a loss to those of parameters that no optimizer holds, which no update clears."""

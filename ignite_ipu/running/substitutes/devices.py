@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from ignite_ipu.deferred.graph.structure import words
 from ignite_ipu.running.patches import Substitutes
+from ignite_ipu.running.substitutes.host_training import PlacedModels
 from ignite_ipu.torch_names.modules import device_context, name_factories
 
 _FACTORIES = words(
@@ -40,13 +41,13 @@ def is_gpu(device: Any) -> bool:
     return isinstance(device, int) and not isinstance(device, bool)
 
 
-def substitute_devices(substitutes: Substitutes) -> None:
+def substitute_devices(substitutes: Substitutes, placed: PlacedModels) -> None:
     """Keep on the host what the script sends to a GPU, itself or through torch, Ignite and accelerate.
 
     On a machine without a GPU this holds for libraries, too: they could only have got the device from the script.
     """
     _substitute_types(substitutes)
-    moves = _Moves(substitutes)
+    moves = _Moves(substitutes, placed)
     for owner, what in ((torch.Tensor, "tensor"), (nn.Module, "module")):
         substitutes.calls(owner, "to", moves.to, f"{what}.to")
         substitutes.calls(owner, "cuda", moves.kept, f"{what}.cuda()", "stays on the host")
@@ -67,8 +68,8 @@ def substitute_devices(substitutes: Substitutes) -> None:
 class _Moves:
     """Answers to calls that move something or make something there."""
 
-    def __init__(self, substitutes: Substitutes) -> None:
-        self._substitutes = substitutes
+    def __init__(self, substitutes: Substitutes, placed: PlacedModels) -> None:
+        self._substitutes, self._placed = substitutes, placed
         # A GPU of the machine may be what libraries use for themselves.
         self._of_libraries = not torch.cuda.is_available()
 
@@ -79,6 +80,7 @@ class _Moves:
         first = args[0] if args else kwargs.get("device")
         if not is_gpu(first) or not self._mapped(frame, f"{what}({_shown(first)})"):
             return original(target, *args, **kwargs)
+        self._note(frame, target)
         if args:
             args = (_HOST, *args[1:])
         else:
@@ -91,7 +93,14 @@ class _Moves:
     def kept(
         self, what: str, became: str, frame: FrameType, original: Any, target: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        return target if self._mapped(frame, what, became) else original(target, *args, **kwargs)
+        if not self._mapped(frame, what, became):
+            return original(target, *args, **kwargs)
+        self._note(frame, target)
+        return target
+
+    def _note(self, frame: FrameType, target: Any) -> None:
+        if isinstance(target, nn.Module):
+            self._placed.add(target, self._substitutes.code.line_behind(frame)[0])
 
     def factory(self, what: str, frame: FrameType, original: Any, *args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")

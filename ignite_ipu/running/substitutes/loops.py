@@ -51,13 +51,6 @@ def substitute_loops(
     substitutes.calls(nn.Module, "named_parameters", loops.named_parameters)
     substitutes.calls(nn.Module, "state_dict", _state_dict)
     substitutes.calls(torch.optim.Optimizer, "__init__", loops.optimizer)
-    substitutes.refuse(
-        torch.Tensor,
-        "backward",
-        "backward()",
-        "this tensor was not computed by a model in training mode with gradients enabled, so it would run on the host. "
-        "Call the model in training mode (to freeze a layer, put that layer in evaluation mode).",
-    )
     substitute_gradients(substitutes, trained)
     if accelerates:
         _substitute_accelerator(substitutes, loops, config)
@@ -203,7 +196,7 @@ class CapturedLoops(CaptureObserver):
             self._substitutes.note("backward()", "a device call, which brings gradients back for updates on the host")
             return
         self._substitutes.note("backward()", "part of the device step")
-        if not is_held(model.session.model):
+        if not (is_held(model.session.model) or model.whole.may_leave):
             raise self._substitutes.refusal(
                 "backward()",
                 f"no optimizer of torch.optim holds the weights of {model.name}, so they are updated by hand, and the "

@@ -19,7 +19,10 @@ from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.substitutes.parallel import REPLICAS
 from ignite_ipu.session.torch_compiled import leave_out_compiler
 
-_HOOKS = "gradients exist inside the device's step alone, so a hook on them never runs. To clip, use clip_grad_norm_."
+_HOOKS = (
+    "a module's gradients exist inside the device's step alone, so a hook on them never runs. Hooks on parameters do: "
+    "parameter.register_hook()."
+)
 _CALLS: Tuple[Tuple[Any, str, str, str], ...] = (
     (
         nn.Module,
@@ -28,10 +31,6 @@ _CALLS: Tuple[Tuple[Any, str, str, str], ...] = (
         "an IPU's weights are on the device, where other processes cannot write into them (Hogwild). Train in one "
         f"process: {REPLICAS}",
     ),
-    (torch.autograd, "grad", "torch.autograd.grad()", "gradients exist inside the device's step alone."),
-    (torch.autograd, "backward", "torch.autograd.backward()", "call backward() on the loss."),
-    (torch.Tensor, "register_hook", "tensor.register_hook()", _HOOKS),
-    (torch.Tensor, "register_post_accumulate_grad_hook", "tensor.register_post_accumulate_grad_hook()", _HOOKS),
     (nn.Module, "register_backward_hook", "module.register_backward_hook()", _HOOKS),
     (nn.Module, "register_full_backward_hook", "module.register_full_backward_hook()", _HOOKS),
     (nn.Module, "register_full_backward_pre_hook", "module.register_full_backward_pre_hook()", _HOOKS),
@@ -62,7 +61,7 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
 
     for owner, name, what, reason in _CALLS:
         if hasattr(owner, name):  # some are of a later PyTorch
-            substitutes.refuse(owner, name, what, reason)
+            substitutes.refuse(owner, name, what, reason, packages=True)
 
     def clip_values(frame: FrameType, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)

@@ -1,0 +1,109 @@
+"""Training on the host that no captured loop has seen, refused at its first backward pass.
+
+A loss that an installed package computes from weights by operators of PyTorch alone, without a call of the model,
+belongs to no captured step: its gradients and updates would be the host's. Models that the program has put on a GPU,
+and weights that an optimizer holds, are to be trained on the device.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, Union
+
+import torch
+from torch import nn
+
+from ignite_ipu.deferred.graph.owners import held_parameters
+from ignite_ipu.deferred.tensor.tensor import DeferredTensor
+from ignite_ipu.program.forward.eager import EAGER
+from ignite_ipu.running.patches import Substitutes
+from ignite_ipu.running.script_code import Line
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+
+_NOT_COMPUTED = (
+    "this tensor was not computed by a model in training mode with gradients enabled, so it would run on the host. "
+    "Call the model in training mode (to freeze a layer, put that layer in evaluation mode)."
+)
+
+
+class PlacedModels:
+    """The models that a program has put on a GPU, each with the line."""
+
+    def __init__(self) -> None:
+        self._lines: weakref.WeakKeyDictionary[nn.Module, Optional[Line]] = weakref.WeakKeyDictionary()
+
+    def add(self, model: nn.Module, line: Optional[Line]) -> None:
+        """Note that a model was put on a GPU at a line."""
+        self._lines.setdefault(model, line)
+
+    def named(self, weights: Set[int]) -> Optional[str]:
+        """Return the words for a model that has one of some weights, given by their ids, None for no such model."""
+        for model, line in list(self._lines.items()):
+            with DisableTorchFunctionSubclass():
+                if any(id(each) in weights for each in model.parameters()):
+                    place = "" if line is None else f" at {os.path.basename(line[0])}:{line[1]}"
+                    return f"{type(model).__name__}, which was put on a GPU{place}"
+        return "a parameter that an optimizer holds" if weights & held_parameters() else None
+
+
+def refuse_host_training(substitutes: Substitutes, placed: PlacedModels) -> None:
+    """Refuse backward passes of the program's own lines, and those of packages that reach weights to be trained."""
+
+    def refused(what: str, line: Line, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if what != _GRADIENTS and _are_deferred(tensors):
+            return original(tensors, *args, **kwargs)
+        if substitutes.code.owns(line[0]):
+            raise substitutes.refusal(what, _OWN[what], line)
+        if EAGER.is_on:
+            return original(tensors, *args, **kwargs)
+        found = placed.named({id(leaf) for leaf in _leaves(tensors)})
+        if found is None:
+            return original(tensors, *args, **kwargs)
+        raise substitutes.refusal(
+            what,
+            f"{os.path.basename(line[0])}:{line[1]} computes a loss from the weights of {found}, without a call of the "
+            "model, so it would be trained on the host. Call the model, and backward() on a loss of its outputs.",
+        )
+
+    for owner, name, what in (
+        (torch.Tensor, "backward", "backward()"),
+        (torch.autograd, "grad", _GRADIENTS),
+        (torch.autograd, "backward", "torch.autograd.backward()"),
+    ):
+        original = getattr(owner, name)
+        substitutes.set(owner, name, substitutes.of_own_calls(original, _bound(refused, what)))
+
+
+_GRADIENTS = "torch.autograd.grad()"
+_OWN = {
+    "backward()": _NOT_COMPUTED,
+    "torch.autograd.backward()": _NOT_COMPUTED,
+    _GRADIENTS: "gradients exist inside the device's step alone.",
+}
+
+
+def _bound(function: Callable[..., Any], what: str) -> Callable[..., Any]:
+    return lambda *args, **kwargs: function(what, *args, **kwargs)
+
+
+def _are_deferred(given: Union[torch.Tensor, Sequence[torch.Tensor]]) -> bool:
+    tensors = [given] if isinstance(given, torch.Tensor) else list(given)
+    return any(isinstance(tensor, DeferredTensor) for tensor in tensors)
+
+
+def _leaves(given: Union[torch.Tensor, Sequence[torch.Tensor]]) -> Iterator[torch.Tensor]:
+    """Yield the tensors that gradients of some tensors would be accumulated in."""
+    tensors = [given] if isinstance(given, torch.Tensor) else list(given)
+    with DisableTorchFunctionSubclass():
+        nodes: List[Any] = [tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor)]
+        seen: Set[Any] = set()
+        while nodes:
+            node = nodes.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if leaf is not None:
+                yield leaf
+            nodes += [below for below, _ in node.next_functions]
