@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -34,20 +33,6 @@ def lazy_names(package: str, file: str) -> Tuple[List[str], Callable[[str], obje
 
 __all__, __getattr__, __dir__ = lazy_names(__name__, __file__)
 __all__ += ["__version__"]
-
-
-def autoload() -> None:
-    """Turn `ignite_ipu.auto` on if `IGNITE_IPU_AUTO` asks for it: PyTorch 2.5 and later call this when imported."""
-    if os.environ.get("IGNITE_IPU_AUTO", "").strip() in ("", "0"):
-        return
-    # PyTorch may be imported by one of these, which is not complete then: Python takes the complete one in its place.
-    for package in ("ignite", "accelerate"):
-        spec = getattr(sys.modules.get(package), "__spec__", None)
-        if getattr(spec, "_initializing", False):
-            for name in [name for name in sys.modules if name.split(".")[0] == package]:
-                del sys.modules[name]
-            import_module(package)
-    import_module("ignite_ipu.auto")
 
 
 def load_ipython_extension(shell: object) -> None:

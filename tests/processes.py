@@ -61,8 +61,7 @@ class Processes:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__],
                 cwd=_ROOT,
-                # PyTorch imports the packages that are installed as its back ends, and so this one.
-                env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

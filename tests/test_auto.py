@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -38,6 +39,12 @@ for _ in range(3):
     optimizer.step()
 print(round(loss.item(), 5))
 """
+
+
+ROOT = Path(__file__).parents[1]
+needs_entry_points = pytest.mark.skipif(
+    not hasattr(torch, "_import_device_backends"), reason="PyTorch 2.5 and later load backends"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -169,11 +176,33 @@ print(type(accelerator).__name__, emulator.counters().device_calls, auto.is_on()
 """
 
 
-@pytest.mark.skipif(not hasattr(torch, "_import_device_backends"), reason="PyTorch 2.5 and later load backends")
-def test_the_variable_turns_it_on_where_nothing_is_changed(tmp_path):
+LOADED = "print(*sorted(name for name in sys.modules if name.startswith('ignite_ipu')))"
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Dict[str, str]:
+    """Return environment variables with which Python finds the entry points of `pyproject.toml`, as once installed."""
+    folder = tmp_path / "environment" / "ignite_ipu-0.dist-info"
+    folder.mkdir(parents=True)
+    text = (ROOT / "pyproject.toml").read_text()
+    (entry,) = re.findall(r'^\[project.entry-points."torch.backends"\]\n(\w+) = "([\w:]+)"$', text, re.MULTILINE)
+    (folder / "entry_points.txt").write_text("[torch.backends]\n{} = {}\n".format(*entry))
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: ignite-ipu\nVersion: 0\n")
+    return {"PYTHONPATH": os.pathsep.join([str(ROOT), str(folder.parent)])}
+
+
+@needs_entry_points
+def test_the_variable_turns_it_on_where_nothing_is_changed(tmp_path, installed):
     """Also where PyTorch is first imported by accelerate, which is half imported then."""
     (tmp_path / "train.py").write_text(ACCELERATED)
-    assert run([sys.executable, "train.py"], tmp_path, IGNITE_IPU_AUTO="1") == "IPUAccelerator 3 True\n"
+    assert run([sys.executable, "train.py"], tmp_path, IGNITE_IPU_AUTO="1", **installed) == "IPUAccelerator 3 True\n"
+
+
+@needs_entry_points
+def test_without_the_variable_pytorch_imports_nothing_of_the_package(tmp_path, installed):
+    """The entry point is a module of its own, whose import takes less than a hundredth of PyTorch's."""
+    words = [sys.executable, "-c", f"import sys, torch\n{LOADED}"]
+    assert run(words, tmp_path, IGNITE_IPU_AUTO="", **installed) == "ignite_ipu_autoload\n"
 
 
 @pytest.mark.parametrize(
