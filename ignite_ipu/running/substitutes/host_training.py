@@ -96,7 +96,7 @@ def _leaves(given: Union[torch.Tensor, Sequence[torch.Tensor]]) -> Iterator[torc
     """Yield the tensors that gradients of some tensors would be accumulated in."""
     tensors = [given] if isinstance(given, torch.Tensor) else list(given)
     with DisableTorchFunctionSubclass():
-        nodes: List[Any] = [tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor)]
+        nodes: List[Any] = [tensor.grad_fn for tensor in tensors]
         seen: Set[Any] = set()
         while nodes:
             node = nodes.pop()
