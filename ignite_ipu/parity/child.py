@@ -10,7 +10,7 @@ import os
 import random
 import sys
 import traceback
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 import torch
 
@@ -43,23 +43,31 @@ def recorded(request: Dict[str, Any]) -> Dict[str, Any]:
     with started("-m" if request["module"] else name, request["arguments"], _first_path(request)):
         recorder = Recorder(request["updates"], request["everything"])
         record: Dict[str, Any] = {"ended": "", "dropout": []}
+        patches = Patches()
         try:
             program = module_program(name) if request["module"] else script_program(name)
-            _run(program, request, recorder, record)
+            if not request["keep_dropout"]:
+                record["dropout"] = switch_off_dropout(patches)
+            run_recorded(program, recorder, None if request["side"] == HOST else IPUConfig.from_dict(request["config"]))
         except BaseException as error:
             _note_end(error, record)
+        finally:
+            patches.undo()
     record["entries"] = recorder.entries
     return record
 
 
-def _run(program: Main, request: Dict[str, Any], recorder: Recorder, record: Dict[str, Any]) -> None:
-    patches = Patches()
-    if not request["keep_dropout"]:
-        record["dropout"] = switch_off_dropout(patches)
+def run_recorded(program: Main, recorder: Recorder, config: Optional[IPUConfig]) -> None:
+    """Run a program under a recorder: on the host, or with a configuration on the device as `ignite-ipu run` does.
+
+    A program that imports this library is for IPUs already, and runs as it is. The environment chooses its backend.
+
+    Raises:
+        RunError: Something in the program cannot be mapped to IPUs.
+        BaseException: The program's own error.
+    """
     substitutes = None
-    # A program that imports this library is for IPUs already; its backend is chosen by the environment.
-    if request["side"] == DEVICE and not imports(program, "ignite_ipu"):
-        config = IPUConfig.from_dict(request["config"])
+    if config is not None and not imports(program, "ignite_ipu"):
         substitutes = substitute(ScriptCode(program.path), program.folder, config)
     recorder.start()
     try:
@@ -73,7 +81,8 @@ def _run(program: Main, request: Dict[str, Any], recorder: Recorder, record: Dic
         recorder.stop()
         if substitutes is not None:
             substitutes.undo()
-        patches.undo()
+    if substitutes is not None and substitutes.refusals:
+        raise substitutes.refusals[0]
 
 
 def _note_end(error: BaseException, record: Dict[str, Any]) -> None:

@@ -154,7 +154,7 @@ def _difference(key: Key, entry: Mapping[str, Any], found: Distance) -> Differen
 def _distance(kind: str, native: Optional[Fingerprint], device: Optional[Fingerprint], tolerance: float) -> Distance:
     if native is None or device is None:
         return Distance(0.0, 0.0)
-    if kind == "printed line":
+    if kind == "printed line" and native["kind"] == device["kind"] == "text":
         return _of_lines(native["value"], device["value"], tolerance)
     if kind in _EXACT:
         return distance(native, device, 1e-7, 1e-12)
@@ -197,3 +197,6 @@ def _remarks(host: Mapping[str, Any], mine: Mapping[Key, Numbered], theirs: Mapp
         yield f"Dropout is switched off in both runs: {', '.join(host['dropout'])}. --keep-dropout leaves it on."
     if ("loss", "loss") in mine and ("loss", "loss") not in theirs:
         yield "The device's trainer makes no backward() calls: losses are compared as outputs of its engine."
+    dropped = sum(entry["value"] is None for _, entry in theirs.get(("loss", "loss"), []))
+    if dropped:
+        yield f"{dropped} losses do not exist on the device: no update came of them, and the script does not read them."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import zlib
 from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
@@ -15,6 +16,7 @@ WHOLE = 4096
 """Most elements of a tensor that is kept whole."""
 
 _PROJECTIONS = 4
+_COLUMNS = 1024
 _DEPTH = 12
 
 Fingerprint = Dict[str, Any]
@@ -49,15 +51,21 @@ def _of_tensor(tensor: torch.Tensor, everything: bool) -> Fingerprint:
     if everything or plain.numel() <= WHOLE:
         found["values"] = plain.clone().contiguous()
         return found
-    flat = plain.double().flatten()
-    found["norm"] = float(flat.norm())
-    found["projections"] = [float(flat @ _signs(flat.numel(), number)) for number in range(_PROJECTIONS)]
+    flat = plain.flatten() if plain.dtype == torch.float64 else plain.flatten().float()
+    found["norm"] = float(torch.linalg.vector_norm(flat))
+    rows = flat.numel() // _COLUMNS
+    whole, rest = flat[: rows * _COLUMNS].view(rows, _COLUMNS), flat[rows * _COLUMNS :]
+    signs = _signs(_COLUMNS).to(flat.dtype)
+    projections = ((whole @ signs) * _signs(rows).to(flat.dtype)).sum(0) + rest @ signs[: rest.numel()]
+    found["projections"] = projections.tolist()
     return found
 
 
-def _signs(size: int, number: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(zlib.crc32(f"{size} {number}".encode()))
-    return torch.randint(0, 2, (size,), generator=generator).double() * 2 - 1
+@functools.lru_cache(maxsize=64)
+def _signs(size: int) -> torch.Tensor:
+    """Return fixed random signs, a column for each projection. Those of a large tensor are products of two of them."""
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{size}".encode()))
+    return torch.randint(0, 2, (size, _PROJECTIONS), generator=generator).float() * 2 - 1
 
 
 def leaves(value: Any, place: str = "", depth: int = 0) -> Iterator[Tuple[str, Any]]:

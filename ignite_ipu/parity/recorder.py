@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import itertools
 import os
+import re
 import sys
 import threading
 import weakref
@@ -17,22 +19,36 @@ from ignite.engine import Engine, Events
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ignite_ipu.deferred.events import LoopObserver, observe
-from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.events import LoopObserver, has_gradient, observe
+from ignite_ipu.deferred.tensor.tensor import DeferredTensor
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.parity.fingerprints import fingerprint, leaves
 from ignite_ipu.program.forward.eager import EAGER
+from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import gradient_of
 from ignite_ipu.program.user_code import OURS, Owner, is_users_file, owner_of
 from ignite_ipu.running.patches import Patches
-from ignite_ipu.torch_names.modules import parameters_of
+from ignite_ipu.torch_names.modules import buffers_of, parameters_of
+from ignite_ipu.torch_names.optimizers import pre_hooks_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunction
 
+# Names that Python's `tempfile` draws.
+_TEMPORARY = re.compile(r"^tmp[a-z0-9_]{8}(?=$|\.)")
 _OURS = ("ignite_ipu.", "poptorch.")
 # Substitutes, through which the script's own calls pass.
 _PASSING_ON = tuple(os.path.join(OURS, name) + os.sep for name in ("parity", "running"))
 
 Entry = Dict[str, Any]
 """One recorded value: its `kind`, `name`, `update`, the user's `line`, and its fingerprint as `value`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Names:
+    """Names of an optimizer's parameters in its order, and of buffers with the tables of modules that hold them."""
+
+    key: Tuple[int, int, List[int]]
+    parameters: List[str]
+    buffers: List[Tuple[str, Dict[str, Any], str]]
 
 
 class EnoughUpdates(BaseException):
@@ -58,12 +74,17 @@ class Recorder:
         # Modules that were asked for their parameters, in this order.
         self._modules: List[weakref.ref[nn.Module]] = []
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
+        self._names: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Names] = weakref.WeakKeyDictionary()
         self._engines: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()
+        # Those that are collected keep theirs.
+        self._numbers_of_optimizers, self._numbers_of_engines = itertools.count(), itertools.count()
         self._calls = _Calls()
-        self._pending: List[Tuple[Entry, torch.Tensor]] = []
+        # Deferred values, and whether their sums are recorded.
+        self._pending: List[Tuple[Entry, torch.Tensor, bool]] = []
 
     def start(self) -> None:
         """Observe from now on. Substitutes of `ignite-ipu run` are made before."""
+        REGISTRATIONS.follow()
         patches = self._patches
         hooks = [register_optimizer_step_pre_hook(_Hook(self._before_step))]
         hooks.append(register_optimizer_step_post_hook(_Hook(self._after_step)))
@@ -96,8 +117,10 @@ class Recorder:
 
         self._patches.set(owner, name, wrapped)
 
-    def record(self, kind: str, name: str, value: Any) -> Entry:
-        entry: Entry = {"kind": kind, "name": name, "update": self._made, "line": users_line(), "value": None}
+    def record(self, kind: str, name: str, value: Any, line: Optional[str] = None) -> Entry:
+        """Record a value, None for one that is not known, at the user's line, which is looked for if not given."""
+        line = users_line() if line is None else line
+        entry: Entry = {"kind": kind, "name": name, "update": self._made, "line": line, "value": None}
         self.entries.append(entry)
         if value is not None:
             entry["value"] = fingerprint(value, self._everything)
@@ -108,7 +131,7 @@ class Recorder:
         self._refuse_more()
         entry = self.record("loss", "loss", None if deferred else tensor.detach().sum())
         if deferred:
-            self._pending.append((entry, tensor.detach()))
+            self._pending.append((entry, tensor.detach(), True))
 
     def evaluated(self, module: Any, output: Any) -> None:
         """Record the output of a call of a model without training, unless it is a part of another such call."""
@@ -150,7 +173,7 @@ class Recorder:
             output = original(module, *args, **kwargs)
         finally:
             self._calls.depth -= 1
-        if not (module.training and torch.is_grad_enabled()):
+        if not (module.training and torch.is_grad_enabled()) and not _is_called_by_ignite():
             self._record_output(module, output)
         return output
 
@@ -164,42 +187,61 @@ class Recorder:
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._refuse_more()
-        name = self._optimizers.setdefault(optimizer, f"{type(optimizer).__name__} {len(self._optimizers)}")
+        if optimizer not in self._optimizers:
+            self._optimizers[optimizer] = f"{type(optimizer).__name__} {next(self._numbers_of_optimizers)}"
+        name = self._optimizers[optimizer]
+        line = users_line()
         for number, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
                 if key not in ("params", "param_names") and isinstance(value, (int, float, bool, tuple, torch.Tensor)):
                     for place, part in leaves(value):
-                        self.record("hyper-parameter", f"{name}, group {number}, {key}{place}", part)
+                        self.record("hyper-parameter", f"{name}, group {number}, {key}{place}", part, line)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._resolve()
-        label = self._optimizers.get(optimizer, type(optimizer).__name__)
+        line = users_line()
         order = [each for group in optimizer.param_groups for each in group["params"]]
+        names = self._names_of(optimizer, order)
+        with DisableTorchFunction():  # as for subclasses, so for what guards hooks against reads of gradients
+            gradients = [gradient_of(each) is not None or has_gradient(each) for each in order]
+        # Of a trainer whose steps are device calls it is not known.
+        missing = None if _is_updated_by_calls(optimizer) else "is None"
+        for name, exists in zip(names.parameters, gradients):
+            self.record("gradient", name, "exists" if exists else missing if exists is None else "is None", line)
+        for name, parameter in zip(names.parameters, order):
+            self.record("parameter", name, parameter, line)
+        counted = not isinstance(optimizer, torch.optim.RMSprop)
+        for number, state in sorted(optimizer.state_dict()["state"].items(), key=lambda pair: str(pair[0])):
+            name = names.parameters[number] if isinstance(number, int) and number < len(order) else str(number)
+            for place, part in leaves(state):
+                # RMSprop computes nothing from its count of steps, and a device counts for all parameters together.
+                if isinstance(part, (int, float, torch.Tensor)) and (counted or place != "['step']"):
+                    self.record("optimizer state", f"{name}{place}", part, line)
+        for name, table, key in names.buffers:
+            if table.get(key) is not None:
+                self.record("buffer", name, table[key], line)
+        self.record("random numbers", "the CPU generator", _digest(torch.get_rng_state()), line)
+        self._made += 1
+
+    def _names_of(self, optimizer: torch.optim.Optimizer, order: Sequence[torch.Tensor]) -> _Names:
+        """Return the names of an optimizer's parameters and of the buffers beside them, looked for when they change."""
+        key = (REGISTRATIONS.count, len(self._modules), [id(each) for each in order])
+        known = self._names.get(optimizer)
+        if known is not None and known.key == key:
+            return known
         trained = self._trained(order)
-        names: Dict[int, str] = {}
+        found: Dict[int, str] = {}
+        buffers: List[Tuple[str, Dict[str, Any], str]] = []
         for prefix, root in trained.items():
             for name, parameter in _parameters(root).items():
-                names.setdefault(id(parameter), prefix + name)
-        called = [names.get(id(each), f"{label}, parameter {number}") for number, each in enumerate(order)]
-        with DisableTorchFunction():  # as for subclasses, so for what guards hooks against reads of gradients
-            existing = [gradient_of(each) is not None for each in order]
-            on_device = [parameter_of(each) is not None for each in order]
-        for name, exists, captured in zip(called, existing, on_device):
-            # A fused update leaves its gradients on the device, and reading them here would change what runs.
-            known = "exists" if exists else None if captured else "is None"
-            self.record("gradient", name, known)
-        for name, parameter in zip(called, order):
-            self.record("parameter", name, parameter)
-        for number, state in sorted(optimizer.state_dict()["state"].items(), key=lambda pair: str(pair[0])):
-            name = called[number] if isinstance(number, int) and number < len(called) else str(number)
-            for place, part in leaves(state):
-                if isinstance(part, (int, float, torch.Tensor)):
-                    self.record("optimizer state", f"{name}{place}", part)
-        for prefix, root in trained.items():
-            for name, buffer in root.named_buffers():
-                self.record("buffer", prefix + name, buffer)
-        self.record("random numbers", "the CPU generator", _digest(torch.get_rng_state()))
-        self._made += 1
+                found.setdefault(id(parameter), prefix + name)
+            for path, part in root.named_modules():
+                table = buffers_of(part)
+                buffers += [(f"{prefix}{path}.{each}" if path else prefix + each, table, each) for each in table]
+        label = self._optimizers.get(optimizer, type(optimizer).__name__)
+        called = [found.get(id(each), f"{label}, parameter {number}") for number, each in enumerate(order)]
+        names = self._names[optimizer] = _Names(key, called, buffers)
+        return names
 
     def _trained(self, order: Sequence[torch.Tensor]) -> Dict[str, nn.Module]:
         """Return the models that have parameters of an optimizer, by prefixes of names; without one if it is alone."""
@@ -218,15 +260,17 @@ class Recorder:
 
     def _resolve(self) -> None:
         pending, self._pending = self._pending, []
-        for entry, tensor in pending:
+        for entry, tensor, summed in pending:
             try:
-                entry["value"] = fingerprint(tensor.sum(), self._everything)
+                entry["value"] = fingerprint(tensor.sum() if summed else tensor, self._everything)
+            except CaptureError:
+                pass  # no update came of it, so no device computes it, and the host cannot any more
             except Exception as error:
                 entry["value"] = fingerprint(f"is not known: {type(error).__name__}")
 
     def _engine_run(self, original: Any, engine: Engine, *args: Any, **kwargs: Any) -> Any:
         if engine not in self._engines:
-            name = self._engines[engine] = f"engine {len(self._engines)}"
+            name = self._engines[engine] = f"engine {next(self._numbers_of_engines)}"
             engine.add_event_handler(Events.ITERATION_COMPLETED, self._iteration, name)
             for event in (Events.EPOCH_COMPLETED, Events.COMPLETED):
                 engine.add_event_handler(event, self._event, name, event.name)
@@ -234,7 +278,9 @@ class Recorder:
 
     def _iteration(self, engine: Engine, name: str) -> None:
         for place, part in leaves(engine.state.output):
-            if isinstance(part, (int, float, torch.Tensor)):
+            if isinstance(part, DeferredTensor):
+                self._pending.append((self.record("engine output", f"{name}{place}", None), part.detach(), False))
+            elif isinstance(part, (int, float, torch.Tensor)):
                 self.record("engine output", f"{name}{place}", part)
 
     def _event(self, engine: Engine, name: str, event: str) -> None:
@@ -246,7 +292,7 @@ class Recorder:
 
     def _save(self, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         name = f if isinstance(f, str) else getattr(f, "name", type(f).__name__)
-        name = str(name).rpartition("/")[2]
+        name = _TEMPORARY.sub("a temporary file", os.path.basename(str(name)))
         if users_line() is not None:
             for place, part in leaves(obj):
                 self.record("saved file", f"{name}{place}", part)
@@ -328,6 +374,17 @@ def _is_called_by_us() -> bool:
             return False
         frame = frame.f_back
     return False
+
+
+def _is_updated_by_calls(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an update is a part of each device call, for which this library refuses `optimizer.step()`."""
+    hooks = pre_hooks_of(optimizer).values()
+    return any(getattr(hook, "__module__", "").startswith(_OURS[0]) for hook in hooks)
+
+
+def _is_called_by_ignite() -> bool:
+    """Return whether an evaluator of Ignite's own made the observed call: it is compared by its engine's output."""
+    return str(sys._getframe(3).f_globals.get("__name__", "")).startswith("ignite.engine")
 
 
 def users_frame_calls() -> bool:

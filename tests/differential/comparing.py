@@ -3,37 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import gc
 import io
 import linecache
 import logging
-import math
 import random
 import re
-import runpy
 import tempfile
 import traceback
 import types
 import unittest.mock
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 import torch
 
+from ignite_ipu.parity.child import run_recorded
+from ignite_ipu.parity.comparison import compare
+from ignite_ipu.parity.fingerprints import leaves
+from ignite_ipu.parity.recorder import Entry, Recorder
+from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.running import run_script
+from ignite_ipu.running.program import script_program, started
 from tests.accelerate_state import forget
 from tests.differential.program import Program
 from tests.differential.refusals import LEFT_OUT, REFUSALS
-from tests.differential.rendering import render
-from tests.ignite.side import differences
+from tests.differential.rendering import SEPARATOR, render
 
-#: Relative and absolute, about what float32 loses in a few dozen updates in another order of sums.
-TOLERANCE = 2e-4
-Note = Callable[..., None]
-Execute = Callable[[str, bool, Note], None]
+TOLERANCE = 1e-3
+_ALL_UPDATES = 10**6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,17 +66,15 @@ def judge(program: Program) -> Verdict:
     for known in LEFT_OUT:
         if known.when(program):
             return Verdict("left out", known.reason)
-    text = render(program)
-    execute = run_script_of if program.front == "run" else run_module_of
-    expected, error = run(text, False, execute)
+    expected, error = run(program, device=False)
     if error is not None and program.loss == "detached":
-        found, error = run(text, True, execute)
+        found, error = run(program, device=True)
         return Verdict("different", "natively it is an error") if error is None else Verdict("same")
     if error is not None:
         return Verdict("broken", f"natively: {_described(error)}", _begun(error))
-    if not _finite(expected):
+    if not all(_finite(entry["value"]) for entry in expected):
         return Verdict("broken", "natively: numbers that are not finite", "not finite")
-    found, error = run(text, True, execute)
+    found, error = run(program, device=True)
     if error is not None:
         for refusal in REFUSALS:
             if refusal.covers(program, error):
@@ -85,76 +83,105 @@ def judge(program: Program) -> Verdict:
     return compared(expected, found)
 
 
-def compared(expected: List[Any], found: List[Any]) -> Verdict:
-    """Return how two records compare."""
-    for number, (one, other) in enumerate(zip(expected, found)):
-        parted = differences(one, other, f"note {number} ({one[0]})", TOLERANCE)
-        if parted:
-            return Verdict("different", f"{parted[0]} (native first); {len(parted)} values of this note differ")
-    if len(expected) != len(found):
-        longer = max(expected, found, key=len)[min(len(expected), len(found))]
-        return Verdict("different", f"{len(expected)} notes natively, {len(found)} on the device; then {longer!r:.200}")
-    return Verdict("same")
+def compared(expected: List[Entry], found: List[Entry]) -> Verdict:
+    """Return how two records compare, by the comparison of `ignite-ipu parity`."""
+    records = ({"entries": entries, "dropout": []} for entries in (expected, found))
+    parity = compare(*records, TOLERANCE)
+    first = parity.first
+    if first is None:
+        return Verdict("same")
+    apart = sum(not each.agrees for each in parity.differences)
+    place = re.sub(r"\S*/", "", str(first))
+    return Verdict("different", f"{place}; {apart} of {len(parity.differences)} values differ", first.kind)
 
 
-def run(text: str, device: bool, execute: Execute) -> Tuple[List[Any], Optional[Exception]]:
-    """Return what a script notes on one side, and what it has raised."""
-    record: List[Any] = []
+class Notes(Recorder):
+    """A record of the values that a program notes, and of no others: its updates run when the program has them run."""
+
+    def start(self) -> None:
+        """Observe nothing."""
+
+    def stop(self) -> None:
+        """Nothing is observed."""
+
+
+def run(program: Program, device: bool) -> Tuple[List[Entry], Optional[Exception]]:
+    """Return what is recorded of a program on one side, and what it has raised."""
+    recorder = Recorder(_ALL_UPDATES) if program.watched else Notes(_ALL_UPDATES)
     error: Optional[Exception] = None
-    with _quiet():
+    with _quiet(), tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "program.py")
+        path.write_text(render(program), encoding="utf-8")
         try:
-            execute(text, device, lambda *values: record.append(_kept(values)))
+            if program.front == "run":
+                _run_script(path, device, recorder)
+            else:
+                _run_module(path, device, recorder)
         except Exception as raised:
             error = raised
             traceback.clear_frames(raised.__traceback__)
             gc.collect()  # IPUs that the program held
-    return record, error
+        linecache.cache.pop(str(path), None)
+    return recorder.entries, error
 
 
-def run_module_of(text: str, device: bool, note: Note) -> None:
+def _run_module(path: Path, device: bool, recorder: Recorder) -> None:
     """Run a script that itself tells its sides apart."""
-    name = f"<differential {'device' if device else 'native'}>"
-    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
     module = types.ModuleType("program")
-    exec(compile(text, name, "exec"), module.__dict__)
-    module.run(device, note)
+    exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
+    recorder.start()
+    try:
+        module.run(device, lambda *values: note(recorder, *values))
+    finally:
+        recorder.stop()
 
 
-def run_script_of(text: str, device: bool, note: Note) -> None:
-    """Run a script as `python` or `ignite-ipu run` does, and note what it prints."""
+def _run_script(path: Path, device: bool, recorder: Recorder) -> None:
+    """Run a script as `python` or `ignite-ipu run` does."""
 
-    def printed(*values: Any, sep: str = "") -> None:
-        note(*values)
-
-    with tempfile.TemporaryDirectory() as folder, unittest.mock.patch("builtins.print", printed):
-        path = Path(folder, f"{'device' if device else 'native'}.py")
-        path.write_text(text, encoding="utf-8")
-        if device:
-            run_script(str(path), ["device"])
+    def printed(*values: Any, sep: str = " ", **options: Any) -> None:
+        if sep == SEPARATOR:
+            note(recorder, *values)
         else:
-            with unittest.mock.patch("sys.argv", [str(path), "native"]):
-                runpy.run_path(str(path), run_name="__main__")
+            original(*values, sep=sep, **options)
+
+    original = print
+    side = "device" if device else "native"
+    with unittest.mock.patch("builtins.print", printed):
+        if device and isinstance(recorder, Notes):
+            run_script(str(path), [side])
+            return
+        script = script_program(str(path))
+        with started(str(path), [side], script.folder):
+            run_recorded(script, recorder, IPUConfig() if device else None)
+
+
+def note(recorder: Recorder, name: str, *values: Any) -> None:
+    """Record what a program notes under a name."""
+    for place, part in leaves(_kept(values)):
+        recorder.record("printed line", f"{name}{place}", "None" if part is None else part)
 
 
 def _finite(value: Any) -> bool:
-    """Tell whether there is no infinity, and nothing that is no number, in what was noted."""
-    if isinstance(value, dict):
-        return all(map(_finite, value.values()))
-    if isinstance(value, (list, tuple)):
-        return all(map(_finite, value))
-    if isinstance(value, torch.Tensor):
-        return not value.is_floating_point() or bool(value.isfinite().all())
-    return not isinstance(value, float) or math.isfinite(value)
+    """Tell whether there is no infinity, and nothing that is no number, in a recorded value."""
+    if value is None or value["kind"] == "text":
+        return True
+    values = value.get("values", value.get("value", value.get("norm")))
+    return bool(torch.as_tensor(values).isfinite().all())
 
 
 def _kept(value: Any) -> Any:
-    """Return a copy of what is noted, without RMSprop's counts of steps, which are the trainer's for all layers."""
+    """Return what is compared of a value.
+
+    RMSprop's counts of steps are the trainer's for all layers. States of weights may hold nothing, as those of SGD
+    without momentum do in PyTorch 2.0.
+    """
     if isinstance(value, dict):
         kept = {key: item for key, item in value.items() if key != "step" or "square_avg" not in value}
-        return {key: _kept(item) for key, item in kept.items()}
+        return {key: _kept(item) for key, item in kept.items() if item != {"momentum_buffer": None}}
     if isinstance(value, (list, tuple)):
         return [_kept(item) for item in value]
-    return copy.deepcopy(value)
+    return value
 
 
 @contextlib.contextmanager

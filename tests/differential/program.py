@@ -88,6 +88,8 @@ class Program:
         at: The iteration or update at which it is.
         every: Device calls between the copies of `Recovery`; 0 for no `Recovery`.
         faults: Device calls that fail.
+        watched: Whether everything is looked at after each update, as `ignite-ipu parity` does. What the program notes
+            itself is compared otherwise, whose updates wait until it has them run.
     """
 
     seed: int = 0
@@ -116,6 +118,7 @@ class Program:
     at: int = 1
     every: int = 0
     faults: Tuple[int, ...] = ()
+    watched: bool = False
 
     @property
     def micro_batches(self) -> int:
@@ -160,6 +163,16 @@ class Program:
         """What steps the schedule: "iteration", "epoch", "engine" or nothing."""
         unit = parts.SCHEDULES[self.schedule][1]
         return ("iteration" if self.by_batch else "epoch") if unit == "any" else unit
+
+    @property
+    def may_be_watched(self) -> bool:
+        """Whether both sides run the same iterations: a device call may be several, a restart repeats some.
+
+        Evaluators have the replicas of their trainer.
+        """
+        evaluates = any(handler.startswith("evaluate") for handler in self.handlers)
+        same_calls = self.updates == 1 and not (evaluates and self.replicas > 1)
+        return same_calls and self.story not in ("resume", "resume at epoch") and not self.faults
 
     # What ingredients need.
 
@@ -277,6 +290,7 @@ def draw(seed: int, number: int) -> Program:
         story=some(STORIES[front], 0.7),
         at=random_.randrange(1, calls * epochs + 1),
         every=random_.choice((0, 0, 1, 2, 50)),
+        watched=random_.random() < 0.7,
     )
     calls_made = program.length * program.epochs
     faults = tuple(sorted(random_.sample(range(1, calls_made + 1), k=min(calls_made, random_.choice((1, 1, 2))))))
@@ -369,6 +383,7 @@ def sound(program: Program) -> Program:
         # Averages and scores of a handler's own are in no checkpoint here.
         but(handlers=tuple(handler for handler in program.handlers if handler not in UNSAVED_HANDLERS))
     but(at=min(program.at, program.length * program.epochs), edits=_sound_edits(program))
+    but(watched=program.watched and program.may_be_watched)
     return program
 
 

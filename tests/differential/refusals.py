@@ -73,7 +73,7 @@ REFUSALS: Tuple[Refusal, ...] = (
     Refusal(
         "clipping with RMSprop in a loop",
         "OptimizerError",
-        "RMSprop cannot clip gradients",
+        "cannot be compiled into the update of RMSprop",
         lambda program: bool(program.clip) and program.optimizer in RMSPROP,
     ),
     Refusal(

@@ -29,8 +29,10 @@ def run(device, note):
 
 if __name__ == "__main__":
     torch.set_printoptions(precision=5)
-    run(sys.argv[1] == "device", lambda *values: print(*values, sep="\\n    "))
+    run(sys.argv[1] == "device", lambda *values: print(*values, sep={separator!r}))
 '''
+SEPARATOR = "\n    "
+"""What `print` puts between the values of a note."""
 
 # Modules, and what is imported from them where a script uses it; an empty string separates blocks.
 _IMPORTS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
@@ -97,6 +99,7 @@ def render(program: Program) -> str:
         classes = f"{_CRASH}\n{classes}"
     text = _HEADER.format(
         imports="IMPORTS",
+        separator=SEPARATOR,
         classes=f"\n{classes.strip()}\n\n" if classes else "",
         job=textwrap.indent("\n".join(job), "    "),
         run=textwrap.indent(textwrap.dedent(run).strip(), "        "),

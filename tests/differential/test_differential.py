@@ -52,7 +52,7 @@ def _plant(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_difference_is_cut_down_to_its_cause(tmp_path: Path, scripts: Scripts) -> None:
     """What is left is the simplest program with the edit, whose script shows the difference by itself."""
     verdict = judge(PLANTED)
-    assert verdict.fails and verdict.text.startswith("note ")
+    assert verdict.fails and verdict.text.startswith("printed line of ")
     least, last = shrunk(PLANTED, verdict)
     assert last.fails and least == Program(edits=(Edit("learning rate", "iteration", 1),))
     script = tmp_path / "program.py"

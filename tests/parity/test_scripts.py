@@ -99,7 +99,7 @@ PLANTED = {
     "a file's key": ("saved file", "torch.save("),
     "an event count": ("event", "trainer.run("),
     "a clip": ("optimizer state", "optimizer.step()"),
-    "a gradient that should be None": ("optimizer state", "optimizer.step()"),
+    "a gradient that should be None": ("gradient", "optimizer.step()"),
     "a print": ("printed line", "print("),
 }
 """Errors by what they change: the kind that is found first, and the line that is named."""

@@ -88,6 +88,7 @@ class CapturedTraining:
         # Of the last update; and the ids of the parameters that the losses of a tape depend on.
         self._tape: Optional[Tape] = None
         self._reached: Tuple[Sequence[Loss], FrozenSet[int]] = ((), frozenset())
+        self._reach: Tuple[Optional[CompiledUpdate], Any, FrozenSet[int]] = (None, None, frozenset())
 
     def reached(self, losses: Optional[Sequence[Loss]] = None) -> FrozenSet[int]:
         """Return the ids of the parameters that have gradients of losses; of those of the last update, without any."""
@@ -95,11 +96,18 @@ class CapturedTraining:
         if tape is None:
             return frozenset()
         if self._reached[0] != tape.losses:
+            # All updates that one trace of a program makes have the same.
+            traced = None if losses is not None or self._trained is None else self._trained.program.traced
+            if traced is not None and traced is self._reach[1] and self._last is self._reach[0]:
+                self._reached = list(tape.losses), self._reach[2]
+                return self._reach[2]
             flags = self.trained_in(tape.losses)
             trained = zip(self.modes.parameters, flags)
             with tape.rewound():
                 found = reached_by(tape.losses, [parameter for parameter, then in trained if then])
             self._reached = list(tape.losses), found
+            if losses is None:
+                self._reach = self._last, traced, found
         return self._reached[1]
 
     def reaches(self, parameter: torch.Tensor, losses: Optional[Sequence[Loss]] = None) -> bool:

@@ -6,6 +6,7 @@ weights.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from typing import (
@@ -35,7 +36,7 @@ from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
 from ignite_ipu.deferred.compiled.places import Places
 from ignite_ipu.deferred.compiled.training import CapturedTraining
 from ignite_ipu.deferred.events import OBSERVERS
-from ignite_ipu.deferred.graph.operations import CallSignature, Operation, Value
+from ignite_ipu.deferred.graph.operations import Operation, Value
 from ignite_ipu.deferred.graph.owners import (
     OPTIMIZERS,
     held_parameters,
@@ -408,6 +409,10 @@ class CapturedModel:
         """Return whether PyTorch has a gradient of a parameter now."""
         return self._turn_holding(parameter).has_gradient(parameter)
 
+    def shows_gradient(self, parameter: torch.Tensor) -> bool:
+        """Return the same without bringing anything to the host."""
+        return self._turn_holding(parameter).shows_gradient(parameter)
+
     def gradient_of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
         """Return the gradient of a parameter as PyTorch has it now, if any."""
         return self._turn_holding(parameter).gradient_of(parameter)
@@ -556,11 +561,14 @@ class CapturedModel:
         self.whole.session.hooks.check_shown()
         self.whole.edits.look()
 
+    def check_unwritten(self, operations: Sequence[Operation]) -> None:
+        """Refuse to read a value of operations that were recorded before weights were written."""
+        self.whole.edits.check(operations, self, "The read")
+
     def show_weights(self, operations: Sequence[Operation]) -> None:
         """Copy the newest weights to the host, and refuse operations that were recorded before somebody wrote some."""
-        whole = self.whole
-        whole.edits.check(operations, self, "The read")
-        whole.session.weights.to_host()
+        self.check_unwritten(operations)
+        self.whole.session.weights.to_host()
 
     def beside(self, weights: Sequence[torch.Tensor]) -> CapturedModel:
         """Return what captures weights that nothing has captured, to be trained together with this."""
@@ -585,10 +593,26 @@ class CapturedModel:
         turns = [turn for turn in self.whole.turns if turn.stepped >= call.number and not call.done]
         return any(turn.reach is None or turn.reach.uses(call) for turn in turns)
 
-    def called_with(self, signature: CallSignature, tensors: Sequence[torch.Tensor]) -> Any:
-        """Return what a call of the model gives on the host, without a trace there."""
-        weights, places = self.whole.session.weights, signature.left
-        return called_on_host(self.model, signature.structure, tensors, weights, self.name, places).results
+    def called_with(self, call: Operation, tensors: Sequence[torch.Tensor]) -> Any:
+        """Return the results of a call, computed on the host as the model was at the call, without a trace there.
+
+        Raises:
+            CaptureError: Python values that the model's code reads have changed since the call.
+        """
+        whole, signature = self.whole, call.signature
+        modes, now = signature.modes, whole.modes.now()
+        with contextlib.ExitStack() as stack:
+            if modes is not None and modes.of is whole.modes:
+                alike = modes._replace(training=now.training, trained=now.trained)
+                if alike != now:
+                    raise CaptureError(
+                        f"A value is read at {current_line()} of the call of {self.name} at {call.line}, whose update "
+                        f"has not run. The host cannot compute it any more: {alike.difference(now)}. Read it "
+                        "before that, or after optimizer.step()."
+                    )
+                stack.enter_context(whole.modes.in_training_as(modes))
+            arguments = (signature.structure, tensors, whole.session.weights, self.name, signature.left)
+            return called_on_host(self.model, *arguments).results
 
     def joined(self, others: Sequence[CapturedModel], line: Line) -> List[CapturedModel]:
         """Return what trains this and other models that the loss at a line is computed by, joined where one does."""

@@ -468,6 +468,14 @@ class Updates:
                 found.look_for_readers()
             if found.wanted and not self.may_leave and self.reach is None:
                 return self.gradient_of(parameter) is not None
+        return self.shows_gradient(parameter)
+
+    def shows_gradient(self, parameter: torch.Tensor) -> bool:
+        """Return the same by the gradient book alone, without a download or a search for readers of gradients."""
+        entry, found = self.entry_of(parameter), self.training.gradients
+        if entry is None:
+            return False
+        if entry.losses:
             return self.training.reaches(parameter, entry.losses)
         if entry.used is not None and found.available:
             return id(parameter) in found.returned

@@ -152,8 +152,10 @@ def _computed_on_host(
 
     def called(call: Operation, leaves: List[Any]) -> Any:
         assert call.model is not None
-        return call.model.called_with(call.signature, leaves)
+        return call.model.called_with(call, leaves)
 
+    for model in models:
+        model.check_unwritten(operations)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()
         results = replayed(operations, lambda leaf, operation: torch.Tensor.detach(leaf.tensor), called)

@@ -237,3 +237,48 @@ def test_other_values_than_the_step_before_had_are_computed_by_the_host() -> Non
     expected = train(Accelerator(cpu=True), body)
     forget()
     torch.testing.assert_close(train(IPUAccelerator(), body), expected, rtol=1e-4, atol=1e-5)
+
+
+def written_in_between(model: Any) -> None:
+    with torch.no_grad():
+        model[0].weight.mul_(0.5)
+
+
+def attribute_in_between(model: Any) -> None:
+    model[1].negative_slope = 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(written_in_between, "were written after that"), (attribute_in_between, r"have changed \(1.negative_slope\)")],
+)
+def test_a_loss_is_not_computed_from_a_model_that_changed_after_its_call(change: Callable[..., None], reason: str):
+    """PyTorch has its value from before; the host, which computes it when it is read, refuses to."""
+    model: Any = nn.Sequential(nn.Linear(6, 16), nn.LeakyReLU(), nn.Linear(16, 2))
+    model, optimizer = IPUAccelerator().prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    for _ in range(2):
+        F.cross_entropy(model(X[0]), Y[0]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(X[1]), Y[1])
+    loss.backward()
+    change(model)
+    with pytest.raises(CaptureError, match=reason):
+        loss.item()
+
+
+def test_a_loss_has_its_value_after_a_change_to_evaluation_mode():
+    """The statistics of the batch count in the read of a loss whose call was in training mode."""
+    read = []
+    for kind in (Accelerator, IPUAccelerator):
+        accelerator = kind(cpu=True)
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 2))
+        model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+        for x, y in zip(X[:3], Y):
+            loss = F.cross_entropy(model(x), y)
+            accelerator.backward(loss)
+        model.eval()
+        read.append(loss.item())
+        forget()
+    assert read == pytest.approx([read[0]] * 2)
