@@ -16,6 +16,8 @@ myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
 
 autodoc_typehints = "description"
+# A longer signature has one argument a line.
+maximum_signature_line_length = 76
 # A dataclass lists its attributes in its docstring, and autodoc finds them a second time.
 napoleon_use_ivar = True
 autodoc_member_order = "bysource"

@@ -160,7 +160,7 @@ def _spans(profile: Profile) -> _Spans:
 
 
 class MemoryModel:
-    """Estimates the memory of any span of layers at any place in a pipeline, as `docs/pipeline.md` says."""
+    """Estimates the memory of any span of layers at any place in a pipeline, by `docs/pipeline-model.md`."""
 
     def __init__(self, profile: Profile, optimizer: OptimizerState, strategy: Strategy, replicas: int = 1) -> None:
         self.profile, self.optimizer, self.strategy, self.replicas = profile, optimizer, strategy, replicas
@@ -205,7 +205,7 @@ class MemoryModel:
 
 
 class TimeModel:
-    """Estimates the seconds of any span of layers for one micro-batch, as `docs/pipeline.md` says."""
+    """Estimates the seconds of any span of layers for one micro-batch, by `docs/pipeline-model.md`."""
 
     def __init__(
         self, profile: Profile, machine: Machine, recompute: bool, ipus_per_replica: int = 1, replicas: int = 1
