@@ -39,8 +39,10 @@ from ignite_ipu import backend
 from ignite_ipu.checkpoints.random_states import read_device_states
 from ignite_ipu.deferred.compiled.training import CapturedTraining
 from ignite_ipu.deferred.graph.owners import release_optimizer
-from ignite_ipu.deferred.model.capturing import capture_model, capture_optimizer, captured
-from ignite_ipu.deferred.model.model import CapturedModel, first_owner
+from ignite_ipu.deferred.model.capturing import capture_model, captured
+from ignite_ipu.deferred.model.loop import Loop
+from ignite_ipu.deferred.model.model import first_owner
+from ignite_ipu.deferred.model.optimizer import capture_optimizer
 from ignite_ipu.deferred.settings import IGNORING, captured_options
 from ignite_ipu.deferred.tensor.device_gradient import refuse_weights_of_the_host
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
@@ -275,13 +277,13 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             )
             return self.clip_grad_norm_(parameters, max_norm, norm_type)
         owner, every = first_owner(parameters)
-        models = self._captured()
-        model = models[0] if len(models) == 1 else owner
-        if model is None:
+        loops = self._loops()
+        loop = loops[0] if len(loops) == 1 else None if owner is None else owner.loop
+        if loop is None:
             raise UnsupportedArgumentError(
                 "clip_grad_norm_ was called with parameters of no prepared model: prepare the model first."
             )
-        return model.clip(every, float(max_norm), float(norm_type), parameters)
+        return loop.updates.clip(every, float(max_norm), float(norm_type), parameters)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
         """Clip gradients by value, where they are on the host.
@@ -301,15 +303,15 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     def _leave_device(self, error: Exception) -> None:
         """Have PyTorch make the updates on the host from here on; raise an error if the settings do not allow it."""
-        models = self._captured()
-        if not models:
+        loops = self._loops()
+        if not loops:
             raise error
-        for model in models:
-            model.leave_device(str(error), error)
+        for loop in loops:
+            loop.updates.leave_device(str(error), error)
 
     @property
     def _steps_on_host(self) -> bool:
-        return any(model.on_host is not None for model in self._captured())
+        return any(loop.updates.on_host for loop in self._loops())
 
     def gather(self, tensor: Any) -> Any:
         """Return the values, of all replicas already: outputs come back from all of them."""
@@ -364,8 +366,8 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     def free_memory(self, *objects: Any) -> Any:
         """Give the IPUs back and forget everything that was prepared; the models are ordinary ones again."""
-        for model in self._captured():
-            model.close()
+        for loop in self._loops():
+            loop.close()
         for optimizer in self._optimizers:
             release_optimizer(_wrapped(optimizer))
         return super().free_memory(*objects)
@@ -375,15 +377,14 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         try:
             super().end_training()
         finally:
-            for model in self._captured():
-                model.session.release()
+            for loop in self._loops():
+                loop.session.release()
 
     def _trainings(self) -> List[CapturedTraining]:
-        return [training for model in self._captured() for training in model.trainings]
+        return [programs for loop in self._loops() for programs in loop.updates.programs]
 
-    def _captured(self) -> List[CapturedModel]:
-        # Models that are trained together are one.
-        return list(dict.fromkeys(model for model in map(captured, self._models) if model is not None))
+    def _loops(self) -> List[Loop]:
+        return list(dict.fromkeys(loop for loop in map(captured, self._models) if loop is not None))
 
 
 class _PreparedOptimizer(AcceleratedOptimizer):  # type: ignore[misc]

@@ -13,9 +13,10 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.deferred.graph.step_graph import CALL
-from ignite_ipu.deferred.model.capturing import capture_model, capture_optimizer
+from ignite_ipu.deferred.model.capturing import capture_model
 from ignite_ipu.deferred.model.joined import captured_by
 from ignite_ipu.deferred.model.model import CapturedModel
+from ignite_ipu.deferred.model.optimizer import capture_optimizer
 from ignite_ipu.deferred.settings import refuse_for_capture
 from ignite_ipu.deferred.tensor.tensor import known_in
 from ignite_ipu.errors import CaptureError
@@ -157,9 +158,9 @@ class _Step:
 def _follow_seed(engine: DeterministicEngine, captures: Sequence[CapturedModel]) -> None:
     """Have the device draw by the seed of the host and the iteration, as a run does that is resumed before it."""
     seed = (torch.initial_seed() + engine.state.iteration) % _SEEDS
-    for model in dict.fromkeys(capture.whole for capture in captures):
-        for training in model.trainings:
-            training.set_random_state([seed])
+    for loop in dict.fromkeys(capture.loop for capture in captures):
+        for programs in loop.updates.programs:
+            programs.set_random_state([seed])
 
 
 def _used_by(function: Any, seen: Set[int], missing: List[str]) -> Iterator[Any]:

@@ -9,8 +9,9 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.deferred.graph.owners import held_tensors
-from ignite_ipu.deferred.model.capturing import capture_model, capture_optimizer, captured, on_host
+from ignite_ipu.deferred.model.capturing import capture_model, captured
 from ignite_ipu.deferred.model.model import first_owner, owner_of
+from ignite_ipu.deferred.model.optimizer import capture_optimizer, on_host
 from ignite_ipu.deferred.settings import refuse_for_capture
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.kinds import ON_THE_HOST
@@ -87,8 +88,8 @@ def ipu_release(*models: nn.Module) -> None:
     """
     for model in models:
         inner = unwrapped(model)
-        capture = captured(inner)
-        session = known_session(inner) if capture is None else capture.session
+        loop = captured(inner)
+        session = known_session(inner) if loop is None else loop.session
         if session is not None:
             session.detach()
 
@@ -113,17 +114,17 @@ def ipu_clip_grad_norm_(
     owner, tensors = first_owner(parameters)
     if owner is None:
         return nn.utils.clip_grad_norm_(list(tensors), max_norm, norm_type, **kwargs)
-    model = owner.whole
-    if not model.training.prepared:
+    loop = owner.loop
+    if not any(programs.prepared for programs in loop.updates.programs):
         tensors = list(tensors)
-        others = {other.whole for other in map(owner_of, tensors) if other is not None} - {model}
+        others = {other.loop for other in map(owner_of, tensors) if other is not None} - {loop}
         if others:
-            names = " and ".join(sorted(other.name for other in {model, *others}))
+            names = " and ".join(sorted(other.name for other in {loop, *others}))
             raise CaptureError(
                 f"ipu_clip_grad_norm_ at {current_line()} was given parameters of {names}, which are trained apart: "
                 "clip those of each by a call of its own."
             )
-    return model.clip(tensors, float(max_norm), float(norm_type), parameters)
+    return loop.updates.clip(tensors, float(max_norm), float(norm_type), parameters)
 
 
 def host_step_reason(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Optional[str]:

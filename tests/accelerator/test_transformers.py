@@ -118,7 +118,7 @@ def test_final_weights_are_accelerates(make: Any) -> None:
     for name, value in states[1].items():
         torch.testing.assert_close(states[0][name], value, rtol=1e-3, atol=2e-4)
     capture = captured(model)
-    assert capture is not None and capture.training.compilations == 1
+    assert capture is not None and capture.compilations == 1
     counters = backend.poptorch().counters(capture.session.training.executor)  # type: ignore[union-attr]
     assert (counters.compiles, counters.device_calls, counters.micro_batches) == (1, 12, 24)
 

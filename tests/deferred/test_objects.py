@@ -139,7 +139,7 @@ def test_tensors_in_namespaces_and_queues_are_inputs() -> None:
     expected, _ = losses(make(), set_tensor, lambda given: sum(given.pair), captures=False)
     found, model = losses(make(), set_tensor, lambda given: sum(given.pair), captures=True)
     assert found == pytest.approx(expected, rel=1e-4)
-    assert model._ignite_ipu_capture.training.compilations == 1  # type: ignore[union-attr]
+    assert model._ignite_ipu_capture.loop.compilations == 1  # type: ignore[union-attr]
 
 
 def test_tensors_deep_in_an_object_are_refused() -> None:

@@ -198,7 +198,7 @@ def test_what_the_code_does_not_name_compiles_nothing() -> None:
         net.scale.inner.unread = number
 
     train(net, optimizer, change)
-    assert captured(net).training.compilations == 1  # type: ignore[union-attr]
+    assert captured(net).compilations == 1  # type: ignore[union-attr]
 
 
 def test_configurations_of_transformers() -> None:

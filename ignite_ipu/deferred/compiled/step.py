@@ -120,7 +120,9 @@ class CapturedStep(ReadyStep):
         return loss
 
     def _compute(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> List[List[Any]]:
-        parameters = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        # A tied tensor may be known by any of its names.
+        parameters: Dict[str, torch.Tensor] = dict(self.model.named_parameters(remove_duplicate=False))
+        parameters.update(self.model.named_buffers(remove_duplicate=False))
         remaining = iter(numbers)
         results: List[List[Any]] = []
         steps = self.update.graph.steps

@@ -125,7 +125,7 @@ class UpdateGradients:
                     gradient.mul_(factor.to(gradient.dtype))
         self._found, self._factors = {}, {}
 
-    def give_up(self, problem: str) -> None:
+    def discard(self, problem: str) -> None:
         """Let norms of an update that will not be made never be known, for a reason."""
         for value, _ in self._awaited():
             value.operation.problem = problem

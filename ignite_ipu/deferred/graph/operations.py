@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, Named
 import torch
 
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
-from ignite_ipu.deferred.graph.owners import Captured
+from ignite_ipu.deferred.graph.owners import Captured, CapturedLoop
 from ignite_ipu.deferred.graph.structure import LEAF, Structure, flatten, leaves_in, unflatten
 from ignite_ipu.errors import EarlyReadError
 from ignite_ipu.program.forward.left_behind import Place
@@ -116,12 +116,12 @@ class Value:
         return [operation for operation in [consumer() for consumer in self.consumers] if operation is not None]
 
 
-def keep_weights(models: Sequence[Captured]) -> None:
-    """Keep the weights of models, some about to change, that functions were called with whose results nobody knows."""
+def keep_weights(loops: Sequence[CapturedLoop]) -> None:
+    """Keep the weights of loops, some about to change, that functions without known results were called with."""
     for operation in list(USES):
         for leaf in operation.leaves:
-            if type(leaf) is Input and leaf.model is not None and leaf.model.whole in models:
-                leaf.model.show_weights([operation])
+            if type(leaf) is Input and leaf.model is not None and leaf.model.loop in loops:
+                leaf.model.loop.show_weights([operation])
                 leaf.set_aside()
 
 
@@ -336,7 +336,7 @@ def shown_input(leaf: Input, operation: Operation) -> torch.Tensor:
     """Return the tensor of an input that has not been written into since, with the newest weights."""
     leaf.check(operation.line, late=True)
     if leaf.model is not None:
-        leaf.model.show_weights([operation])
+        leaf.model.loop.show_weights([operation])
     return leaf.tensor
 
 

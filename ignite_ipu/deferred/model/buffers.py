@@ -16,11 +16,11 @@ from torch import nn
 
 from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
 from ignite_ipu.deferred.graph.operations import CLOCK, NORM, Operation, by_number, reached, replayed, shown_input
-from ignite_ipu.deferred.graph.owners import Captured
+from ignite_ipu.deferred.graph.owners import CapturedLoop
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import unflatten
+from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.turns import draws, is_statistic, written_buffers
-from ignite_ipu.deferred.model.writes import WeightEdits
 from ignite_ipu.errors import CaptureError, EarlyReadError, listed, logger
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.left_behind import called_beside
@@ -104,12 +104,12 @@ class BufferBook:
         if any(call.model is not None and module in set(call.model.model.modules()) for call in calls):
             self._settle(self._pending())
 
-    def before_evaluation(self, model: Captured) -> None:
+    def before_evaluation(self, name: str) -> None:
         """Settle the pending calls, as PyTorch evaluates with what they have written; or refuse the evaluation."""
         problem = self._settle(self._pending())
         if problem is not None:
             raise CaptureError(
-                f"{model.name} is evaluated at {current_line()}, but its call in training mode at {self._first()}, as "
+                f"{name} is evaluated at {current_line()}, but its call in training mode at {self._first()}, as "
                 "batch statistics are, and waits for optimizer.step(). PyTorch would evaluate with what it has "
                 f"written, and the host cannot replay it: {problem}. Evaluate after optimizer.step()."
             )
@@ -121,27 +121,27 @@ class BufferBook:
             before, first = (plain(buffer).clone(), CLOCK.now) if known is None else (known.before, known.first)
             self._overwritten[id(buffer)] = _Overwritten(buffer, before, first, CLOCK.now)
 
-    def before_update(self, losses: Sequence[Loss], model: Captured, several: bool = False) -> None:
+    def before_update(self, losses: Sequence[Loss], loop: CapturedLoop, waits: bool = False) -> None:
         """Settle the pending calls that an update by some losses leaves out, or refuse the update.
 
-        With `several` optimizers a call may wait for the update of another one, if no call writes before it does.
+        If it `waits`, a call may wait for the update of another optimizer, if no call writes before it does.
         """
         operations = [operation for loss in losses for operation in loss.operations]
         made = {operation.number for operation in operations}
-        waits = [call for call in self.waiting.values() if call.number not in made and several and _is_awaited(call)]
-        waiting = {call.number for call in waits}
+        later = [call for call in self.waiting.values() if call.number not in made and waits and _is_awaited(call)]
+        waiting = {call.number for call in later}
         pending = self._pending()
         left = [call for number, call in self.waiting.items() if number not in made and number not in waiting]
-        ahead = [*operations, *waits]
+        ahead = [*operations, *later]
         late = any(each.number < call.number and _write_the_same(each, call) for call in left for each in ahead)
-        together = late or not all(_may_wait(call, operations) for call in waits)
+        together = late or not all(_may_wait(call, operations) for call in later)
         problem = self._settle([call for call in pending if together or call in left])
         if problem is not None:
             first = self._first(made)
             self.waiting.clear()
             self._replays.clear()
             raise CaptureError(
-                f"The call of {model.name} in training mode at {first}, as batch statistics are, but no loss of the "
+                f"The call of {loop.name} in training mode at {first}, as batch statistics are, but no loss of the "
                 f"update at {current_line()} was computed from it, and it cannot be made up for on the host: "
                 f"{problem}. For a forward pass without training, call model.eval() and use torch.no_grad(); leave "
                 "out a batch before the model is called."
@@ -304,10 +304,10 @@ class BufferBook:
     def _called(self, call: Operation, leaves: List[Any]) -> Any:
         """Return what a call of a model gives on the host, which writes its buffers there."""
         assert call.model is not None and call.signature.modes is not None
-        whole: Any = call.model.whole
-        model, modes = call.model.model, whole.modes
+        loop: Any = call.model.loop
+        model, modes = call.model.model, loop.modes
         args, kwargs = unflatten(call.signature.structure, leaves)
-        whole.session.weights.to_host()
+        loop.session.weights.to_host()
         modes.now()
         with modes.in_training_as(call.signature.modes):
             with EAGER, without_generation_cache(model), torch.no_grad(), DisableTorchFunctionSubclass():
@@ -319,8 +319,8 @@ class BufferBook:
 
 
 def _book_of(call: Operation) -> BufferBook:
-    whole: Any = call.model and call.model.whole
-    book: BufferBook = whole.buffer_writes
+    loop: Any = call.model and call.model.loop
+    book: BufferBook = loop.buffers
     return book
 
 

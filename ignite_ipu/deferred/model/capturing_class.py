@@ -52,8 +52,8 @@ def capturing_class(base: Any) -> Any:
     def train(self: Any, mode: bool = True) -> Any:
         capture = self.__dict__.get(CAPTURE)
         if capture is not None:
-            capture.modes.look_again()
-            capture.evaluation.look_again()
+            capture.loop.modes.look_again()
+            capture.loop.evaluation.look_again()
             if mode != self.training:
                 capture.session.end_pass(always=False)
         return base.train(self, mode)
@@ -63,7 +63,7 @@ def capturing_class(base: Any) -> Any:
         if capture is None:
             base.zero_grad(self, set_to_none)
         else:
-            capture.whole.zero_grad(set_to_none, self)
+            capture.loop.updates.zero_grad(self, set_to_none)
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
         made = base.__reduce_ex__(self, protocol)

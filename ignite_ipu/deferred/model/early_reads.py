@@ -9,7 +9,7 @@ import dataclasses
 from typing import Any, Callable, List, Optional, Sequence
 
 from ignite_ipu.deferred.graph.operations import Value, reached
-from ignite_ipu.deferred.graph.owners import Captured
+from ignite_ipu.deferred.graph.owners import CapturedLoop
 from ignite_ipu.deferred.graph.step_graph import CALL, Loss, ancestors
 from ignite_ipu.deferred.graph.structure import words
 from ignite_ipu.deferred.model.gradients import Entry
@@ -111,12 +111,12 @@ def expected_loss(value: Value, line: Line) -> Optional[Loss]:
     return Loss(last[0], ancestors(last[0]), line) if len(last) == 1 else None
 
 
-def early_read_error(model: Captured, value: Value, what: str) -> EarlyReadError:
+def early_read_error(loop: CapturedLoop, value: Value, what: str) -> EarlyReadError:
     """Return the error for a value of an update that is not complete; `what` says in words how it is read."""
     line = current_line()
     operations = ancestors(value)
-    if has_gone_backward(operations, model):
-        reason = incomplete(model)
+    if has_gone_backward(operations, loop):
+        reason = incomplete(loop)
         return EarlyReadError(
             f"{what} at {line} asks for a value that comes with the weight update, and {reason}. Keep "
             "loss.detach() and read it after the update."
@@ -154,12 +154,12 @@ def not_frozen(model: Any) -> EarlyReadError:
     )
 
 
-def incomplete(model: Captured) -> Optional[str]:
+def incomplete(loop: CapturedLoop) -> Optional[str]:
     """Return why an update of what went backward cannot be made yet, None if it can.
 
     Where an engine's step function has left the last loss, more will follow.
     """
-    reason, losses = model.postponed(), model.pending
+    reason, losses = loop.postponed, loop.updates.pending
     if reason is not None or not losses or losses[-1].call in (None, CALL.get()):
         return reason
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Collection, Container, Iterable, List, Optional, Tuple
+from typing import Any, Collection, Container, Iterable, List, Optional, Protocol, Tuple
 
 import torch
 from torch import nn
@@ -18,8 +18,17 @@ from ignite_ipu.torch_names.modules import CONVERSION
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
-def _keep(writes: bool) -> None:
-    pass
+class GradientSource(Protocol):
+    """The gradients of a captured model's parameters, as PyTorch has them now."""
+
+    def has_gradient(self, parameter: torch.Tensor) -> bool: ...
+    def gradient_of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]: ...
+
+    def replace_gradient(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> None:
+        """Follow a parameter's gradient that the loop replaces by another or None."""
+
+    def release_gradients(self, writes: bool) -> None:
+        """Follow gradients that are used, or written."""
 
 
 class GradientViews:
@@ -27,50 +36,41 @@ class GradientViews:
 
     Args:
         model: The model whose parameters these are of.
-        remedy: What the loop does to clip gradients.
-        has: Returns whether PyTorch has a gradient of a parameter now.
-        source: The method, held weakly, that returns the value of a parameter's gradient.
-        release: The method, held weakly, that is called before gradients are used, with whether they are written.
-        replace: Called with a parameter whose gradient the loop replaces, and with the new one or None.
+        remedy: Clipping advice for a loop that writes into them.
+        source: The gradients, held weakly.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        remedy: Optional[str],
-        has: Callable[[torch.Tensor], bool],
-        source: Callable[[torch.Tensor], Optional[torch.Tensor]],
-        replace: Callable[[torch.Tensor, Optional[torch.Tensor]], None],
-        release: Callable[[bool], None],
-    ) -> None:
+    def __init__(self, model: nn.Module, remedy: Optional[str], source: GradientSource) -> None:
         self._named: List[Tuple[str, torch.Tensor]] = list(model.named_parameters())
         self._remedy = remedy or "use torch.nn.utils.clip_grad_norm_ over all of the model's parameters"
-        self._has, self._replace = weakref.WeakMethod(has), weakref.WeakMethod(replace)
-        self._source = weakref.WeakMethod(source)
+        self._source, self._values = weakref.ref(source), weakref.WeakMethod(source.gradient_of)
         # Those that the loop holds, and no others.
         self._views: weakref.WeakValueDictionary[int, DeviceGradient] = weakref.WeakValueDictionary()
-        reference = weakref.WeakMethod(release)
-        self._release = lambda writes: (reference() or _keep)(writes)
+
+    def _release(self, writes: bool) -> None:
+        source = self._source()
+        if source is not None:
+            source.release_gradients(writes)
 
     def show(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
         """Return `parameter.grad`."""
         with DisableTorchFunctionSubclass():
-            found, has = gradient_of(parameter), self._has()
+            found, source = gradient_of(parameter), self._source()
             converts = CONVERSION is not None and frame_of(CONVERSION) is not None
-            if found is not None or has is None or converts or not has(parameter):
+            if found is not None or source is None or converts or not source.has_gradient(parameter):
                 return found
             view = self._views.get(id(parameter))
             if view is None:
-                made = DeviceGradient(plain(parameter), self._source, weakref.ref(parameter), self._remedy)
+                made = DeviceGradient(plain(parameter), self._values, weakref.ref(parameter), self._remedy)
                 view = self._views[id(parameter)] = made
                 made.release = self._release
             return view
 
     def put(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> None:
         """Follow `parameter.grad = gradient`, before it is done; None is for `del parameter.grad`, too."""
-        replace = self._replace()
-        if replace is not None and not (gradient is not None and self._views.get(id(parameter)) is gradient):
-            replace(parameter, gradient)
+        source = self._source()
+        if source is not None and not (gradient is not None and self._views.get(id(parameter)) is gradient):
+            source.replace_gradient(parameter, gradient)
 
     def clear(self, ids: Collection[int], available: bool) -> None:
         """Forget views of gradients that are None from now on; those that the loop holds keep their values, if any."""

@@ -1,153 +1,128 @@
-"""Models that one step trains: an encoder and a decoder, two towers, a frozen backbone and its head.
+"""Loops that become one: an encoder and a decoder, two towers, a frozen backbone and its head.
 
-To PyTorch they are separate modules; PopTorch compiles one. So they become the children of one module as soon as it is
-seen that one optimizer holds parameters of several, or that a loss is computed with frozen ones, and each stays the
-object that the user calls.
+To PyTorch their models are separate modules; PopTorch compiles one. So they become the children of one module as soon
+as one optimizer holds parameters of several, or a loss is computed with frozen ones, and each stays the object that the
+user calls.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import Any, List, Optional, Sequence
+from typing import List, Optional, Sequence
 
 import torch
-from torch import nn
 
 from ignite_ipu.deferred.graph.owners import MODEL, OPTIMIZERS, held_by, held_tensors, is_held
+from ignite_ipu.deferred.model.fused_update import FusedUpdate
+from ignite_ipu.deferred.model.fused_updates import FusedUpdates
+from ignite_ipu.deferred.model.loop import JoinedModels, Loop
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
-from ignite_ipu.deferred.model.updates import Updates
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line
-from ignite_ipu.torch_names.modules import modules_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
-class JoinedModels(nn.Module):
-    """The one module that PopTorch compiles for several models: its children, named after their classes."""
-
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        super().__init__()
-        for model in models:
-            name, count = type(model).__name__, 1
-            while name in modules_of(self):
-                count += 1
-                name = f"{type(model).__name__}_{count}"
-            self.add_module(name, model)
-        self.joined_names = " and ".join(sorted(type(model).__name__ for model in models))
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise CaptureError("Models that are trained together are called one by one.")
-
-
-def join(captures: List[CapturedModel], reason: str) -> CapturedModel:
-    """Return what captures several models as one from now on, the trained ones first; `reason` begins messages."""
-    parts: List[CapturedModel] = []
-    tops: List[nn.Module] = []
-    for capture in captures:
-        joined = isinstance(capture.model, JoinedModels)
-        parts += [*([] if joined else [capture]), *capture.parts]
-        tops += capture.model.children() if joined else [capture.model]
+def join(loops: Sequence[Loop], reason: str) -> Loop:
+    """Return the loop that several become from now on, the trained ones first; `reason` begins messages."""
+    first, *others = loops
+    if not others:
+        return first
+    tops = [top for loop in loops for top in loop.tops]
     modules = [id(module) for top in tops for module in top.modules()]
     if len(set(modules)) < len(modules):
-        names = " and ".join(sorted(capture.name for capture in captures))
+        names = " and ".join(sorted(loop.name for loop in loops))
         raise CaptureError(
             f"{reason} {names}, which share submodules and are called separately. Put them "
             "into one nn.Module whose forward does both, and call that."
         )
-    for capture in captures:
+    for loop in loops:
         # What has been trained alone goes on together with the others.
-        for turn in capture.turns:
-            turn.training.forget_program()
-        if capture.on_host is not None:
-            capture.on_host.programs.forget_program()
-    joined_models = JoinedModels(tops)
+        loop.updates.forget_programs()
+    module = JoinedModels(tops)
     requests = {
-        capture.model.get_submodule(path): request
-        for capture in captures
-        for path, request in capture.places.requests.items()
+        loop.module.get_submodule(path): request for loop in loops for path, request in loop.places.requests.items()
     }
-    places = {name: requests[model] for name, model in joined_models.named_children() if model in requests}
-    whole = captures[0].like(joined_models, places)
-    whole.join(parts)
-    return whole
+    places = {name: requests[top] for name, top in module.named_children() if top in requests}
+    joined = Loop(module, tops, first.setup, places)
+    joined.merge(loops)
+    return joined
 
 
-def joined_by_optimizers(models: Sequence[CapturedModel], line: Line) -> List[CapturedModel]:
-    """Return what trains captured models, joined as far as they have an optimizer or the loss at a line in common.
+def joined_by_optimizers(models: Sequence[CapturedModel], line: Line) -> List[Loop]:
+    """Return the loops of models, joined as far as they have an optimizer or the loss at a line in common.
 
-    They know their optimizers then. Of several optimizers of the same weights the one counts that could train the model
-    alone; which one does, its `step()` says.
+    They know their optimizers then. Of several optimizers of the same weights the one counts that could train the
+    models alone; which one does, its `step()` says.
     """
     optimizers = list(OPTIMIZERS)
     for optimizer in optimizers:
-        _joined(optimizer)
-    wholes = list(dict.fromkeys(model.whole for model in models))
-    if len(wholes) > 1:
-        # The trained ones come first.
-        wholes.sort(key=lambda model: not is_held(model.model) and model.is_frozen)
-        wholes = [join(wholes, f"The loss at {line} is computed by")]
-    known = [(optimizer, model) for optimizer, model in zip(optimizers, map(_joined, optimizers)) if model is not None]
-    for optimizer, model in sorted(known, key=lambda pair: not _holds_all(*pair)):
-        if model.training.optimizer is None or not _overlapping(optimizer, model):
-            model.turn_of(optimizer)
-    return wholes
+        _loop_of(optimizer)
+    loops = list(dict.fromkeys(model.loop for model in models))
+    # The trained ones come first.
+    loops.sort(key=lambda loop: not is_held(loop.module) and loop.is_frozen)
+    loops = [join(loops, f"The loss at {line} is computed by")]
+    known = [(each, loop) for each, loop in zip(optimizers, map(_loop_of, optimizers)) if loop is not None]
+    for optimizer, loop in sorted(known, key=lambda pair: not _holds_all(*pair)):
+        if isinstance(loop.updates, FusedUpdates) and not _overlapping(optimizer, loop):
+            loop.updates.update_of(optimizer)
+    return loops
 
 
-def trained_by(optimizer: torch.optim.Optimizer) -> Optional[Updates]:
-    """Return the updates that an optimizer makes by what is known; None where its weights have another, or none yet."""
-    models = {owner.whole for owner in map(owner_of, held_tensors(optimizer)) if owner is not None}
-    return next((turn for model in models for turn in model.turns if turn.training.optimizer is optimizer), None)
+def trained_by(optimizer: torch.optim.Optimizer) -> Optional[FusedUpdate]:
+    """Return the update by an optimizer, as far as it is known; None where its weights have another, or none yet."""
+    loops = {owner.loop for owner in map(owner_of, held_tensors(optimizer)) if owner is not None}
+    every = [loop.updates for loop in loops if isinstance(loop.updates, FusedUpdates)]
+    return next(
+        (update for one in every for update in one.books.updates if update.training.optimizer is optimizer), None
+    )
 
 
-def captured_by(optimizer: torch.optim.Optimizer) -> Optional[Updates]:
-    """Return the updates of captured models by an optimizer that holds parameters of these; None if it holds none.
+def captured_by(optimizer: torch.optim.Optimizer) -> Optional[FusedUpdate]:
+    """Return the update of captured models by an optimizer that holds parameters of these; None if it holds none.
 
-    Several models whose parameters it holds become one from then on.
+    Loops whose parameters it holds become one from then on.
     """
-    known: Optional[weakref.ref[Updates]] = optimizer.__dict__.get(MODEL)
-    updates = None if known is None else known()
-    if updates is not None and updates.is_current and updates.training.prepared:
-        return updates
-    model = _joined(optimizer)
-    if model is None:
+    known: Optional[weakref.ref[FusedUpdate]] = optimizer.__dict__.get(MODEL)
+    update = None if known is None else known()
+    if update is not None and update.is_current and update.training.prepared:
+        return update
+    loop = _loop_of(optimizer)
+    if loop is None or not isinstance(loop.updates, FusedUpdates):
         return None
-    others = _overlapping(optimizer, model)
-    if others and _holds_all(optimizer, model) and not model.several:
-        updates = model.turns[0]
-    elif others:
+    rivals, updates = _overlapping(optimizer, loop), loop.updates.books.updates
+    if rivals and _holds_all(optimizer, loop) and len(updates) == len(rivals) == 1:
+        (update,) = updates
+    elif rivals:
         raise CaptureError(
-            f"The model {model.name} has two optimizers for the same weights, a {type(others[0]).__name__} and a "
+            f"The model {loop.name} has two optimizers for the same weights, a {type(rivals[0]).__name__} and a "
             f"{type(optimizer).__name__}. Let each have parameters of its own, or let each have all of them where one "
             "follows the other."
         )
     else:
-        updates = model.turn_of(optimizer)
-        if not _holds_all(optimizer, model):
-            for other in list(OPTIMIZERS):
-                if other is not optimizer and _joined(other) is model and not _overlapping(other, model):
-                    model.turn_of(other)
-    optimizer.__dict__[MODEL] = weakref.ref(updates)
-    return updates
+        update = loop.updates.update_of(optimizer)
+        for other in list(OPTIMIZERS) if not _holds_all(optimizer, loop) else ():
+            if other is not optimizer and _loop_of(other) is loop and not _overlapping(other, loop):
+                loop.updates.update_of(other)
+    optimizer.__dict__[MODEL] = weakref.ref(update)
+    return update
 
 
-def _overlapping(optimizer: torch.optim.Optimizer, model: CapturedModel) -> List[torch.optim.Optimizer]:
-    """Return the other optimizers of a model that hold some of the same parameters."""
+def _overlapping(optimizer: torch.optim.Optimizer, loop: Loop) -> List[torch.optim.Optimizer]:
+    """Return the other optimizers of a loop that hold some of the same parameters."""
     own = held_by(optimizer)
-    others = [turn.training.optimizer for turn in model.turns]
-    return [each for each in others if each is not None and each is not optimizer and own & held_by(each)]
+    return [each for each in loop.updates.optimizers if each is not optimizer and own & held_by(each)]
 
 
-def _joined(optimizer: torch.optim.Optimizer) -> Optional[CapturedModel]:
-    """Return the captured model whose parameters an optimizer holds, after joining it from several where need be."""
-    models = [model for model in dict.fromkeys(map(owner_of, held_tensors(optimizer))) if model is not None]
-    if len(models) > 1:
-        return join(models, f"The {type(optimizer).__name__} holds parameters of")
-    return models[0] if models else None
+def _loop_of(optimizer: torch.optim.Optimizer) -> Optional[Loop]:
+    """Return the loop whose parameters an optimizer holds, after joining it from several where need be."""
+    owners = [owner for owner in map(owner_of, held_tensors(optimizer)) if owner is not None]
+    loops = list(dict.fromkeys(owner.loop for owner in owners))
+    return join(loops, f"The {type(optimizer).__name__} holds parameters of") if loops else None
 
 
-def _holds_all(optimizer: torch.optim.Optimizer, model: CapturedModel) -> bool:
-    """Tell whether an optimizer alone could train a model."""
+def _holds_all(optimizer: torch.optim.Optimizer, loop: Loop) -> bool:
+    """Return whether an optimizer alone could train a loop's models."""
     held = held_by(optimizer)
     with DisableTorchFunctionSubclass():
-        return all(id(parameter) in held for parameter in model.model.parameters() if requires_grad(parameter))
+        return all(id(parameter) in held for parameter in loop.module.parameters() if requires_grad(parameter))

@@ -11,7 +11,7 @@ from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen, Opera
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures
 from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
-from ignite_ipu.deferred.model.updates import Whole
+from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, as_leaf, deferred_results
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.left_behind import put
@@ -28,28 +28,27 @@ class RecordedCalls:
     enabled are what distinguishes calls beside their arguments.
     """
 
-    def __init__(self, capture: Whole) -> None:
-        self._capture = capture
+    def __init__(self, model: Any) -> None:
+        self._model = model
         self._is_set_up = False
         # Beginning with the one that was asked for last.
         self._known: List[Tuple[ModesThen, bool, Signatures]] = []
 
     def record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], grad: bool) -> Any:
         """Record a call, with gradients enabled or not, and return what it will give."""
-        whole, line = self._capture.whole, current_line(above=4)
-        whole.edits.look()
-        signatures = self._signatures(whole.modes.now(), grad)
+        loop: Loop = self._model.loop
+        line = current_line(above=4)
+        loop.edits.look()
+        signatures = self._signatures(loop.modes.now(), grad)
         leaves: List[Any] = []
         values = (*args, *kwargs.values()) if kwargs else args
         signature = signatures.look_up([len(args), *kwargs], values, leaves, ())
         if signature is None:
             signature, leaves = self._found_out(signatures, args, kwargs, grad, line)
-        operation = Operation(signature, self._capture, leaves, line)
-        on_host = whole.on_host or whole.standby
-        if on_host is not None:
-            on_host.note_call(operation)
+        operation = Operation(signature, self._model, leaves, line)
+        loop.updates.note_call(operation)
         if signature.writes:
-            whole.buffer_writes.record(operation)
+            loop.buffers.record(operation)
         results = deferred_results(operation)
         if not signature.left:
             return results
@@ -80,21 +79,21 @@ class RecordedCalls:
             if signature is None:
                 called = self._called_on_host(structure, leaves)
                 # A first call may set something up, such as a cache or the weights of lazy layers.
-                whole = self._capture.whole
-                whole.edits.look()
-                modes = whole.modes.now()
+                loop: Loop = self._model.loop
+                loop.edits.look()
+                modes = loop.modes.now()
                 signatures = self._signatures(modes, grad)
                 signature = signatures.templates.get(key)
                 if signature is None:
-                    signature = called.signature(structure, leaves, modes, self._capture.is_frozen)
+                    signature = called.signature(structure, leaves, modes, self._model.is_frozen)
                     signatures.templates[key] = signature
             signatures.learn([len(args), *kwargs], (*args, *kwargs.values()), (), signature)
             return signature, leaves
 
     def _called_on_host(self, structure: Structure, leaves: List[Any]) -> HostCall:
         """Find out what the model returns and writes by calling it on the host, without a trace there."""
-        model, whole, name = self._capture.model, self._capture.whole, self._capture.name
-        owners = {found[0] for found in map(parameter_of, model.parameters()) if found is not None} - {whole}
+        model, loop, name = self._model.model, self._model.loop, self._model.name
+        owners = {found[0].loop for found in map(parameter_of, model.parameters()) if found is not None} - {loop}
         if owners:
             names = " and ".join(sorted(owner.name for owner in owners))
             raise CaptureError(
@@ -109,5 +108,5 @@ class RecordedCalls:
         if not self._is_set_up:
             self._is_set_up = True
             args, kwargs = unflatten(structure, values)
-            call_first(model, args, kwargs, whole.session)
-        return called_on_host(model, structure, values, whole.session.weights, name)
+            call_first(model, args, kwargs, loop.session)
+        return called_on_host(model, structure, values, loop.session.weights, name)

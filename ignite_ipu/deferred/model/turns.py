@@ -33,7 +33,7 @@ class Reach:
         self._calls: Dict[Tuple[CallSignature, Any], Tuple[bool, bool]] = {}
 
     def uses(self, operation: Operation) -> bool:
-        """Tell whether an operation computes with weights of this optimizer."""
+        """Return whether an operation computes with weights of this optimizer."""
         return self._call(operation)[0] or any(map(self._has, operation.leaves))
 
     def trained(self, loss: Loss) -> Optional[Loss]:
@@ -81,6 +81,19 @@ class Reach:
             trains = any(trained and id(each) in ids for each, trained in zip(modes.of.parameters, modes.trained))
             known = self._calls[signature, model] = bool(ids), trains
         return known
+
+
+class Everything(Reach):
+    """Finds everything that a loss computes, for the only optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__(frozenset())
+
+    def uses(self, operation: Operation) -> bool:
+        return True
+
+    def trained(self, loss: Loss) -> Optional[Loss]:
+        return loss
 
 
 def gradient_path(value: Value) -> Dict[Operation, None]:

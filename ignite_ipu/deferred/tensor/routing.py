@@ -8,7 +8,7 @@ import torch
 
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import NORM, Operation, Value, replayed, shown_input
-from ignite_ipu.deferred.graph.owners import Captured, parameter_of
+from ignite_ipu.deferred.graph.owners import Captured, CapturedLoop, parameter_of
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
 from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
 from ignite_ipu.errors import CaptureError, EarlyReadError
@@ -34,14 +34,14 @@ def mark_loss(value: Value, retained: bool = False) -> None:
                 "the update that it is a loss of. Use the norm after optimizer.step()."
             )
     _find_weights(operations, line)
-    parts = _models_of(operations, "backward()", line)
-    if not parts:
+    models = _models_of(operations, "backward()", line)
+    if not models:
         raise CaptureError(
             f"The loss at {line} is computed by no call of a captured model and from no weight of one, so its "
             "gradients would be the host's. A model is captured when it is given to ipu_prepare together with its "
             "optimizer."
         )
-    models = list(dict.fromkeys(parts.values()))
+    loops = list(dict.fromkeys(model.loop for model in models))
     if value.shape.size and max(value.shape.size) != 1:
         raise CaptureError(
             f"backward() at {line} was called on a tensor of shape {value.shape.size}; a loss is a scalar. "
@@ -52,10 +52,9 @@ def mark_loss(value: Value, retained: bool = False) -> None:
             f"backward() at {line} was called on a value that does not depend on trainable weights (it was "
             "detached, or computed without gradients), so nothing would be trained."
         )
-    if len(models) > 1:
-        first, *rest = parts
-        models = first.joined(rest, line)
-    models[0].backward(Loss(value, operations, line, retained))
+    first, *others = loops
+    loop = first.joined(models, line)[0] if others else first
+    loop.backward(Loss(value, operations, line, retained))
 
 
 def awaits_backward(value: Value) -> bool:
@@ -63,17 +62,17 @@ def awaits_backward(value: Value) -> bool:
     operations = [operation for operation in ancestors(value) if not operation.done]
     if any(operation.problem is not None for operation in operations):
         return False
-    models = {operation.model.whole for operation in operations if operation.model is not None}
-    if not models and torch.is_grad_enabled():
+    loops = {operation.model.loop for operation in operations if operation.model is not None}
+    if not loops and torch.is_grad_enabled():
         return value.shape.requires_grad  # it comes from weights alone, as a prompt that a frozen model is given
-    return not all(has_gone_backward(operations, model) for model in models)
+    return not all(has_gone_backward(operations, loop) for loop in loops)
 
 
-def has_gone_backward(operations: Sequence[Operation], model: Captured) -> bool:
-    """Tell whether the calls of a model among operations are of losses that went backward."""
+def has_gone_backward(operations: Sequence[Operation], loop: CapturedLoop) -> bool:
+    """Return whether the calls of a loop's models among operations are of losses that went backward."""
     calls = [each for each in operations if each.model is not None and each.signature is not NORM and not each.done]
-    own = {call for call in calls if call.model is not None and call.model.whole is model}
-    return own <= {operation for loss in model.pending for operation in loss.operations}
+    own = {call for call in calls if call.model is not None and call.model.loop is loop}
+    return own <= {operation for loss in loop.updates.pending for operation in loss.operations}
 
 
 def run_for_read(value: Value, what: str) -> Optional[torch.Tensor]:
@@ -85,20 +84,20 @@ def run_for_read(value: Value, what: str) -> Optional[torch.Tensor]:
     if value.operation.of_weights:
         return on_host(value)
     operations, line = [each for each in ancestors(value) if not each.done], current_line()
-    models = list(dict.fromkeys(_models_of(operations, what, line).values()))
-    updates = [model.early_update(value, operations) for model in models]
+    loops = list(dict.fromkeys(model.loop for model in _models_of(operations, what, line)))
+    updates = [loop.updates.read(value, operations) for loop in loops]
     # Checks of distributions ask in every step, and later nobody could answer.
-    complete = models and None not in updates and all(model.accumulates is False for model in models)
+    complete = loops and None not in updates and all(loop.updates.accumulates is False for loop in loops)
     if not complete and not called_by(DISTRIBUTIONS):
         norms = [each for each in operations if each.signature is NORM]
-        if all(each.model is not None and each.model.whole.know_norms(line) for each in norms):
+        if all(each.model is not None and each.model.loop.updates.read_norms(line) for each in norms):
             left = [each for each in ancestors(value) if not each.done]
-            found = value.get() if norms and value.known else _computed_on_host(value, left, models, line)
+            found = value.get() if norms and value.known else _computed_on_host(value, left, loops, line)
             if found is not None:
                 return found
-    for model, run in zip(models, updates):
+    for loop, run in zip(loops, updates):
         if run is None:
-            model.refuse_read(value, what)
+            loop.refuse_read(value, what)
         else:
             run()
     return None
@@ -130,7 +129,7 @@ def _find_weights(operations: Sequence[Operation], line: Line) -> None:
         models = _models_of(operations, "backward()", line)
         if not models:
             return
-        owner = next(iter(models)).beside(list(loose.values()))  # which lives by this name until they belong to it
+        owner = models[0].beside(list(loose.values()))  # which lives by this name until they belong to it
     for operation, leaf, weight in used:
         found = parameter_of(weight)
         assert found is not None
@@ -139,23 +138,23 @@ def _find_weights(operations: Sequence[Operation], line: Line) -> None:
 
 
 def _computed_on_host(
-    value: Value, operations: Sequence[Operation], models: Sequence[Captured], line: Line
+    value: Value, operations: Sequence[Operation], loops: Sequence[CapturedLoop], line: Line
 ) -> Optional[torch.Tensor]:
     """Return a value of a training step that has not run, and leave the step to the device.
 
     Layers are in the modes they are in: random ones draw others than the step will, and statistics of batches are not
     kept. None where the loop itself draws: what is sampled, as an action, has to be what the step samples.
     """
-    alone = all(each.model is None or each.model.computes_alone(each) for each in operations)
-    if not (all(model.computes_on_host(line) for model in models) and alone):
+    alone = all(each.model is None or each.model.loop.computes_alone(each) for each in operations)
+    if not (all(loop.computes_on_host(line) for loop in loops) and alone):
         return None
 
     def called(call: Operation, leaves: List[Any]) -> Any:
         assert call.model is not None
         return call.model.called_with(call, leaves)
 
-    for model in models:
-        model.check_unwritten(operations)
+    for loop in loops:
+        loop.check_unwritten(operations)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()
         results = replayed(operations, lambda leaf, operation: torch.Tensor.detach(leaf.tensor), called)
@@ -163,15 +162,15 @@ def _computed_on_host(
     return None if drawn else results[value.operation][value.index]
 
 
-def _models_of(operations: Sequence[Operation], what: str, line: Line) -> Dict[Captured, Captured]:
-    """Return the models that operations call or use weights of, each with what runs it; `what` asks at a line."""
-    found: Dict[Captured, Captured] = {}
+def _models_of(operations: Sequence[Operation], what: str, line: Line) -> List[Captured]:
+    """Return the models that operations call or use weights of; `what` says how they are asked for at a line."""
+    found: Dict[Captured, None] = {}
     for operation in operations:
         if operation.problem is not None:
             raise EarlyReadError(f"{what} at {line} asks for a value that will never exist: {operation.problem}.")
         if operation.model is not None:
-            found[operation.model] = operation.model.whole
+            found[operation.model] = None
         for leaf in operation.leaves:
             if type(leaf) is Input and leaf.model is not None:
-                found[leaf.model] = leaf.model.whole
-    return found
+                found[leaf.model] = None
+    return list(found)

@@ -220,10 +220,10 @@ def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: D
         func, args, name = getattr, (args[0], attribute_of(func)), ""
     writes = written(name, args, kwargs) is not None
     if writes or name == "requires_grad_" or (name == "__set__" and attribute_of(func) in _FREEZES):
-        for owner in {found[0].whole for found in map(parameter_of, leaves) if found is not None}:
-            owner.before_write()
+        for loop in {found[0].loop for found in map(parameter_of, leaves) if found is not None}:
+            loop.note_write()
     if writes and USES:
-        keep_weights([found[0].whole for found in map(parameter_of, leaves) if found is not None])
+        keep_weights([found[0].loop for found in map(parameter_of, leaves) if found is not None])
     own = torch.is_grad_enabled() and name not in _WITH_WEIGHTS and not writes
     if values and (own or not all(value.known or value.operation.of_weights for value in values)):
         return DeferredTensor.__torch_function__(func, tuple(map(type, leaves)), args, kwargs)
@@ -362,7 +362,7 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
     for leaf in leaves_in((args, kwargs)):
         owner = parameter_of(leaf)
         if owner is not None:
-            owner[0].show_weights(())
+            owner[0].loop.show_weights(())
     return func(*resolved(args), **resolved(kwargs))
 
 

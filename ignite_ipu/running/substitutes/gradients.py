@@ -76,7 +76,7 @@ class EngineWeights:
 
 
 def _place_of(model: CapturedModel) -> str:
-    return "part of the device step" if model.whole.on_host is None else "on the host"
+    return "part of the device step" if not model.loop.updates.on_host else "on the host"
 
 
 class _Gradients:
@@ -103,11 +103,11 @@ class _Gradients:
         if len(models) != 1:
             raise self._substitutes.refusal(what, "it has to get the parameters of one model that a loop trains.")
         (model,) = models
-        if model.whole.on_host is not None:
+        if model.loop.updates.on_host:
             self._substitutes.note(f"{what[:-2]}(..., {float(max_norm)})", "on the host")
             return original(tensors, max_norm, norm_type, *args, **kwargs)
         try:
-            norm = model.clip(tensors, float(max_norm), float(norm_type))
+            norm = model.loop.updates.clip(tensors, float(max_norm), float(norm_type), None)
         except CaptureError as error:
             raise self._substitutes.refusal(what, str(error)) from None
         self._substitutes.note(f"{what[:-2]}(..., {float(max_norm)})", _place_of(model))

@@ -91,7 +91,7 @@ def _weights_of(known: Callable[[], Optional[nn.Module]]) -> Optional[Weights]:
     if session is None and module is not None:
         owners = map(owner_of, named_tensors(module).values())
         owner = next((owner for owner in owners if owner is not None), None)
-        session = None if owner is None else owner.whole.session
+        session = None if owner is None else owner.loop.session
     return None if session is None else session.weights
 
 
@@ -116,8 +116,8 @@ class CapturedLoops(CaptureObserver):
 
     def release(self) -> None:
         """Give models and optimizers back as the ordinary ones they were, with the newest weights."""
-        for model in {capture.whole for capture in list(self._models)}:
-            model.close()
+        for loop in {model.loop for model in list(self._models)}:
+            loop.close()
         for optimizer, hook in list(self._optimizers.items()):
             hook.remove()
             release_optimizer(optimizer)
@@ -184,22 +184,22 @@ class CapturedLoops(CaptureObserver):
         for root in [root for root in self._roots if any(each is weight for each in root.parameters())]:
             self._capture(root)
 
-    def went_backward(self, model: CapturedModel) -> None:
+    def went_backward(self, loop: Any) -> None:
         """Log a backward pass, and refuse one whose gradients no optimizer or the wrong update would use."""
-        if model.uncleared is not None and not model.whole.may_leave:
+        if loop.updates.uncleared is not None and not loop.updates.may_leave:
             raise self._substitutes.refusal(
                 "backward()",
                 "the gradients of the last update were not cleared, so PyTorch would use them again, and the device "
                 "has none left. Call optimizer.zero_grad() once for every step().",
             )
-        if model.whole.on_host is not None:
+        if loop.updates.on_host:
             self._substitutes.note("backward()", "a device call, which brings gradients back for updates on the host")
             return
         self._substitutes.note("backward()", "part of the device step")
-        if not (is_held(model.session.model) or model.whole.may_leave):
+        if not (is_held(loop.module) or loop.updates.may_leave):
             raise self._substitutes.refusal(
                 "backward()",
-                f"no optimizer of torch.optim holds the weights of {model.name}, so they are updated by hand, and the "
+                f"no optimizer of torch.optim holds the weights of {loop.name}, so they are updated by hand, and the "
                 "device does not return gradients. Use an optimizer.",
             )
 
@@ -266,7 +266,7 @@ class CapturedLoops(CaptureObserver):
     def _refuse_host_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         owners = [owner for owner in map(owner_of, held_tensors(optimizer)) if owner is not None]
         # A model is captured at its first call, which may be in the closure.
-        on_host = all(owner.whole.on_host is not None for owner in owners) if owners else self._config.update == "host"
+        on_host = all(owner.loop.updates.on_host for owner in owners) if owners else self._config.update == "host"
         if on_host:
             self._substitutes.note(f"{type(optimizer).__name__}.step()", "on the host, by PyTorch")
             return

@@ -68,7 +68,7 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
         owners = [owner for owner in map(owner_of, tensors) if owner is not None]
         if substitutes.code.line_of(frame) is None and not owners:
             return original(tensors, *args, **kwargs)
-        if owners and all(owner.whole.on_host is not None for owner in owners):
+        if owners and all(owner.loop.updates.on_host for owner in owners):
             substitutes.note("clip_grad_value_()", "on the host, as all that PyTorch does with gradients")
             return original(tensors, *args, **kwargs)
         reason = "PopTorch's optimizers clip by the global norm. Use clip_grad_norm_, or --set update=host."

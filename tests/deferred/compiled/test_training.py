@@ -78,7 +78,7 @@ def counters(model: nn.Module) -> Any:
 def compilations(model: nn.Module) -> int:
     capture = captured(model)
     assert capture is not None
-    return capture.training.compilations
+    return capture.compilations
 
 
 def test_plain_loop() -> None:

@@ -154,7 +154,7 @@ def test_weights_are_not_lost(updates: int, how: str, caplog: pytest.LogCaptureF
     accelerator = IPUAccelerator()
     model, _ = read_early(accelerator, updates)
     if how == "close":
-        accelerator._captured()[0].close()
+        accelerator._loops()[0].close()
     else:
         getattr(accelerator, how)()
     assert "include an update whose optimizer.step() has not been called" in caplog.text

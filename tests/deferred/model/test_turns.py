@@ -462,6 +462,6 @@ def test_a_value_read_before_the_steps_comes_with_the_one_that_follows(reverses:
             second.zero_grad()
             capture = captured(models[0])
             if capture is not None and reverses and update == 1:
-                capture.turns.reverse()
+                capture.updates.books.updates.reverse()
         found.append(seen)
     assert found[1] == pytest.approx(found[0], rel=1e-5)

@@ -127,7 +127,7 @@ def test_what_a_loop_keeps_on_its_model_does_not(way):
     _, model = run(Model(WAYS[way]), on_device, changes=False)
     capture = captured(model)
     assert len(model.history) == EPOCHS * len(BATCHES)
-    assert capture.training.compilations == 1
+    assert capture.compilations == 1
     assert len(capture.session.evaluations) == 1
 
 
@@ -317,7 +317,7 @@ def test_an_instance_that_the_first_call_makes_counts(monkeypatch):
     """It is the one of all later calls."""
     monkeypatch.setattr(Settings, "only", None)
     _, model = run(Model(lambda model: Settings.get().factor), on_device, changes=False)
-    assert captured(model).training.compilations == 1
+    assert captured(model).compilations == 1
     x, Settings.only.factor = BATCHES[0][0], 3.0
     with torch.no_grad():
         torch.testing.assert_close(model(x), 3 * model.layers(x))
@@ -338,7 +338,7 @@ def test_objects_that_a_call_makes_compile_nothing_again():
     model = Model(lambda model: made(1.0).itself.value)
     _, model = run(model, on_device, changes=False)
     capture = captured(model)
-    assert capture.training.compilations == 1
+    assert capture.compilations == 1
     assert len(capture.session.evaluations) == 1
 
 

@@ -10,7 +10,7 @@ from typing import Iterable
 
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, Operation
-from ignite_ipu.deferred.graph.owners import Captured
+from ignite_ipu.deferred.graph.owners import CapturedLoop
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
@@ -45,7 +45,7 @@ class WeightEdits:
         self._weights.notice_edits()
         self._seen = self._weights.edits
 
-    def check(self, operations: Iterable[Operation], model: Captured, what: str = "The update") -> None:
+    def check(self, operations: Iterable[Operation], loop: CapturedLoop, what: str = "The update") -> None:
         """Refuse an update, or a read, of what was computed from other weights than those of now."""
         self.look()
         for operation in operations:
@@ -55,7 +55,7 @@ class WeightEdits:
             if weights or operation.model is not None:
                 raise CaptureError(
                     f"{what} at {current_line()} is of what was computed at {operation.line}, and weights or buffers "
-                    f"of {model.name} were written after that. The device computes a loss and its update together, "
+                    f"of {loop.name} were written after that. The device computes a loss and its update together, "
                     "from the weights of the update. Write into weights after optimizer.step(), or before the model "
                     "is called. An optimizer of two steps, as sharpness-aware minimisation (SAM) has, runs with "
                     "IPUConfig(update='host'), in which backward() brings the gradients back."

@@ -7,94 +7,85 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any, Container, Dict, FrozenSet, Iterable, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Container, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.compiled.modes import Modes
-from ignite_ipu.deferred.compiled.places import Places
 from ignite_ipu.deferred.compiled.training import CapturedTraining
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, NORM, USES, Operation, Value, keep_inputs, keep_weights
-from ignite_ipu.deferred.graph.owners import Captured, held_by, held_tensors
+from ignite_ipu.deferred.graph.owners import held_by, held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.deferred.model.buffers import BufferBook
 from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, incomplete
 from ignite_ipu.deferred.model.gradient_views import GradientViews, clear_those_of_the_host
 from ignite_ipu.deferred.model.gradients import Entry, GradientBook
 from ignite_ipu.deferred.model.history import History, Made, TakenBack
-from ignite_ipu.deferred.model.turns import Older, Reach, Values, begin_again, forget, gradient_path, keep_buffers
-from ignite_ipu.deferred.model.writes import WeightEdits
+from ignite_ipu.deferred.model.loop import Loop
+from ignite_ipu.deferred.model.turns import (
+    Everything,
+    Older,
+    Reach,
+    Values,
+    begin_again,
+    forget,
+    gradient_path,
+    keep_buffers,
+)
 from ignite_ipu.deferred.tensor.routing import has_gone_backward
 from ignite_ipu.deferred.tensor.tensor import deferred_results
 from ignite_ipu.errors import CaptureError, IPUError, listed
 from ignite_ipu.optimizers.kinds import ON_THE_HOST
-from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import gradient_of, plain
 from ignite_ipu.program.user_code import Line, current_line
-from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _ORDER = itertools.count(1)
 
 
-class Whole(Captured, Protocol):
-    """The captured model whose calls are recorded and updated; its attributes are those of `CapturedModel`."""
+@dataclasses.dataclass(eq=False)
+class Books:
+    """The gradients of a loop whose updates are fused, and what shows them.
 
-    session: IPUSession
-    config: IPUConfig
-    modes: Modes
-    places: Places
-    edits: WeightEdits
-    buffer_writes: BufferBook
-    book: GradientBook
+    Attributes:
+        updates: The updates by each optimizer; one by all parameters until optimizers are known.
+    """
+
+    loop: Loop
+    gradients: GradientBook
     views: GradientViews
     history: History
-    standby: Any
-
-    @property
-    def is_frozen(self) -> bool: ...
-    @property
-    def on_host(self) -> Any: ...
-    @property
-    def turns(self) -> Sequence[Updates]: ...
-    @property
-    def whole(self) -> Whole: ...
-    def find_optimizer(self) -> None: ...
-    def leave_device(self, reason: str, error: Optional[Exception] = None) -> None: ...
-    @property
-    def may_leave(self) -> bool: ...
-    def clear_gradients(self, ids: FrozenSet[int], set_to_none: bool = True) -> None: ...
+    updates: List[FusedUpdate] = dataclasses.field(default_factory=list)
 
 
-class Updates:
+class FusedUpdate:
     """The updates by one optimizer, of a captured model or of several that are trained together.
 
     Attributes:
         training: What runs the updates.
         early: The update that ran before its `optimizer.step()`, until that comes.
-        reach: Finds what losses compute from this optimizer's weights, where there are several; else None.
+        reach: Finds the operations of losses that this optimizer's update makes.
         stepped, order: When the last update ran, by `CLOCK`; and its number among those of several optimizers.
     """
 
-    def __init__(self, model: Whole) -> None:
-        self._model = model
-        self.training = CapturedTraining(model.session, model.config, model.modes, model.places)
+    def __init__(self, books: Books) -> None:
+        self._books, self._loop = books, books.loop
+        loop = books.loop
+        self.training = CapturedTraining(loop.session, loop.setup.config, loop.modes, loop.places)
         self.early: Optional[EarlyUpdate] = None
         # How many losses the gradients that the host has computed are of.
         self._shown = 0
-        self.reach: Optional[Reach] = None
+        self.reach: Reach = Everything()
         self.stepped = self.order = 0
         # What tells that an optimizer holds the same as before, and the ids of that.
         self._held: Tuple[Any, FrozenSet[int]] = ((), frozenset())
         # Weights of other optimizers before their steps, with which what is pending has been computed.
-        self._older: Dict[Updates, Older] = {}
+        self._older: Dict[FusedUpdate, Older] = {}
 
     @property
     def is_current(self) -> bool:
-        """True unless the model is trained as a part of a larger one by now."""
-        return self._model.whole is self._model
+        """True unless the loop has become a part of another one."""
+        return self._loop.now is self._loop
 
     @property
     def own(self) -> FrozenSet[int]:
@@ -102,12 +93,12 @@ class Updates:
         training = self.training
         if training.own is not None:
             return training.own
-        return self._model.book.all if training.optimizer is None else self._held_by(training.optimizer)
+        return self._books.gradients.all if training.optimizer is None else self.held_by(training.optimizer)
 
     @property
     def entries(self) -> List[Entry]:
         """The entries in the gradient book of this optimizer's parameters."""
-        return self._model.book.of(self.own)
+        return self._books.gradients.of(self.own)
 
     @property
     def pending(self) -> Sequence[Loss]:
@@ -127,6 +118,11 @@ class Updates:
         """Line at which gradients were last made zero instead of None, if they were."""
         return next((entry.zeros for entry in self.entries if entry.zeros is not None), None)
 
+    @property
+    def makes_all(self) -> bool:
+        """True if it computes all that went backward: no other optimizer trains the loop's models."""
+        return self.training.own is None
+
     def train_held(self) -> None:
         """Train the parameters that the optimizer holds now, and no others; those have optimizers of their own."""
         assert self.training.optimizer is not None
@@ -135,34 +131,49 @@ class Updates:
         self.training.own, self.reach = own, Reach(own)
 
     @property
-    def _others(self) -> List[Updates]:
-        return [turn for turn in self._model.turns if turn is not self]
+    def accumulates(self) -> Optional[bool]:
+        """True if an update so far was made from several micro-batches; None before the first."""
+        if not self.makes_all:
+            return False  # they are compared with the last update each time
+        most = self.training.most_micro_batches
+        return None if most is None else most > 1
+
+    @property
+    def has_gradients(self) -> bool:
+        """True if there are gradients that an update has used or will use."""
+        return bool(self.uncleared or self.pending)
+
+    def trains_some(self, parameters: Iterable[torch.Tensor]) -> bool:
+        """Return whether it is the update of any of some parameters."""
+        return self.makes_all or any(id(parameter) in self.own for parameter in parameters)
+
+    @property
+    def _others(self) -> List[FusedUpdate]:
+        return [turn for turn in self._books.updates if turn is not self]
 
     @property
     def is_known(self) -> bool:
         """True if all that went backward for the coming update was computed for those of other optimizers."""
         return all(loss.value.operation.done for loss in self.pending)
 
-    def go_on_from(self, before: Updates) -> None:
+    def go_on_from(self, before: FusedUpdate) -> None:
         """Go on from the updates of a model that has other weights by now, of which some may be left."""
         modes = before.training.modes
         left = {id(parameter) for parameter, trained in zip(modes.parameters, modes.trained()) if trained}
-        left &= self._model.book.all
+        left &= self._books.gradients.all
         for entry in before.entries:
             if entry.exists:
                 line = entry.losses[-1].line if entry.losses else entry.used
-                for mine in self._model.book.within(entry.ids & left):
+                for mine in self._books.gradients.within(entry.ids & left):
                     mine.used, mine.zeros = line, entry.zeros
         if before.pending:
-            before.give_up("weights of the model were replaced")
+            before.discard("weights of the model were replaced")
         state = before.training.random_state()
         if state is not None:
             self.training.set_random_state(state)
 
     def chosen(self, losses: Sequence[Loss]) -> List[Loss]:
         """Return losses with the operations that this optimizer's update makes; without those that do not reach it."""
-        if self.reach is None:
-            return list(losses)
         return [loss for loss in map(self.reach.trained, losses) if loss is not None]
 
     def check_backward(self, loss: Loss) -> None:
@@ -181,17 +192,17 @@ class Updates:
                 "gradients to the clipped ones, while a device clips all gradients of an update together. Clip once, "
                 f"after the last backward(). {ON_THE_HOST}"
             )
-        self._model.views.refuse_those_of_before(self.own)
+        self._books.views.refuse_those_of_before(self.own)
 
     def backward(self, loss: Loss) -> None:
         """Let a loss go backward, which was checked before."""
-        self._model.edits.look()
-        for chosen in (loss,) if self.reach is None else self.chosen([loss]):
+        self._loop.edits.look()
+        for chosen in self.chosen([loss]):
             self.training.modes.check_trained(chosen, self.training.own)
         keeps = self.training.keeps_inputs
-        if keeps or self.pending or self.training.accumulates or self._model.postponed() is not None:
+        if keeps or self.pending or self.training.accumulates or self._loop.postponed is not None:
             keep_inputs(loss.operations, keeps)
-        self._model.book.add(self.own, loss)
+        self._books.gradients.add(self.own, loss)
         if USES:
             USES.difference_update(loss.operations)
 
@@ -200,7 +211,7 @@ class Updates:
         entries = self.entries
         if len(entries) == 1 and entries[0].used is None and entries[0].losses:
             return None
-        views = self._model.views
+        views = self._books.views
         if len(entries) > 1:
             entries = self._reached_entries(entries)
         first = next(entry for entry in entries if entry.exists)
@@ -242,11 +253,11 @@ class Updates:
     @property
     def may_leave(self) -> bool:
         """True if updates may be made on the host from some moment on."""
-        return self._model.whole.may_leave
+        return self._loop.now.updates.may_leave
 
     def leave_device(self, reason: str, error: Optional[Exception] = None) -> None:
         """Make updates on the host from here on, for a reason; raise an error instead if that is not allowed."""
-        self._model.whole.leave_device(reason, error)
+        self._loop.now.updates.leave_device(reason, error)
 
     def _reached_entries(self, entries: Sequence[Entry]) -> List[Entry]:
         """Return the entries of parameters that have gradients, or would have them of the pending losses."""
@@ -270,10 +281,10 @@ class Updates:
                     "the optimizer's hyper-parameters were changed in between. Read the value after optimizer.step()."
                 )
             self.training.finish_update(self.early.line)
-            self._model.session.hooks.withheld = None
+            self._loop.session.hooks.withheld = None
             self.early = None
             return
-        self._model.views.refuse_those_of_the_host(self.own)
+        self._books.views.refuse_those_of_the_host(self.own)
         if not any(entry.exists for entry in self.entries):
             return
         self._check_update()
@@ -285,13 +296,13 @@ class Updates:
             except BaseException:
                 self.training.clipped = clipped
                 raise
-            self._model.book.use(self.own, line, made, self.training.max_grad_norm)
+            self._books.gradients.use(self.own, line, made, self.training.max_grad_norm)
 
     def confirm(self, made: Mapping[Loss, Made]) -> None:
         """Note that the losses go backward of which the update was made ahead."""
         assert self.early is not None
         self.early.confirm()
-        for entry in self._model.book.within(self.own):
+        for entry in self._books.gradients.within(self.own):
             entry.losses, entry.used, entry.zeros = [], self.early.line, None
             entry.made, entry.clip = list(made.values()), self.training.max_grad_norm
 
@@ -300,20 +311,19 @@ class Updates:
         early, self.early = self.early, None
         if early is None or early.back is None:
             return
-        model = self._model
-        early.back.put_back(model.session)
+        early.back.put_back(self._loop.session)
         self.stepped = early.stepped
-        entries = model.book.within(self.own)
+        entries = self._books.gradients.within(self.own)
         for made in {made.loss: made for entry in entries for made in entry.made}.values():
             made.take_back()
             made.loss.value.went_backward = None
             calls = [each for each in made.loss.operations if each.signature.writes]
-            model.buffer_writes.waiting.update({call.number: call for call in calls})
+            self._loop.buffers.waiting.update({call.number: call for call in calls})
         for entry in entries:
             entry.losses = [] if early.awaited else [made.loss for made in entry.made]
             entry.made, entry.used = [], None
         for before in early.before if early.awaited and early.uncleared is not None else ():
-            for entry in model.book.within(before.ids):
+            for entry in self._books.gradients.within(before.ids):
                 entry.used, entry.made = before.used, before.made
 
     def _check_update(self) -> None:
@@ -329,14 +339,14 @@ class Updates:
     def zero_grad(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
         """Do what `zero_grad` of an optimizer does that makes these updates."""
         clear_those_of_the_host(held_tensors(optimizer), set_to_none)
-        self._model.clear_gradients(self._held_by(optimizer), set_to_none)
+        self._loop.updates.clear_gradients(self.held_by(optimizer), set_to_none)
 
-    def _held_by(self, optimizer: torch.optim.Optimizer) -> FrozenSet[int]:
+    def held_by(self, optimizer: torch.optim.Optimizer) -> FrozenSet[int]:
         """Return the ids of the parameters that an optimizer holds."""
         groups = optimizer.param_groups
         key = (id(optimizer), *[(id(group["params"]), len(group["params"])) for group in groups])
         if key != self._held[0]:
-            held, every = held_by(optimizer), self._model.book.all
+            held, every = held_by(optimizer), self._books.gradients.all
             self._held = key, every if held >= every else held
         return self._held[1]
 
@@ -354,20 +364,20 @@ class Updates:
                 "ipu_prepare or an IPUAccelerator."
             )
         if dropped or self._older or self._shown or self.training.gradients.awaited:
-            self.give_up(f"its gradients were dropped by zero_grad() at {current_line()}", dropped)
+            self.discard(f"its gradients were dropped by zero_grad() at {current_line()}", dropped)
 
     def early_losses(self, value: Value, operations: Sequence[Operation]) -> Optional[Sequence[Loss]]:
         """Return what has yet to go backward for an update that a value comes with; None if none can run for it."""
         if self.early is not None:
             self.early.check_confirmed()
             return None
-        if self.reach is None and has_gone_backward(operations, self._model) and incomplete(self._model) is None:
+        if self.makes_all and has_gone_backward(operations, self._loop) and incomplete(self._loop) is None:
             return ()
         ahead: List[Loss] = []
-        if not self.pending and self._model.postponed() is None:
+        if not self.pending and self._loop.postponed is None:
             loss = expected_loss(value, current_line())
             ahead += [] if loss is None else [loss]
-        if self.reach is None:
+        if self.makes_all:
             return ahead if ahead and self.training.expects(ahead) else None
         # Other optimizers may use the losses: the update is the one before, or none.
         losses = self.chosen([*self.pending, *ahead])
@@ -378,36 +388,37 @@ class Updates:
     def run_early(self, losses: Sequence[Loss]) -> None:
         """Run the update before `optimizer.step()`, for a read of a value; losses go backward for it before."""
         if self.training.optimizer is None:
-            self._model.find_optimizer()
-        # Which may train several models as one.
-        whole = self._model.whole
-        updates, uncleared = self if self.is_current else whole.turns[0], None
-        entries = updates.entries
+            self._loop.find_optimizers()
+        # Which may have joined the loop with another one.
+        self._loop.now.updates.run_ahead(self.own, losses)
+
+    def run_ahead(self, losses: Sequence[Loss]) -> None:
+        """Run the update by an optimizer that is known before its step."""
+        loop, books, uncleared = self._loop, self._books, None
+        entries = self.entries
         before = [dataclasses.replace(entry) for entry in entries] if losses else []
         if losses:
-            # Gradients of the update before may still be cleared: natively there are none of this one yet.
-            uncleared = updates.uncleared
+            # Gradients of the update before may still be cleared: in PyTorch there are none of this one yet.
+            uncleared = self.uncleared
             for entry in entries:
                 entry.used, entry.made = None, []
         for loss in losses:
-            whole.backward(loss)
-        updates._check_update()
-        optimizer, link, stepped = updates.training.optimizer, updates.training.link, updates.stepped
+            loop.backward(loss)
+        self._check_update()
+        optimizer, link, stepped = self.training.optimizer, self.training.link, self.stepped
         back = None
-        if whole.may_leave and whole.history.watches and optimizer is not None:
-            back = TakenBack.of(whole.session, optimizer, link)
-        made = updates._run()
-        own = (uncleared, back, stepped, before, whole.leave_device, losses)
-        updates.early = EarlyUpdate(current_line(), bool(losses), *own)
-        whole.book.use(updates.own, updates.early.line, made, updates.training.max_grad_norm)
+        if self.may_leave and books.history.watches and optimizer is not None:
+            back = TakenBack.of(loop.session, optimizer, link)
+        made = self._run()
+        own = (uncleared, back, stepped, before, loop.updates.leave_device, losses)
+        self.early = EarlyUpdate(current_line(), bool(losses), *own)
+        books.gradients.use(self.own, self.early.line, made, self.training.max_grad_norm)
         for loss in losses:
-            loss.value.went_backward = functools.partial(updates.confirm, made)
-        whole.session.hooks.withheld = updates.early
+            loss.value.went_backward = functools.partial(self.confirm, made)
+        loop.session.hooks.withheld = self.early
 
     def gradient_of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
         """Return the gradient of a parameter as PyTorch has it now, if any; the update runs for it if need be."""
-        if not self.is_current:
-            return self._model.whole.turns[0].gradient_of(parameter)
         training, entry = self.training, self.entry_of(parameter)
         if self.may_leave and entry is not None and not (entry.used and training.gradients.available):
             self.leave_device(f"Gradients are read at {current_line()}.")
@@ -415,7 +426,7 @@ class Updates:
                 return gradient_of(parameter)
         if entry is not None and entry.losses:
             line = current_line()
-            if self.reach is not None and (self.uncleared or not self.training.expects(self.chosen(self.pending))):
+            if not self.makes_all and (self.uncleared or not self.training.expects(self.chosen(self.pending))):
                 raise CaptureError(
                     f"A gradient is read at {line} of a loss that went backward at {self.pending[-1].line}, for one of "
                     "several optimizers, before its step(): what else its update is of is not known. Read it after "
@@ -425,8 +436,7 @@ class Updates:
             training.gradients.want(str(line))
             if not self.show_host_gradients(line):
                 self.run_early(())
-                turns = self._model.whole.turns
-                return (self if self in turns else turns[0]).gradient_of(parameter)
+                return self._loop.now.updates.gradient_of(parameter)
         if entry is not None and entry.unknown is not None:
             raise CaptureError(f"A gradient is read at {current_line()}, but {entry.unknown}. {ON_THE_HOST}")
         if entry is None or not (entry.losses or entry.used):
@@ -436,7 +446,7 @@ class Updates:
 
     def entry_of(self, parameter: torch.Tensor) -> Optional[Entry]:
         """Return the entry of a parameter in the gradient book, None where PyTorch has no gradient of it now."""
-        entry = self._model.book.holding(id(parameter))
+        entry = self._books.gradients.holding(id(parameter))
         if entry is None or not entry.exists:
             return None
         if self.early is not None and self.early.awaited:
@@ -448,12 +458,12 @@ class Updates:
 
         False if the update can run for them: it is complete, by what is known of the loop.
         """
-        complete = incomplete(self._model) is None and self._model.accumulates is False
-        if complete or self.reach is not None or not self._model.computes_on_host(line):
+        complete = incomplete(self._loop) is None and self._loop.updates.accumulates is False
+        if complete or not self.makes_all or not self._loop.computes_on_host(line):
             return False
         pending = self.pending
         if self._shown != len(pending):
-            self._model.buffer_writes.settle_unused()
+            self._loop.buffers.settle_unused()
             self.training.gradients.compute(pending)
             self._shown = len(pending)
         return True
@@ -466,7 +476,7 @@ class Updates:
         if entry.losses:
             if not self.may_leave:
                 found.look_for_readers()
-            if found.wanted and not self.may_leave and self.reach is None:
+            if found.wanted and not self.may_leave and self.makes_all:
                 return self.gradient_of(parameter) is not None
         return self.shows_gradient(parameter)
 
@@ -509,7 +519,7 @@ class Updates:
                 entry.unknown = f"gradients were clipped at {current_line()}, after the update that used them"
         if not pending and found.available:
             return found.norm(chosen, norm_type, before if early is not None else training.max_grad_norm)
-        operation = Operation(NORM, self._model.whole, (), current_line())
+        operation = Operation(NORM, self._loop.now.models[0], (), current_line())
         norm: torch.Tensor = deferred_results(operation)
         if pending:
             found.await_norm(norm.value, chosen, norm_type, before)  # type: ignore[attr-defined]
@@ -530,7 +540,7 @@ class Updates:
             told = len(parameters)
         trained = self.training.modes.trained()
         if (told, trained) != self.training.checked:
-            self._model.views.check_all(parameters, self.own)
+            self._books.views.check_all(parameters, self.own)
             self.training.checked = told, trained
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
@@ -546,37 +556,37 @@ class Updates:
 
     def _run(self) -> Mapping[Loss, Made]:
         """Run the update of the pending losses; returns them as they were, if they are kept."""
-        model, losses, self._shown = self._model, self.pending, 0
+        loop, books, losses, self._shown = self._loop, self._books, self.pending, 0
         self.training.zeroed = self.zeroed
-        several = self.reach is not None
-        chosen = self.chosen(losses) if several else losses
-        if model.buffer_writes.waiting:
-            model.buffer_writes.before_update(chosen, model, several)
+        chosen = self.chosen(losses)
+        if loop.buffers.waiting:
+            loop.buffers.before_update(chosen, loop, waits=not self.makes_all)
         operations = [operation for loss in chosen for operation in loss.operations]
-        model.edits.check(operations, model)
+        loop.edits.check(operations, loop)
         if USES:
-            keep_weights([model])
-        kept = model.history.keep(model.session) if model.may_leave else None
+            keep_weights([loop])
+        may_leave = self.may_leave
+        kept = books.history.keep(loop.session) if may_leave else None
         made = {} if kept is None else {loss: Made(loss, kept) for loss in losses}
         try:
-            with model.buffer_writes.in_update(operations):
-                if several:
-                    self._run_in_turn(losses, chosen)
-                else:
-                    self.training.run(losses)
+            with loop.buffers.in_update(operations):
+                self._run_beside_others(losses, chosen)
         except BaseException as error:
-            if model.may_leave and isinstance(error, IPUError) and not any(each.done for each in operations):
+            if may_leave and isinstance(error, IPUError) and not any(each.done for each in operations):
                 raise
-            model.book.drop(losses)
+            books.gradients.drop(losses)
             for loss in losses:
-                _give_up(loss, f"the step failed: {type(error).__name__}: {error}")
+                _discard(loss, f"the step failed: {type(error).__name__}: {error}")
             raise
         self.stepped, self.order = CLOCK.now, next(_ORDER)
         return made
 
-    def _run_in_turn(self, losses: Sequence[Loss], chosen: Sequence[Loss]) -> None:
+    def _run_beside_others(self, losses: Sequence[Loss], chosen: Sequence[Loss]) -> None:
         """Run an update, and keep what the updates of other optimizers need of the operations and weights of now."""
-        weights, others = self._model.session.weights, self._others
+        weights, others = self._loop.session.weights, self._others
+        if not others:
+            self.training.run(losses)
+            return
         for other in others:
             other.keep_older(self)
         path = {operation for loss in losses if not loss.retained for operation in gradient_path(loss.value)}
@@ -600,7 +610,6 @@ class Updates:
         """Return the weights of other optimizers with which operations were recorded, if these have stepped since."""
         values: Values = []
         for other in self._others:
-            assert other.reach is not None
             used = [operation for operation in operations if other.reach.uses(operation)]
             stale = [operation for operation in used if operation.number <= other.stepped]
             if not stale:
@@ -616,27 +625,27 @@ class Updates:
             values += known.values
         return values
 
-    def keep_older(self, stepping: Updates) -> None:
+    def keep_older(self, stepping: FusedUpdate) -> None:
         """Keep the weights that another optimizer is about to change, if what is pending was computed with them."""
-        uses = stepping.reach
-        if uses is None or stepping in self._older:
+        uses = stepping.reach.uses
+        if stepping in self._older:
             return
-        if any(uses.uses(operation) for loss in self.chosen(self.pending) for operation in loss.operations):
-            self._older[stepping] = Older.of(self._model.session, uses.own)
+        if any(uses(operation) for loss in self.chosen(self.pending) for operation in loss.operations):
+            self._older[stepping] = Older.of(self._loop.session, stepping.own)
 
-    def give_up(self, problem: str, dropped: Optional[Sequence[Loss]] = None) -> None:
+    def discard(self, problem: str, dropped: Optional[Sequence[Loss]] = None) -> None:
         """Discard losses that went backward, or all: their values will never be known, for a reason."""
         losses = list(self.pending) if dropped is None else dropped
         self._shown = 0
-        self._model.book.drop(losses)
+        self._books.gradients.drop(losses)
         if not self.pending:
             self.training.clipped = False
-            self.training.gradients.give_up(problem)
+            self.training.gradients.discard(problem)
             self._older.clear()
         awaited = {operation for other in self._others for loss in other.pending for operation in loss.operations}
         for loss in losses:
-            _give_up(loss, problem, awaited)
-            if self.reach is not None and not loss.retained:
+            _discard(loss, problem, awaited)
+            if not (self.makes_all or loss.retained):
                 forget(set(gradient_path(loss.value)) - awaited)
 
 
@@ -654,7 +663,7 @@ def _refuse_spent(loss: Loss) -> None:
             )
 
 
-def _give_up(loss: Loss, problem: str, awaited: Container[Operation] = ()) -> None:
+def _discard(loss: Loss, problem: str, awaited: Container[Operation] = ()) -> None:
     for operation in loss.operations:
         if not operation.done and operation not in awaited:
             operation.problem = problem

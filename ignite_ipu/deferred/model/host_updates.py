@@ -9,23 +9,39 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from typing import Any, Callable, Container, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import (
+    AbstractSet,
+    Any,
+    Callable,
+    Container,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+)
 
 import torch
-from torch.nn.utils import clip_grad_norm_
+from torch import nn
+from torch.nn.utils import clip_grad_norm_  # PyTorch's own, which a script's calls may be substituted for
 
 from ignite_ipu.deferred.compiled.host_update import Gradients, HostUpdate
+from ignite_ipu.deferred.compiled.training import CapturedTraining
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights, replayed
 from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.early_reads import expected_loss
+from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.turns import Older, Values, begin_again, forget, gradient_path, keep_buffers
-from ignite_ipu.deferred.model.updates import Whole
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.host_link import note_step
 from ignite_ipu.program.tensors.raw import gradient_of, plain, set_gradient
-from ignite_ipu.program.user_code import current_line
+from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 Closure = Callable[[], Any]
@@ -39,17 +55,25 @@ class _Ahead(NamedTuple):
     changes: int
 
 
-class UpdatesOnHost:
-    """The calls of one captured model whose weights are updated on the host.
+class HostUpdates:
+    """The updates of a loop that PyTorch makes on the host.
 
     Attributes:
-        programs: The programs that compute gradients.
+        training: The programs that compute gradients.
+        optimizers: The optimizers that have made fused updates before.
     """
 
-    def __init__(self, model: Whole) -> None:
-        self._model = model
-        self.programs = HostUpdate(model.session, model.config, model.modes, model.places)
-        # Operations that compute with weights, whose values somebody may have, as long as somebody has.
+    on_host, gradients = True, None
+    pending: Sequence[Loss] = ()
+    is_ahead, is_known, has_trained, may_leave, take_turns = False, True, True, False, False
+    accumulates: Optional[bool] = False
+    uncleared: Optional[Line] = None
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self.training = HostUpdate(loop.session, loop.setup.config, loop.modes, loop.places)
+        self.optimizers: Sequence[torch.optim.Optimizer] = ()
+        # Operations that compute with weights, whose values may be referenced, as long as they are.
         self._recorded: weakref.WeakSet[Operation] = weakref.WeakSet()
         self._older: List[Older] = []
         # The last operation that was recorded before a parameter was changed last, by the id of the parameter.
@@ -58,20 +82,65 @@ class UpdatesOnHost:
         self._ahead: Optional[_Ahead] = None
 
     @property
-    def is_current(self) -> bool:
-        """True unless the model is trained as a part of a larger one by now."""
-        return self._model.whole is self._model
+    def programs(self) -> Sequence[CapturedTraining]:
+        return [self.training]
 
     def note_call(self, call: Operation) -> None:
-        """Note a call of the model that was recorded."""
         self._recorded.add(call)
+
+    def note_write(self) -> None:
+        """Leave it to the next upload."""
+
+    def leave_device(self, reason: str, error: Optional[Exception] = None) -> None:
+        """They are on the host already."""
+
+    def clear_gradients(self, ids: FrozenSet[int], set_to_none: bool) -> None:
+        """They are all on the host."""
+
+    def zero_grad(self, module: nn.Module, set_to_none: bool) -> None:
+        with self._loop.session.weights.stepping():
+            nn.Module.zero_grad(module, set_to_none)
+
+    def clip(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float, given: Any) -> torch.Tensor:
+        return clip_grad_norm_(list(parameters), max_norm, norm_type)
+
+    def gradient_of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
+        with DisableTorchFunctionSubclass():
+            return gradient_of(parameter)
+
+    def shows_gradient(self, parameter: torch.Tensor) -> bool:
+        return self.gradient_of(parameter) is not None
+
+    def read_norms(self, line: Line) -> bool:
+        return False
+
+    def are_stale(self, call: Operation) -> bool:
+        return not call.done and any(self._changed.get(key, 0) >= call.number for key in _weights_of(call))
+
+    def merge(self, other: Any) -> None:
+        if isinstance(other, HostUpdates):
+            self._recorded.update(other._recorded)
+            self._older += other._older
+            self._changed.update(other._changed)
+            self._changes += other._changes
+            self._last_change = max(self._last_change, other._last_change)
+
+    def go_on_from(self, before: Any) -> None:
+        if isinstance(before, HostUpdates):
+            self.merge(before)
+
+    def forget_programs(self) -> None:
+        self.training.forget_program()
+
+    def discard(self, problem: str) -> None:
+        """Keep the gradients, which are PyTorch's."""
 
     def backward(self, loss: Loss) -> None:
         """Add the gradients of a loss to those of the parameters that it depends on."""
         if loss.value.operation.of_weights:
             self._backward_on_host(loss)
             return
-        self.programs.modes.check_trained(loss)
+        self.training.modes.check_trained(loss)
         ahead, self._ahead = self._ahead, None
         path = {} if loss.retained else gradient_path(loss.value)
         if ahead is not None and ahead.value is loss.value and ahead.changes == self._changes:
@@ -81,7 +150,7 @@ class UpdatesOnHost:
             gradients = self._compute(loss, lambda operation: _trains(operation) and operation not in path)
         gradients.accumulate()
 
-    def go_on_from(self, stepped: Mapping[int, int], older: Sequence[Older]) -> None:
+    def follow_device(self, stepped: Mapping[int, int], older: Sequence[Older]) -> None:
         """Go on from updates on the device: by `id`, when parameters were changed last, and weights before updates."""
         self._changed.update({key: when for key, when in stepped.items() if when})
         self._last_change = max(stepped.values(), default=0)
@@ -99,37 +168,41 @@ class UpdatesOnHost:
 
     def _backward_on_host(self, loss: Loss) -> None:
         """Compute a loss from weights alone, as a penalty, and its gradients by PyTorch: no program has no inputs."""
-        self._model.edits.check(loss.operations, self._model, "The gradient")
+        self._loop.edits.check(loss.operations, self._loop, "The gradient")
         with torch.enable_grad():
             results = replayed(loss.operations, lambda leaf, operation: leaf.tensor)
         results[loss.value.operation][loss.value.index].backward()  # type: ignore[no-untyped-call]
         for operation, tensors in results.items():
             operation.settle([tensor.detach() for tensor in tensors])
 
-    def early(self, value: Value, operations: Sequence[Operation]) -> Optional[Closure]:
+    def read(self, value: Value, operations: Sequence[Operation]) -> Optional[Closure]:
         """Return what computes a value before `backward()`, with the gradients of the loss that it probably is of."""
         loss = expected_loss(value, current_line())
         if loss is None or not {each for each in operations if not each.done} <= set(loss.operations):
             return None
         return functools.partial(self._compute_ahead, loss)
 
+    def run_ahead(self, ids: AbstractSet[int], losses: Sequence[Loss]) -> None:
+        for loss in losses:
+            self._compute_ahead(loss)
+
     def _compute_ahead(self, loss: Loss) -> None:
         gradients = self._compute(loss, lambda operation: True)
         self._ahead = _Ahead(loss.value, gradients, self._changes)
 
     def _compute(self, loss: Loss, keeps: Callable[[Operation], bool]) -> Gradients:
-        model, operations = self._model, loss.operations
-        if model.buffer_writes.waiting:
-            model.buffer_writes.before_update([loss], model, several=True)
-        model.edits.check(operations, model, "The gradient")
+        loop, operations = self._loop, loss.operations
+        if loop.buffers.waiting:
+            loop.buffers.before_update([loss], loop, waits=True)
+        loop.edits.check(operations, loop, "The gradient")
         older = self._values_then(operations)
         older += begin_again(operations)
-        keep_buffers(operations, set(), keeps, model.session.weights)
+        keep_buffers(operations, set(), keeps, loop.session.weights)
         if USES:
             USES.difference_update(operations)
         try:
-            with model.buffer_writes.in_update(operations):
-                return self.programs.compute([loss], keeps, older)
+            with loop.buffers.in_update(operations):
+                return self.training.compute([loss], keeps, older)
         except BaseException as error:
             for operation in operations:
                 if not operation.done:
@@ -139,11 +212,11 @@ class UpdatesOnHost:
     @contextlib.contextmanager
     def stepping(self, optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Closure], Closure]]:
         """Have an optimizer step in the `with` block; gives a function that wraps the closure of its step."""
-        weights, held = self._model.session.weights, held_tensors(optimizer)
+        weights, held = self._loop.session.weights, held_tensors(optimizer)
         if USES:
-            keep_weights([self._model])
+            keep_weights([self._loop])
         self._keep_older(held)
-        self._model.buffer_writes.before_weights_change()
+        self._loop.buffers.before_weights_change()
         before = _versions(held)
 
         def note_changes() -> None:
@@ -156,7 +229,7 @@ class UpdatesOnHost:
                 self._last_change = CLOCK.now
             before = now
             weights.look()
-            self._model.edits.ignore()
+            self._loop.edits.ignore()
 
         with weights.stepping() as as_before:
 
@@ -175,7 +248,7 @@ class UpdatesOnHost:
         note_step(optimizer)
 
     def _clip(self, held: Sequence[torch.Tensor]) -> None:
-        max_norm = self._model.config.max_grad_norm
+        max_norm = self._loop.setup.config.max_grad_norm
         if max_norm is not None:
             clip_grad_norm_(list(held), max_norm)
 

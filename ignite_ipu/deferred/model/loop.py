@@ -1,0 +1,431 @@
+"""One captured loop: the models that are trained together, the books of what they write, and their updates."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import (
+    TYPE_CHECKING,
+    AbstractSet,
+    Any,
+    Callable,
+    FrozenSet,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Protocol,
+    Sequence,
+)
+
+import torch
+from torch import nn
+
+from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
+from ignite_ipu.deferred.compiled.modes import Modes
+from ignite_ipu.deferred.compiled.places import Places
+from ignite_ipu.deferred.compiled.training import CapturedTraining
+from ignite_ipu.deferred.graph.operations import Operation, Value
+from ignite_ipu.deferred.graph.owners import Captured, release_optimizer
+from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
+from ignite_ipu.deferred.model.buffers import BufferBook
+from ignite_ipu.deferred.model.early_reads import early_read_error
+from ignite_ipu.deferred.model.edits import WeightEdits
+from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
+from ignite_ipu.deferred.tensor.tensor import record_on_weights
+from ignite_ipu.errors import CaptureError, EarlyReadError, logger
+from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.tensors.raw import requires_grad
+from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.session.hooks import Gradients
+from ignite_ipu.session.session import IPUSession
+from ignite_ipu.torch_names.modules import modules_of
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+
+if TYPE_CHECKING:
+    from ignite_ipu.pipeline import PipelineRequest
+
+
+class Updates(Protocol):
+    """The weight updates of a loop, by any number of optimizers. There are two kinds.
+
+    `FusedUpdates` make loss, gradients and update in one device step. `HostUpdates` bring gradients back at each
+    `backward()`, and PyTorch makes the updates.
+
+    Attributes:
+        on_host: Whether PyTorch makes them.
+    """
+
+    on_host: bool
+
+    @property
+    def gradients(self) -> Optional[Gradients]:
+        """Shows and follows `parameter.grad`; None where the attribute is PyTorch's."""
+
+    @property
+    def programs(self) -> Sequence[CapturedTraining]:
+        """The programs of each optimizer, or of all together that step on the host."""
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """The optimizers, as far as they are known."""
+
+    @property
+    def take_turns(self) -> bool:
+        """True if each of several optimizers has programs of its own."""
+
+    @property
+    def pending(self) -> Sequence[Loss]:
+        """Losses that went backward and of which no update has been made."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """True if an update was made before its `optimizer.step()`, which is still to come."""
+
+    @property
+    def is_known(self) -> bool:
+        """True if the device has computed all that went backward, and is not ahead of the loop."""
+
+    @property
+    def has_trained(self) -> bool:
+        """True if weights were updated, or there are gradients."""
+
+    @property
+    def uncleared(self) -> Optional[Line]:
+        """Line of the last update, as long as its gradients have not been cleared; of several the next update asks."""
+
+    @property
+    def accumulates(self) -> Optional[bool]:
+        """True if an update so far was made from several micro-batches; None before the first."""
+
+    @property
+    def may_leave(self) -> bool:
+        """True if updates may be made on the host from some moment on."""
+
+    def note_call(self, call: Operation) -> None:
+        """Note a call of a model that was recorded."""
+
+    def note_write(self) -> None:
+        """Note that weights are about to be written, or frozen, by which pending losses were not computed."""
+
+    def backward(self, loss: Loss) -> None:
+        """Let a loss go backward."""
+
+    def read(self, value: Value, operations: Sequence[Operation]) -> Optional[Callable[[], None]]:
+        """Return what computes a value before its `optimizer.step()`; None if nothing can."""
+
+    def run_ahead(self, ids: AbstractSet[int], losses: Sequence[Loss]) -> None:
+        """Make the update of parameters, by their ids, before its step; losses go backward for it before."""
+
+    def gradient_of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
+        """Return the gradient of a parameter as PyTorch has it now, if any."""
+
+    def shows_gradient(self, parameter: torch.Tensor) -> bool:
+        """Return whether there is one, without bringing anything to the host."""
+
+    def read_norms(self, line: Line) -> bool:
+        """Have the host compute awaited norms of gradients, which are read at a line; returns whether it could."""
+
+    def clip(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float, given: Any) -> torch.Tensor:
+        """Clip the gradients of parameters to a norm, and return the one before."""
+
+    def clear_gradients(self, ids: FrozenSet[int], set_to_none: bool) -> None:
+        """Clear the gradients of parameters that are not on the host, to None or to zeros."""
+
+    def zero_grad(self, module: nn.Module, set_to_none: bool) -> None:
+        """Do what `zero_grad` of a module does, the loop's or a part of it."""
+
+    def are_stale(self, call: Operation) -> bool:
+        """Return whether weights that a call used have been updated since."""
+
+    def leave_device(self, reason: str, error: Optional[Exception] = None) -> None:
+        """Make updates on the host from here on, for a reason; raise an error instead if that is not allowed."""
+
+    def merge(self, other: Any) -> None:
+        """Take over the books of a loop that is joined with this one."""
+
+    def go_on_from(self, before: Any) -> None:
+        """Go on from the updates of the same loop with other weights, of which some may be left."""
+
+    def forget_programs(self) -> None:
+        """Give programs back; each optimizer is an ordinary one, with its state, until the next update."""
+
+    def discard(self, problem: str) -> None:
+        """Discard all that went backward, for a reason."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """Settings with which the models of a loop are captured.
+
+    Attributes:
+        config: How programs are compiled.
+        updates: Makes the updates of a loop.
+        join: Joins the loops of models that a loss at a line is computed by, and returns those that are left. They
+            know their optimizers then.
+        postponed: Called when a value is read between backward and `optimizer.step()`: returns why the update cannot
+            run yet, None if it can.
+        clip_remedy: Clipping advice for a loop that writes into `parameter.grad`.
+        observer: Follows the captured models.
+    """
+
+    config: IPUConfig
+    updates: Callable[[Loop], Updates]
+    join: Callable[[Sequence[Any], Line], List[Loop]]
+    postponed: Callable[[], Optional[str]] = lambda: None
+    clip_remedy: Optional[str] = None
+    observer: CaptureObserver = IGNORING
+
+
+class JoinedModels(nn.Module):
+    """The one module that PopTorch compiles for several models: its children, named after their classes."""
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        super().__init__()
+        for model in models:
+            name, count = type(model).__name__, 1
+            while name in modules_of(self):
+                count += 1
+                name = f"{type(model).__name__}_{count}"
+            self.add_module(name, model)
+        self.joined_names = " and ".join(sorted(type(model).__name__ for model in models))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise CaptureError("Models that are trained together are called one by one.")
+
+
+class Loop:
+    """The captured models that are trained together, the books of what they write, and their updates.
+
+    Args:
+        module: The module that PopTorch compiles: the one model, or one of all models.
+        tops: The modules of the models that are no parts of others of the loop.
+        places: Requests for the IPUs of the models, by their paths; as the configuration says for one model when None.
+
+    Attributes:
+        models: The captured models, parts of others included.
+        modes: The modes of the module.
+        edits, buffers: What was written on the host, and the book of buffers that calls write.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        tops: Sequence[nn.Module],
+        setup: Setup,
+        places: Optional[Mapping[str, PipelineRequest]] = None,
+    ) -> None:
+        self.module, self.tops, self.setup = module, tops, setup
+        self._asked_places = places
+        self.models: List[Captured] = []
+        self._has_told_of_host_reads = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.session = session = IPUSession.of(self.module)
+        session.refuse_second_trainer()
+        asked, config = self._asked_places, self.setup.config
+        self.places = Places.of(self.module, config) if asked is None else Places(self.module, asked)
+        self.modes = Modes(self.module, session.weights)
+        self.edits = WeightEdits(session.weights)
+        self.buffers = BufferBook(self.modes, self.edits, session.weights)
+        self.evaluation = CapturedEvaluation(session, config, self.places)
+        self.updates = self.setup.updates(self)
+        self.guide(session)
+        session.hooks.recorder = record_on_weights
+        session.weights.watch_parameters()
+
+    def guide(self, session: IPUSession) -> None:
+        """Let a session, which may be that of an engine over a part, go by what is captured."""
+        hooks = session.hooks
+        hooks.gradients = self.updates.gradients
+        hooks.check_evaluation = functools.partial(self.buffers.before_evaluation, self.name)
+        hooks.before_buffer_read = self.buffers.before_read
+        hooks.before_buffers_written = self.buffers.before_written
+        hooks.refuse_frozen = _refuse
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.module, "joined_names", type(self.module).__name__))
+
+    @property
+    def now(self) -> Loop:
+        """The loop that this one has become a part of, or this one."""
+        loop: Loop = self.models[0].loop  # type: ignore[assignment]
+        return loop
+
+    @property
+    def is_alone(self) -> bool:
+        """True if it has one model, and no update of it is under way."""
+        return self.now is self and len(self.models) == 1 and not (self.updates.pending or self.updates.is_ahead)
+
+    @property
+    def is_untrained(self) -> bool:
+        """True if nothing was trained, by this model or together with others."""
+        return self.is_alone and not self.updates.has_trained
+
+    @property
+    def is_frozen(self) -> bool:
+        with DisableTorchFunctionSubclass():
+            return not any(map(requires_grad, self.module.parameters()))
+
+    @property
+    def compilations(self) -> int:
+        """Number of training programs that were compiled."""
+        return sum(programs.compilations for programs in self.updates.programs)
+
+    def adopt(self, model: Captured) -> None:
+        """Make a captured model one of the loop."""
+        model.follow(self)
+        self.models.append(model)
+        self.session.serve(model.model)
+
+    def begin_again(self) -> bool:
+        """Take the models as they are now, with the optimizers' state there is; returns whether that was possible.
+
+        Loops make layers in a model's first call, put another head on it for another task, and prune it, again and
+        again. Between the losses of an update and the update that is refused.
+        """
+        before = self.updates
+        if not (before.is_known and self.buffers.is_settled):
+            return False
+        if any(programs.prepared for programs in before.programs):
+            logger.warning(
+                "Weights of %s were replaced, added or removed before it was called at %s: its programs are compiled "
+                "again. On IPUs each compilation takes minutes.",
+                self.name,
+                current_line(),
+            )
+        before.forget_programs()
+        self.session.close()
+        self._begin()
+        within, models = set(map(id, self.module.modules())), self.models
+        self.models = []
+        for model in models:
+            if id(model.model) in within:
+                self.adopt(model)
+            else:
+                model.release()
+        self.updates.go_on_from(before)
+        return True
+
+    def merge(self, others: Sequence[Loop]) -> None:
+        """Take over the models and the books of other loops, whose modules are in this one's."""
+        for other in others:
+            self.buffers.merge(other.buffers)
+            self.updates.merge(other.updates)
+            other.session.close()
+            self.guide(other.session)
+            for model in other.models:
+                self.adopt(model)
+
+    def joined(self, models: Sequence[Captured], line: Line) -> List[Loop]:
+        """Return the loops of models that the loss at a line is computed by, joined where one update trains them."""
+        return self.setup.join(models, line)
+
+    def find_optimizers(self) -> None:
+        """Find out which optimizers train the models.
+
+        Raises:
+            CaptureError: There is none.
+        """
+        self.setup.join(self.models, current_line())
+        if not self.now.updates.optimizers:
+            raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
+
+    def backward(self, loss: Loss) -> None:
+        self.updates.backward(loss)
+        self.setup.observer.went_backward(self)
+
+    def note_write(self) -> None:
+        self.updates.note_write()
+
+    @property
+    def postponed(self) -> Optional[str]:
+        """The reason why the update of the pending losses cannot run yet, None if it can."""
+        return self.setup.postponed()
+
+    def computes_on_host(self, line: Line) -> bool:
+        """Copy the newest weights to the host, if it has not got them, to compute a value there that is read at a line.
+
+        False if the host is not to have them: the device has made an update ahead of its `optimizer.step()`.
+        """
+        if self.updates.is_ahead:
+            return False
+        if self.session.weights.to_host() and not self._has_told_of_host_reads:
+            self._has_told_of_host_reads = True
+            logger.warning(
+                "The value read at %s belongs to a weight update that is not complete, so the host computes it, "
+                "here and in the steps to come: each time a forward pass on the CPU, with a copy of the weights "
+                "after each update. Keep loss.detach() and read it after optimizer.step() to save both.",
+                line,
+            )
+        return True
+
+    def computes_alone(self, call: Operation) -> bool:
+        """Return whether the host can compute a call before those that were made before it have run."""
+        return not (self.updates.are_stale(call) or self.buffers.waits_for_others(call))
+
+    def refuse_read(self, value: Value, what: str) -> None:
+        """Refuse a read for which no update can run."""
+        calls = [each for each in ancestors(value) if each.model is not None]
+        stale = next((call for call in calls if self.updates.are_stale(call)), None)
+        if stale is not None:
+            raise EarlyReadError(
+                f"{what} at {current_line()} asks for a value that the call of {self.name} at {stale.line} gives, "
+                "and the weights that it used have been updated since. The device computes what an update is of, and "
+                "that call is of no update. Read the value before optimizer.step(), or call the model in eval mode "
+                "under torch.no_grad()."
+            )
+        if self.updates.take_turns:
+            raise EarlyReadError(
+                f"{what} at {current_line()} asks for a value of an update by one of several optimizers before its "
+                "step(), and the host cannot compute it beside that: random numbers are drawn for it, or calls of the "
+                "model read what earlier ones write. Read it after that step()."
+            )
+        raise early_read_error(self, value, what)
+
+    def check_weights(self) -> None:
+        """Notice what was written into weights; refuse to compute with them where the device is ahead of the loop."""
+        self.session.hooks.check_shown()
+        self.edits.look()
+
+    def check_unwritten(self, operations: Sequence[Operation]) -> None:
+        """Refuse to read a value of operations that were recorded before weights were written."""
+        self.edits.check(operations, self, "The read")
+
+    def show_weights(self, operations: Sequence[Operation]) -> None:
+        """Copy the newest weights to the host, and refuse operations that were recorded before others were written."""
+        self.check_unwritten(operations)
+        self.session.weights.to_host()
+
+    def close(self, optimizers: bool = True) -> None:
+        """End the capture: the models and optimizers are ordinary ones again, with the newest weights and state.
+
+        Args:
+            optimizers: Whether the optimizers are ordinary again, too, which may hold what else is captured.
+
+        Raises:
+            SessionError: Something on the device could not be copied; the capture has ended all the same.
+        """
+        self.buffers.settle_unused()
+        lost = [loss for loss in self.updates.pending if not loss.value.operation.done]
+        if lost:
+            logger.warning(
+                "%s was given back before optimizer.step(): the gradients of %d losses that went backward are dropped, "
+                "where PyTorch keeps them. Call optimizer.step() or zero_grad() before.",
+                self.name,
+                len(lost),
+            )
+        self.updates.discard("its model was given back")
+        try:
+            self.session.close()
+        finally:
+            for optimizer in self.updates.optimizers if optimizers else ():
+                release_optimizer(optimizer)
+            for model in self.models:
+                model.release()
+
+
+def _refuse(reason: str) -> None:
+    raise CaptureError(reason)

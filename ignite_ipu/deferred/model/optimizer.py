@@ -1,0 +1,193 @@
+"""Captured optimizers: `step()` runs the captured update, and `zero_grad()` drops losses that it was not made of.
+
+Both become attributes of the user's optimizer: they go before those that learning-rate schedulers put there. Neither
+copies nor files of an optimizer contain attributes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from types import MethodType
+from typing import Any, Callable, Dict, List, Optional, Sequence
+
+import torch
+
+from ignite_ipu.deferred.graph.owners import MODEL, OPTIMIZERS, WATCH, held_tensors, parameter_of
+from ignite_ipu.deferred.model.capturing import owners_of
+from ignite_ipu.deferred.model.fused_update import FusedUpdate
+from ignite_ipu.deferred.model.host_updates import HostUpdates
+from ignite_ipu.deferred.model.joined import captured_by, trained_by
+from ignite_ipu.deferred.model.loop import Loop
+from ignite_ipu.deferred.model.model import owner_of
+from ignite_ipu.deferred.tensor.tensor import record_on_weights
+from ignite_ipu.errors import CaptureError, OptimizerError
+from ignite_ipu.optimizers.host_link import note_step
+from ignite_ipu.optimizers.kinds import ON_THE_HOST
+from ignite_ipu.optimizers.step_hooks import of_scripts
+from ignite_ipu.program.refusal_frames import brief_refusals
+from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.hooks import SessionHooks
+from ignite_ipu.session.weights.access import AccessTracker, is_watched, unwatch_tensors, watch_tensors
+from ignite_ipu.torch_names.optimizers import (
+    GLOBAL_POST_HOOKS,
+    GLOBAL_PRE_HOOKS,
+    marks_of_step,
+    post_hooks_of,
+    pre_hooks_of,
+)
+
+
+def capture_optimizer(optimizer: torch.optim.Optimizer, alone: bool = False) -> None:
+    """Let an optimizer run captured updates from now on, if it holds the parameters of a captured model.
+
+    If `alone`, functions of its weights are recorded also before a model is captured that has one of them.
+    """
+    OPTIMIZERS.add(optimizer)
+    optimizer.__dict__[WATCH] = HeldWeights(optimizer, alone)
+    optimizer.__dict__["step"] = MethodType(_step, optimizer)
+    optimizer.__dict__["zero_grad"] = MethodType(_zero_grad, optimizer)
+    optimizer.__dict__["add_param_group"] = MethodType(_add_param_group, optimizer)
+
+
+def on_host(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether PyTorch makes the steps of an optimizer on the host."""
+    return bool(optimizer.__dict__[WATCH].on_host())
+
+
+def _no_loop() -> None:
+    return None
+
+
+class HeldWeights(SessionHooks):
+    """Has functions recorded of an optimizer's parameters that no captured model has, yet or at all."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, alone: bool) -> None:
+        super().__init__()
+        self._optimizer = weakref.ref(optimizer)
+        self._alone = alone
+        self._begin()
+
+    def _begin(self) -> None:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        self._parameters = held_tensors(optimizer)
+        watch_tensors(self._parameters)
+        self._loop: Callable[[], Optional[Loop]] = _no_loop
+        mine = [each for each in self._parameters if is_watched(type(each))]
+        self._accesses = AccessTracker(mine, self._bring_nothing, self)
+
+    def on_host(self) -> List[HostUpdates]:
+        """Return the updates on the host of the loops that the optimizer steps; nothing for other loops."""
+        known = self._loop()
+        loops = [known]
+        if known is None or known.now is not known:
+            loops = list(dict.fromkeys(owner.loop for owner in map(owner_of, self._parameters) if owner is not None))
+            self._loop = weakref.ref(loops[0]) if len(loops) == 1 else _no_loop
+        return [each.updates for each in loops if each is not None and isinstance(each.updates, HostUpdates)]
+
+    def renew(self) -> None:
+        """Watch the parameters that the optimizer holds now."""
+        self.end()
+        self._begin()
+
+    def record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return what is recorded, `NotImplemented` for what the host computes."""
+        self._alone = self._alone or any(parameter_of(each) is not None for each in self._parameters)
+        return record_on_weights(func, args, kwargs) if self._alone else NotImplemented
+
+    def _bring_nothing(self, brings: bool) -> None:
+        """Leave the weights: the host has the only ones."""
+
+    def end(self) -> None:
+        self._accesses.ended = True
+        unwatch_tensors(self._parameters, always=False)
+
+
+@brief_refusals
+def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
+    on_host = self.__dict__[WATCH].on_host()
+    if on_host:
+        return _step_on_host(self, on_host, closure)
+    updates = captured_by(self)
+    if updates is None:
+        found = type(self).step(self, closure)
+        note_step(self)
+        return found
+    try:
+        _step_on_device(self, updates, closure)
+    except (CaptureError, OptimizerError) as error:
+        if not updates.may_leave:
+            raise
+        updates.leave_device(str(error), error)
+        return _step_on_host(self, self.__dict__[WATCH].on_host(), closure)
+    return None
+
+
+def _step_on_host(self: torch.optim.Optimizer, on_host: Sequence[HostUpdates], closure: Any) -> Any:
+    with contextlib.ExitStack() as stack:
+        for each in on_host:
+            wrapped = stack.enter_context(each.stepping(self))
+            closure = None if closure is None else wrapped(closure)
+        return type(self).step(self) if closure is None else type(self).step(self, closure)
+
+
+def _step_on_device(self: torch.optim.Optimizer, updates: FusedUpdate, closure: Any) -> None:
+    if closure is not None:
+        raise CaptureError(
+            "optimizer.step(closure) evaluates the loss several times, which a compiled step cannot. Call backward and "
+            f"then step() without a closure. {ON_THE_HOST}"
+        )
+    if updates.training.optimizer is not self:
+        updates.use(self)
+    # Once there is a device's optimizer, one hook of this library's guards the step of the host.
+    if GLOBAL_PRE_HOOKS or len(pre_hooks_of(self)) > updates.training.prepared:
+        for hook in of_scripts(GLOBAL_PRE_HOOKS, pre_hooks_of(self)):
+            if hook(self, (self,), {}) is not None:
+                raise CaptureError(
+                    f"A hook before {type(self).__name__}.step() at {current_line()} returned other arguments for it, "
+                    "but the step of a device takes none. Let it return None."
+                )
+    updates.step()
+    if post_hooks_of(self) or GLOBAL_POST_HOOKS:
+        for hook in of_scripts(post_hooks_of(self), GLOBAL_POST_HOOKS):
+            hook(self, (self,), {})
+
+
+def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+    on_host = self.__dict__[WATCH].on_host()
+    if on_host:
+        with contextlib.ExitStack() as stack:
+            for each in on_host:
+                stack.enter_context(each.training.session.weights.stepping())
+            type(self).zero_grad(self, set_to_none)
+        return
+    owners = set() if MODEL in self.__dict__ else owners_of(held_tensors(self))
+    # Parts of a model may have been called before it, as parametrizations are: nothing joins them yet.
+    apart = len(owners) > 1 and all(owner.loop.is_untrained for owner in owners)
+    update = None if apart else captured_by(self)
+    if update is None:
+        type(self).zero_grad(self, set_to_none)
+        return
+    update.zero_grad(self, set_to_none)
+    if self.__dict__[WATCH].on_host():
+        return
+    if update.training.optimizer is not self:
+        # Its update comes next, and how it is clipped is said before.
+        update.training.change_optimizer(self)
+
+
+def _add_param_group(self: torch.optim.Optimizer, param_group: Dict[str, Any]) -> None:
+    update = trained_by(self)
+    if update is not None:
+        update.training.forget_program()
+    type(self).add_param_group(self, param_group)
+    self.__dict__[WATCH].renew()
+    if update is not None and not update.makes_all:
+        update.train_held()
+
+
+# Schedulers wrap the step of their optimizer to learn whether it was called, and warn when they find another one. The
+# link to the device's optimizer tells them instead.
+for _mark in marks_of_step():
+    setattr(_step, _mark, True)
