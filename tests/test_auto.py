@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import auto, backend, emulator
+from ignite_ipu.deferred import captured
 from ignite_ipu.errors import OptionsError, RunError
 
 auto.off()  # the import has turned it on, while tests are collected
@@ -266,3 +267,13 @@ def _text(cell: Any) -> str:
     parts = [output.get("text") or "\n".join(output.get("traceback", [])) for output in cell.outputs]
     data = [output["data"]["text/plain"] for output in cell.outputs if "data" in output]
     return "\n".join(filter(None, [*parts, *data]))
+
+
+def test_settings_spread_a_model_over_ipus():
+    with auto.enabled():
+        auto.configure(pipeline=["0", "1"], execution="sharded")
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        assert captured(model).session.training.ipus == 2  # type: ignore[union-attr]

@@ -14,6 +14,7 @@ import ignite_ipu.emulator as poptorch
 from ignite_ipu import ipu_prepare, ipu_step
 from ignite_ipu.deferred import captured
 from ignite_ipu.errors import CaptureError, PlanError
+from ignite_ipu.pipeline import compare, measure, save_plan
 from tests.supervised import assert_same_weights, task
 
 X, Y = task().tensors
@@ -202,3 +203,43 @@ def test_an_engine_step():
     assert run(network(), lambda step: ipu_step(step, config=config)) == pytest.approx(
         run(network(), lambda step: step)
     )
+
+
+def test_auto_plans_with_the_first_update():
+    """It pipelines where the update has the micro-batches for it."""
+    config = {"pipeline": "auto", "ipus": 2, "memory_per_ipu": 2200}
+    for accumulation, strategy in ((1, poptorch.ShardedExecution), (8, poptorch.PipelinedExecution)):
+        model, native = network(), network()
+        optimizer = ipu_prepare(sgd(model), model, config=config)
+        losses = train(model, optimizer, accumulation)
+        assert losses == pytest.approx(train(native, sgd(native), accumulation), rel=1e-4)
+        program = captured(model).session.training
+        assert program.ipus == 2 and program.placing.plan.fits
+        assert type(program.executor.options._execution_strategy) is strategy
+
+
+def test_a_plan_from_its_file(tmp_path):
+    """The loop says how many micro-batches an update has, the plan how many replicas share them."""
+    profile = measure(network(), X[:4])
+    plan = compare(profile, 4, optimizer="sgd-momentum", ipus_per_replica=2).best
+    save_plan(plan, tmp_path / "plan.json")
+    native, model = network(), network()
+    optimizer = ipu_prepare(sgd(model), model, config={"pipeline": str(tmp_path / "plan.json")})
+    assert train(model, optimizer, 16) == pytest.approx(train(native, sgd(native), 16), rel=1e-4)
+    program = captured(model).session.training
+    assert (program.options.replication_factor, program.ipus) == (plan.replicas, 2 * plan.replicas) == (2, 4)
+    inference = compare(measure(network(), X[:4], training=False), 2).best
+    with pytest.raises(PlanError, match="The plan is for inference, but this is training"):
+        ipu_prepare(sgd(network()), network(), config={"pipeline": inference})
+
+
+def test_an_optimizer_that_only_pytorch_has_leaves_the_device_and_keeps_the_layers_places():
+    native, model = network(), network()
+    rprops = [torch.optim.Rprop(each.parameters(), lr=0.01) for each in (native, model)]
+    ipu_prepare(rprops[1], model, config={"pipeline": ["0", "2"], "update": "auto"})
+    losses = [train(each, rprop, 4) for each, rprop in zip((native, model), rprops)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert_same_weights(model, native, rtol=1e-4, atol=1e-5)
+    executor = captured(model).session.training.executor
+    assert list(weights_of(executor).values()) == [0, 0, 1, 1, 1, 1]
+    assert isinstance(executor.options._execution_strategy, poptorch.ShardedExecution)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import TYPE_CHECKING, Any, Mapping, Optional, Tuple
 
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.deferred.settings import captured_options
 from ignite_ipu.errors import CaptureError, PlanError
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import OF_PIPELINES, IPUConfig
@@ -28,18 +30,20 @@ class Places:
 
     Attributes:
         ipus_per_replica: IPUs that one copy of the model takes at least.
+        replicas: Copies of the model that a plan has; None without a plan.
     """
 
     def __init__(self, model: nn.Module, requests: Mapping[str, PipelineRequest]) -> None:
         self.model = model
         self.requests = dict(requests)
         self._request: Optional[PipelineRequest] = None
-        self.ipus_per_replica = 1
+        self.ipus_per_replica, self.replicas = 1, None
         if requests:
             from ignite_ipu.deferred.compiled.placing import placement_of_all
 
             self._request = placement_of_all(self.requests, model)
             self.ipus_per_replica = self._request.ipus_per_replica(model)
+            self.replicas = self._request.factors(training=True).get("replication_factor")
 
     @classmethod
     def of(cls, model: nn.Module, config: IPUConfig) -> Places:
@@ -92,10 +96,17 @@ def _request(model: nn.Module, config: IPUConfig) -> Optional[PipelineRequest]:
     return own
 
 
-def set_execution(config: IPUConfig, options: Options) -> None:
-    """Let blocks in a model's own code be executed as a configuration without a pipeline says."""
+def placed_options(config: IPUConfig, places: Places) -> Options:
+    """Return the options that every training program's own are derived from, as `captured_options` does.
+
+    A plan says how many replicas there are where nothing else does. How many micro-batches an update has, the loop
+    says. Without a pipeline, blocks in a model's own code are executed as the configuration says.
+    """
+    if places.replicas is not None and config.replication_factor is None and config.update != "host":
+        config = dataclasses.replace(config, replication_factor=places.replicas)
+    options = captured_options(config, places.ipus_per_replica)
     if config.pipeline is not None or config.execution is None:
-        return
+        return options
     if "phased" in config.execution:
         raise CaptureError(
             f"execution is {config.execution!r} without pipeline=, which would list its phases. List the layers at "
@@ -103,6 +114,7 @@ def set_execution(config: IPUConfig, options: Options) -> None:
         )
     if config.execution == "sharded":
         one_after_another(options)
+    return options
 
 
 def execution_of(options: Options) -> Any:

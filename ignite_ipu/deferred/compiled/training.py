@@ -10,7 +10,7 @@ import torch
 
 from ignite_ipu import backend
 from ignite_ipu.deferred.compiled.modes import Modes
-from ignite_ipu.deferred.compiled.places import Places, set_execution
+from ignite_ipu.deferred.compiled.places import Places, placed_options
 from ignite_ipu.deferred.compiled.step import CapturedStep
 from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, needed_values
 from ignite_ipu.deferred.compiled.update_gradients import UpdateGradients, reached_by
@@ -23,7 +23,6 @@ from ignite_ipu.deferred.graph.step_graph import (
     Tape,
     describe_change,
 )
-from ignite_ipu.deferred.settings import captured_options
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.errors import CaptureError, OptimizerError, logger, out_of_memory
 from ignite_ipu.optimizers.conversion import Conversion, convert_optimizer
@@ -66,8 +65,7 @@ class CapturedTraining:
         self.compilations = 0
         self.checked: Any = None
         self.zeroed: Optional[Line] = None
-        self._base = captured_options(config, places.ipus_per_replica)
-        set_execution(config, self._base)
+        self._base = placed_options(config, places)
         self.replicas = int(self._base.replication_factor)
         self._graphs = StepGraphs()
         self._compiled: Optional[CompiledUpdate] = None
