@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import AbstractSet, Any, Callable, FrozenSet, Iterable, Optional, Sequence
+from typing import AbstractSet, Any, Callable, FrozenSet, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -12,7 +12,10 @@ from torch.nn.utils import clip_grad_norm_  # PyTorch's own, which a script's ca
 from ignite_ipu.deferred.compiled.training import CapturedTraining
 from ignite_ipu.deferred.graph.operations import Operation, Value
 from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.model.ahead import losses_ahead, run_ahead
+from ignite_ipu.deferred.model.clipping import clip
 from ignite_ipu.deferred.model.fused_update import Books, FusedUpdate
+from ignite_ipu.deferred.model.gradient_reads import has_gradient, read_gradient, show_host_gradients, shows_gradient
 from ignite_ipu.deferred.model.gradient_views import GradientViews, clear_those_of_the_host
 from ignite_ipu.deferred.model.gradients import GradientBook
 from ignite_ipu.deferred.model.history import History
@@ -105,16 +108,20 @@ class FusedUpdates:
             free = FusedUpdate(self.books)
             updates.append(free)
         free.training.optimizer = optimizer
+        free.look()
         for update in updates if self.take_turns else ():
             update.train_held()
             for entry in self.books.gradients.within(update.own):
-                entry.losses = [loss for loss in entry.losses if update.chosen([loss])]
+                entry.losses = [loss for loss in entry.losses if update.reach.chosen([loss])]
         return free
 
     def holding(self, ids: AbstractSet[int]) -> FusedUpdate:
         """Return the update of a parameter, by its id in a set; any for one that no optimizer holds."""
-        updates = self.books.updates
-        return next((update for update in updates if not ids.isdisjoint(update.own)), updates[-1])
+        for update in self.books.updates:
+            update.look()
+            if not ids.isdisjoint(update.own):
+                return update
+        return self.books.updates[-1]
 
     def note_call(self, call: Operation) -> None:
         if self.standby is not None:
@@ -130,23 +137,25 @@ class FusedUpdates:
             self.leave_device(f"There is a hook on the gradient of {hooked}, which runs on the host alone.")
             self._loop.updates.backward(loss)
             return
-        updates = self.books.updates
+        reached: List[Tuple[FusedUpdate, Loss]] = []
         try:
-            for update in updates:
-                if update.early is not None or update.chosen([loss]):
+            for update in self.books.updates:
+                update.look()
+                chosen = update.reach.chosen([loss])
+                reached += [(update, each) for each in chosen]
+                if update.early is not None or chosen:
                     update.check_backward(loss)
         except CaptureError as error:
             self.leave_device(str(error), error)
             self._loop.updates.backward(loss)
             return
-        reached = [update for update in updates if update.chosen([loss])]
         if not reached:
             raise CaptureError(
                 f"The loss at {loss.line} trains no weights that an optimizer holds: its gradients would be used by "
                 "nobody."
             )
-        for update in reached:
-            update.backward(loss)
+        for update, chosen_loss in reached:
+            update.backward(loss, chosen_loss)
         self.add_to_unheld(loss)
 
     def _hooked_name(self) -> str:
@@ -173,19 +182,25 @@ class FusedUpdates:
             return self._loop.updates.read(value, operations)
         # Where optimizers take turns, the one that stepped longest ago comes next.
         for update in sorted(updates, key=lambda update: update.order):
-            losses = update.early_losses(value, operations)
+            losses = losses_ahead(update, value, operations)
             if losses is not None:
-                return functools.partial(update.run_early, losses)
+                return functools.partial(self.run_ahead, update.own, losses)
         return None
 
     def run_ahead(self, ids: AbstractSet[int], losses: Sequence[Loss]) -> None:
-        self.holding(ids).run_ahead(losses)
+        update = self.holding(ids)
+        if update.training.optimizer is not None:
+            run_ahead(update, losses)
+            return
+        self._loop.find_optimizers()
+        # Which may have joined the loop with another one.
+        self._loop.now.updates.run_ahead(ids, losses)
 
     def read_norms(self, line: Line) -> bool:
         if self.may_leave:
             self.leave_device(f"The norm of gradients is read at {line} before the update is complete.")
             return True
-        shown = [update for update in self.books.updates if update.show_host_gradients(line)]
+        shown = [update for update in self.books.updates if show_host_gradients(update, line)]
         for update in shown:
             update.training.gradients.settle_norms()
         return bool(shown)
@@ -194,13 +209,15 @@ class FusedUpdates:
         if self.may_leave or self.take_turns:
             parameters = list(parameters)
         try:
-            return self._update_with(parameters).clip(parameters, max_norm, norm_type, given)
+            return clip(self._update_with(parameters), parameters, max_norm, norm_type, given)
         except CaptureError as error:
             self.leave_device(str(error), error)
             return clip_grad_norm_(list(parameters), max_norm, norm_type)
 
     def _update_with(self, parameters: Iterable[torch.Tensor]) -> FusedUpdate:
         """Return the update of all parameters that are to be clipped."""
+        for update in self.books.updates:
+            update.look()
         found = [update for update in self.books.updates if update.trains_some(parameters)]
         if len(found) != 1:
             raise CaptureError(
@@ -233,7 +250,7 @@ class FusedUpdates:
             dropped = [loss for loss in dropped if loss not in awaited]
             for update in updates:
                 for loss in awaited if update.early not in ahead else ():
-                    if update.chosen([loss]):
+                    if update.reach.chosen([loss]):
                         book.add(update.own, loss)
         for update in updates:
             update.cleared(dropped)
@@ -258,15 +275,15 @@ class FusedUpdates:
 
     def has_gradient(self, parameter: torch.Tensor) -> bool:
         """Return whether PyTorch has a gradient of a parameter now."""
-        return self.holding({id(parameter)}).has_gradient(parameter)
+        return has_gradient(self.holding({id(parameter)}), parameter)
 
     def shows_gradient(self, parameter: torch.Tensor) -> bool:
-        return self.holding({id(parameter)}).shows_gradient(parameter)
+        return shows_gradient(self.holding({id(parameter)}), parameter)
 
     def gradient_of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
         if self._loop.now.updates is not self:
             return self._loop.now.updates.gradient_of(parameter)
-        return self.holding({id(parameter)}).gradient_of(parameter)
+        return read_gradient(self.holding({id(parameter)}), parameter)
 
     def replace_gradient(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> None:
         """Forget the gradient of a parameter on the device, which the loop replaces by another or by None."""

@@ -8,6 +8,7 @@ import torch
 
 from ignite_ipu.deferred.compiled.host_update import refuse_replicas
 from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.model.ahead import take_back
 from ignite_ipu.deferred.model.fused_update import Books, FusedUpdate
 from ignite_ipu.deferred.model.gradients import Entry, GradientBook
 from ignite_ipu.deferred.model.host_updates import HostUpdates
@@ -45,7 +46,7 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
     stepped: Dict[int, int] = {}
     for update in books.updates:
         update.training.forget_program()
-        update.take_back()
+        take_back(update)
         stepped.update(dict.fromkeys(update.own & books.gradients.all, update.stepped))
     plan = _plan(books.gradients)
     clips = [(update, next((entry.clip for entry in update.entries if entry.made), None)) for update in books.updates]

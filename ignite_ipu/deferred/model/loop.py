@@ -203,6 +203,7 @@ class Loop:
         places: Requests for the IPUs of the models, by their paths; as the configuration says for one model when None.
 
     Attributes:
+        now: The loop that this one has become a part of, or this one.
         models: The captured models, parts of others included.
         modes: The modes of the module.
         edits, buffers: What was written on the host, and the book of buffers that calls write.
@@ -219,6 +220,8 @@ class Loop:
         self._asked_places = places
         self.models: List[Captured] = []
         self._has_told_of_host_reads = False
+        self.now = self
+        self._absorbed = [self]
         self._begin()
 
     def _begin(self) -> None:
@@ -247,12 +250,6 @@ class Loop:
     @property
     def name(self) -> str:
         return str(getattr(self.module, "joined_names", type(self.module).__name__))
-
-    @property
-    def now(self) -> Loop:
-        """The loop that this one has become a part of, or this one."""
-        loop: Loop = self.models[0].loop  # type: ignore[assignment]
-        return loop
 
     @property
     def is_alone(self) -> bool:
@@ -318,6 +315,9 @@ class Loop:
             self.guide(other.session)
             for model in other.models:
                 self.adopt(model)
+            self._absorbed += other._absorbed
+        for each in self._absorbed:
+            each.now = self
 
     def joined(self, models: Sequence[Captured], line: Line) -> List[Loop]:
         """Return the loops of models that the loss at a line is computed by, joined where one update trains them."""

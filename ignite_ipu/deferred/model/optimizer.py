@@ -170,7 +170,7 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
         type(self).zero_grad(self, set_to_none)
         return
     update.zero_grad(self, set_to_none)
-    if self.__dict__[WATCH].on_host():
+    if update.loop.updates.on_host:
         return
     if update.training.optimizer is not self:
         # Its update comes next, and how it is clipped is said before.

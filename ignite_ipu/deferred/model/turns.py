@@ -66,6 +66,10 @@ class Reach:
         )
         return dataclasses.replace(loss, operations=sorted(found, key=by_number))
 
+    def chosen(self, losses: Sequence[Loss]) -> Sequence[Loss]:
+        """Return losses with the operations that an update by this optimizer makes; without those it has no part in."""
+        return [loss for loss in map(self.trained, losses) if loss is not None]
+
     def _has(self, leaf: Any) -> bool:
         return type(leaf) is Input and leaf.parameter is not None and id(leaf.tensor) in self.own
 
@@ -92,8 +96,8 @@ class Everything(Reach):
     def uses(self, operation: Operation) -> bool:
         return True
 
-    def trained(self, loss: Loss) -> Optional[Loss]:
-        return loss
+    def chosen(self, losses: Sequence[Loss]) -> Sequence[Loss]:
+        return losses
 
 
 def gradient_path(value: Value) -> Dict[Operation, None]:

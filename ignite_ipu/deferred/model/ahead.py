@@ -1,0 +1,91 @@
+"""Fused updates that run before their `optimizer.step()`, for a read of a value that comes with them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import List, Mapping, Optional, Sequence
+
+from ignite_ipu.deferred.graph.operations import Operation, Value
+from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, incomplete
+from ignite_ipu.deferred.model.fused_update import FusedUpdate
+from ignite_ipu.deferred.model.history import Made, TakenBack
+from ignite_ipu.deferred.tensor.routing import has_gone_backward
+from ignite_ipu.program.user_code import current_line
+
+
+def losses_ahead(update: FusedUpdate, value: Value, operations: Sequence[Operation]) -> Optional[Sequence[Loss]]:
+    """Return what has yet to go backward for an update that a value comes with; None if none can run for it."""
+    if update.early is not None:
+        update.early.check_confirmed()
+        return None
+    if update.makes_all and has_gone_backward(operations, update.loop) and incomplete(update.loop) is None:
+        return ()
+    ahead: List[Loss] = []
+    if not update.pending and update.loop.postponed is None:
+        loss = expected_loss(value, current_line())
+        ahead += [] if loss is None else [loss]
+    if update.makes_all:
+        return ahead if ahead and update.training.expects(ahead) else None
+    # Other optimizers may use the losses: the update is the one before, or none.
+    losses = update.reach.chosen([*update.pending, *ahead])
+    made = {operation for loss in losses for operation in loss.operations}
+    calls = {each for each in operations if each.signature.modes is not None and not each.done}
+    return ahead if losses and calls <= made and update.training.expects(losses) else None
+
+
+def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
+    """Run an update before its `optimizer.step()`, for a read of a value; losses go backward for it before."""
+    loop, books, uncleared = update.loop, update.books, None
+    entries = update.entries
+    before = [dataclasses.replace(entry) for entry in entries] if losses else []
+    if losses:
+        # Gradients of the update before may still be cleared: in PyTorch there are none of this one yet.
+        uncleared = update.uncleared
+        for entry in entries:
+            entry.used, entry.made = None, []
+    for loss in losses:
+        loop.backward(loss)
+    update.check()
+    optimizer, link, stepped = update.training.optimizer, update.training.link, update.stepped
+    back = None
+    if update.may_leave and books.history.watches and optimizer is not None:
+        back = TakenBack.of(loop.session, optimizer, link)
+    made = update.run()
+    own = (uncleared, back, stepped, before, loop.updates.leave_device, losses)
+    update.early = EarlyUpdate(current_line(), bool(losses), *own)
+    books.gradients.use(update.own, update.early.line, made, update.training.max_grad_norm)
+    for loss in losses:
+        loss.value.went_backward = functools.partial(_confirm, update, made)
+    loop.session.hooks.withheld = update.early
+
+
+def _confirm(update: FusedUpdate, made: Mapping[Loss, Made]) -> None:
+    """Note that the losses go backward of which the update was made ahead."""
+    assert update.early is not None
+    update.early.confirm()
+    for entry in update.books.gradients.within(update.own):
+        entry.losses, entry.used, entry.zeros = [], update.early.line, None
+        entry.made, entry.clip = list(made.values()), update.training.max_grad_norm
+
+
+def take_back(update: FusedUpdate) -> None:
+    """Take the update back that ran before its `optimizer.step()`, if one did."""
+    early, update.early = update.early, None
+    if early is None or early.back is None:
+        return
+    early.back.put_back(update.loop.session)
+    update.stepped = early.stepped
+    entries = update.books.gradients.within(update.own)
+    for made in {made.loss: made for entry in entries for made in entry.made}.values():
+        made.take_back()
+        made.loss.value.went_backward = None
+        calls = [each for each in made.loss.operations if each.signature.writes]
+        update.loop.buffers.waiting.update({call.number: call for call in calls})
+    for entry in entries:
+        entry.losses = [] if early.awaited else [made.loss for made in entry.made]
+        entry.made, entry.used = [], None
+    for before in early.before if early.awaited and early.uncleared is not None else ():
+        for entry in update.books.gradients.within(before.ids):
+            entry.used, entry.made = before.used, before.made

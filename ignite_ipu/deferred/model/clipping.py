@@ -1,0 +1,69 @@
+"""Clipping of the gradients of fused updates by their global norm, which becomes part of the compiled step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Iterable
+
+import torch
+from torch import nn
+
+from ignite_ipu.deferred.graph.operations import NORM, Operation
+from ignite_ipu.deferred.model.fused_update import FusedUpdate
+from ignite_ipu.deferred.tensor.tensor import deferred_results
+from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.user_code import current_line
+
+
+def clip(
+    update: FusedUpdate, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float, given: Any
+) -> torch.Tensor:
+    """Clip the gradients of the coming update to a global norm; returns that of before, which comes with it.
+
+    Args:
+        parameters: All that are trained; those whose norm is returned where `max_norm` is infinite.
+        max_norm: Infinite to clip nothing.
+        given: What the loop has passed, as far as it tells where the parameters come from.
+    """
+    training, found = update.training, update.training.gradients
+    chosen = list(parameters) if max_norm == math.inf else None
+    before = training.clipped_to
+    if chosen is None:
+        _check_all(update, parameters, given)
+    if not any(entry.exists for entry in update.entries):
+        # Nothing is clipped that is not there.
+        return torch.tensor(0.0)
+    pending, early = update.pending, update.early
+    if chosen is None and (pending or early is not None):
+        training.clip(max_norm, norm_type, None if early is None else early.line)
+    if chosen is None and not pending and early is None:
+        if update.may_leave:
+            raise CaptureError(f"Gradients are clipped at {current_line()} after the update that used them.")
+        for entry in update.entries:
+            entry.unknown = f"gradients were clipped at {current_line()}, after the update that used them"
+    if not pending and found.available:
+        return found.norm(chosen, norm_type, before if early is not None else training.max_grad_norm)
+    operation = Operation(NORM, update.loop.now.models[0], (), current_line())
+    norm: torch.Tensor = deferred_results(operation)
+    if pending:
+        found.await_norm(norm.value, chosen, norm_type, before)  # type: ignore[attr-defined]
+    else:
+        operation.problem = "the update was made before the norm of its gradients was asked for"
+    return norm
+
+
+def _check_all(update: FusedUpdate, parameters: Iterable[torch.Tensor], given: Any) -> None:
+    """Refuse to clip some parameters only, unless it is told that they are those of the last check.
+
+    What tells is the module whose `parameters()` they are, else how many there are; and which weights are trained.
+    """
+    told: Any = None
+    if getattr(given, "gi_code", None) is nn.Module.parameters.__code__ and given.gi_frame is not None:
+        told = (given.gi_frame.f_locals["self"], given.gi_frame.f_locals["recurse"])
+    else:
+        parameters = list(parameters)
+        told = len(parameters)
+    trained = update.training.modes.trained()
+    if (told, trained) != update.training.checked:
+        update.books.views.check_all(parameters, update.own)
+        update.training.checked = told, trained

@@ -1,0 +1,95 @@
+"""Reads of gradients that fused updates keep on the device: `parameter.grad`, whether there is one, and its values."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+
+from ignite_ipu.deferred.model.early_reads import incomplete
+from ignite_ipu.deferred.model.fused_update import FusedUpdate
+from ignite_ipu.deferred.model.gradients import Entry
+from ignite_ipu.errors import CaptureError
+from ignite_ipu.optimizers.kinds import ON_THE_HOST
+from ignite_ipu.program.tensors.raw import gradient_of, plain
+from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+
+
+def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torch.Tensor]:
+    """Return the gradient of a parameter as PyTorch has it now, if any; the update runs for it if need be."""
+    training, entry = update.training, _entry_of(update, parameter)
+    if update.may_leave and entry is not None and not (entry.used and training.gradients.available):
+        update.leave_device(f"Gradients are read at {current_line()}.")
+        with DisableTorchFunctionSubclass():
+            return gradient_of(parameter)
+    if entry is not None and entry.losses:
+        line = current_line()
+        if not update.makes_all and (update.uncleared or not training.expects(update.reach.chosen(update.pending))):
+            raise CaptureError(
+                f"A gradient is read at {line} of a loss that went backward at {update.pending[-1].line}, for one of "
+                "several optimizers, before its step(): what else its update is of is not known. Read it after "
+                f"that step(). {ON_THE_HOST}"
+            )
+        update.check()
+        training.gradients.want(str(line))
+        if not show_host_gradients(update, line):
+            update.loop.updates.run_ahead(update.own, ())
+            return update.loop.now.updates.gradient_of(parameter)
+    if entry is not None and entry.unknown is not None:
+        raise CaptureError(f"A gradient is read at {current_line()}, but {entry.unknown}. {ON_THE_HOST}")
+    if entry is None or not (entry.losses or entry.used):
+        return None if entry is None or entry.zeros is None else torch.zeros_like(plain(parameter))
+    awaits_step = update.early is not None or entry.losses
+    return training.gradients.of(parameter, training.clipped_to if awaits_step else training.max_grad_norm)
+
+
+def _entry_of(update: FusedUpdate, parameter: torch.Tensor) -> Optional[Entry]:
+    """Return the entry of a parameter in the gradient book, None where PyTorch has no gradient of it now."""
+    entry = update.books.gradients.holding(id(parameter))
+    if entry is None or not entry.exists:
+        return None
+    if update.early is not None and update.early.awaited:
+        return Entry(entry.ids, [], entry.zeros, update.early.uncleared)
+    return entry
+
+
+def show_host_gradients(update: FusedUpdate, line: Line) -> bool:
+    """Have the host compute the gradients of what went backward so far, where more may follow before the update.
+
+    False if the update can run for them: it is complete, by what is known of the loop.
+    """
+    complete = incomplete(update.loop) is None and update.loop.updates.accumulates is False
+    if complete or not update.makes_all or not update.loop.computes_on_host(line):
+        return False
+    pending = update.pending
+    if update.shown != len(pending):
+        update.loop.buffers.settle_unused()
+        update.training.gradients.compute(pending)
+        update.shown = len(pending)
+    return True
+
+
+def has_gradient(update: FusedUpdate, parameter: torch.Tensor) -> bool:
+    """Return whether PyTorch has a gradient of a parameter now: whether `parameter.grad` is not None."""
+    entry, found = _entry_of(update, parameter), update.training.gradients
+    if entry is None:
+        return False
+    if entry.losses:
+        if not update.may_leave:
+            found.look_for_readers()
+        if found.wanted and not update.may_leave and update.makes_all:
+            return read_gradient(update, parameter) is not None
+    return shows_gradient(update, parameter)
+
+
+def shows_gradient(update: FusedUpdate, parameter: torch.Tensor) -> bool:
+    """Return the same by the gradient book alone, without a download or a search for readers of gradients."""
+    entry, found = _entry_of(update, parameter), update.training.gradients
+    if entry is None:
+        return False
+    if entry.losses:
+        return update.training.reaches(parameter, entry.losses)
+    if entry.used is not None and found.available:
+        return id(parameter) in found.returned
+    return update.training.reaches(parameter)
