@@ -49,10 +49,11 @@ from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
 from ignite_ipu.errors import CaptureError, OptionsError, UnsupportedArgumentError
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.data_parallel import wrap
 from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.torch_compiled import is_compiled
 
-_RANDOM_STATE = "ipu_random_states.json"
+_RANDOM_STATES = "ipu_random_states{}.json"
 _REFUSED = {
     "deepspeed_plugin": "DeepSpeed shards a model over GPUs",
     "deepspeed_plugins": "DeepSpeed shards a model over GPUs",
@@ -138,7 +139,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         arguments = _completed(_named(args, kwargs), settings)
         _refuse_arguments(arguments)
         _refuse_environment(arguments)
-        # The host's part of the work is that of a single process on a CPU.
+        # The host's part of the work is that of processes on CPUs.
         arguments["cpu"] = True
         super().__init__(**arguments)
         # accelerate 0.20 has none before init_trackers(), and log() and end_training() look at them.
@@ -151,11 +152,18 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         replicas = captured_options(self.config).replication_factor
         for handler in arguments.get("kwargs_handlers") or ():
             hook = str(getattr(handler, "comm_hook", "no"))  # nothing is sent in one process without replicas
-            if hook != "no" and replicas > 1:
+            if hook != "no" and replicas * self.num_processes > 1:
                 raise UnsupportedArgumentError(
                     f"kwargs_handlers: {type(handler).__name__}(comm_hook={hook!r}) compresses gradients between "
-                    f"processes, and between {replicas} replicas an IPU adds them up as they are. Leave comm_hook out."
+                    f"processes, and between {replicas * self.num_processes} replicas IPUs add them up as they are. "
+                    "Leave comm_hook out."
                 )
+
+    @property
+    def multi_device(self) -> bool:
+        """True if several processes train together, as those of several GPUs do."""
+        several = self.use_distributed and self.distributed_type == DistributedType.MULTI_CPU
+        return several or bool(super().multi_device)
 
     def prepare_model(
         self, model: nn.Module, device_placement: Optional[bool] = None, evaluation_mode: bool = False
@@ -170,13 +178,27 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             ProcessesError: The model is in `DataParallel`.
             SessionError: Another engine trains the model, or some of it is not on the CPU.
         """
+        if self.num_processes > 1 and getattr(model, PREPARED, False):
+            return model
         inner = unwrapped(model)
+        wrapper = self._wrapper(model if is_compiled(model) else inner) if not evaluation_mode else None
         if next(inner.parameters(), None) is not None:
             capture_model(inner, self.config, self._postponed, _CLIP_REMEDY, self._observer)
         prepared: nn.Module = super().prepare_model(
-            model if is_compiled(model) else inner, device_placement=device_placement, evaluation_mode=evaluation_mode
+            model if is_compiled(model) else inner,
+            device_placement=device_placement,
+            evaluation_mode=evaluation_mode or self.num_processes > 1,
         )
-        return prepared
+        return prepared if wrapper is None else wrapper
+
+    def _wrapper(self, model: nn.Module) -> Optional[nn.Module]:
+        """Return a model that several processes train in `DistributedDataParallel`, as accelerate does."""
+        if self.num_processes == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
+            return None
+        kind = nn.parallel.DistributedDataParallel
+        wrapper = kind.__new__(kind)
+        wrap(wrapper, model, **({} if self.ddp_handler is None else self.ddp_handler.to_kwargs()))
+        return wrapper
 
     def prepare_data_loader(self, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
         """Prepare a loader of micro-batches as accelerate does.
@@ -314,7 +336,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         return any(loop.updates.on_host for loop in self._loops())
 
     def gather(self, tensor: Any) -> Any:
-        """Return the values, of all replicas already: outputs come back from all of them."""
+        """Return the values of all processes; a process has those of all its replicas already."""
         return super().gather(resolved(tensor))
 
     def gather_for_metrics(self, input_data: Any, *args: Any, **kwargs: Any) -> Any:
@@ -322,13 +344,13 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         return super().gather_for_metrics(resolved(input_data), *args, **kwargs)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
-        """Return the values; there is one process, whatever the number of replicas."""
+        """Return the values of all processes, reduced; replicas are no processes."""
         # Older versions of accelerate have no scale.
         more = {} if scale == 1.0 else {"scale": scale}
         return super().reduce(resolved(tensor), reduction, **more)
 
     def pad_across_processes(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the values; with one process there is nothing to pad to."""
+        """Return the values, padded to the largest of all processes."""
         return super().pad_across_processes(resolved(tensor), *args, **kwargs)
 
     def log(self, values: Any, step: Optional[int] = None, log_kwargs: Optional[Any] = None) -> None:
@@ -336,12 +358,17 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         super().log(resolved(values), step=step, log_kwargs=log_kwargs or {})
 
     def save_state(self, output_dir: Optional[str] = None, *args: Any, **kwargs: Any) -> str:
-        """Save everything as accelerate does, and the random states of the devices and the settings beside it."""
+        """Save everything as accelerate does, and the random states of the devices and the settings beside it.
+
+        Every process calls this; the first one writes the weights, and each its own random states.
+        """
         location: str = super().save_state(output_dir, *args, **kwargs)
         states = [training.random_state() for training in self._trainings()]
-        with open(os.path.join(location, _RANDOM_STATE), "w", encoding="utf-8") as file:
+        os.makedirs(location, exist_ok=True)
+        with open(os.path.join(location, self._random_states), "w", encoding="utf-8") as file:
             json.dump(states, file)
-        self.config.save(location, partly=True)
+        if self.is_main_process:
+            self.config.save(location, partly=True)
         return location
 
     def load_state(self, input_dir: Optional[str] = None, *args: Any, **kwargs: Any) -> None:
@@ -357,8 +384,9 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             numbers = [int(name.rsplit("_", 1)[1]) for name in os.listdir(folder) if name.startswith("checkpoint_")]
             input_dir = os.path.join(folder, f"checkpoint_{max(numbers)}")
         if input_dir is not None:
-            file = os.path.join(os.path.expanduser(input_dir), _RANDOM_STATE)
+            file = os.path.join(os.path.expanduser(input_dir), self._random_states)
             states = read_device_states(file) if os.path.exists(file) else []
+        kwargs.setdefault("map_location", "cpu")
         super().load_state(input_dir, *args, **kwargs)
         for training, state in zip(self._trainings(), states):
             if state is not None:
@@ -379,6 +407,11 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         finally:
             for loop in self._loops():
                 loop.session.release()
+
+    @property
+    def _random_states(self) -> str:
+        """Name of the file with the random states of this process's devices."""
+        return _RANDOM_STATES.format(f"_{self.process_index}" if self.process_index else "")
 
     def _trainings(self) -> List[CapturedTraining]:
         return [programs for loop in self._loops() for programs in loop.updates.programs]
@@ -476,12 +509,11 @@ def _refuse_environment(arguments: Dict[str, Any]) -> None:
 
 
 def _refuse_state(accelerator: Any) -> None:
-    alone = (DistributedType.NO, DistributedType.MULTI_CPU)  # the latter where a launcher starts one process
-    if accelerator.distributed_type not in alone or accelerator.num_processes != 1:
+    if accelerator.distributed_type not in (DistributedType.NO, DistributedType.MULTI_CPU):
         raise UnsupportedArgumentError(
-            f"The script was launched as {accelerator.num_processes} processes ({accelerator.distributed_type}), but "
-            "an IPUAccelerator is one process. Start the script with python, and use replication_factor=... for "
-            "several replicas."
+            f"accelerate has found processes of the kind {accelerator.distributed_type}, which an IPU's are not. Start "
+            "the script with `ignite-ipu launch`, torchrun, `accelerate launch` or PopRun; several processes of one "
+            "model are DistributedType.MULTI_CPU for accelerate."
         )
     if accelerator.device.type != "cpu":
         raise UnsupportedArgumentError(

@@ -19,6 +19,7 @@ from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.tensors.raw import gradient_of
 from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.data_parallel import adopt
 from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.session import known_session
 from ignite_ipu.torch_names.optimizers import pre_hooks_of
@@ -60,6 +61,8 @@ def ipu_prepare(
         return first
     settings = IPUConfig.of(config)
     refuse_for_capture(settings)
+    for each in given:
+        adopt(each)
     given = [unwrapped(each) if isinstance(each, nn.Module) else each for each in given]
     # Captured before, where this stands in a function that is called again.
     models = [each for each in given if isinstance(each, nn.Module) and captured(each) is None]

@@ -23,7 +23,8 @@ from ignite_ipu.program.options import training_options
 from ignite_ipu.program.step import EvaluationStep
 from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.program.training_step import TrainingStep, find_loss
-from ignite_ipu.session.processes import connected, on_one_device
+from ignite_ipu.session.data_parallel import wrap
+from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 
@@ -94,7 +95,7 @@ def parallel_model(wrapper: Type[nn.Module], model: nn.Module, *args: Any, **kwa
             "create_ipu_trainer, IPUAccelerator or the config of ipu_prepare."
         )
     wrapped = wrapper.__new__(wrapper)
-    on_one_device(wrapped, model)
+    wrap(wrapped, model, *args, **kwargs)
     return wrapped
 
 

@@ -22,7 +22,6 @@ from ignite_ipu.program.options import output_mode
 from ignite_ipu.program.step import BatchStep, first_micro_batch
 from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, plain, requires_grad, shape_of
 from ignite_ipu.session.gradient_hooks import GradientHooks
-from ignite_ipu.session.processes import connected
 from ignite_ipu.torch_names import lists
 from ignite_ipu.torch_names.lists import flatten_tensors, unflatten_tensors
 from ignite_ipu.torch_names.modules import PARAMETERS
@@ -37,14 +36,16 @@ class AnchoredGradients:
 
     Args:
         asked: Names of parameters of the module that is compiled; None for all that are trained.
+        own: Whether those of this process are meant, and not those of all processes together.
 
     Attributes:
         names, parameters: Those whose gradients come back: the trained ones that the loss depends on. Empty before the
             compilation.
     """
 
-    def __init__(self, asked: Optional[Iterable[str]] = None) -> None:
+    def __init__(self, asked: Optional[Iterable[str]] = None, own: bool = False) -> None:
         self.asked: Optional[Sequence[str]] = None if asked is None else tuple(asked)
+        self.own = own
         self.names: Sequence[str] = ()
         self.parameters: Sequence[torch.Tensor] = ()
         self._shorts: List[str] = []
@@ -58,7 +59,7 @@ class AnchoredGradients:
 
     def again(self) -> AnchoredGradients:
         """Return the same request for another program."""
-        return AnchoredGradients(self.asked)
+        return AnchoredGradients(self.asked, self.own)
 
     def configured(self, options: Options, step: BatchStep, leaves: Sequence[Any], micro_batches: int) -> Options:
         """Return the options to compile a module with, for a call with these arguments.
@@ -92,7 +93,8 @@ class AnchoredGradients:
         if self._adapts_scaling:
             loss_scaling = float(get(_SCALING))
         training, replicas = options.Training, options.replication_factor
-        count, processes = training.gradient_accumulation * replicas, connected()[1]
+        count = training.gradient_accumulation * replicas
+        processes = 1 if self.own else options.Distributed.numProcesses
         blocks = replicas if output_mode(options, training=True).name == "Sum" else count
         mean = training.accumulation_and_replication_reduction_type is backend.poptorch().ReductionType.Mean
         divisor = loss_scaling * (count * processes if mean else 1)

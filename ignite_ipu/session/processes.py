@@ -8,7 +8,6 @@ is divided among the processes, so that nothing here can make up for it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import Any, Tuple
 
@@ -38,13 +37,7 @@ def describe_processes(options: Options) -> None:
     On the emulator the options are completed. On a Pod PopRun starts the processes and its options know them.
     """
     rank, processes = connected()
-    launched = os.environ.get("WORLD_SIZE", "1")
-    if processes == 1 and launched.isdigit() and int(launched) > 1:
-        raise ProcessesError(
-            f"A launcher has started {launched} processes (WORLD_SIZE), but torch.distributed connects none, so that "
-            'each would train its own model on all of the data. Run the program under idist.Parallel(backend="gloo"), '
-            "or unset WORLD_SIZE if this process is to train alone."
-        )
+    _refuse_launched(processes)
     described: int = options.Distributed.numProcesses
     if processes == described:
         return
@@ -61,6 +54,27 @@ def describe_processes(options: Options) -> None:
             "PopRun, and pass options=popdist.poptorch.Options()."
         )
     options.Distributed.configureProcessId(rank, processes)
+
+
+def train_alone(options: Options) -> None:
+    """Make the options describe one process, for a program whose gradients are of this process alone.
+
+    Raises:
+        ProcessesError: A launcher has started several processes, which are not connected.
+    """
+    _refuse_launched(connected()[1])
+    if options.Distributed.numProcesses > 1:
+        options.Distributed.disable()
+
+
+def _refuse_launched(processes: int) -> None:
+    launched = os.environ.get("WORLD_SIZE", "1")
+    if processes == 1 and launched.isdigit() and int(launched) > 1:
+        raise ProcessesError(
+            f"A launcher has started {launched} processes (WORLD_SIZE), but torch.distributed connects none, so that "
+            'each would train its own model on all of the data. Run the program under idist.Parallel(backend="gloo"), '
+            "or unset WORLD_SIZE if this process is to train alone."
+        )
 
 
 def check_same_weights(model: nn.Module) -> None:
@@ -102,21 +116,3 @@ def unwrapped(model: Any) -> Any:
             )
         else:
             return model
-
-
-def on_one_device(wrapper: Any, model: nn.Module) -> None:
-    """Let a new `DataParallel` or `DistributedDataParallel` be the model within, whose parameters it calls `module...`.
-
-    It is the object before its `__init__`; it keeps its class, and calls of it become the model's.
-    """
-    nn.Module.__init__(wrapper)
-    kind: Any = type(wrapper)
-    own = {
-        "forward": lambda wrapper, *inputs, **kwargs: wrapper.module(*inputs, **kwargs),
-        "no_sync": lambda wrapper: contextlib.nullcontext(),
-        "train": nn.Module.train,
-        "__module__": kind.__module__,
-    }
-    wrapper.__class__ = type(kind.__name__, (kind,), own)
-    wrapper.module = model
-    wrapper.device_ids, wrapper.dim = [], 0

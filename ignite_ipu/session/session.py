@@ -26,7 +26,7 @@ from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.host_gradients import accumulate, needs_closure
 from ignite_ipu.session.inference import Inference
-from ignite_ipu.session.processes import check_same_weights, describe_processes
+from ignite_ipu.session.processes import check_same_weights, describe_processes, train_alone
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.programs import Programs, refuse_losses
 from ignite_ipu.session.summary import summarise
@@ -143,6 +143,7 @@ class IPUSession:
         pipeline: Optional[PipelineRequest] = None,
         share_ipus: bool = False,
         place: Optional[MakePlacing] = None,
+        alone: bool = False,
     ) -> Trained:
         """Say what training this model means; the program is compiled when the first batch comes.
 
@@ -153,6 +154,7 @@ class IPUSession:
             pipeline: What puts the model on several IPUs.
             share_ipus: Let training and inference take turns on the same IPUs instead of each having their own.
             place: Makes what puts the model there; `Placing` when None.
+            alone: Whether the gradients are of this process alone, whatever others are connected.
 
         Raises:
             PlanError: The pipeline does not suit the model or the options.
@@ -165,8 +167,11 @@ class IPUSession:
         _check_model(self.model)
         if isinstance(conversion, Conversion):
             check_parameters(conversion.source, step)
-        describe_processes(options)
-        check_same_weights(self.model)
+        if alone:
+            train_alone(options)
+        else:
+            describe_processes(options)
+            check_same_weights(self.model)
         check_ipus(options)
         placing: Optional[Placing] = None
         if pipeline is not None:
@@ -181,15 +186,17 @@ class IPUSession:
         self._include(step)
         return trained
 
-    def replace_training(self, step: BatchStep, options: Options, keep: bool = False) -> ModelProgram:
-        """Train by another program from now on, and return it; see `Trained.replace`.
+    def replace_training(
+        self, step: BatchStep, options: Options, keep: bool = False, alone: bool = False
+    ) -> ModelProgram:
+        """Train by another program from now on, and return it; see `Trained.replace` and `prepare_training`.
 
         Raises:
             SessionError: The model has no trainer.
             OptimizerError: Parameters were unfrozen that the optimizer does not hold.
             OptionsError: No IPUs can be had for these options.
         """
-        describe_processes(options)
+        (train_alone if alone else describe_processes)(options)
         trained = self.with_trainer()
         trained.replace(step, options, keep)
         self._include(step)

@@ -21,7 +21,7 @@ from ignite_ipu.errors import UnsupportedArgumentError
 from tests.accelerate_state import forget
 
 IMPLEMENTED = """
-    autocast backward clip_grad_norm_ end_training free_memory gather gather_for_metrics load_state log
+    autocast backward clip_grad_norm_ end_training free_memory gather gather_for_metrics load_state log multi_device
     pad_across_processes prepare_data_loader prepare_model prepare_optimizer reduce save_state
 """
 REFUSED = "clip_grad_value_ lomo_backward"
@@ -35,12 +35,12 @@ INHERITED = """
 """
 # How loaders are prepared.
 LOADERS = "dispatch_batches even_batches non_blocking split_batches use_seedable_sampler use_stateful_dataloader"
-# What they say of one process without a GPU is true, or their context has nothing to do there.
-ONE_PROCESS = """
+# What they say of processes without a GPU is true, of one or of several.
+PROCESSES = """
     device distributed_type is_last_process is_local_main_process is_main_process join_uneven_inputs
     local_process_index mixed_precision no_sync num_processes optimizer_step_was_skipped process_index
     split_between_processes trigger_sync_in_backward unscale_gradients use_distributed wait_for_everyone
-    multi_device maybe_context_parallel use_fp16
+    maybe_context_parallel use_fp16
 """
 # What asks for them is refused by the constructor, so they are empty, or accelerate's own error says so.
 PLUGINS = """
@@ -65,7 +65,7 @@ Y = (X[:, 0] > 0).long()
 def test_every_attribute_has_a_decision() -> None:
     """A new attribute of accelerate's is to be read before it is inherited."""
     own = set((IMPLEMENTED + " " + REFUSED).split())
-    inherited = set((INHERITED + LOADERS + ONE_PROCESS + PLUGINS).split())
+    inherited = set((INHERITED + LOADERS + PROCESSES + PLUGINS).split())
     public = {name for name in dir(Accelerator) if not name.startswith("_")}
     assert not own & inherited
     assert not public - own - inherited, "attributes of accelerate.Accelerator that nobody decided about"
@@ -77,9 +77,9 @@ def test_every_attribute_has_a_decision() -> None:
 def test_the_page_lists_them() -> None:
     """Every row of its table is one of the decisions above."""
     text = (Path(__file__).parents[2] / "docs" / "accelerate.md").read_text()
-    table = text.partition("## What Accelerator's names do")[2].partition("\n## ")[0]
+    table = text.partition("## Attributes and arguments of Accelerator")[2].partition("\n## ")[0]
     listed = [set(re.findall(r"`(\w+)`", line)) for line in table.splitlines() if line.startswith("| ") and "`" in line]
-    groups = (IMPLEMENTED, REFUSED, INHERITED, LOADERS, ONE_PROCESS, PLUGINS, HONOURED_ARGUMENTS, REFUSED_ARGUMENTS)
+    groups = (IMPLEMENTED, REFUSED, INHERITED, LOADERS, PROCESSES, PLUGINS, HONOURED_ARGUMENTS, REFUSED_ARGUMENTS)
     assert listed == [set(group.split()) for group in groups]
 
 

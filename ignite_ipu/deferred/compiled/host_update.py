@@ -28,6 +28,7 @@ from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.optimizers.host_link import HostUpdates
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
+from ignite_ipu.session.data_parallel import Reducer
 from ignite_ipu.session.host_gradients import accumulate
 
 
@@ -110,7 +111,10 @@ class HostUpdate(CapturedTraining):
         return HostUpdates(None, self.config.host_loss_scaling)
 
     def _anchored(self) -> AnchoredGradients:
-        return AnchoredGradients()
+        return AnchoredGradients(own=True)
+
+    def reducers(self, modes: ModesThen) -> Sequence[Reducer]:
+        return ()  # gradients are averaged on the host
 
     def _say_what_it_costs(self) -> None:
         if self.told or self.session.training is None:

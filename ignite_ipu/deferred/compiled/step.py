@@ -81,7 +81,8 @@ class CapturedStep(ReadyStep):
         """Return `(loss, *outputs)` for the inputs of a micro-batch; where there are no outputs, the loss itself."""
         with EAGER, self.guarded(training=True), self.in_half():
             results, total = self._totals(leaves)
-        loss = self.marked_loss(total)
+        # PopTorch adds up the gradients of all processes, and DistributedDataParallel takes their mean.
+        loss = self.marked_loss(total if self.update.processes == 1 else total / self.update.processes)
         if not self.update.outputs:
             return loss
         return (loss, *[results[operation][result] for operation, result in self.update.outputs])

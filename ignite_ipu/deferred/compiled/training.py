@@ -24,7 +24,7 @@ from ignite_ipu.deferred.graph.step_graph import (
     describe_change,
 )
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
-from ignite_ipu.errors import CaptureError, OptimizerError, logger, out_of_memory
+from ignite_ipu.errors import CaptureError, OptimizerError, listed, logger, out_of_memory
 from ignite_ipu.optimizers.conversion import Conversion, convert_optimizer
 from ignite_ipu.optimizers.host_link import HostUpdates, Link
 from ignite_ipu.optimizers.kinds import ON_THE_HOST
@@ -32,6 +32,7 @@ from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import requires_grad, set_requires_grad
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
+from ignite_ipu.session.data_parallel import Reducer, covering, digest, has_reducers, reducers_within
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.training import Trained
@@ -87,6 +88,8 @@ class CapturedTraining:
         self._tape: Optional[Tape] = None
         self._reached: Tuple[Sequence[Loss], FrozenSet[int]] = ((), frozenset())
         self._reach: Tuple[Optional[CompiledUpdate], Any, FrozenSet[int]] = (None, None, frozenset())
+        # Of the processes that train the model together, and the modes that they were found for.
+        self._averaged: Tuple[Optional[ModesThen], Sequence[Reducer]] = (None, ())
 
     def reached(self, losses: Optional[Sequence[Loss]] = None) -> FrozenSet[int]:
         """Return the ids of the parameters that have gradients of losses; of those of the last update, without any."""
@@ -243,6 +246,8 @@ class CapturedTraining:
         outputs = results if compiled.outputs else (results,)
         if self.session.with_trainer().program.step.maximizes:
             outputs = (-outputs[0], *outputs[1:])  # the device minimises the negated loss
+        if compiled.processes > 1:
+            outputs = (outputs[0] * compiled.processes, *outputs[1:])  # and that of a process, divided by their number
         compiled.settle(batches, needed, outputs, keeps)
         if WAITING:
             write_known()
@@ -254,10 +259,71 @@ class CapturedTraining:
         self.session.let_train(self._trained)
         if self.zeroed is not None:
             self._check_zeroed(batches[0].graph, modes)
-        compiled = self._serving(batches, needed, modes, self.gradients.needed())
+        gradients, reducers = self.gradients.needed(), self.reducers(modes)
+        if reducers:
+            for reducer in reducers:
+                reducer.notify()
+            gradients = self._agree(reducers[0], batches, modes, gradients)
+        compiled = self._serving(batches, needed, modes, gradients)
         results = self._results(compiled, batches)
         self.gradients.follow(self.session.training if compiled.gradients else None)
+        if reducers and compiled.gradients:
+            self.gradients.read()  # those of all processes, of which some may not look at them
         return compiled, results
+
+    def reducers(self, modes: ModesThen) -> Sequence[Reducer]:
+        """Return what averages the gradients of an update over processes; nothing for those of this process alone.
+
+        Raises:
+            CaptureError: It averages some of the gradients, and PopTorch those of all or none.
+        """
+        if not has_reducers():
+            return ()
+        if modes is not self._averaged[0]:
+            trained = [parameter for parameter, trains in zip(self.modes.parameters, modes.trained) if trains]
+            found, left = covering(self.session.model, trained)
+            if left:
+                raise CaptureError(
+                    f"The update at {current_line()} is of {listed(left, 2)}, too, which DistributedDataParallel does "
+                    "not have: each process would update its own, and PopTorch adds up all gradients of an update. "
+                    "Make them parameters of the wrapped model, or let another optimizer have them."
+                )
+            self._averaged = modes, found
+        return self._averaged[1]
+
+    def local_gradients(self) -> Optional[str]:
+        """Return why gradients of the pending update would stay those of their process, None if they would not."""
+        own = self.own
+        for reducer in reducers_within(self.session.model) if has_reducers() else ():
+            if reducer.local and (own is None or not own.isdisjoint(reducer.ids)):
+                return (
+                    f"The update at {current_line()} is of gradients that no process has averaged: the last backward() "
+                    "was of a call within no_sync(), or not the first since a call of the model. PyTorch lets each "
+                    "process update by its own, and PopTorch adds up those of all. Call the model outside of no_sync() "
+                    "for the last backward() of an update."
+                )
+        return None
+
+    def _agree(self, reducer: Reducer, batches: Sequence[MicroBatch], modes: ModesThen, gradients: bool) -> bool:
+        """Return whether a process reads gradients of an update that all processes make.
+
+        Raises:
+            CaptureError: They make different ones, or one of them makes its updates on the host.
+        """
+        graph, count = batches[0].graph, len(batches)
+        agreed = reducer.job.agree(digest(graph.description, count, modes.trained), gradients, False)
+        if agreed.on_host:
+            raise CaptureError(f"Another process makes the update at {current_line()} on the host.")
+        if not agreed.same:
+            inputs = ", ".join("x".join(map(str, shape)) or "a number" for shape, _ in graph.inputs)
+            own = f"{count} micro-batches, {len(graph.steps)} operations, inputs of {inputs}"
+            raise CaptureError(
+                f"The processes make different updates at {current_line()} ({reducer.job.differing(own)}), and on IPUs "
+                "they are one program. Give all processes batches of one shape, and the same calls."
+            )
+        if agreed.gradients:
+            self.gradients.want("another process")
+        return agreed.gradients
 
     def _serving(
         self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen, gradients: bool
@@ -401,6 +467,7 @@ class CapturedTraining:
             frozenset(variable),
             modes,
             self._brings_gradients(),
+            next((reducer.job.size for reducer in self.reducers(modes)), 1),
         )
 
     def _brings_gradients(self) -> bool:
@@ -448,14 +515,20 @@ class CapturedTraining:
             updates = self._updates()
             pipeline, make = self._places.training(self.one_after_another)
             self._trained = self.session.prepare_training(
-                step, updates, options, pipeline, share_ipus=self.config.share_ipus, place=make
+                step,
+                updates,
+                options,
+                pipeline,
+                share_ipus=self.config.share_ipus,
+                place=make,
+                alone=wanted.processes == 1,
             )
             if self._random_state is not None:
                 self.session.set_random_state(self._random_state)
         else:
             # With other parameters the state of the optimizer is another one.
             like = before is None or before.computes_like(wanted) or before.modes.trained != wanted.modes.trained
-            self.session.replace_training(step, options, keep=not like)
+            self.session.replace_training(step, options, keep=not like, alone=wanted.processes == 1)
         program = self.session.training
         assert program is not None
         program.gradients = self._anchored() if wanted.gradients else None

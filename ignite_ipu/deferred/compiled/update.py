@@ -27,6 +27,7 @@ class CompiledUpdate:
         numbers: The floats of the graph's arithmetic.
         variable: Which of them are inputs, because they change, and not constants.
         gradients: Whether they come back.
+        processes: Number of processes over which gradients are averaged.
     """
 
     graph: StepGraph
@@ -37,6 +38,7 @@ class CompiledUpdate:
     variable: FrozenSet[int]
     modes: ModesThen
     gradients: bool
+    processes: int = 1
 
     @functools.cached_property
     def returned(self) -> Dict[Place, int]:

@@ -105,6 +105,10 @@ class UpdateGradients:
         self._found, self._factors, self._program = _on_host(self._session.model, losses), {}, lambda: None
         self.returned = {key for key, gradient in self._found.items() if gradient is not None}
 
+    def read(self) -> None:
+        """Copy those of the last update, which every process has to do where several make it."""
+        self._all()
+
     def settle_norms(self) -> None:
         awaited, self._norms = self._awaited(), []
         for value, norm in awaited:

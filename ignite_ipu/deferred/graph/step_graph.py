@@ -7,12 +7,13 @@ import contextvars
 import dataclasses
 import functools
 import itertools
+import re
 from typing import Any, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 
 from ignite_ipu.deferred.graph.leaves import Input, Number
-from ignite_ipu.deferred.graph.operations import Operation, Value, by_number
+from ignite_ipu.deferred.graph.operations import Operation, Value, by_number, name_of
 from ignite_ipu.deferred.graph.structure import Bounded, Structure
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.left_behind import Place
@@ -66,6 +67,13 @@ class StepGraph:
     def key(self) -> Hashable:
         """Equal for graphs that compile to the same program."""
         return (tuple([step.key for step in self.steps]), self.losses, self.inputs)
+
+    @functools.cached_property
+    def description(self) -> str:
+        """Equal for equal graphs of several processes."""
+        names = [name_of(step.function) if step.function else step.part for step in self.steps]
+        steps = [(name, step.structure.key, step.leaves, step.grad) for name, step in zip(names, self.steps)]
+        return re.sub(r" at 0x[0-9a-f]+", "", repr((steps, self.losses, self.inputs)))
 
     @functools.cached_property
     def body(self) -> Hashable:

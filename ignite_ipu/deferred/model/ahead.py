@@ -11,6 +11,7 @@ from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, incomplete
 from ignite_ipu.deferred.model.fused_update import FusedUpdate
 from ignite_ipu.deferred.model.history import Made, TakenBack
+from ignite_ipu.deferred.model.processes import forget_average
 from ignite_ipu.deferred.tensor.routing import has_gone_backward
 from ignite_ipu.program.user_code import current_line
 
@@ -76,6 +77,7 @@ def take_back(update: FusedUpdate) -> None:
     if early is None or early.back is None:
         return
     early.back.put_back(update.loop.session)
+    forget_average(update.loop.module)
     update.stepped = early.stepped
     entries = update.books.gradients.within(update.own)
     for made in {made.loss: made for entry in entries for made in entry.made}.values():

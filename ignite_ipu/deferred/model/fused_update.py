@@ -233,7 +233,9 @@ class FusedUpdate:
 
     def check(self) -> None:
         """Raise a CaptureError if the device cannot make the update that `optimizer.step()` means."""
-        reason = obstacle(self.entries, self.pending, self.training, self.books.views)
+        reason = (
+            obstacle(self.entries, self.pending, self.training, self.books.views) or self.training.local_gradients()
+        )
         if reason is not None:
             raise CaptureError(f"{reason} {ON_THE_HOST}")
 

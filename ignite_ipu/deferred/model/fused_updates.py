@@ -22,6 +22,7 @@ from ignite_ipu.deferred.model.history import History
 from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.leaving import leave_device
 from ignite_ipu.deferred.model.loop import Loop
+from ignite_ipu.deferred.model.processes import note_backward
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.program.user_code import Line, current_line
@@ -156,6 +157,7 @@ class FusedUpdates:
             )
         for update, chosen_loss in reached:
             update.backward(loss, chosen_loss)
+        note_backward(loss)
         self.add_to_unheld(loss)
 
     def _hooked_name(self) -> str:

@@ -37,6 +37,7 @@ from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.early_reads import expected_loss
 from ignite_ipu.deferred.model.loop import Loop
+from ignite_ipu.deferred.model.processes import average, note_backward
 from ignite_ipu.deferred.model.turns import Older, Values, begin_again, forget, gradient_path, keep_buffers
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.host_link import note_step
@@ -142,6 +143,7 @@ class HostUpdates:
             return
         self.training.modes.check_trained(loss)
         ahead, self._ahead = self._ahead, None
+        synchronised = note_backward(loss)
         path = {} if loss.retained else gradient_path(loss.value)
         if ahead is not None and ahead.value is loss.value and ahead.changes == self._changes:
             gradients = ahead.gradients
@@ -149,6 +151,7 @@ class HostUpdates:
         else:
             gradients = self._compute(loss, lambda operation: _trains(operation) and operation not in path)
         gradients.accumulate()
+        average(synchronised, self._loop.modes.parameters)
 
     def follow_device(self, stepped: Mapping[int, int], older: Sequence[Older]) -> None:
         """Go on from updates on the device: by `id`, when parameters were changed last, and weights before updates."""

@@ -13,9 +13,11 @@ from ignite_ipu.deferred.model.fused_update import Books, FusedUpdate
 from ignite_ipu.deferred.model.gradients import Entry, GradientBook
 from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.loop import Loop
+from ignite_ipu.deferred.model.processes import average
 from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.program.tensors.raw import gradient_of, plain, set_gradient
 from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.data_parallel import reducers_within
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
@@ -65,11 +67,16 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
         if made is not None:
             with made.rewound():
                 on_host.add_gradients(loss, ids)
+    reducers = reducers_within(loop.module)
+    if any(made is not None for _, _, made in plan):
+        average(reducers, loop.modes.parameters, repeated=True)
     for update, norm in clips:
         update.training.gradients.clip_on_host(_gradients(loop, update), norm, awaited=False)
     for loss, ids, made in plan:
         if made is None:
             on_host.add_gradients(loss, ids)
+    if any(made is None for _, _, made in plan):
+        average([reducer for reducer in reducers if not reducer.local], loop.modes.parameters)
     for update in books.updates:
         update.training.gradients.clip_on_host(_gradients(loop, update), update.training.clipped_to)
         update.training.clipped = False

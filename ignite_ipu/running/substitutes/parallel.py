@@ -11,7 +11,8 @@ import torch.multiprocessing
 from torch import nn
 
 from ignite_ipu.running.patches import Substitutes
-from ignite_ipu.session.processes import PARALLEL, connected, on_one_device
+from ignite_ipu.session.data_parallel import wrap as wrap_model
+from ignite_ipu.session.processes import PARALLEL, connected
 from ignite_ipu.session.torch_compiled import is_compiled
 from ignite_ipu.torch_names.modules import compiled_original
 
@@ -32,7 +33,7 @@ def substitute_parallel(substitutes: Substitutes) -> None:
             reason = f"it trains in {connected()[1]} processes; {REPLICAS}"
             raise substitutes.refusal("DistributedDataParallel", reason, line)
         substitutes.note(wrapper.__name__, "the model itself: one process drives all IPUs", line)
-        on_one_device(own, module)
+        wrap_model(own, module, *args, **kwargs)
 
     def init_process_group(
         line: Any, original: Callable[..., Any], backend: Any = None, *args: Any, **kwargs: Any

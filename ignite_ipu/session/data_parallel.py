@@ -1,0 +1,445 @@
+"""Models that several processes train together: wrappers for data parallelism, and the averages of gradients.
+
+`DistributedDataParallel` averages gradients at the end of a backward pass. On IPUs PopTorch adds them up inside the
+compiled update; where PyTorch makes the update on the host, `torch.distributed` does. Either way all processes come to
+the same points in the same order. At each of them they first agree that they mean the same update, so that a process
+which does something else, or has died, is reported and does not make the others wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import socket
+import time
+import weakref
+from pathlib import Path
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+
+from ignite_ipu.errors import ProcessesError, UnsupportedArgumentError, listed
+from ignite_ipu.program.tensors.raw import gradient_of, plain, requires_grad, set_gradient
+from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.processes import connected, unwrapped
+from ignite_ipu.torch_names.lists import flatten_tensors, unflatten_tensors
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+
+_LOOK_SECONDS = 0.05
+_DEATH_SECONDS = 3.0
+_NUMBERS = itertools.count()
+
+
+class Agreement(NamedTuple):
+    """Result of the comparison of all processes before an update.
+
+    Attributes:
+        on_host: Whether one of them makes its updates on the host.
+        gradients: Whether one of them reads gradients.
+        same: Whether all make the same update on the device.
+    """
+
+    on_host: bool
+    gradients: bool
+    same: bool
+
+
+class _Peer(NamedTuple):
+    host: str
+    pid: int
+
+
+class _Job:
+    """The processes that torch.distributed connects.
+
+    Attributes:
+        passed: Number of points that this process has passed with the others.
+        on_host: Whether they have agreed on averages on the host that have yet to be computed.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.passed = 0
+        self.on_host = False
+        self.peers: List[Any] = [None] * size
+        dist.all_gather_object(self.peers, _Peer(socket.gethostname(), os.getpid()))
+
+    def agree(self, program: int, gradients: bool, on_host: bool, repeated: bool = False) -> Agreement:
+        """Return what all processes mean at this point, to which each of them comes.
+
+        Args:
+            program: A number that is the same for the same update, as `digest` returns.
+            gradients: Whether this process reads gradients.
+            on_host: Whether it makes its updates on the host.
+            repeated: Whether it computes gradients of the last update again.
+
+        Raises:
+            ProcessesError: A process has ended, or the processes are at different updates.
+        """
+        number = self.passed - repeated
+        own = torch.tensor([number, -number, program, -program, gradients, on_host], dtype=torch.int64)
+        with self.reporting():
+            dist.all_reduce(own, op=dist.ReduceOp.MAX)
+        last, first, high, low, some_read, some_on_host = own.tolist()
+        if last != -first:
+            raise ProcessesError(
+                f"At {current_line()} the processes are at different updates: some at number {last + 1}, some at "
+                f"{1 - first}, as process {self.rank} is at {number + 1}. One process has read gradients of an update "
+                "that the others had completed. Let all processes read gradients at the same places, or set "
+                "IPUConfig(update='host')."
+            )
+        self.passed += not repeated
+        self.on_host = bool(some_on_host) or high != -low
+        return Agreement(bool(some_on_host), bool(some_read), high == -low)
+
+    def differing(self, own: str) -> str:
+        """Return what each process says, of those that say different things; all of them must come here."""
+        said: List[Any] = [None] * self.size
+        with self.reporting():
+            dist.all_gather_object(said, own)
+        return "; ".join(f"process {rank}: {text}" for rank, text in enumerate(said) if rank == 0 or text != said[0])
+
+    def take_back(self) -> None:
+        """Note that the last update was taken back, and comes again."""
+        self.passed -= 1
+
+    def average(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Replace the gradients of parameters by their means over the processes; a process without one has zero."""
+        self.on_host = False
+        with DisableTorchFunctionSubclass(), torch.no_grad():
+            found = [gradient_of(parameter) for parameter in parameters]
+            used = torch.tensor([gradient is not None for gradient in found], dtype=torch.int32)
+            with self.reporting():
+                dist.all_reduce(used)
+            pairs = [pair for pair, count in zip(zip(parameters, found), used.tolist()) if count]
+            kinds: Dict[torch.dtype, List[torch.Tensor]] = {}
+            for parameter, gradient in pairs:
+                if gradient is None:
+                    gradient = torch.zeros_like(plain(parameter))
+                    set_gradient(parameter, gradient)
+                kinds.setdefault(gradient.dtype, []).append(gradient)
+            for gradients in kinds.values():
+                flat = flatten_tensors([gradient.detach() for gradient in gradients]).div_(self.size)
+                with self.reporting():
+                    dist.all_reduce(flat)
+                for gradient, mean in zip(gradients, unflatten_tensors(flat, gradients)):
+                    gradient.detach().copy_(mean)
+
+    @contextlib.contextmanager
+    def reporting(self) -> Any:
+        """Report which process has ended where communication fails in the `with` block."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise ProcessesError(
+                f"Process {self.rank} cannot reach the others at {current_line()}: {self._ended()}. Gradients of all "
+                "processes make an update, so the job cannot go on. Start it again from its last checkpoint; "
+                f"`ignite-ipu launch --restarts` does so. ({error})"
+            ) from error
+
+    def _ended(self) -> str:
+        """Return which processes have ended, in words; those of other hosts are not seen."""
+        here = socket.gethostname()
+        deadline = time.monotonic() + _DEATH_SECONDS
+        while True:
+            local = [(rank, peer.pid) for rank, peer in enumerate(self.peers) if peer.host == here]
+            ended = [f"process {rank} (pid {pid})" for rank, pid in local if not _is_alive(pid)]
+            if ended:
+                return f"{' and '.join(ended)} of {self.size} has ended"
+            if len(local) < self.size and time.monotonic() > deadline - _DEATH_SECONDS / 2:
+                others = sorted({peer.host for peer in self.peers} - {here})
+                return f"a process has ended, or a host is not reached ({', '.join(others)})"
+            if time.monotonic() > deadline:
+                return "the connection has failed, though all processes are there"
+            time.sleep(_LOOK_SECONDS)
+
+
+def digest(*parts: Any) -> int:
+    """Return a number that is the same for equal values in all processes."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "big")
+
+
+_job: Optional[_Job] = None
+
+
+def job() -> _Job:
+    """Return the connected processes; all of them must call this for the first time together."""
+    global _job
+    rank, size = connected()
+    if _job is None or (_job.rank, _job.size) != (rank, size) or _job.peers[rank].pid != os.getpid():
+        _job = _Job(rank, size)
+    return _job
+
+
+class Reducer:
+    """Averages the gradients of one wrapped model, as the reducer of `DistributedDataParallel` does.
+
+    A backward pass is synchronised if a forward pass before it was outside of `no_sync()`, and no other backward pass
+    was in between.
+
+    Attributes:
+        number: Order in which models were wrapped, the same in all processes.
+        ids: Of the parameters that were trained when the model was wrapped.
+        job: The processes.
+        local: Whether gradients have been added by a backward pass since the last synchronised one.
+        wrapper: Returns the wrapped model, as long as it lives.
+    """
+
+    def __init__(self, model: nn.Module, broadcasts_buffers: bool) -> None:
+        self.number = next(_NUMBERS)
+        self.job = job()
+        self.broadcasts_buffers = broadcasts_buffers
+        with DisableTorchFunctionSubclass():
+            self.ids: FrozenSet[int] = frozenset(id(each) for each in model.parameters() if requires_grad(each))
+        self.local = False
+        self.wrapper: Callable[[], Any] = _nothing
+        self._prepared = False
+
+    def prepare_for_backward(self, outputs: Iterable[torch.Tensor] = ()) -> None:
+        """Synchronise the next backward pass; the name and the argument are those of PyTorch's reducer."""
+        self._prepared = True
+
+    def notify(self) -> None:
+        """Let processes that are through their data, and in `join()`, take part in the average that follows."""
+        wrapper = self.wrapper()
+        work = None if wrapper is None else Join.notify_join_context(wrapper)
+        if work is not None:
+            work.wait()
+
+    def went_backward(self) -> bool:
+        """Note a backward pass, and return whether it is synchronised."""
+        prepared, self._prepared = self._prepared, False
+        self.local = not prepared
+        return prepared
+
+
+def _nothing() -> None:
+    return None
+
+
+_REDUCERS: weakref.WeakKeyDictionary[nn.Module, Reducer] = weakref.WeakKeyDictionary()
+
+
+def has_reducers() -> bool:
+    """Return whether any model is trained together by several processes."""
+    return bool(_REDUCERS)
+
+
+def reducer_of(model: nn.Module) -> Optional[Reducer]:
+    """Return what averages the gradients of a wrapped model; None for any other."""
+    return _REDUCERS.get(model)
+
+
+def reducers_within(model: nn.Module) -> List[Reducer]:
+    """Return the reducers of a model and of its parts, in the order in which they were wrapped."""
+    if not _REDUCERS:
+        return []
+    found = {reducer.number: reducer for reducer in map(_REDUCERS.get, model.modules()) if reducer is not None}
+    return [found[number] for number in sorted(found)]
+
+
+def wrap(wrapper: Any, model: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """Make a new `DataParallel` or `DistributedDataParallel` the model within, with parameters named `module...`.
+
+    In several processes a `DistributedDataParallel` copies the weights of process 0 to all, as PyTorch's does, and the
+    gradients of the model are averaged from then on.
+
+    Args:
+        wrapper: The object before its `__init__`; it keeps its class, and calls of it become the model's.
+        model: The model.
+        args, kwargs: Those of the constructor.
+
+    Raises:
+        ProcessesError: The processes have models with other parameters, or it is for some of the processes.
+    """
+    nn.Module.__init__(wrapper)
+    kind: Any = type(wrapper)
+    own: Dict[str, Any] = {
+        "forward": _forward,
+        "no_sync": _no_sync,
+        "train": nn.Module.train,
+        "__module__": kind.__module__,
+        _OURS: True,
+    }
+    distributed = issubclass(kind, nn.parallel.DistributedDataParallel)
+    if distributed:
+        own.update(join_hook=_join_hook, register_comm_hook=_refuse_hook)
+    wrapper.__class__ = type(kind.__name__, (kind,), own)
+    wrapper.module = model
+    wrapper.device_ids, wrapper.dim = [], 0
+    if not distributed:
+        return
+    Joinable.__init__(wrapper)
+    wrapper.require_backward_grad_sync = wrapper.require_forward_param_sync = True
+    wrapper.reducer = None
+    if connected()[1] > 1 and _is_trained(model):
+        wrapper.device, wrapper.process_group = torch.device("cpu"), dist.group.WORLD
+        _refuse_group(kwargs.get("process_group"))
+        wrapper.reducer = _share(unwrapped(model), kwargs.get("broadcast_buffers", True))
+        wrapper.reducer.wrapper = weakref.ref(wrapper)
+
+
+def adopt(model: Any) -> None:
+    """Make PyTorch's own `DistributedDataParallel`, around a model that is captured, a wrapper as `wrap` makes them."""
+    while isinstance(model, nn.parallel.DistributedDataParallel) and not hasattr(model, _OURS):
+        inner, buffers, group = model.module, model.broadcast_buffers, model.process_group
+        model.__dict__.clear()
+        wrap(model, inner, broadcast_buffers=buffers, process_group=group)
+        model = inner
+
+
+_OURS = "_ignite_ipu_wrapper"
+
+
+def _forward(wrapper: Any, *inputs: Any, **kwargs: Any) -> Any:
+    reducer: Optional[Reducer] = getattr(wrapper, "reducer", None)
+    if reducer is None:
+        return wrapper.module(*inputs, **kwargs)
+    recorded = torch.is_grad_enabled() and wrapper.module.training
+    if not recorded and wrapper.require_forward_param_sync and reducer.broadcasts_buffers:
+        _copy_from(0, dict(wrapper.module.named_buffers()), reducer.job)
+    output = wrapper.module(*inputs, **kwargs)
+    synchronised = torch.is_grad_enabled() and wrapper.require_backward_grad_sync
+    wrapper.require_forward_param_sync = synchronised
+    if synchronised:
+        reducer.prepare_for_backward()
+    return output
+
+
+@contextlib.contextmanager
+def _no_sync(wrapper: Any) -> Any:
+    before = getattr(wrapper, "require_backward_grad_sync", True)
+    wrapper.require_backward_grad_sync = False
+    try:
+        yield
+    finally:
+        wrapper.require_backward_grad_sync = before
+
+
+def _share(model: nn.Module, broadcast_buffers: bool) -> Reducer:
+    known = _REDUCERS.get(model)
+    if known is not None:
+        return known
+    reducer = Reducer(model, broadcast_buffers)
+    _check_same_parameters(model, reducer.job)
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    _copy_from(0, tensors, reducer.job)
+    _REDUCERS[model] = reducer
+    return reducer
+
+
+def _is_trained(model: nn.Module) -> bool:
+    with DisableTorchFunctionSubclass():
+        return any(requires_grad(each) for each in model.parameters())
+
+
+def _check_same_parameters(model: nn.Module, processes: _Job) -> None:
+    own = [(name, tuple(each.shape), str(each.dtype)) for name, each in model.named_parameters()]
+    found: List[Any] = [None] * processes.size
+    with processes.reporting():
+        dist.all_gather_object(found, own)
+    for rank, others in enumerate(found):
+        if others != found[0]:
+            differing = sorted({name for name, *_ in set(others) ^ set(found[0])})
+            raise ProcessesError(
+                f"DistributedDataParallel of a {type(model).__name__}: process {rank} has other parameters than "
+                f"process 0 ({listed(differing, 3) or 'in another order'}). Make the same model in each process."
+            )
+
+
+def _copy_from(source: int, tensors: Dict[str, torch.Tensor], processes: _Job) -> None:
+    """Copy tensors of one process to the others, where they differ."""
+    kinds: Dict[torch.dtype, List[torch.Tensor]] = {}
+    for tensor in tensors.values():
+        kinds.setdefault(tensor.dtype, []).append(tensor)
+    for same in kinds.values():
+        values = [plain(each.detach()) for each in same]  # detach() brings the newest to the host
+        flat = flatten_tensors(values)
+        with processes.reporting():
+            dist.broadcast(flat, src=source)
+        if processes.rank == source:
+            continue
+        for tensor, value, first in zip(same, values, unflatten_tensors(flat, values)):
+            if not torch.equal(value, first):
+                with torch.no_grad():
+                    tensor.copy_(first)
+
+
+def _refuse_group(group: Any) -> None:
+    if group is not None and dist.get_world_size(group) != connected()[1]:
+        raise ProcessesError(
+            f"DistributedDataParallel was given a process_group of {dist.get_world_size(group)} of the "
+            f"{connected()[1]} processes. PopTorch adds gradients up over all processes of a job. Leave process_group "
+            "out."
+        )
+
+
+class _Joined(JoinHook):
+    """Takes part in the updates of other processes with gradients of zero, once this one is through its data."""
+
+    def __init__(self, wrapper: Any) -> None:
+        self._wrapper = wrapper
+
+    def main_hook(self) -> None:
+        reducer = self._wrapper.reducer
+        if reducer is not None:
+            # On the host: a device would need a batch.
+            parameters = [each for each in self._wrapper.parameters() if id(each) in reducer.ids]
+            reducer.job.agree(0, gradients=False, on_host=True)
+            reducer.job.average([plain(each).requires_grad_() for each in parameters])
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        reducer = self._wrapper.reducer
+        if reducer is not None:
+            # Those that ended last have made all updates.
+            last = torch.tensor(reducer.job.rank if is_last_joiner else -1)
+            dist.all_reduce(last, op=dist.ReduceOp.MAX)
+            _copy_from(int(last), dict(self._wrapper.named_parameters()), reducer.job)
+
+
+def _join_hook(wrapper: Any, **kwargs: Any) -> JoinHook:
+    if not kwargs.get("divide_by_initial_world_size", True):
+        raise UnsupportedArgumentError(
+            "join(divide_by_initial_world_size=False) averages over the processes that are left, and gradients are "
+            "averaged over all processes of the job. Leave it out."
+        )
+    return _Joined(wrapper)
+
+
+def _refuse_hook(wrapper: Any, state: Any, hook: Callable[..., Any]) -> NoReturn:
+    raise UnsupportedArgumentError(
+        f"register_comm_hook({getattr(hook, '__name__', hook)!r}) changes gradients between processes, and PopTorch "
+        "adds them up as they are, inside the compiled update. Leave it out."
+    )
+
+
+def covering(model: nn.Module, parameters: Sequence[torch.Tensor]) -> Tuple[List[Reducer], List[str]]:
+    """Return the reducers of trained parameters of a model, and the names of those that no reducer averages."""
+    reducers = reducers_within(model)
+    if not reducers:
+        return [], []
+    ids = {id(parameter) for parameter in parameters}
+    found = [reducer for reducer in reducers if not reducer.ids.isdisjoint(ids)]
+    if not found:
+        return [], []
+    left = ids.difference(*[reducer.ids for reducer in found])
+    with DisableTorchFunctionSubclass():
+        return found, [name for name, each in model.named_parameters() if id(each) in left]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return not Path("/proc/self").exists()

@@ -1,0 +1,117 @@
+"""Functions that run in several connected processes, forked from the one that tests: none imports torch again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List
+
+_SECONDS = 100.0
+
+
+class Together:
+    """A function that runs in `count` processes at the same time, which a launcher's variables describe.
+
+    Attributes:
+        pids: Of the processes.
+    """
+
+    def __init__(self, function: Callable[..., Any], *args: Any, count: int = 2) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.pids: List[int] = []
+        self._codes: Dict[int, int] = {}
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for rank in range(count):
+            pid = os.fork()
+            if not pid:
+                self._run(rank, count, port, function, args)
+            self.pids.append(pid)
+
+    def wait(self) -> List[Any]:
+        """Return what the function has returned in each process.
+
+        Raises:
+            AssertionError: It failed in one, or took too long.
+        """
+        deadline = time.monotonic() + _SECONDS
+        while not self.ended():
+            assert time.monotonic() < deadline, "the processes do not end"
+            time.sleep(0.01)
+        found = [self.result(rank) for rank in range(len(self.pids))]
+        failed = [text for text in found if isinstance(text, _Failure)]
+        assert not failed, "\n".join(map(str, failed))
+        return found
+
+    def ended(self, rank: int = -1) -> bool:
+        """Return whether one process, or all of them, have ended."""
+        for number, pid in enumerate(self.pids):
+            if number not in self._codes and os.waitpid(pid, os.WNOHANG)[0]:
+                self._codes[number] = 1
+        return len(self._codes) == len(self.pids) if rank < 0 else rank in self._codes
+
+    def result(self, rank: int) -> Any:
+        """Return what the function has returned in a process, or the text of its error."""
+        file = Path(self._folder.name, str(rank))
+        return pickle.loads(file.read_bytes()) if file.exists() else _Failure(f"process {rank} was killed")
+
+    def kill(self, rank: int) -> None:
+        os.kill(self.pids[rank], signal.SIGKILL)
+
+    def close(self) -> None:
+        """End what has not ended."""
+        for rank in range(len(self.pids)):
+            if not self.ended(rank):
+                self.kill(rank)
+        while not self.ended():
+            time.sleep(0.01)
+        self._folder.cleanup()
+
+    def _run(self, rank: int, count: int, port: int, function: Callable[..., Any], args: Any) -> None:
+        with contextlib.suppress(BaseException):
+            names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+            os.environ.update({name: str(number) for name, number in names.items()})
+            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+            try:
+                result = pickle.dumps(function(*args))
+            except BaseException as error:
+                text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+                result = pickle.dumps(_Failure(f"process {rank}: {text}"))
+            Path(self._folder.name, f"{rank}.part").write_bytes(result)
+            os.replace(Path(self._folder.name, f"{rank}.part"), Path(self._folder.name, str(rank)))
+        os._exit(0)
+
+
+class _Failure(str):
+    """The traceback of a process that has failed."""
+
+
+def together(function: Callable[..., Any], *args: Any, count: int = 2) -> List[Any]:
+    """Return what a function returns in each of `count` connected processes.
+
+    Raises:
+        AssertionError: It fails in one of them.
+    """
+    with running(function, *args, count=count) as processes:
+        return processes.wait()
+
+
+@contextlib.contextmanager
+def running(function: Callable[..., Any], *args: Any, count: int = 2) -> Iterator[Together]:
+    """Have a function run in `count` connected processes, in the `with` block."""
+    processes = Together(function, *args, count=count)
+    try:
+        yield processes
+    finally:
+        processes.close()
