@@ -40,10 +40,10 @@ from ignite_ipu.checkpoints.random_states import read_device_states
 from ignite_ipu.deferred.compiled.training import CapturedTraining
 from ignite_ipu.deferred.graph.owners import release_optimizer
 from ignite_ipu.deferred.model.capturing import capture_model, captured
+from ignite_ipu.deferred.model.gradient_clipping import clip_gradients
 from ignite_ipu.deferred.model.loop import Loop
-from ignite_ipu.deferred.model.model import first_owner
 from ignite_ipu.deferred.model.optimizer import capture_optimizer
-from ignite_ipu.deferred.settings import IGNORING, captured_options
+from ignite_ipu.deferred.settings import IGNORING, captured_options, leaving_device
 from ignite_ipu.deferred.tensor.device_gradient import refuse_weights_of_the_host
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
 from ignite_ipu.errors import CaptureError, OptionsError, UnsupportedArgumentError
@@ -183,7 +183,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         inner = unwrapped(model)
         wrapper = self._wrapper(model if is_compiled(model) else inner) if not evaluation_mode else None
         if next(inner.parameters(), None) is not None:
-            capture_model(inner, self.config, self._postponed, _CLIP_REMEDY, self._observer)
+            capture_model(inner, leaving_device(self.config), self._postponed, _CLIP_REMEDY, self._observer)
         prepared: nn.Module = super().prepare_model(
             model if is_compiled(model) else inner,
             device_placement=device_placement,
@@ -298,14 +298,11 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
                 )
             )
             return self.clip_grad_norm_(parameters, max_norm, norm_type)
-        owner, every = first_owner(parameters)
-        loops = self._loops()
-        loop = loops[0] if len(loops) == 1 else None if owner is None else owner.loop
-        if loop is None:
+        if not self._loops():
             raise UnsupportedArgumentError(
                 "clip_grad_norm_ was called with parameters of no prepared model: prepare the model first."
             )
-        return loop.updates.clip(every, float(max_norm), float(norm_type), parameters)
+        return clip_gradients(parameters, max_norm, norm_type)
 
     def clip_grad_value_(self, parameters: Any, clip_value: float) -> None:
         """Clip gradients by value, where they are on the host.

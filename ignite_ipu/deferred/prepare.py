@@ -10,7 +10,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.model.capturing import capture_model, captured
-from ignite_ipu.deferred.model.model import first_owner, owner_of
+from ignite_ipu.deferred.model.gradient_clipping import clip_gradients
 from ignite_ipu.deferred.model.optimizer import capture_optimizer, on_host
 from ignite_ipu.deferred.settings import refuse_for_capture
 from ignite_ipu.errors import CaptureError
@@ -114,20 +114,7 @@ def ipu_clip_grad_norm_(
     Raises:
         CaptureError: It is no 2-norm, differs from the compiled one, or is not of all trained parameters.
     """
-    owner, tensors = first_owner(parameters)
-    if owner is None:
-        return nn.utils.clip_grad_norm_(list(tensors), max_norm, norm_type, **kwargs)
-    loop = owner.loop
-    if not any(programs.prepared for programs in loop.updates.programs):
-        tensors = list(tensors)
-        others = {other.loop for other in map(owner_of, tensors) if other is not None} - {loop}
-        if others:
-            names = " and ".join(sorted(other.name for other in {loop, *others}))
-            raise CaptureError(
-                f"ipu_clip_grad_norm_ at {current_line()} was given parameters of {names}, which are trained apart: "
-                "clip those of each by a call of its own."
-            )
-    return loop.updates.clip(tensors, float(max_norm), float(norm_type), parameters)
+    return clip_gradients(parameters, max_norm, norm_type, **kwargs)
 
 
 def host_step_reason(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Optional[str]:

@@ -56,6 +56,14 @@ def capture_refusal(config: IPUConfig, accumulates: bool = False) -> Optional[st
     return None
 
 
+def leaving_device(config: IPUConfig) -> IPUConfig:
+    """Return a configuration with `update="auto"` unless it names a kind of update.
+
+    It is the default where a loop was not written for IPUs: such a loop may do anything that PyTorch can.
+    """
+    return config if config.update is not None else dataclasses.replace(config, update="auto")
+
+
 def refuse_for_capture(config: IPUConfig, accumulates: bool = False) -> None:
     """Raise a `CaptureError` for a setting that a captured loop cannot honour; arguments as of `capture_refusal`."""
     reason = capture_refusal(config, accumulates)

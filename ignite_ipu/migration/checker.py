@@ -134,6 +134,8 @@ def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
 def _is_handled(program: Program, finding: Finding) -> bool:
     """Return whether the program's engines, captured loops or substitutes compute what breaks a rule."""
     rewritten = all_rules()[finding.rule].rewritten
+    if finding.run is Outcome.ON_HOST:
+        return program.is_automatic
     return finding.run is Outcome.HANDLED and (program.is_automatic or not rewritten)
 
 

@@ -29,6 +29,9 @@ class Outcome(str, enum.Enum):
 
     HANDLED = "handled"
     """It trains the code, with the native result."""
+    ON_HOST = "on the host"
+    """It trains the code with the native result, by weight updates that PyTorch makes on the host: each costs copies of
+    the gradients and of the weights."""
     REFUSED = "refused"
     """It stops at that code, or what it calls does."""
     UNCHANGED = "unchanged"

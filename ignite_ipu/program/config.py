@@ -134,7 +134,8 @@ class IPUConfig:
         update: Where weights are updated. "device": in the program that computes the gradients. "host": by PyTorch and
             any optimizer, with gradients that the program brings back, at the cost of copies of the gradients and the
             weights in each update. "auto": on the device, and on the host from the first thing on that only PyTorch can
-            do; for loops alone. The default is "device".
+            do; for loops alone. The default is "auto" in `ignite-ipu run`, `ignite_ipu.auto` and `IPUAccelerator`, else
+            "device".
         substitute: "closest": train by the closest optimizer that an IPU has; see `convert_optimizer`.
         accum_type, velocity_accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type: Types in
             which the optimizer keeps its sums and moments, "float32" or "float16".

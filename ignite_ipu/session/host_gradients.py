@@ -26,6 +26,8 @@ def accumulate(anchored: AnchoredGradients, gradients: Sequence[torch.Tensor]) -
         for number, (parameter, gradient) in enumerate(zip(parameters, gradients)):
             if number in with_hooks:
                 continue
+            if not requires_grad(parameter):
+                continue  # it was frozen since the forward, which autograd leaves alone
             before = gradient_of(parameter)
             if before is None:
                 set_gradient(parameter, gradient)
@@ -42,14 +44,17 @@ def accumulate(anchored: AnchoredGradients, gradients: Sequence[torch.Tensor]) -
 
 def _by_autograd(parameters: List[torch.Tensor], gradients: List[torch.Tensor]) -> None:
     with DisableTorchFunctionSubclass():
-        frozen = [parameter for parameter in parameters if not requires_grad(parameter)]
-        for parameter in frozen:  # since the forward, in which it was not
+        # Since the forward: hooks run, and the gradient stays as it is.
+        frozen = [(each, gradient_of(each)) for each in parameters if not requires_grad(each)]
+        for parameter, _ in frozen:
             parameter.requires_grad_()
+            parameter.grad = None
         try:
             torch.autograd.backward(parameters, gradients)
         finally:
-            for parameter in frozen:
+            for parameter, before in frozen:
                 parameter.requires_grad_(False)
+                set_gradient(parameter, before)
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:

@@ -1,4 +1,7 @@
-"""Gradients of a prepared model are the device's: writing into them is an error, never a silent no-op."""
+"""Gradients of a prepared model are the device's: writing into them is never a silent no-op.
+
+With `update="device"` it is an error; else PyTorch makes the updates from there on, as natively.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from accelerate.optimizer import AcceleratedOptimizer
 from ignite.engine import Engine
 from torch import nn
 
-from ignite_ipu import ipu_step
+from ignite_ipu import IPUConfig, ipu_step
 from ignite_ipu.deferred import CaptureError
 from ignite_ipu.deferred.accelerator import IPUAccelerator
 from tests.accelerate_state import forget
@@ -27,10 +30,15 @@ Y = (X[:, 0] > 0).long()
 Use = Callable[[nn.Module], Any]
 
 
-def trained(updates: int) -> Tuple[IPUAccelerator, Any, Any]:
+def on_device() -> Any:
+    """Return an accelerator that refuses what the device's update cannot express."""
+    return IPUAccelerator(config=IPUConfig(update="device"))
+
+
+def trained(updates: int, make: Callable[[], Any] = IPUAccelerator) -> Tuple[Any, Any, Any]:
     """Return accelerator, model and optimizer after some updates and one more backward."""
     torch.manual_seed(0)
-    accelerator = IPUAccelerator()
+    accelerator = make()
     model: Any = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
     for _ in range(updates):
@@ -43,6 +51,17 @@ def trained(updates: int) -> Tuple[IPUAccelerator, Any, Any]:
 
 def backward(accelerator: IPUAccelerator, model: nn.Module) -> None:
     accelerator.backward(F.cross_entropy(model(X), Y))
+
+
+def compared(run: Callable[[Callable[[], Any]], nn.Module], caplog: pytest.LogCaptureFixture) -> None:
+    """Train natively and on the device, which has to end alike, with one warning that updates are on the host."""
+    forget()
+    expected = copy.deepcopy(run(lambda: Accelerator(cpu=True)).state_dict())
+    forget()
+    found = run(IPUAccelerator).state_dict()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    (change,) = [text for text in caplog.messages if text.startswith("Weights are updated on the host from ")]
+    assert __file__ in change and "MB each way" in change
 
 
 def scale_by_hand(model: nn.Module) -> None:
@@ -58,7 +77,7 @@ USES = {
     "data": lambda model: next(model.parameters()).grad.data.clamp_(-1.0, 1.0),
     "part": lambda model: next(model.parameters()).grad[0].zero_(),
     "foreach": lambda model: torch._foreach_mul_([p.grad for p in model.parameters()], 0.5),
-    "out": lambda model: torch.mul(torch.ones(()), 0.5, out=model[0].weight.grad),
+    "out": lambda model: torch.mul(torch.ones(16, 6), 0.5, out=model[0].weight.grad),
     "in place": scale_by_hand,
 }
 
@@ -67,7 +86,7 @@ USES = {
 @pytest.mark.parametrize("name", USES)
 def test_writing_into_gradients_is_refused(name: str, updates: int) -> None:
     """In the first update and in later ones, with the line and the remedy; nothing is trained by mistake."""
-    _, model, _ = trained(updates)
+    _, model, _ = trained(updates, on_device)
     use: Use = USES[name]
     with pytest.raises(CaptureError, match=r"use accelerator\.clip_grad_norm_.*or IPUAccelerator\(max") as error:
         use(model)
@@ -76,10 +95,28 @@ def test_writing_into_gradients_is_refused(name: str, updates: int) -> None:
     assert first <= named < first + len(lines)
 
 
+@pytest.mark.parametrize("updates", [0, 2])
+@pytest.mark.parametrize("name", USES)
+def test_writing_into_gradients_has_its_effect(name: str, updates: int, caplog: pytest.LogCaptureFixture) -> None:
+    """The update is made by PyTorch then, and so are those that follow."""
+
+    def run(make: Callable[[], Any]) -> nn.Module:
+        accelerator, model, optimizer = trained(updates, make)
+        for number in range(2):
+            if number:
+                backward(accelerator, model)
+            USES[name](model)
+            optimizer.step()
+            optimizer.zero_grad()
+        return model  # type: ignore[no-any-return]
+
+    compared(run, caplog)
+
+
 @pytest.mark.parametrize("read", [False, True])
 def test_clipping_after_a_read_loss_or_an_evaluation_is_refused(read: bool) -> None:
     """What compiles a program in the middle of an update leaves no moment in which clipping does nothing."""
-    accelerator, model, optimizer = trained(1)
+    accelerator, model, optimizer = trained(1, on_device)
     optimizer.step()
     optimizer.zero_grad()
     loss = F.cross_entropy(model(X), Y)
@@ -95,7 +132,7 @@ def test_clipping_after_a_read_loss_or_an_evaluation_is_refused(read: bool) -> N
 
 def test_clearing_gradients_by_hand_does_not_make_clipping_silent() -> None:
     """`parameter.grad = None` holds until the next backward, as in PyTorch."""
-    accelerator, model, optimizer = trained(1)
+    accelerator, model, optimizer = trained(1, on_device)
     optimizer.step()
     for parameter in model.parameters():
         parameter.grad = None
@@ -110,7 +147,7 @@ def test_clearing_gradients_by_hand_does_not_make_clipping_silent() -> None:
 )
 def test_clearing_gradients_keeps_clipping_refused(clear: Callable[[nn.Module, Any], None]) -> None:
     """Both ways of clearing leave gradients of the next loss that refuse it, as those of the last did."""
-    accelerator, model, optimizer = trained(1)
+    accelerator, model, optimizer = trained(1, on_device)
     for _ in range(2):
         with pytest.raises(CaptureError, match="A gradient is written into"):
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -136,7 +173,7 @@ def set_one(model: nn.Module) -> None:
 @pytest.mark.parametrize("step", ["backward", "none"])
 def test_gradients_that_nothing_cleared_are_not_used_again(clear_after: int, step: str) -> None:
     """PyTorch adds to them, and a second step() uses them again; on the device they are gone."""
-    accelerator, model, optimizer = trained(clear_after)
+    accelerator, model, optimizer = trained(clear_after, on_device)
     optimizer.step()
     if step == "backward":
         backward(accelerator, model)
@@ -151,7 +188,7 @@ def test_dropping_all_gradients_drops_the_update(updates: int) -> None:
     native: Any = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
     native.load_state_dict(model.state_dict())
     own = torch.optim.AdamW(native.parameters(), lr=0.1)
-    own.load_state_dict(optimizer.state_dict())
+    own.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     F.cross_entropy(native(X), Y).backward()  # type: ignore[no-untyped-call]
     for net, optim in ((model, optimizer), (native, own)):
         drop_all(net)
@@ -168,7 +205,7 @@ def test_dropping_all_gradients_drops_the_update(updates: int) -> None:
 @pytest.mark.parametrize("updates", [0, 2])
 def test_dropping_some_gradients_is_refused(updates: int, then_evaluate: bool) -> None:
     """A device updates every trained weight; an evaluation in between does not make it forget."""
-    _, model, optimizer = trained(updates)
+    _, model, optimizer = trained(updates, on_device)
     drop_some(model)
     if then_evaluate:
         model.eval()(X)
@@ -189,10 +226,57 @@ def test_dropping_gradients_that_are_cleared_means_nothing() -> None:
 
 def test_setting_gradients_is_refused() -> None:
     """The device would not use them."""
-    _, model, optimizer = trained(1)
+    _, model, optimizer = trained(1, on_device)
     set_one(model)
     with pytest.raises(CaptureError, match=r"0\.weight of shape \(16, 6\) has a gradient that the host has computed"):
         optimizer.step()
+
+
+def step_again(accelerator: Any, model: nn.Module, optimizer: Any) -> None:
+    optimizer.step()
+
+
+def add_to_the_last(accelerator: Any, model: nn.Module, optimizer: Any) -> None:
+    optimizer.step()
+    backward(accelerator, model)
+
+
+def drop_some_and_evaluate(accelerator: Any, model: nn.Module, optimizer: Any) -> None:
+    drop_some(model)
+    model.eval()(X)
+    model.train()
+
+
+USED_OTHERWISE = {
+    "a second step": step_again,
+    "backward without clearing": add_to_the_last,
+    "some dropped": lambda accelerator, model, optimizer: drop_some(model),
+    "some dropped, and an evaluation": drop_some_and_evaluate,
+    "one set": lambda accelerator, model, optimizer: set_one(model),
+    "zeros": lambda accelerator, model, optimizer: optimizer.zero_grad(set_to_none=False),
+    "clipped in parts": lambda accelerator, model, optimizer: accelerator.clip_grad_norm_(model[2].parameters(), 0.01),
+    "clipped by value": lambda accelerator, model, optimizer: accelerator.clip_grad_value_(model.parameters(), 0.001),
+    "clipped by another norm": lambda accelerator, model, optimizer: accelerator.clip_grad_norm_(
+        model.parameters(), 0.01, norm_type=1
+    ),
+}
+
+
+@pytest.mark.parametrize("updates", [0, 2])
+@pytest.mark.parametrize("name", USED_OTHERWISE)
+def test_gradients_are_used_as_pytorch_uses_them(name: str, updates: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the device's update cannot express it, PyTorch makes the updates from there on."""
+
+    def run(make: Callable[[], Any]) -> nn.Module:
+        accelerator, model, optimizer = trained(updates, make)
+        USED_OTHERWISE[name](accelerator, model, optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+        backward(accelerator, model)
+        optimizer.step()
+        return model  # type: ignore[no-any-return]
+
+    compared(run, caplog)
 
 
 class Heads(nn.Module):
@@ -234,12 +318,26 @@ def test_weights_without_gradients_are_left_alone(set_to_none: Any) -> None:
 def test_gradients_of_zero_are_refused_where_they_matter() -> None:
     """PyTorch moves the other head by its momentum then; a shorter batch makes no difference."""
     model = Heads()
-    model, optimizer = IPUAccelerator().prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+    model, optimizer = on_device().prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
     with pytest.raises(CaptureError, match=r"made zero, not None, at .*Call zero_grad\(set_to_none=True\)"):
         alternate(model, optimizer, False)
     optimizer.zero_grad(set_to_none=False)
     with pytest.raises(CaptureError, match="follows no backward"):
         optimizer.step()
+
+
+def test_gradients_of_zero_are_used(caplog: pytest.LogCaptureFixture) -> None:
+    """The other head moves by its momentum and decay, and so does all in a step without backward."""
+
+    def run(make: Callable[[], Any]) -> nn.Module:
+        torch.manual_seed(0)
+        model = Heads()
+        model, optimizer = make().prepare(model, torch.optim.AdamW(model.parameters(), lr=0.1))
+        alternate(model, optimizer, False)
+        optimizer.step()
+        return model
+
+    compared(run, caplog)
 
 
 def test_gradients_can_be_described() -> None:
@@ -369,10 +467,20 @@ def test_gradients_from_before_are_not_lost_without_notice(before: Callable[[nn.
     with pytest.raises(
         CaptureError, match=r"would add to gradients that the host .*0\.weight.*zero_grad\(set_to_none=True\)"
     ) as error:
-        loop(IPUAccelerator(), model, before)
+        loop(on_device(), model, before)
     assert __file__ in str(error.value)
     gradient = model[0].weight.grad
     assert gradient is not None and type(gradient) is torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "before", [lambda *_: None, lambda _, optimizer: optimizer.zero_grad(set_to_none=False), lambda m, _: drop_some(m)]
+)
+def test_gradients_from_before_are_added_to(
+    before: Callable[[nn.Module, Any], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those that the host has computed count in the first update."""
+    compared(lambda make: loop(make(), net(), before), caplog)
 
 
 def test_gradients_that_no_optimizer_holds_do_not_matter() -> None:
@@ -391,7 +499,7 @@ def test_gradients_that_no_optimizer_holds_do_not_matter() -> None:
 
 def test_a_host_loop_between_two_captures() -> None:
     """Its gradients count when the model is prepared again."""
-    accelerator, model, optimizer = trained(1)
+    accelerator, model, optimizer = trained(1, on_device)
     optimizer.step()
     accelerator.free_memory()
     F.cross_entropy(model(X), Y).backward()  # type: ignore[no-untyped-call]
@@ -473,7 +581,7 @@ def clear_twice(model: nn.Module, optimizer: Any) -> None:
 def test_freezing_with_gradients_of_zero_is_refused() -> None:
     """PyTorch goes on decaying the frozen layer, whose gradients are not None."""
     with pytest.raises(CaptureError, match=r"frozen after the update before\..* zero_grad\(set_to_none=True\)"):
-        freeze_in_a_loop(IPUAccelerator(), make_zero)
+        freeze_in_a_loop(on_device(), make_zero)
 
 
 def test_a_gradient_that_is_left_on_a_frozen_parameter_is_refused() -> None:
@@ -482,7 +590,7 @@ def test_a_gradient_that_is_left_on_a_frozen_parameter_is_refused() -> None:
         CaptureError,
         match=r"The gradients of 2\.weight and 1 more were cleared at another time than those of 0\.weight",
     ):
-        freeze_in_a_loop(IPUAccelerator(), drop_those_of_trained)
+        freeze_in_a_loop(on_device(), drop_those_of_trained)
 
 
 @pytest.mark.parametrize(("clear", "freeze"), [(clear_twice, True), (clear_twice, False), (make_zero, False)])
@@ -492,3 +600,11 @@ def test_freezing_and_unfreezing_with_cleared_gradients(clear: Callable[[nn.Modu
     forget()
     found = freeze_in_a_loop(IPUAccelerator(), clear, freeze)
     torch.testing.assert_close(found.state_dict(), expected.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("clear", [make_zero, drop_those_of_trained])
+def test_a_frozen_parameter_with_a_gradient_moves(
+    clear: Callable[[nn.Module, Any], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """By its gradient, decay and momentum: PyTorch's step does not look at what is frozen."""
+    compared(lambda make: freeze_in_a_loop(make(), clear), caplog)

@@ -15,9 +15,10 @@ from accelerate.utils import ProjectConfiguration, find_executable_batch_size, s
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ignite_ipu import backend
+from ignite_ipu import IPUConfig, backend
 from ignite_ipu.deferred import CaptureError, captured
 from ignite_ipu.deferred.accelerator import IPUAccelerator
+from ignite_ipu.deferred.model.history import WATCHED
 from ignite_ipu.emulator.device import faults
 from ignite_ipu.errors import UnsupportedArgumentError
 from tests.accelerate_state import forget
@@ -100,10 +101,13 @@ def counters(model: nn.Module) -> Any:
 
 
 def test_plain_loop() -> None:
-    """Weights, losses, accuracy and learning rates are accelerate's; one compilation, one transfer per evaluation."""
+    """Weights, losses, accuracy and learning rates are accelerate's; one compilation, one transfer per evaluation.
+
+    The first updates keep their weights of before, for updates on the host that may follow.
+    """
     model = compared(loop)
     count = counters(model)
-    assert (count.compiles, count.device_calls, count.weight_downloads) == (1, 26, 2)
+    assert (count.compiles, count.device_calls, count.weight_downloads) == (1, 26, 2 + WATCHED - 1)
 
 
 def test_accumulation_and_clipping() -> None:
@@ -301,7 +305,7 @@ def test_clipping_may_change(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_clipping_that_changes_after_a_value_made_the_update_run() -> None:
     """It ran with the clipping of the update before."""
-    accelerator = IPUAccelerator()
+    accelerator = IPUAccelerator(config=IPUConfig(update="device"))
     model, optimizer, train, _, _ = parts(accelerator)
     x, y = next(iter(train))
     for norm in (0.5, 0.5, 0.4):
@@ -314,8 +318,8 @@ def test_clipping_that_changes_after_a_value_made_the_update_run() -> None:
             optimizer.zero_grad()
 
 
-def test_clipping_while_gradients_accumulate_is_refused() -> None:
-    """accelerate clips the sum of every micro-batch so far; with the guard that it documents, both clip once."""
+def test_clipping_while_gradients_accumulate() -> None:
+    """accelerate clips the sum of every micro-batch so far, which the device refuses; with its guard both clip once."""
 
     def run(accelerator: Any, guarded: bool = True) -> nn.Module:
         model, optimizer, train, _, _ = parts(accelerator)
@@ -330,16 +334,17 @@ def test_clipping_while_gradients_accumulate_is_refused() -> None:
 
     compared(lambda accelerator: (run(accelerator), []), steps=2)
     forget()
-    accelerator = IPUAccelerator(gradient_accumulation_steps=2)
+    accelerator = IPUAccelerator(gradient_accumulation_steps=2, config=IPUConfig(update="device"))
     with pytest.raises(
         CaptureError, match=r"clip_grad_norm_ at .*test_loops.py.*last of the 2 .*sync_gradients:' before"
     ):
         run(accelerator, guarded=False)
+    compared(lambda accelerator: (run(accelerator, guarded=False), []), steps=2)
 
 
 def test_clipping_some_parameters_or_by_value_is_refused() -> None:
     """A device clips the global norm of all gradients."""
-    accelerator = IPUAccelerator()
+    accelerator = IPUAccelerator(config=IPUConfig(update="device"))
     model, _, _, _, _ = parts(accelerator)
     accelerator.backward(F.cross_entropy(model(X[:4]), Y[:4]))
     with pytest.raises(CaptureError, match=r"leaves out \d trained parameters"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu import ipu_clip_grad_norm_, ipu_prepare
+from ignite_ipu import IPUConfig, ipu_clip_grad_norm_, ipu_prepare
 from ignite_ipu.deferred import CaptureError, captured
 from ignite_ipu.emulator.device import device
 
@@ -116,9 +116,39 @@ def test_clipping_of_other_parameters_is_torchs():
 
 
 def test_clipping_of_models_that_are_trained_apart():
-    models = [ipu_prepare(network()), ipu_prepare(network())]
-    with pytest.raises(CaptureError, match="parameters of Sequential and Sequential, which are trained apart"):
-        ipu_clip_grad_norm_([parameter for model in models for parameter in model.parameters()], 1.0)
+    """Together it is PyTorch's, with updates on the host; before backward() there is nothing to clip."""
+    found = []
+    for update in ("native", "auto", "device"):
+        models = [network(), network()]
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+        if update != "native":
+            for model, optimizer in zip(models, optimizers):
+                ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+        every = [parameter for model in models for parameter in model.parameters()]
+        assert float(ipu_clip_grad_norm_(every, 0.1)) == 0
+        for model in models:
+            model(torch.ones(2, 4)).square().sum().backward()
+        if update == "device":
+            with pytest.raises(CaptureError, match="parameters of Sequential and Sequential, which are trained apart"):
+                ipu_clip_grad_norm_(every, 0.1)
+            continue
+        found.append([ipu_clip_grad_norm_(every, 0.1)])
+        for optimizer in optimizers:
+            optimizer.step()
+        found[-1] += [parameter.detach().clone() for parameter in every]
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_norm_that_is_not_finite_is_an_error_where_the_loop_asks_for_it():
+    """Before the update, as natively."""
+    model = network()
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model, config=IPUConfig(update="auto"))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    (model(torch.ones(2, 4)).sum() * float("inf")).backward()
+    with pytest.raises(RuntimeError, match="non-finite"):
+        ipu_clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+    optimizer.zero_grad()
+    torch.testing.assert_close([parameter.detach().clone() for parameter in model.parameters()], before)
 
 
 def test_natively_nothing_is_captured(monkeypatch, batches):

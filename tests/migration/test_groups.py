@@ -19,7 +19,7 @@ for x, y in loader:
     optimizer.step()
 """
 TRAIN = "import torch\nfrom torch import nn\nfrom {} import model\n" + STEP
-REFUSED = TRAIN.replace("SGD", "LBFGS")
+REFUSED = TRAIN.replace(STEP, "\nmodel.share_memory()" + STEP)
 NET = "from torch import nn\nmodel = nn.Linear(4, 1).cuda()\n"
 
 
@@ -50,7 +50,7 @@ def test_what_a_step_needs_stays_with_it(decided):
     (remark,) = reasons["net.py"]
     assert remark.line == 2
     assert "it hangs together with " in remark.message
-    assert "train.py:5: torch.optim.LBFGS does not exist on an IPU" in remark.message
+    assert "train.py:5: a model in shared memory cannot be trained" in remark.message
 
 
 def test_a_step_stays_with_what_it_needs(decided):

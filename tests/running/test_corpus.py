@@ -24,19 +24,13 @@ SCRIPTS = sorted(path.stem for path in CORPUS.glob("*.py"))
 # Script -> line of its file that the refusal names, and a part of the reason.
 REFUSED = {
     "actor_critic": ("action.item()", "it was sampled from what the model computes"),
-    "adagrad_ignite": ("trainer.run(", "PopTorch has no such update"),
     "dynamic_model": ("trainer.run(", "changes Python values in every call (depths)"),
-    "functional_updates": ("loss.backward()", "updated by hand"),
     "gradient_penalty": ("torch.autograd.grad(", "cannot be mapped to IPUs"),
     "hogwild": ("model.share_memory()", "Hogwild"),
-    "lbfgs": ("optimizer.step(closure)", "closure"),
     "reinforce": ("action.item()", "as in reinforcement learning"),
-    "segmentation_dice": ("grad_scaler.step(optimizer)", "max_grad_norm does not apply to RMSprop"),
-    "sharpness_aware": ("self.base_optimizer.step()", "runs with IPUConfig(update='host')"),
 }
-# Refused scripts whose text does not show it: values asked for too early, clipping by an optimizer of another function,
-# weights that an optimizer puts back.
-RUN_ALONE = ("actor_critic", "reinforce", "segmentation_dice", "sharpness_aware")
+# Refused scripts whose text does not show it: values asked for too early.
+RUN_ALONE = ("actor_critic", "reinforce")
 # Why results differ by more than rounding.
 TOLERANCE = {
     "amp_ignite": (0.01, "products are in half precision; natively without a GPU they are not"),

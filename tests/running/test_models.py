@@ -9,6 +9,7 @@ import zipfile
 
 import pytest
 
+from ignite_ipu import IPUConfig
 from ignite_ipu.errors import RunError
 
 HEAD = """
@@ -425,6 +426,11 @@ trainer.run(batches, max_epochs=2)
     assert json.loads(ran.output[-1]) == pytest.approx(native, rel=1e-5, abs=1e-6)
 
 
+TRAINED_ON_HOST = (
+    "two steps from one backward",
+    "a value read before the other optimizer's step",
+    "a layer unfrozen that no optimizer holds",
+)
 REFUSED = {
     "two steps from one backward": (
         """
@@ -485,11 +491,22 @@ F.cross_entropy(scores, y).backward()
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_one_step_cannot_do_is_refused_at_its_line(run, name):
+    """In updates on the device; transforms and models that are not in training mode in others, too."""
     text, reason = REFUSED[name]
-    with pytest.raises(RunError, match=re.escape(reason)) as refused:
-        run(HEAD + text)
+    for update in ("device",) if name in TRAINED_ON_HOST else ("device", "auto"):
+        with pytest.raises(RunError, match=re.escape(reason)) as refused:
+            run(HEAD + text, config=IPUConfig(update=update))
     (line,) = [number for number, content in enumerate((HEAD + text).splitlines(), 1) if content.endswith("# here")]
     assert f"script.py:{line}" in str(refused.value)
+
+
+@pytest.mark.parametrize("name", TRAINED_ON_HOST)
+def test_what_one_step_cannot_do_trains_with_updates_on_the_host(run, natively, name, caplog):
+    """As natively, with one warning."""
+    text = f"{HEAD}{REFUSED[name][0]}out += [p.sum().item() for p in model.parameters()]\n{TAIL}"
+    found, expected = (json.loads(how(text)[-1]) for how in (lambda text: run(text).output, natively))
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert sum("Weights are updated on the host from " in text for text in caplog.messages) == 1
 
 
 def test_files_written_within_the_loop_are_the_native_ones(run, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ with the next call.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import Any, Callable, Optional, Sequence, Tuple
 
@@ -80,10 +81,7 @@ class HostUpdate(CapturedTraining):
         batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
         needed = needed_values(batches, keeps)
         modes = self._modes_of(batches)
-        if older:
-            with self.session.weights.with_others(older):
-                compiled, results, gradients = self._called(batches, needed, modes)
-        else:
+        with self.modes.as_then(modes), self.session.weights.with_others(older) if older else contextlib.nullcontext():
             compiled, results, gradients = self._called(batches, needed, modes)
         self._last = compiled
         compiled.settle(batches, needed, results if compiled.outputs else (results,), keeps)

@@ -13,7 +13,7 @@ from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.module_state import NEVER, REGISTRATIONS
-from ignite_ipu.program.tensors.raw import requires_grad
+from ignite_ipu.program.tensors.raw import requires_grad, set_requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
@@ -76,6 +76,28 @@ class Modes:
             yield
         finally:
             state.set_training(now)
+
+    @contextlib.contextmanager
+    def as_then(self, then: ModesThen) -> Iterator[None]:
+        """Have modules in their modes, and parameters frozen, as they were, in the `with` block."""
+        now = self.now()
+        if then is now or then._replace(training=now.training, trained=now.trained) != now:
+            yield  # nothing has changed, or more than that
+            return
+        pairs = zip(self.parameters, now.trained, then.trained)
+        changed = [
+            (each, is_trained, was_trained) for each, is_trained, was_trained in pairs if is_trained != was_trained
+        ]
+        with self.in_training_as(then):
+            for parameter, _, was_trained in changed:
+                set_requires_grad(parameter, was_trained)
+            self._looks = -1
+            try:
+                yield
+            finally:
+                for parameter, is_trained, _ in changed:
+                    set_requires_grad(parameter, is_trained)
+                self._looks = -1
 
     def trained(self) -> List[bool]:
         """Return whether each parameter requires gradients at this moment."""

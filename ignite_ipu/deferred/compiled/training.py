@@ -231,13 +231,13 @@ class CapturedTraining:
         """
         batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
         needed = needed_values(batches, keeps)
-        self._tape = Tape(losses)
         modes = self._modes_of(batches)
         if self.own is None:
             compiled, results = self._call(batches, needed, modes)
         else:
             with self._others_frozen(self.own):
                 compiled, results = self._call(batches, needed, modes)
+        self._tape = Tape(losses)
         self.session.note_updates(1)
         first = self._last is None
         self._last = compiled

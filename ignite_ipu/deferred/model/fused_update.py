@@ -18,7 +18,7 @@ from ignite_ipu.deferred.model.gradient_views import GradientViews, clear_those_
 from ignite_ipu.deferred.model.gradients import Entry, GradientBook
 from ignite_ipu.deferred.model.history import History, Made
 from ignite_ipu.deferred.model.loop import Loop
-from ignite_ipu.deferred.model.obstacles import obstacle, refuse_spent
+from ignite_ipu.deferred.model.obstacles import obstacle
 from ignite_ipu.deferred.model.turns import (
     Everything,
     Older,
@@ -165,8 +165,11 @@ class FusedUpdate:
         if state is not None:
             self.training.set_random_state(state)
 
-    def check_backward(self, loss: Loss) -> None:
-        """Raise a CaptureError if a fused update cannot be of a loss and of what went backward before."""
+    def check_backward(self, loss: Loss, chosen: Sequence[Loss]) -> None:
+        """Raise a CaptureError if a fused update cannot be of a loss and of those that went backward before.
+
+        `chosen` has the loss with the operations that this update makes, if it reaches it.
+        """
         if self.early is not None:
             self.early.check_confirmed()
             raise self.early.error(
@@ -174,7 +177,6 @@ class FusedUpdate:
                 "micro-batch where several were meant. When gradients accumulate, keep loss.detach() and read it after "
                 "optimizer.step()."
             )
-        refuse_spent(loss)
         if self.training.clipped and self.pending:
             raise CaptureError(
                 f"backward() at {loss.line} follows a clip_grad_norm_ of the gradients so far: PyTorch adds the new "
@@ -182,11 +184,12 @@ class FusedUpdate:
                 f"after the last backward(). {ON_THE_HOST}"
             )
         self.books.views.refuse_those_of_before(self.own)
-
-    def backward(self, loss: Loss, chosen: Loss) -> None:
-        """Let a loss go backward, which was checked before; `chosen` has the operations that this update makes."""
         self.loop.edits.look()
-        self.training.modes.check_trained(chosen, self.training.own)
+        for each in chosen:
+            self.training.modes.check_trained(each, self.training.own)
+
+    def backward(self, loss: Loss) -> None:
+        """Let a loss go backward, which was checked before."""
         keeps = self.training.keeps_inputs
         if keeps or self.pending or self.training.accumulates or self.loop.postponed is not None:
             keep_inputs(loss.operations, keeps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import AbstractSet, Any, Callable, FrozenSet, Iterable, List, Optional, Sequence, Tuple
+from typing import AbstractSet, Any, Callable, FrozenSet, Iterable, List, Optional, Sequence
 
 import torch
 from torch import nn
@@ -138,14 +138,14 @@ class FusedUpdates:
             self.leave_device(f"There is a hook on the gradient of {hooked}, which runs on the host alone.")
             self._loop.updates.backward(loss)
             return
-        reached: List[Tuple[FusedUpdate, Loss]] = []
+        reached: List[FusedUpdate] = []
         try:
             for update in self.books.updates:
                 update.look()
                 chosen = update.reach.chosen([loss])
-                reached += [(update, each) for each in chosen]
+                reached += [update] if chosen else []
                 if update.early is not None or chosen:
-                    update.check_backward(loss)
+                    update.check_backward(loss, chosen)
         except CaptureError as error:
             self.leave_device(str(error), error)
             self._loop.updates.backward(loss)
@@ -155,8 +155,8 @@ class FusedUpdates:
                 f"The loss at {loss.line} trains no weights that an optimizer holds: its gradients would be used by "
                 "nobody."
             )
-        for update, chosen_loss in reached:
-            update.backward(loss, chosen_loss)
+        for update in reached:
+            update.backward(loss)
         note_backward(loss)
         self.add_to_unheld(loss)
 
@@ -171,11 +171,16 @@ class FusedUpdates:
         book = self.books.gradients
         if len(book.entries) == 1:
             return
-        rest = book.all.difference(*[update.own for update in self.books.updates])
+        rest = (book.all & self._trained_in(loss)).difference(*[update.own for update in self.books.updates])
         for entry in book.within(rest) if rest else ():
-            if entry.losses:
+            if any(not entry.ids.isdisjoint(self._trained_in(before)) for before in entry.losses):
                 entry.unknown = "no optimizer holds the parameter, so its gradients of all losses so far add up"
             entry.losses = [loss]
+
+    def _trained_in(self, loss: Loss) -> FrozenSet[int]:
+        """Return the ids of the parameters that were trained when a loss was computed."""
+        pairs = zip(self._loop.modes.parameters, self.books.updates[0].training.trained_in([loss]))
+        return frozenset(id(parameter) for parameter, is_trained in pairs if is_trained)
 
     def read(self, value: Value, operations: Sequence[Operation]) -> Optional[Callable[[], None]]:
         updates = self.books.updates
@@ -273,7 +278,7 @@ class FusedUpdates:
     def leave_device(self, reason: str, error: Optional[Exception] = None) -> None:
         if self.standby is None:
             raise CaptureError(f"{reason} {ON_THE_HOST}") if error is None else error
-        leave_device(self._loop, self.books, self.standby, reason.split(" A device")[0])
+        leave_device(self._loop, self.books, self.standby, reason)
 
     def has_gradient(self, parameter: torch.Tensor) -> bool:
         """Return whether PyTorch has a gradient of a parameter now."""

@@ -141,7 +141,6 @@ class HostUpdates:
         if loss.value.operation.of_weights:
             self._backward_on_host(loss)
             return
-        self.training.modes.check_trained(loss)
         ahead, self._ahead = self._ahead, None
         synchronised = note_backward(loss)
         path = {} if loss.retained else gradient_path(loss.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Dict, List, Tuple
 
 import torch
@@ -19,6 +20,9 @@ from ignite_ipu.program.tensors.raw import gradient_of, plain, set_gradient
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.data_parallel import reducers_within
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+
+# The first sentence of a refusal is the reason; the others have remedies.
+_SENTENCE_END = re.compile(r"(?<=\.)\s(?=[A-Z])")
 
 
 def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) -> None:
@@ -39,7 +43,7 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
         "Weights are updated on the host from %s on. %s From now on each backward() copies the gradients to the host, "
         "and each update the changed weights to the device: about %.2f MB each way. The program is compiled again.",
         current_line(),
-        reason,
+        _SENTENCE_END.split(reason)[0],
         _megabytes(loop),
     )
     zeros = [each for each in loop.modes.parameters if _is_zero(books, each)]

@@ -31,6 +31,7 @@ from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
 from ignite_ipu.deferred.model.buffers import BufferBook
 from ignite_ipu.deferred.model.early_reads import early_read_error
 from ignite_ipu.deferred.model.edits import WeightEdits
+from ignite_ipu.deferred.model.obstacles import refuse_spent
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
 from ignite_ipu.deferred.tensor.tensor import record_on_weights
 from ignite_ipu.errors import CaptureError, EarlyReadError, logger
@@ -334,6 +335,7 @@ class Loop:
             raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
 
     def backward(self, loss: Loss) -> None:
+        refuse_spent(loss)
         self.updates.backward(loss)
         self.setup.observer.went_backward(self)
 

@@ -111,7 +111,7 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
         return _step_on_host(self, on_host, closure)
     updates = captured_by(self)
     if updates is None:
-        found = type(self).step(self, closure)
+        found = type(self).step(self) if closure is None else _step_that_captures(self, closure)
         note_step(self)
         return found
     try:
@@ -130,6 +130,24 @@ def _step_on_host(self: torch.optim.Optimizer, on_host: Sequence[HostUpdates], c
             wrapped = stack.enter_context(each.stepping(self))
             closure = None if closure is None else wrapped(closure)
         return type(self).step(self) if closure is None else type(self).step(self, closure)
+
+
+def _step_that_captures(self: torch.optim.Optimizer, closure: Any) -> Any:
+    """Make a step on the host, in whose closure models may be called, and so captured, for the first time."""
+    with contextlib.ExitStack() as stack:
+        calls = [closure]
+
+        def call() -> Any:
+            before = self.__dict__[WATCH].on_host()
+            loss = calls[-1]()
+            for owner in () if before or len(calls) > 1 else owners_of(held_tensors(self)):
+                owner.loop.updates.leave_device(f"step() at {current_line()} evaluates the loss by a closure.")
+            if len(calls) == 1:
+                for each in self.__dict__[WATCH].on_host():
+                    calls.append(stack.enter_context(each.stepping(self))(calls[-1]))
+            return loss
+
+        return type(self).step(self, call)
 
 
 def _step_on_device(self: torch.optim.Optimizer, updates: FusedUpdate, closure: Any) -> None:

@@ -1,10 +1,11 @@
 """p.grad, gradient hooks, retain_graph and torch.autograd.grad outside forward.
 
 Gradients are the device's: what `run` and captured loops look at is brought back with each update, but in a program of
-PopTorch's own .grad stays None, hooks never run, and nothing written into gradients counts.
+PopTorch's own .grad stays None, hooks never run, and nothing written into gradients counts. `run` makes the updates of
+loops that write into gradients on the host.
 
-Remedy: For clipping use max_grad_norm; to watch gradients anchor them (options.anchorTensor). Penalties on gradients
-cannot run on an IPU.
+Remedy: For clipping use max_grad_norm; to watch gradients anchor them (options.anchorTensor); to write into them set
+IPUConfig(update='host'). Penalties on gradients cannot run on an IPU.
 
 In the loop:
     - norm = model.weight.grad.norm()
@@ -32,7 +33,7 @@ def check(program: Program) -> Hits:
         parent = program.parents.get(node)
         used = program.names.resolve(node) is None and not (isinstance(parent, ast.Call) and parent.func is node)
         if node.attr == "grad" and used and node not in program.traced:
-            outcome = Outcome.REFUSED if _is_written(program, node) else Outcome.HANDLED
+            outcome = Outcome.ON_HOST if _is_written(program, node) else Outcome.HANDLED
             yield Hit(node, "a gradient is used on the host, where it is always None", run=outcome)
     for call, name in program.calls("torch.autograd.grad", "torch.autograd.backward"):
         if call not in program.traced:

@@ -1,10 +1,10 @@
 """Parameters changed in place on the host with their gradients.
 
 The device holds its own copy of the weights: a change on the host is not seen by the next step, and there are no
-gradients on the host to make it with.
+gradients on the host to make it with. `run` brings the gradients back for such updates, and sends the weights.
 
-Remedy: Use one of the supported optimizers. After a change that is not training (re-initialising, say) load it with
-model.load_state_dict.
+Remedy: Use one of the supported optimizers, or set IPUConfig(update='host'). After a change that is not training
+(re-initialising, say) load it with model.load_state_dict.
 
 Example:
       import torch
@@ -29,7 +29,7 @@ from typing import Iterator
 from ignite_ipu.migration.analysis.names import attributes_in, dotted, names_bound, owner_of, walk
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
-SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
+SEVERITY, RUN = Severity.ERROR, Outcome.ON_HOST
 
 _PARAMETERS = {"parameters", "named_parameters"}
 _IN_PLACE = {"add_", "sub_", "mul_", "copy_", "addcmul_", "addcdiv_", "lerp_"}

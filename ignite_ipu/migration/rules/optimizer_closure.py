@@ -1,9 +1,9 @@
 """optimizer.step(closure).
 
-The update is part of the compiled program; PopTorch never calls a closure.
+The update is part of the compiled program; PopTorch never calls a closure. `run` makes such updates on the host.
 
-Remedy: Compute loss and backward in the step and call step() without arguments; an algorithm that needs several
-evaluations per step, such as LBFGS, cannot run on an IPU.
+Remedy: Compute loss and backward in the step and call step() without arguments. An algorithm that needs several
+evaluations per step, such as LBFGS, trains with IPUConfig(update='host'), where PyTorch makes the updates.
 
 In the loop:
     - optimizer.step(lambda: loss)
@@ -17,7 +17,7 @@ import ast
 from ignite_ipu.migration.analysis.names import argument
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
-SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
+SEVERITY, RUN = Severity.ERROR, Outcome.ON_HOST
 
 
 def check(program: Program) -> Hits:

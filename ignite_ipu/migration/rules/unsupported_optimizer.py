@@ -1,9 +1,10 @@
 """Any optimizer but SGD, Adam, AdamW, RMSprop and poptorch.optim's LAMB.
 
-The update runs on the device, in PopTorch's own implementation; only these five exist there.
+The update runs on the device, in PopTorch's own implementation; only these five exist there. `run` makes the updates
+of all others on the host.
 
-Remedy: Choose the nearest of them: AdamW for Adagrad, NAdam, RAdam and Adamax; RMSprop for Adadelta and Rprop; there is
-none for LBFGS.
+Remedy: Choose the nearest of them: AdamW for Adagrad, NAdam, RAdam and Adamax; RMSprop for Adadelta and Rprop. Or set
+IPUConfig(update='host'), with which any optimizer trains.
 
 Example:
       import torch
@@ -18,7 +19,7 @@ import ast
 
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
-SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
+SEVERITY, RUN = Severity.ERROR, Outcome.ON_HOST
 
 _SUPPORTED = {"SGD", "Adam", "AdamW", "RMSprop", "LAMB"}
 

@@ -1,9 +1,11 @@
 """amsgrad, PopTorch's maximize, differentiable, decoupled_weight_decay and tensor learning rates.
 
 PopTorch refuses amsgrad and tensor rates, and silently ignores maximize: it would minimise what you want to maximise.
-With an optimizer of torch.optim the device minimises the negated loss, which is the same update.
+With an optimizer of torch.optim the device minimises the negated loss, which is the same update. `run` makes updates
+with amsgrad on the host.
 
-Remedy: For maximize use torch.optim, or negate the loss; leave amsgrad and differentiable out; give lr as a number.
+Remedy: For maximize use torch.optim, or negate the loss; leave amsgrad and differentiable out, or set
+IPUConfig(update='host'); give lr as a number.
 
 Example:
       import torch
@@ -19,7 +21,7 @@ import ast
 from ignite_ipu.migration.analysis.names import constant
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
-SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
+SEVERITY, RUN = Severity.ERROR, Outcome.ON_HOST
 
 _REASONS = {
     "amsgrad": "is refused by PopTorch",

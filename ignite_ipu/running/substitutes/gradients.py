@@ -13,7 +13,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.deferred import CaptureError
-from ignite_ipu.deferred.model.model import CapturedModel, owner_of
+from ignite_ipu.deferred.model.gradient_clipping import clip_gradients, loops_of
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.session.session import IPUSession
@@ -75,10 +75,6 @@ class EngineWeights:
         return ids
 
 
-def _place_of(model: CapturedModel) -> str:
-    return "part of the device step" if not model.loop.updates.on_host else "on the host"
-
-
 class _Gradients:
     def __init__(self, substitutes: Substitutes, trained: EngineWeights) -> None:
         self._substitutes, self._trained = substitutes, trained
@@ -96,21 +92,20 @@ class _Gradients:
         **kwargs: Any,
     ) -> Any:
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        models = {owner for owner in map(owner_of, tensors) if owner is not None}
-        if not models and self._substitutes.code.line_of(frame) is None:
+        loops = loops_of(tensors)
+        if not loops and self._substitutes.code.line_of(frame) is None:
             return original(tensors, max_norm, norm_type, *args, **kwargs)
         what = "clip_grad_norm_()"
-        if len(models) != 1:
-            raise self._substitutes.refusal(what, "it has to get the parameters of one model that a loop trains.")
-        (model,) = models
-        if model.loop.updates.on_host:
-            self._substitutes.note(f"{what[:-2]}(..., {float(max_norm)})", "on the host")
-            return original(tensors, max_norm, norm_type, *args, **kwargs)
+        if not loops:
+            raise self._substitutes.refusal(what, "it has to get the parameters of a model that a loop trains.")
+        given = dict(zip(("error_if_nonfinite", "foreach"), args), **kwargs)
         try:
-            norm = model.loop.updates.clip(tensors, float(max_norm), float(norm_type), None)
+            norm = clip_gradients(tensors, float(max_norm), float(norm_type), **given)
         except CaptureError as error:
             raise self._substitutes.refusal(what, str(error)) from None
-        self._substitutes.note(f"{what[:-2]}(..., {float(max_norm)})", _place_of(model))
+        on_host = all(loop.now.updates.on_host for loop in loops)
+        became = "on the host" if on_host else "part of the device step"
+        self._substitutes.note(f"{what[:-2]}(..., {float(max_norm)})", became)
         return norm
 
     def attribute(self, original: Any) -> property:

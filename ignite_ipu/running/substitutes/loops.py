@@ -23,7 +23,7 @@ from ignite_ipu.deferred.model.capturing import consists_of_captured
 from ignite_ipu.deferred.model.capturing_class import refuse_transforms
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.prepare import host_step_reason
-from ignite_ipu.deferred.settings import CaptureObserver, refuse_for_capture
+from ignite_ipu.deferred.settings import CaptureObserver, leaving_device, refuse_for_capture
 from ignite_ipu.deferred.tensor.tensor import deferred_values
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER
@@ -105,7 +105,7 @@ class CapturedLoops(CaptureObserver):
     """The models and optimizers that a program's loops use, captured when they are made or called."""
 
     def __init__(self, substitutes: Substitutes, config: IPUConfig) -> None:
-        self._substitutes, self._config = substitutes, config
+        self._substitutes, self._config = substitutes, leaving_device(config)
         self._models: weakref.WeakSet[CapturedModel] = weakref.WeakSet()
         self._evaluations: weakref.WeakKeyDictionary[IPUSession, CapturedEvaluation] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
@@ -266,7 +266,9 @@ class CapturedLoops(CaptureObserver):
     def _refuse_host_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         owners = [owner for owner in map(owner_of, held_tensors(optimizer)) if owner is not None]
         # A model is captured at its first call, which may be in the closure.
-        on_host = all(owner.loop.updates.on_host for owner in owners) if owners else self._config.update == "host"
+        with_closure = any(map(callable, (*args[1:], *kwargs.values())))
+        unknown = self._config.update == "host" or (self._config.update == "auto" and with_closure)
+        on_host = all(owner.loop.updates.on_host for owner in owners) if owners else unknown
         if on_host:
             self._substitutes.note(f"{type(optimizer).__name__}.step()", "on the host, by PyTorch")
             return

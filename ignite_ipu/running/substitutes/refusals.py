@@ -15,6 +15,7 @@ from torch import nn
 from torch.amp.autocast_mode import autocast
 
 from ignite_ipu.deferred.model.model import owner_of
+from ignite_ipu.program.user_code import current_line
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.substitutes.parallel import REPLICAS
 from ignite_ipu.session.torch_compiled import leave_out_compiler
@@ -68,11 +69,14 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
         owners = [owner for owner in map(owner_of, tensors) if owner is not None]
         if substitutes.code.line_of(frame) is None and not owners:
             return original(tensors, *args, **kwargs)
-        if owners and all(owner.loop.updates.on_host for owner in owners):
-            substitutes.note("clip_grad_value_()", "on the host, as all that PyTorch does with gradients")
-            return original(tensors, *args, **kwargs)
-        reason = "PopTorch's optimizers clip by the global norm. Use clip_grad_norm_, or --set update=host."
-        raise substitutes.refusal("clip_grad_value_()", reason)
+        loops = {owner.loop for owner in owners}
+        if not loops or not all(loop.updates.on_host or loop.updates.may_leave for loop in loops):
+            reason = "PopTorch's optimizers clip by the global norm. Use clip_grad_norm_, or --set update=host."
+            raise substitutes.refusal("clip_grad_value_()", reason)
+        for loop in loops:
+            loop.updates.leave_device(f"clip_grad_value_() is called at {current_line()}.")
+        substitutes.note("clip_grad_value_()", "on the host, as all that PyTorch does with gradients")
+        return original(tensors, *args, **kwargs)
 
     substitutes.calls(nn.utils, "clip_grad_value_", clip_values)
     # Known by more than one name.

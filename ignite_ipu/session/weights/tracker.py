@@ -113,6 +113,7 @@ class Weights:
         self.updates = [0]
         self._told_of_aliases = False
         self.counters = _BatchCounters()
+        self._steps = False  # while an optimizer steps on the host, which finds parameters of PyTorch's own class
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
@@ -250,10 +251,12 @@ class Weights:
         watched = [(tensor, kind) for tensor, kind in kinds if is_watched(kind) and issubclass(kind, nn.Parameter)]
 
         def make_ordinary() -> None:
+            self._steps = True
             for tensor, _ in watched:
                 object.__setattr__(tensor, "__class__", nn.Parameter)
 
         def put_back() -> None:
+            self._steps = False
             for tensor, tensor_class in watched:
                 tensor.__class__ = tensor_class
 
@@ -308,7 +311,7 @@ class Weights:
         edited = self._differ()
         if accesses is not None:
             accesses.forget()
-        if self._training is None and (self._inference or self._hooks.recorder is not None):
+        if self._training is None and not self._steps and (self._inference or self._hooks.recorder is not None):
             edited |= self.watch_parameters()
         if self._lost:
             names, self._lost = self._lost, []

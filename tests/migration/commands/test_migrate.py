@@ -14,7 +14,7 @@ from ignite_ipu.migration.commands.migrate import add_arguments, main
 
 BEFORE = "import torch\nx = x.cuda()\n"
 AFTER = "import torch\nfrom ignite_ipu import host_device\nx = x.to(host_device())\n"
-REFUSED = "import torch\noptimizer = torch.optim.LBFGS(p)\nx = x.cuda()\n"
+REFUSED = "import torch\noptimizer = torch.optim.SGD(model.share_memory())\nx = x.cuda()\n"
 
 
 def run(*arguments):
@@ -46,7 +46,7 @@ def test_in_place(project, capsys):
     assert (project / "a.py").read_text() == AFTER
     assert (project / "sub" / "b.py").read_text() == REFUSED
     error = capsys.readouterr().err
-    assert "b.py:2: left alone: torch.optim.LBFGS does not exist on an IPU" in error
+    assert "b.py:2: left alone: a model in shared memory cannot be trained" in error
     assert "3 files: 1 migrated, 1 unchanged, 1 left alone" in error
 
 
@@ -189,12 +189,12 @@ def test_one_page_for_people(project, capsys):
     assert "1 migrated, 1 unchanged, 1 left alone" in output.out
     assert ["device-moves"] in [[cell for cell in row if cell == "device-moves"] for row in read.rows]
     (left,) = [row for row in read.rows if row and row[0].endswith("b.py:2")]
-    assert left[1].startswith("torch.optim.LBFGS does not exist on an IPU")
-    assert left[1].endswith("optimizer = torch.optim.LBFGS(p)")
+    assert left[1].startswith("a model in shared memory cannot be trained")
+    assert left[1].endswith("optimizer = torch.optim.SGD(model.share_memory())")
     changed = [row for row in read.rows if len(row) == 4 and row[1] != row[3]]
     assert any("cuda" in old and "host_device()" in new and a and b for a, old, b, new in changed)
     assert not re.search("https?:|src=|@import|url\\(", output.out)
-    assert "left alone: torch.optim.LBFGS" in output.err
+    assert "left alone: a model in shared memory" in output.err
 
 
 def test_the_page_shows_the_whole_difference(tmp_path, capsys):
@@ -224,7 +224,7 @@ def test_json_for_programs(project, capsys):
         "sub/c.py": "unchanged",
         "train.py": "unchanged",
     }
-    assert files["sub/b.py"]["remarks"][0]["subject"] == "unsupported-optimizer"
+    assert files["sub/b.py"]["remarks"][0]["subject"] == "shared-memory-training"
     ((group),) = report["together"]
     assert [path.rsplit("/", 1)[1] for path in group["paths"]] == ["a.py", "b.py"]
-    assert "b.py:2: torch.optim.LBFGS" in group["because"]
+    assert "b.py:2: a model in shared memory" in group["because"]

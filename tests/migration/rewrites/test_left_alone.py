@@ -16,10 +16,11 @@ y = [ 1,2 ]   # kept as it is
 from ignite.engine import create_supervised_trainer
 trainer = create_supervised_trainer(model, optimizer, loss, amp_mode="apex")
 """,
-    "an optimizer that an IPU lacks": """\
+    "a model that processes share": """\
 import torch
 from ignite.engine import create_supervised_trainer
-optimizer = torch.optim.LBFGS(model.parameters())
+model.share_memory()
+optimizer = torch.optim.Adam(model.parameters())
 trainer = create_supervised_trainer(model, optimizer, loss, device="cuda")
 """,
     "a name of the user's own": """\
@@ -33,6 +34,12 @@ model.to(device)
 
 # Programs that train: one line captures them when they run.
 CAPTURED = {
+    "an optimizer that an IPU lacks": """\
+import torch
+from ignite.engine import create_supervised_trainer
+optimizer = torch.optim.LBFGS(model.parameters())
+trainer = create_supervised_trainer(model, optimizer, loss, device="cuda")
+""",
     "arguments that are not written out": """\
 from ignite.engine import create_supervised_trainer
 trainer = create_supervised_trainer(*parts, **options)

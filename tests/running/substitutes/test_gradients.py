@@ -1,4 +1,4 @@
-"""Gradient clipping in a loop becomes part of the device step, for all updates or for none."""
+"""Gradient clipping in a loop becomes part of the device step; for other uses of gradients updates are on the host."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from ignite_ipu import IPUConfig
 from ignite_ipu.errors import RunError
 
 HEAD = """
@@ -50,21 +51,42 @@ def test_clipped_updates_equal_native_ones(run):
     assert [float(text) for text in ran.output[0].split()] == pytest.approx(model.weight.flatten().tolist(), rel=1e-5)
 
 
+SHOW = "print([round(each, 5) for p in model.parameters() for each in p.flatten().tolist()])"
+ON_HOST = [
+    ("step(lambda: nn.utils.clip_grad_norm_([model.weight], 1.0))", "leaves out 1 trained parameters (bias, ...)"),
+    ("step(lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0, norm_type=1))", "2-norm only"),
+    ("step(lambda: [p.grad.mul_(0.5) for p in model.parameters()])", "A gradient is written into at"),
+    ("step(lambda: model.weight.grad.data.clamp_(-1, 1))", "A gradient is written into at"),
+    ("step(lambda: setattr(model.weight, 'grad', x[:1]))", "has a gradient that the host has computed or set"),
+    ("optimizer.param_groups[0]['momentum'] = 0.9; step(every)", "with momentum=0.9 an IPU's SGD clips"),
+]
+
+
+@pytest.mark.parametrize(("body", "reason"), ON_HOST)
+def test_other_uses_of_gradients_are_refused_on_the_device(run, body, reason):
+    with pytest.raises(RunError) as refused:
+        run(HEAD + body, config=IPUConfig(update="device"))
+    assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize("body", [body for body, _ in ON_HOST])
+def test_other_uses_of_gradients_train_with_updates_on_the_host(run, natively, body, caplog):
+    """As natively, with one warning that names the line."""
+    text = f"{HEAD}for _ in range(3): {body}\n{SHOW}"
+    assert run(text).output == natively(text)
+    (change,) = [each for each in caplog.messages if each.startswith("Weights are updated on the host from ")]
+    assert f"script.py:{len(HEAD.splitlines()) + 1}" in change or "momentum" in body
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("step(lambda: nn.utils.clip_grad_norm_([model.weight], 1.0))", "leaves out 1 trained parameters (bias, ...)"),
-        ("step(lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0, norm_type=1))", "2-norm only"),
-        ("step(lambda: [p.grad.mul_(0.5) for p in model.parameters()])", "A gradient is written into at"),
-        ("step(lambda: model.weight.grad.data.clamp_(-1, 1))", "A gradient is written into at"),
-        ("step(lambda: setattr(model.weight, 'grad', x[:1]))", "has a gradient that the host has computed or set"),
-        ("optimizer.param_groups[0]['momentum'] = 0.9; step(every)", "with momentum=0.9 an IPU's SGD clips"),
         ("model.register_full_backward_hook(lambda *_: None); step(every)", "module.register_full_backward_hook()"),
         ("Scaled.apply(model(x)).sum().backward()", "Scaled is an autograd.Function with a backward of its own"),
         ("Inside(); model(x).sum().backward(); optimizer.step()", "Scaled is an autograd.Function"),
     ],
 )
-def test_other_uses_of_gradients_are_refused(run, body, reason):
+def test_hooks_and_backward_passes_of_functions_are_refused(run, body, reason):
     with pytest.raises(RunError) as refused:
         run(HEAD + body)
     assert reason in str(refused.value)
@@ -73,11 +95,14 @@ def test_other_uses_of_gradients_are_refused(run, body, reason):
 @pytest.mark.parametrize(
     ("again", "reason"), [("backward()", "were not cleared"), ("step()", "nothing has cleared them")]
 )
-def test_gradients_that_pytorch_would_use_again_are_refused(run, again, reason):
-    """Natively, gradients that nobody cleared are added to, and a second step uses them again."""
+def test_gradients_that_pytorch_would_use_again(run, natively, again, reason):
+    """Natively, gradients that nothing has cleared are added to, and a second step uses them again."""
     call = "nn.functional.mse_loss(model(x), y).backward()" if again == "backward()" else "optimizer.step()"
+    text = f"{HEAD}step(lambda: None)\n{call}\n"
     with pytest.raises(RunError, match=reason):
-        run(f"{HEAD}step(lambda: None)\n{call}\n")
+        run(text, config=IPUConfig(update="device"))
+    text += f"optimizer.step()\n{SHOW}"
+    assert run(text).output == natively(text)
 
 
 def test_gradients_may_be_cleared_by_hand(run):

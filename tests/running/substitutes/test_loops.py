@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from ignite_ipu import emulator
+from ignite_ipu import IPUConfig, emulator
 from ignite_ipu.errors import RunError
 
 NUMBER = r"-?\d+\.\d+(?:e-\d+)?"
@@ -63,13 +63,11 @@ print(torch.allclose(found, expected, atol=1e-6), torch.equal(found, again))
     [
         ("(x * torch.ones(3, requires_grad=True)).sum().backward()", "would run on the host"),
         ("model.eval()\nmodel(x).sum().backward()", "in training mode"),
-        ("model(x).sum().backward()", "updated by hand"),
         (
             "for p in model.parameters():\n    p.grad = torch.ones_like(p)\n"
             "torch.optim.SGD(model.parameters(), 0.1).step()",
             "no captured step computed its gradients",
         ),
-        ("torch.optim.LBFGS(model.parameters()).step(lambda: model(x).sum())", "closure"),
         (
             "torch.optim.SGD(model.parameters(), 0.1)\nprint(torch.bernoulli(model(x).sigmoid()).sum())",
             "before the step has run",
@@ -84,6 +82,22 @@ def test_what_cannot_be_captured_is_refused_at_its_line(run, body, reason):
         run(HEAD + body)
     assert reason in str(refused.value)
     assert emulator.counters().optimizer_updates == before
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("model(x).sum().backward()", "updated by hand"),
+        ("torch.optim.LBFGS(model.parameters()).step(lambda: model(x).sum())", "closure"),
+    ],
+)
+def test_what_only_pytorch_can_update(run, natively, body, reason):
+    """It is refused in updates on the device, and else done as natively."""
+    with pytest.raises(RunError, match=r"script\.py:\d+") as refused:
+        run(HEAD + body, config=IPUConfig(update="device"))
+    assert reason in str(refused.value)
+    show = "\nprint(*[p.grad is None or p.grad.sum().item() for p in model.parameters()])"
+    assert run(HEAD + body + show).output == natively(HEAD.replace(".cuda()", "") + body + show)
 
 
 def test_mixed_precision_is_switched_off(run):
