@@ -81,6 +81,7 @@ class BatchStep(nn.Module):
         maximizes: Whether the negated loss is minimised.
         host_buffers: Values of the buffers that code may read while it is traced, by name; of the last compilation.
         read_buffers: Names of the buffers that it read.
+        shapes: Sizes and strides of the tensors that the last call on the host returned.
     """
 
     is_tried = False
@@ -117,6 +118,7 @@ class BatchStep(nn.Module):
         self._is_searched = False
         self.host_buffers: Dict[str, torch.Tensor] = {}
         self.read_buffers: Set[str] = set()
+        self.shapes: List[Tuple[Tuple[int, ...], Tuple[int, ...]]] = []
 
     def train(self, mode: bool = True) -> BatchStep:
         """Set the mode of the model's modules; what is called beside it, such as a loss, stays in its own."""
@@ -225,6 +227,7 @@ class BatchStep(nn.Module):
                 with recorder:
                     result = self.forward(*inputs)
                 checked = True
+                self.shapes = [(tuple(each.shape), each.stride()) for each in tensors_in(result)]
                 self.counted = [(counter, int(now) - int(plain(counter))) for counter, now in counters]
                 # PyTorch does not count what normalisations write to their statistics.
                 self.written = [path for path, now in buffers if version_of(now)]

@@ -23,7 +23,8 @@ from ignite_ipu.program.micro_batches import (
 from ignite_ipu.program.options import check_ipus, evaluation_options
 from ignite_ipu.program.step import BatchStep, EvaluationStep
 from ignite_ipu.program.tensors.rows import row_count, split_rows, take_rows
-from ignite_ipu.program.tensors.trees import tensors_in
+from ignite_ipu.program.tensors.strides import with_strides
+from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 from ignite_ipu.session.batch_padding import FillingCheck
 from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
@@ -212,7 +213,7 @@ class Inference:
             as_they_are = whole is not None and uncut and call[-1].valid is None
             output = self.infer(program, whole if as_they_are else join([piece.batch for piece in call], "x"))
             results += self._kept(program, call, output)
-        return _joined(results, "The prediction", join_results)
+        return _in_order(_joined(results, "The prediction", join_results), program.shapes)
 
     def calls(self, program: ModelProgram, inputs: Sequence[Any]) -> Iterator[List[Piece]]:
         """Yield what the device calls take for micro-batches with these inputs: as many pieces as a program does.
@@ -356,6 +357,14 @@ class Inference:
                 programs.weights.to_host()  # loading uploads the host's
                 executor = program.load(leaves, x)
         return executor
+
+
+def _in_order(predictions: Any, shapes: Sequence[Tuple[Sequence[int], Sequence[int]]]) -> Any:
+    """Return predictions with their elements in the order in memory in which PyTorch has them on the host."""
+    if len(tensors_in(predictions)) != len(shapes):
+        return predictions
+    following = iter(shapes)
+    return map_tensors(predictions, lambda tensor: with_strides(tensor, *next(following)))
 
 
 def _fills_calls(program: ModelProgram, inputs: Sequence[Any]) -> bool:

@@ -73,6 +73,7 @@ class ModelProgram:
         micro_batches: Micro-batches that one call's inputs hold.
         micro_batches_per_replica: Forward passes of one replica in one call.
         changed: Why it has to be compiled once more, in words; empty for what only its user has asked for.
+        shapes: Sizes and strides of the tensors that forward returns on the host, where it can be called there.
         varying: Names of what every call of forward on the host changes, or finds changed.
         trained_names: Names of the parameters that it trained when it was set aside.
         taking_gradients: Whether buffers of the last call are on their way to the host, with a `HostLink`.
@@ -108,6 +109,7 @@ class ModelProgram:
         self.device_iterations = asked.device_iterations
         self.micro_batches_per_replica = self.device_iterations * asked.Training.gradient_accumulation
         self.micro_batches = self.calls.input_micro_batches
+        self.shapes: List[Tuple[Tuple[int, ...], Tuple[int, ...]]] = []
         self.varying: List[str] = []
         self.changed: List[str] = []
         self.trained_names: Sequence[str] = ()
@@ -555,6 +557,7 @@ class ModelProgram:
         try:
             self.varying = retrace.begin(python, self.step.is_tried, self.step.leaves_behind)
             self._counted, self._written = self.step.counted, self.step.written
+            self.shapes = self.step.shapes
             writes = self._written or self.step.computed.places
             self._writes_buffers = bool(writes) or _updates_statistics(self.step)
             if self.training:

@@ -180,3 +180,70 @@ def test_clipping_of_some_parameters_is_refused_in_a_later_update(batches, some)
     with pytest.raises(CaptureError, match=r"leaves out 2 trained parameters \(2\.weight"):
         train(model, optimizer, batches, clip)
     assert len(steps) == 3
+
+
+@pytest.mark.parametrize("joint", [True, False], ids=["one optimizer", "two optimizers"])
+def test_models_that_share_a_weight_are_prepared_apart(joint):
+    """A loss of the second model is recorded as the loop's own code; its evaluation runs on the device."""
+
+    def trained(prepare):
+        torch.manual_seed(3)
+        first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+        second.weight = first.weight
+        if joint:
+            optimizers = [torch.optim.Adam([*first.parameters(), second.bias], lr=0.1)]
+            prepare(optimizers[0], first, second)
+        else:
+            optimizers = [torch.optim.Adam(first.parameters(), lr=0.1), torch.optim.Adam([second.bias], lr=0.1)]
+            for optimizer, model in zip(optimizers, (first, second)):
+                prepare(optimizer, model)
+        x, losses = torch.ones(8, 4), []
+        for _ in range(3):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss = second(torch.tanh(first(x))).pow(2).mean()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            losses.append(loss.item())
+        second.eval()
+        with torch.no_grad():
+            return [*losses, second(x).sum().item()]
+
+    before = device.counters().device_calls
+    found = trained(ipu_prepare)
+    assert device.counters().device_calls - before >= 4
+    assert found == pytest.approx(trained(lambda *given: given), rel=1e-5)
+
+
+def test_a_scripted_function_that_makes_a_tensor_is_named_with_its_line():
+    @torch.jit.script
+    def counted(x):
+        return x * torch.arange(x.size(1), device=x.device)
+
+    class Model(nn.Linear):
+        def forward(self, x):
+            return counted(super().forward(x))
+
+    model = Model(4, 3)
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model(torch.ones(2, 4)).sum().backward()
+    with pytest.raises(Exception, match=rf"a tensor on the IPU, called at {__file__}:\d+.*Leave torch.jit.script out"):
+        optimizer.step()
+
+
+def test_texts_of_constants_have_their_values():
+    """Of tensors that depend on no data, so that a name may be made of them."""
+
+    class Model(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * {"3.00": 2.0}[f"{torch.tensor(3.0):.2f}"]
+
+    torch.manual_seed(0)
+    model = Model(4, 3)
+    expected = model(torch.ones(2, 4)).sum().item()
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    loss = model(torch.ones(2, 4)).sum()
+    loss.backward()
+    optimizer.step()
+    assert loss.item() == pytest.approx(expected)

@@ -276,3 +276,21 @@ def test_predictions_that_are_added_up_have_no_targets():
             output_transform=lambda x, y, y_pred, loss: (y_pred, y),
         )
     create_ipu_trainer(model, optimizer, CROSS_ENTROPY, config={"output_mode": "Sum"})  # a loss can be added up
+
+
+def test_predictions_lie_in_memory_as_on_the_host():
+    """Which decides what `torch.randn_like` draws for each element."""
+
+    class Channels(nn.Conv2d):
+        def forward(self, x):
+            return super().forward(x).permute(0, 2, 3, 1)
+
+    model = Channels(3, 5, 1)
+    evaluator = create_ipu_evaluator(model)
+    for rows in (2, 2, 1):
+        x = torch.randn(rows, 3, 4, 4)
+        evaluator.run([(x, torch.zeros(rows))])
+        predictions = evaluator.state.output[0]
+        expected = model(x)
+        assert predictions.shape == expected.shape and predictions[0].stride() == expected[0].stride()
+        torch.testing.assert_close(predictions, expected.detach())

@@ -23,7 +23,7 @@ from ignite_ipu.deferred.graph.owners import OPTIMIZERS, held_parameters, held_t
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.early_reads import not_frozen
 from ignite_ipu.deferred.model.loop import Loop, Setup
-from ignite_ipu.deferred.model.recording import RecordedCalls
+from ignite_ipu.deferred.model.recording import RecordedCalls, SharedWeights
 from ignite_ipu.deferred.tensor.routing import awaits_backward
 from ignite_ipu.deferred.tensor.tensor import all_values, deferred_values
 from ignite_ipu.errors import CaptureError
@@ -49,6 +49,7 @@ class CapturedModel:
         self.path = ""
         self.loop: Loop
         self._calls = RecordedCalls(self)
+        self._is_composed = False  # of weights that another loop trains, too
         self._tensors: Dict[str, torch.Tensor] = {}
         (Loop(model, [model], setup) if loop is None else loop).adopt(self)
 
@@ -106,8 +107,14 @@ class CapturedModel:
                 return loop.evaluation.run(args, kwargs, self.model, show)
             if not self.is_frozen:
                 raise not_frozen(self)
-        loop.setup.observer.called(self, recorded=True)
-        return self._calls.record(args, kwargs, grad)
+        if not self._is_composed:
+            loop.setup.observer.called(self, recorded=True)
+            try:
+                return self._calls.record(args, kwargs, grad)
+            except SharedWeights:
+                self._is_composed = True
+        # Its code is the loop's, in which functions of weights are recorded.
+        return type(self.model).__mro__[1].__call__(self.model, *args, **kwargs)
 
     def continues_a_step(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
         """Return whether the model is called with a value that a step has yet to compute."""

@@ -21,6 +21,10 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 _MOST_MODES = 16
 
 
+class SharedWeights(CaptureError):
+    """A call of a model with weights that another loop trains."""
+
+
 class RecordedCalls:
     """The calls of one captured model.
 
@@ -95,12 +99,7 @@ class RecordedCalls:
         model, loop, name = self._model.model, self._model.loop, self._model.name
         owners = {found[0].loop for found in map(parameter_of, model.parameters()) if found is not None} - {loop}
         if owners:
-            names = " and ".join(sorted(owner.name for owner in owners))
-            raise CaptureError(
-                f"{name} was called in training mode at {current_line()}, but some of its weights are those of "
-                f"{names}, which a device step trains as a model of its own. Call {name} before what it consists of, "
-                f"or make the optimizer from the parameters of {name}."
-            )
+            raise SharedWeights
         values = [
             torch.zeros(leaf.shape.size, dtype=leaf.shape.dtype) if isinstance(leaf, Value) else leaf.tensor
             for leaf in leaves

@@ -108,7 +108,8 @@ class IpuTensor(torch.Tensor):
     __str__ = __repr__
 
     def __format__(self, spec: str) -> str:
-        return repr(self)
+        # As a call of PyTorch's Python API, which knows the values of some tensors.
+        return str(torch.Tensor.__format__(self, spec))
 
     def __len__(self) -> int:
         return len(self.meta)

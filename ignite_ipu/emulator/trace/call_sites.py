@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import sys
+import traceback
 from types import FrameType
 from typing import Any, Callable, Iterator, List, Mapping, Optional, Sequence, Tuple
 
@@ -55,6 +56,13 @@ def here() -> str:
     """
     frames, call = _running()
     return _line(frames, call) or _module(frames, call) or _caller(call)
+
+
+def of_error(error: BaseException) -> str:
+    """Return the innermost line of the user's code that an error has passed, "at file:line"; "in forward" for none."""
+    passed = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__))
+    own = [f"at {file}:{line}" for file, line in passed if not file.startswith(_NOT_USER_CODE)]
+    return own[-1] if own else "in forward"
 
 
 def of_read() -> Tuple[str, str]:

@@ -125,6 +125,8 @@ class Capture(Trace):
         name = name_of(func)
         if getattr(func, "__name__", "") in ACCESSORS:
             return self._property(func, name, args)
+        if name == "__format__":
+            return repr(args[0])
         if name == "ipu":
             func, name, args, kwargs = TO, "to", (args[0], IPU), {}
         if not any(isinstance(leaf, torch.Tensor) and self.is_traced(leaf) for leaf in leaves((args, kwargs))):

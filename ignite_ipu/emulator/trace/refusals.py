@@ -162,6 +162,12 @@ def _explanation(error: Exception) -> Optional[Error]:
             "torch.compile is not supported in a model for the IPU, and forward calls a function that it compiled: "
             "PopTorch compiles the model. Call the function that it was made from."
         )
+    if isinstance(error, RuntimeError) and "'IPU' backend" in str(error):
+        return backend_error(
+            f"Code that Python does not run makes a tensor on the IPU, called {call_sites.of_error(error)}: a function "
+            "of TorchScript, or of an extension. The emulator records calls from Python alone. Leave torch.jit.script "
+            "out of the function."
+        )
     return without_half_kernel(error)
 
 
