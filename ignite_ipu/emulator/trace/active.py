@@ -109,7 +109,7 @@ class IpuTensor(torch.Tensor):
 
     def __format__(self, spec: str) -> str:
         # As a call of PyTorch's Python API, which knows the values of some tensors.
-        return str(torch.Tensor.__format__(self, spec))
+        return str(torch.Tensor.__format__(self, spec))  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         return len(self.meta)
