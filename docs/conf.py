@@ -10,6 +10,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["output.css"]
 html_title = f"ignite-ipu {version}"
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]

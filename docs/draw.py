@@ -21,12 +21,17 @@ def draw(into: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
-            with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "ignite-ipu"}):
+            with matplotlib.rc_context(
+                {"svg.fonttype": "none", "svg.hashsalt": "ignite-ipu"}
+            ):
                 run_blocks(DOCS / "pipeline.md")
         finally:
             os.chdir(before)
         for picture in sorted(Path(folder).glob("*.svg")):
-            text = "\n".join(line.rstrip() for line in picture.read_text(encoding="utf-8").splitlines())
+            text = "\n".join(
+                line.rstrip()
+                for line in picture.read_text(encoding="utf-8").splitlines()
+            )
             (into / picture.name).write_text(text + "\n", encoding="utf-8")
 
 

@@ -35,13 +35,32 @@ from __future__ import annotations
 
 import difflib
 import logging
-from typing import Any, Iterable, Optional, Sequence, Tuple
+from typing import Any, Callable, ClassVar, Iterable, Optional, Sequence, Tuple
 
 logger = logging.getLogger("ignite_ipu")
 
+_TROUBLESHOOTING = "docs/troubleshooting.md"
+
 
 class IPUError(Exception):
-    """Base of all exceptions of this library: something that goes wrong in code that is moved to IPUs."""
+    """Base of all exceptions of this library.
+
+    Attributes:
+        docs: Section of the documentation that explains the error. Tracebacks show it from Python 3.11 on.
+    """
+
+    docs: ClassVar[str] = f"{_TROUBLESHOOTING}#ipuerror"
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__module__ == __name__:
+            cls.docs = f"{_TROUBLESHOOTING}#{cls.__name__.lower()}"
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        add_note: Optional[Callable[[str], None]] = getattr(self, "add_note", None)
+        if add_note is not None:
+            add_note(f"Read more: {self.docs}")
 
 
 class BackendError(IPUError, RuntimeError):

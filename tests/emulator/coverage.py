@@ -167,10 +167,11 @@ were run on the emulator from outside:
 | operators | 100 % |
 | semantics | 98.6 % |
 
-To repeat it, check PopTorch's sources out and run its test files, from their folder, by:
+To repeat the runs, check out PopTorch's sources. Run a test file from its folder:
 
-```console
-$ python -c "from ignite_ipu import emulator; emulator.install(); import pytest; pytest.console_main()" options_test.py
+```bash
+install='from ignite_ipu import emulator; emulator.install()'
+python -c "${install}; import pytest; pytest.console_main()" options_test.py
 ```
 """
 _NEVER = (

@@ -158,10 +158,11 @@ def poptorch_loss() -> torch.nn.Module:
 
 def test_the_command_for_tests_of_poptorch_runs_them(tmp_path):
     """The page's command, with a test that is written as PopTorch's are."""
-    program = re.search(r'\$ python -c "(.+)" options_test.py', coverage.page())[1]
+    command = re.compile(r"install='(.+)'\npython -c \"\$\{install\}(.+)\" options_test.py")
+    install, rest = command.search(coverage.page()).groups()
     (tmp_path / "options_test.py").write_text(
         "import poptorch\n\n\ndef test_version():\n    assert poptorch.__version__ == '3.3.0+emulator'\n"
     )
-    command = [sys.executable, "-c", program, "-q", "-p", "no:cacheprovider", "options_test.py"]
+    command = [sys.executable, "-c", install + rest, "-q", "-p", "no:cacheprovider", "options_test.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.splitlines()[-1][:8]) == (0, "1 passed"), done.stdout + done.stderr
