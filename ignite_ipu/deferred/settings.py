@@ -84,7 +84,8 @@ def captured_options(config: IPUConfig, ipus_per_replica: int = 1) -> Options:
             f"The output mode is {mode} in the options, but the loop reads the values of every micro-batch: leave the "
             "output mode alone, or set it to All."
         )
-    config = with_replicas(config, ipus_per_replica, shared=config.gradient_accumulation_steps or 1)
+    shared = (config.gradient_accumulation_steps or 1) * (config.split_batch or 1)
+    config = with_replicas(config, ipus_per_replica, shared=shared)
     config = dataclasses.replace(config, output_mode="All", gradient_accumulation_steps=None)
     result = training_options(config, ipus_per_replica=ipus_per_replica)
     for name, value in (

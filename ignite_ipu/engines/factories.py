@@ -138,6 +138,11 @@ def create_ipu_trainer(
         own: IPUTrainer = _native(create_supervised_trainer, device, settings, model, optimizer, loss_fn, **everything)
         return own
     refuse_unsupported(device=device, **also)
+    if settings.split_batch is not None:
+        raise OptionsError(
+            f"split_batch={settings.split_batch} cuts the batches of loops. A trainer takes global batches, which "
+            "gradient_accumulation_steps and replication_factor cut."
+        )
     settings = _half(settings, amp_mode, scaler)
     mode = _loader_mode(settings, deterministic)
     model = unwrapped(model)

@@ -131,6 +131,8 @@ class IPUConfig:
         memory_per_ipu: Bytes that one IPU has, to which the estimated memory is held before compiling.
         offload: Keep "optimizer" state, "weights", "activations" or "accumulators" in off-chip memory.
         shard: Split these between replicas instead of keeping them whole on each.
+        split_batch: Micro-batches of the device into which the rows of each batch of a loop are cut, for pipelines and
+            replicas. The loss is a mean or a sum over rows; the first batch is compared with its pieces.
         update: Where weights are updated. "device": in the program that computes the gradients. "host": by PyTorch and
             any optimizer, with gradients that the program brings back, at the cost of copies of the gradients and the
             weights in each update. "auto": on the device, and on the host from the first thing on that only PyTorch can
@@ -174,6 +176,7 @@ class IPUConfig:
     memory_per_ipu: Optional[int] = dataclasses.field(default=None, metadata={"check": positive})
     offload: Iterable[str] = dataclasses.field(default=(), metadata={"check": _names})
     shard: Iterable[str] = dataclasses.field(default=(), metadata={"check": _names})
+    split_batch: Optional[int] = dataclasses.field(default=None, metadata={"check": positive})
     update: Optional[str] = dataclasses.field(default=None, metadata={"check": _one_of("auto", "device", "host")})
     substitute: Optional[str] = dataclasses.field(default=None, metadata={"check": _one_of("closest")})
     accum_type: Optional[Any] = dataclasses.field(default=None, metadata={"check": _type})

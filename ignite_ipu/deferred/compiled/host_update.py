@@ -59,7 +59,11 @@ class HostUpdate(CapturedTraining):
 
     reason = "as update='host' asks"
     told = False
-    one_after_another = True  # a call has one micro-batch
+
+    @property
+    def one_after_another(self) -> bool:
+        """True, since a call has one micro-batch, unless that is cut."""
+        return self.config.split_batch is None
 
     def compute(
         self,

@@ -88,10 +88,10 @@ def _request(model: nn.Module, config: IPUConfig) -> Optional[PipelineRequest]:
 
     request = requested(config)
     own = None if request is None else request.for_model(model)
-    if own is not None and config.update == "host" and config.execution == "pipelined":
+    if own is not None and config.update == "host" and config.execution == "pipelined" and not config.split_batch:
         raise CaptureError(
             "execution is 'pipelined' with update='host', where each backward() is a device call of one micro-batch, "
-            "and a pipeline needs several. Use execution='sharded'."
+            "and a pipeline needs several. Use execution='sharded', or cut each batch by split_batch=."
         )
     return own
 

@@ -170,6 +170,6 @@ class CapturedPlacing(Placing):
         raise PlanError(
             f"A pipeline of {route.stages} stages needs at least 2 * {route.stages} - 1 = {needed} micro-batches in an "
             f"update{each}, and this one has {found}, {(needed - found) * replicas} too few. Accumulate gradients over "
-            f"{needed * replicas} micro-batches before optimizer.step(), use fewer stages, or use "
-            "IPUConfig(execution='sharded'), which needs no more."
+            f"{needed * replicas} micro-batches before optimizer.step(), or cut each batch "
+            "by IPUConfig(split_batch=...). IPUConfig(execution='sharded') needs no more."
         )

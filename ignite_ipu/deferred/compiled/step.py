@@ -80,7 +80,7 @@ class CapturedStep(ReadyStep):
     def forward(self, *leaves: Any) -> Any:
         """Return `(loss, *outputs)` for the inputs of a micro-batch; where there are no outputs, the loss itself."""
         with EAGER, self.guarded(training=True), self.in_half():
-            results, total = self._totals(leaves)
+            results, total = self.compute(leaves)
         # PopTorch adds up the gradients of all processes, and DistributedDataParallel takes their mean.
         loss = self.marked_loss(total if self.update.processes == 1 else total / self.update.processes)
         if not self.update.outputs:
@@ -95,10 +95,10 @@ class CapturedStep(ReadyStep):
     def run_with(self, model: nn.Module, *leaves: Any) -> Any:
         """Return the loss of a micro-batch with another model, without marks."""
         with EAGER:
-            return CapturedStep(model, self.update)._totals(leaves)[1]
+            return CapturedStep(model, self.update).compute(leaves)[1]
 
-    def _totals(self, leaves: Sequence[Any]) -> Tuple[List[List[Any]], Any]:
-        """Return the results of each operation for the inputs of a micro-batch, and the sum of the losses."""
+    def compute(self, leaves: Sequence[Any]) -> Tuple[List[List[Any]], Any]:
+        """Return the results of each operation for the inputs of a micro-batch, and its share of the loss."""
         update, graph = self.update, self.update.graph
         shapes = [*graph.inputs, *[((), torch.float32)] * len(update.variable)]
         inputs = [leaf if shape else leaf.reshape(()) for leaf, (shape, _) in zip(leaves, shapes)]
@@ -113,7 +113,7 @@ class CapturedStep(ReadyStep):
             loss = results[operation][result]
             loss = loss.reshape(()) if loss.dim() else loss
             total = loss if total is None else total + loss
-        return results, total
+        return results, total / update.split.pieces if update.split.averages else total
 
     def loss_of(self, output: Any) -> torch.Tensor:
         """Return the loss of `(loss, *outputs)`, or the loss alone."""

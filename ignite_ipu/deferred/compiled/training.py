@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from typing import Any, Callable, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
@@ -11,6 +12,7 @@ import torch
 from ignite_ipu import backend
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places, placed_options
+from ignite_ipu.deferred.compiled.splitting import WHOLE, asked_split, checked_split
 from ignite_ipu.deferred.compiled.step import CapturedStep
 from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, needed_values
 from ignite_ipu.deferred.compiled.update_gradients import UpdateGradients, reached_by
@@ -51,10 +53,7 @@ class CapturedTraining:
         most_micro_batches: How many of the loop's the largest update so far was made from, None before the first.
         zeroed: Where the loop made gradients zero instead of None, if it did when it last cleared them.
         clipped: Whether the coming update is clipped so far, or one that was made early.
-        one_after_another: Whether stages run one after another that are to be pipelined.
     """
-
-    one_after_another = False
 
     def __init__(self, session: IPUSession, config: IPUConfig, modes: Modes, places: Places) -> None:
         self.session = session
@@ -90,6 +89,11 @@ class CapturedTraining:
         self._reach: Tuple[Optional[CompiledUpdate], Any, FrozenSet[int]] = (None, None, frozenset())
         # Of the processes that train the model together, and the modes that they were found for.
         self._averaged: Tuple[Optional[ModesThen], Sequence[Reducer]] = (None, ())
+
+    @property
+    def one_after_another(self) -> bool:
+        """True if stages run one after another that are to be pipelined."""
+        return False
 
     def reached(self, losses: Optional[Sequence[Loss]] = None) -> FrozenSet[int]:
         """Return the ids of the parameters that have gradients of losses; of those of the last update, without any."""
@@ -333,7 +337,10 @@ class CapturedTraining:
         if compiled is None or not compiled.serves(batches, needed, modes, gradients):
             serving = (each for each in self._aside if _update_of(each).serves(batches, needed, modes, gradients))
             kept = next(serving, None)
-            compiled = self._compile(self._wanted(batches, needed, modes)) if kept is None else self._resume(kept)
+            if kept is not None:
+                compiled = self._resume(kept)
+            else:
+                compiled = self._compile(self._wanted(batches, needed, modes), batches[0])
             if len(self._aside) >= _MOST_PROGRAMS:
                 self.session.with_trainer().drop_aside(self._aside[0])
         return compiled
@@ -351,7 +358,7 @@ class CapturedTraining:
             if isinstance(error, Exception) and "number of pipeline stages" in str(error):
                 raise CaptureError(
                     f"The blocks of the model make a pipeline, which needs more micro-batches than the "
-                    f"{compiled.count // compiled.replicas} of this update: {error} In a captured loop, accumulate "
+                    f"{compiled.micro_batches} of this update: {error} In a captured loop, accumulate "
                     "gradients over so many micro-batches before optimizer.step(), or set "
                     "IPUConfig(execution='sharded')."
                 ) from error
@@ -449,7 +456,8 @@ class CapturedTraining:
         return not self.own.isdisjoint(call.model.parameter_ids())
 
     def _wanted(self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen) -> CompiledUpdate:
-        count, replicas = len(batches), self.replicas
+        split = asked_split(batches[0].graph, self.config.split_batch, self._last is None)
+        count, replicas = len(batches) * split.pieces, self.replicas
         if self._compiled is None and count % replicas:
             raise CaptureError(
                 f"replicationFactor is {replicas}, but {count} micro-batches went backward before optimizer.step(): "
@@ -460,7 +468,7 @@ class CapturedTraining:
         variable = {position for position, column in columns if any(number != column[0] for number in column)}
         return CompiledUpdate(
             batches[0].graph,
-            count,
+            len(batches),
             math.gcd(count, replicas),
             tuple(sorted({place for place, _, _ in needed} - {batches[0].graph.loss})),
             batches[0].numbers,
@@ -468,6 +476,7 @@ class CapturedTraining:
             modes,
             self._brings_gradients(),
             next((reducer.job.size for reducer in self.reducers(modes)), 1),
+            split,
         )
 
     def _brings_gradients(self) -> bool:
@@ -486,7 +495,7 @@ class CapturedTraining:
         self._compiled = _update_of(program)
         return self._compiled
 
-    def _compile(self, wanted: CompiledUpdate) -> CompiledUpdate:
+    def _compile(self, wanted: CompiledUpdate, batch: MicroBatch) -> CompiledUpdate:
         """Make the program that serves from now on, and return what it will be compiled for when it runs."""
         modes = self._own_modes(self.modes.now())
         if modes != wanted.modes:
@@ -505,10 +514,15 @@ class CapturedTraining:
             self._report(before, wanted)
         if not wanted.graph.inputs and not wanted.variable:
             raise CaptureError("The training step reads no tensor, so there is nothing to hand to the device.")
+        if wanted.split.pieces > 1:
+            whole = dataclasses.replace(wanted, count=1, split=WHOLE)
+            first = CapturedStep(self.session.model, whole)
+            split = checked_split(first, whole.leaves([batch]), wanted.split, wanted.graph, wanted.outputs)
+            wanted = dataclasses.replace(wanted, split=split)
         step = CapturedStep(self.session.model, wanted, self.config.half_products)
         options = self._base.clone()
         options.replicationFactor(wanted.replicas)
-        options.Training.gradientAccumulation(wanted.count // wanted.replicas)
+        options.Training.gradientAccumulation(wanted.micro_batches)
         # Several backward calls add their gradients up in PyTorch; loops that want the mean divide the loss.
         options.Training.accumulationAndReplicationReductionType(backend.poptorch().ReductionType.Sum)
         if not self.prepared:

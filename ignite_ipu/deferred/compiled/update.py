@@ -8,6 +8,7 @@ from typing import Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import torch
 
+from ignite_ipu.deferred.compiled.splitting import WHOLE, Split
 from ignite_ipu.deferred.graph.operations import CLOCK, ModesThen, Operation, Value, keep_inputs
 from ignite_ipu.deferred.graph.step_graph import MicroBatch, StepGraph
 from ignite_ipu.program.tensors.rows import join_tensors
@@ -28,6 +29,7 @@ class CompiledUpdate:
         variable: Which of them are inputs, because they change, and not constants.
         gradients: Whether they come back.
         processes: Number of processes over which gradients are averaged.
+        split: How each micro-batch of the loop is cut into those of the device.
     """
 
     graph: StepGraph
@@ -39,6 +41,12 @@ class CompiledUpdate:
     modes: ModesThen
     gradients: bool
     processes: int = 1
+    split: Split = WHOLE
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of the device in each replica."""
+        return self.count * self.split.pieces // self.replicas
 
     @functools.cached_property
     def returned(self) -> Dict[Place, int]:
@@ -81,12 +89,14 @@ class CompiledUpdate:
 
     def leaves(self, batches: Sequence[MicroBatch]) -> List[torch.Tensor]:
         """Return the inputs of the device call: those of the micro-batches, one after another."""
-        if len(batches) == 1:
+        split = self.split
+        if len(batches) == 1 and split.pieces == 1:
             leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in batches[0].tensors()]
         else:
-            leaves = list(map(join_tensors, zip(*map(MicroBatch.tensors, batches))))
+            leaves = [join_tensors(split.repeated(each)) for each in zip(*map(MicroBatch.tensors, batches))]
         for position in sorted(self.variable):
-            leaves.append(torch.tensor([batch.numbers[position] for batch in batches], dtype=torch.float32))
+            numbers = [batch.numbers[position] for batch in batches for _ in range(split.pieces)]
+            leaves.append(torch.tensor(numbers, dtype=torch.float32))
         return leaves
 
     def settle(
@@ -102,7 +112,11 @@ class CompiledUpdate:
                 operation.finish(keeps is not None and keeps(operation))
         beside: List[Operation] = []
         for place, number, value in needed:
-            value.take(_part(outputs[self.returned[place]], value.shape.size, number, len(batches)))
+            result, size = self.returned[place], value.shape.size
+            if self.split.pieces == 1:
+                value.take(_part(outputs[result], size, number, len(batches)))
+            else:
+                value.take(self.split.part(outputs[result], result, size, number, len(batches)))
             beside += [each for each in value.readers() if not each.done]
         if beside:
             # They are computed when somebody asks, and the loop may fill its memory again before that.
