@@ -135,7 +135,7 @@ class Recorder:
 
     def evaluated(self, module: Any, output: Any) -> None:
         """Record the output of a call of a model without training, unless it is a part of another such call."""
-        if not self._calls.depth:
+        if not self._calls.depth and not _is_called_by_ignite():
             self._record_output(module, output)
 
     def _record_output(self, module: Any, output: Any) -> None:
@@ -384,7 +384,12 @@ def _is_updated_by_calls(optimizer: torch.optim.Optimizer) -> bool:
 
 def _is_called_by_ignite() -> bool:
     """Return whether an evaluator of Ignite's own made the observed call: it is compared by its engine's output."""
-    return str(sys._getframe(3).f_globals.get("__name__", "")).startswith("ignite.engine")
+    frame: Any = sys._getframe(1)
+    while frame is not None and owner_of(frame.f_code.co_filename) is Owner.LIBRARY:
+        if str(frame.f_globals.get("__name__", "")).startswith("ignite.engine"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def users_frame_calls() -> bool:

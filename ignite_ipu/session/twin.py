@@ -53,14 +53,17 @@ class Twins:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Have the twins in the module in the `with` block."""
+        """Have the twins in the module in the `with` block, and after it the tensors that it had before."""
+        tables = {id(tensors): tensors for tensors, _, _, _ in self._places}
+        before = [(tensors, dict(tensors)) for tensors in tables.values()]
         for tensors, name, _, twin in self._places:
             tensors[name] = twin
         try:
             yield
         finally:
-            for tensors, name, tensor, _ in self._places:
-                tensors[name] = tensor
+            for tensors, then in before:
+                tensors.clear()
+                tensors.update(then)
 
     def follow(self) -> None:
         """Share the memory of tensors that were given other memory, as by `parameter.data = ...`."""

@@ -28,7 +28,7 @@ from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.running import run_script
 from ignite_ipu.running.program import script_program, started
 from tests.accelerate_state import forget
-from tests.differential.program import Program
+from tests.differential.program import SCRIPTS, Program
 from tests.differential.refusals import LEFT_OUT, REFUSALS
 from tests.differential.rendering import SEPARATOR, render
 
@@ -113,8 +113,8 @@ def run(program: Program, device: bool) -> Tuple[List[Entry], Optional[Exception
         path = Path(folder, "program.py")
         path.write_text(render(program), encoding="utf-8")
         try:
-            if program.front == "run":
-                _run_script(path, device, recorder)
+            if program.front in SCRIPTS:
+                _run_script(path, device, recorder, program)
             else:
                 _run_module(path, device, recorder)
         except Exception as raised:
@@ -136,8 +136,8 @@ def _run_module(path: Path, device: bool, recorder: Recorder) -> None:
         recorder.stop()
 
 
-def _run_script(path: Path, device: bool, recorder: Recorder) -> None:
-    """Run a script as `python` or `ignite-ipu run` does."""
+def _run_script(path: Path, device: bool, recorder: Recorder, program: Program) -> None:
+    """Run a script as `python` or `ignite-ipu run` does, with one argument that says nothing of devices."""
 
     def printed(*values: Any, sep: str = " ", **options: Any) -> None:
         if sep == SEPARATOR:
@@ -146,14 +146,14 @@ def _run_script(path: Path, device: bool, recorder: Recorder) -> None:
             original(*values, sep=sep, **options)
 
     original = print
-    side = "device" if device else "native"
+    config = IPUConfig(update=program.update)
     with unittest.mock.patch("builtins.print", printed):
         if device and isinstance(recorder, Notes):
-            run_script(str(path), [side])
+            run_script(str(path), ["native"], config=config)
             return
         script = script_program(str(path))
-        with started(str(path), [side], script.folder):
-            run_recorded(script, recorder, IPUConfig() if device else None)
+        with started(str(path), ["native"], script.folder):
+            run_recorded(script, recorder, config if device else None)
 
 
 def note(recorder: Recorder, name: str, *values: Any) -> None:

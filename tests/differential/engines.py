@@ -83,7 +83,7 @@ def engine_job(program: Program) -> List[str]:
 def _loss_function(program: Program) -> List[str]:
     """Return what makes a loss function of what an engine's ingredients add to a loss; metrics have the one without."""
     added = lines_of(program.ingredients, "loss")
-    if program.front == "step" or not added:
+    if program.front == "step" or (program.front == "ignite" and not program.inside) or not added:
         return []
     body = ["loss = loss_fn(scores, targets)", *added, "return loss"]
     return ["def whole_loss(scores, targets):", *_indented(body), ""]
@@ -116,6 +116,10 @@ def _loader(program: Program) -> List[str]:
 
 
 def _trainer(program: Program) -> List[str]:
+    if program.front == "ignite" and program.inside:
+        steps = f", gradient_accumulation_steps={program.accumulation}" if program.accumulation > 1 else ""
+        loss = "whole_loss" if lines_of(program.ingredients, "loss") else "loss_fn"
+        return [f"trainer = create_supervised_trainer(model, optimizer, {loss}{steps})"]
     return _factory_trainer(program) if program.front == "engine" else _step_trainer(program)
 
 
@@ -191,6 +195,8 @@ def _step_trainer(program: Program) -> List[str]:
     steps = program.accumulation
     returned = '{"loss": LOSS, "scores": scores.detach()}' if "predictions" in program.handlers else "LOSS"
     clip = ["if not device:", *_indented(_clipped(program))] if program.clip else []
+    if program.front == "ignite":
+        clip = _clipped(program)
     zero = ["optimizer.zero_grad()"]
     first, last = ([], zero) if "late zero" in program.handlers else (zero, [])
     more = lines_of(program.ingredients, "scores"), lines_of(program.ingredients, "loss")
@@ -225,7 +231,9 @@ def _step_trainer(program: Program) -> List[str]:
         "def train_step(engine, batch):",
         *_indented(["model.train()", "inputs, targets = batch", *text.splitlines()]),
         "",
-        f"trainer = Engine({wrapped} if device else train_step)",
+        "trainer = Engine(train_step)"
+        if program.front == "ignite"
+        else f"trainer = Engine({wrapped} if device else train_step)",
     ]
 
 
@@ -302,11 +310,14 @@ def _evaluator(program: Program) -> List[str]:
         "with torch.random.fork_rng():",
         "    validation = DataLoader(TensorDataset(*held_out(7)), batch_size=2 if device else 4)",
         f'metrics = {{"{metric}": {metric}(){averaged}}}',
-        "if device:",
-        "    evaluator = create_ipu_evaluator(model, metrics, device_iterations=2)",
-        "else:",
-        "    evaluator = create_supervised_evaluator(model, metrics)",
     ]
+    if program.front == "ignite":
+        lines.append("evaluator = create_supervised_evaluator(model, metrics)")
+    else:
+        lines += [
+            *("if device:", "    evaluator = create_ipu_evaluator(model, metrics, device_iterations=2)"),
+            *("else:", "    evaluator = create_supervised_evaluator(model, metrics)"),
+        ]
     for handler in found:
         event = "EPOCH_COMPLETED" if handler == "evaluate" else often
         lines += ["", f"@trainer.on(Events.{event})", f"def {handler.replace(' ', '_')}():"]

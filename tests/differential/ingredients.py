@@ -6,6 +6,7 @@ Ingredients go together in any number; a script has the lines of each in the pla
 from __future__ import annotations
 
 import dataclasses
+import re
 import textwrap
 from typing import Dict, List, Sequence, Tuple
 
@@ -29,6 +30,7 @@ class Ingredient:
         update: What follows the update.
         step: What follows when gradients are cleared.
         end: How an epoch ends.
+        collate: The function that makes batches, if it is not PyTorch's.
         prepared: Names of models and optimizers beside `model` and `optimizer`.
         once: What an ingredient is one of; a program has one of each at most.
         needs: Properties that a program must have, as names of `Program`.
@@ -49,6 +51,7 @@ class Ingredient:
     update: str = ""
     step: str = ""
     end: str = ""
+    collate: str = ""
     prepared: Tuple[str, ...] = ()
     once: str = ""
     needs: Tuple[str, ...] = ()
@@ -59,11 +62,19 @@ class Ingredient:
     @property
     def fronts(self) -> Tuple[str, ...]:
         """Who can train with it: engines have a model and a loss, and only loops have the rest."""
-        loops = self.optimizer, self.setup, self.epoch, self.gradients, self.update, self.step, self.end
+        loops = (
+            *(self.optimizer, self.setup, self.epoch, self.gradients, self.update, self.step, self.end),
+            self.collate,
+        )
         if any(loops) or "done" in self.loss or "note(" in self.loss + self.scores:
             return ("accelerate", "run")
         inside = self.scores or "inputs" in self.loss or ".backward(" in self.loss
-        return ("step", "accelerate", "run") if inside else ("engine", "step", "accelerate", "run")
+        return ("step", "accelerate", "run") if inside else ("engine", "step", "accelerate", "run", "ignite")
+
+    @property
+    def needs_weights(self) -> bool:
+        """Whether weights have to be there before the first call of the model."""
+        return bool(re.search(r"\blayer\b|model\)|parameters|prepared", self.model + self.setup))
 
 
 _SWAP = """
@@ -107,6 +118,13 @@ class Bounded(nn.Module):
 
     def forward(self, weight):
         return self.scale * torch.tanh(weight)
+"""
+
+_COLLATE = """
+def collate(items):
+    inputs, targets = torch.utils.data.default_collate(items)
+    order = inputs.flatten(1).float().sum(1).argsort(descending=bool(inputs.float().mean() > 0))
+    return inputs[order], targets[order]
 """
 
 _AVERAGE = """
@@ -172,6 +190,17 @@ INGREDIENTS: Dict[str, Ingredient] = {
         step='note("seen", seen["mean"].item())',
         copied=False,
     ),
+    "outputs kept": Ingredient(
+        model=(
+            "kept = []\nlayer.register_forward_hook(lambda module, inputs, output: kept.append(output.pow(2).mean()))"
+        ),
+        epoch="kept.clear()",
+        loss="loss = loss + 0.1 * sum(kept)\nkept.clear()",
+        step="kept.clear()",
+        copied=False,
+    ),
+    # data
+    "collated by value": Ingredient(classes=_COLLATE, collate="collate"),
     # losses
     "weights in loss": Ingredient(loss="loss = loss + 0.01 * sum(p.abs().sum() for p in model.parameters())"),
     "annealed": Ingredient(loss="loss = loss * (1.0 - 0.05 * done) + 0.01 * done * scores.pow(2).mean()"),
@@ -278,6 +307,28 @@ INGREDIENTS: Dict[str, Ingredient] = {
     "gradients read": Ingredient(
         gradients='note("gradients", [None if p.grad is None else p.grad.clone() for p in model.parameters()])'
     ),
+    "gradients halved": Ingredient(
+        gradients="for p in model.parameters():\n    if p.grad is not None:\n        p.grad.mul_(0.5)",
+        needs=("on_host",),
+    ),
+    "values clipped": Ingredient(gradients="CLIP_VALUE(model.parameters(), 0.05)", needs=("always_on_host",)),
+    "layers clipped": Ingredient(
+        gradients="for p in model.parameters():\n    nn.utils.clip_grad_norm_([p], 0.1 + 0.1 * (done % 2))",
+        once="clipped",
+        needs=("on_host",),
+    ),
+    "gradient left out": Ingredient(
+        gradients="if done % 2:\n    parameters[-1].grad = None", needs=("on_host", "keeps_weights")
+    ),
+    "stepped twice": Ingredient(update="if done % 2:\n    optimizer.step()", needs=("on_host", "updates_each_batch")),
+    "cleared to zeros": Ingredient(step="optimizer.zero_grad(set_to_none=False)", needs=("on_host",)),
+    "gradient penalty by hand": Ingredient(
+        gradients=(
+            "total = sum(p.grad.pow(2).sum() for p in model.parameters() if p.grad is not None)\n"
+            "for p in model.parameters():\n    if p.grad is not None:\n        p.grad.div_(1 + total.sqrt())"
+        ),
+        needs=("on_host",),
+    ),
     # weights between updates
     "projected": Ingredient(step="with torch.no_grad():\n    parameters[-1].clamp_(-0.3, 0.3)"),
     "lookahead": Ingredient(
@@ -347,8 +398,28 @@ INGREDIENTS: Dict[str, Ingredient] = {
         needs=("trains_alone", "no_schedule", "starts_fresh"),
         once="optimizers",
     ),
+    "layer wrapped later": Ingredient(
+        classes=_SWAP,
+        end=_first_epoch("swap(model, layer, nn.Sequential(layer, nn.Tanh()))"),
+        needs=("has_layers", "starts_fresh"),
+        copied=False,
+        replaces=True,
+    ),
     # evaluations
     "evaluated": Ingredient(end=_evaluated("torch.no_grad()")),
+    "strides": Ingredient(
+        scores="flat = (scores.t() * 2.0).t()",
+        step='note("strides", [list(each.stride()) for each in (scores, flat, scores.t())], flat.detach())',
+    ),
+    "noise like results": Ingredient(
+        end=(
+            "model.eval()\n"
+            "with torch.no_grad():\n"
+            "    found = model(x)\n"
+            'note("noise", list(found.stride()), torch.randn_like(found), torch.rand_like(found.t()))\n'
+            "model.train()"
+        )
+    ),
     "evaluated often": Ingredient(step=_evaluated("torch.no_grad()")),
     "inference mode": Ingredient(step=_evaluated("torch.inference_mode()")),
     "evaluated with gradients": Ingredient(end=_evaluated("contextlib.nullcontext()")),

@@ -15,7 +15,9 @@ def loop_job(program: Program) -> List[str]:
     """Return the lines of a job after its model, optimizer and schedule."""
     shuffle = ", shuffle=True" if program.data == "shuffled" else ""
     drops = ", drop_last=True" if parts.MODELS[program.model].mixes else ""
-    lines = [f"loader = DataLoader(TensorDataset(x, y), batch_size={program.batch}{shuffle}{drops})"]
+    collates = [INGREDIENTS[name].collate for name in program.ingredients if INGREDIENTS[name].collate]
+    collate = f", collate_fn={collates[0]}" if collates else ""
+    lines = [f"loader = DataLoader(TensorDataset(x, y), batch_size={program.batch}{shuffle}{drops}{collate})"]
     lines += _prepared(program) if program.front == "accelerate" else []
     if "early state" in program.handlers:
         lines.append("early = model.state_dict()")
@@ -36,7 +38,9 @@ def _spoken(program: Program, lines: List[str]) -> List[str]:
     if program.front == "accelerate":
         text = re.sub(r"(\w+)\.backward\(\)", r"accelerator.backward(\1)", text)
         text = re.sub(r"(\w+)\.backward\((?=\w+=)", r"accelerator.backward(\1, ", text)
+        text = text.replace("CLIP_VALUE(", "accelerator.clip_grad_value_(")
         return text.replace("CLIP(", "accelerator.clip_grad_norm_(").splitlines()
+    text = text.replace("CLIP_VALUE(", "nn.utils.clip_grad_value_(")
     return text.replace("CLIP(", "nn.utils.clip_grad_norm_(").splitlines()
 
 
@@ -46,7 +50,8 @@ def _prepared(program: Program) -> List[str]:
     scheduled = program.unit and program.schedule != "plateau"
     names = ", ".join(["model", "optimizer", "loader", *(["schedule"] if scheduled else []), *beside])
     return [
-        f"accelerator = (IPUAccelerator if device else Accelerator)(cpu=True{steps})",
+        f"settings = {{'config': {{'update': '{program.update}'}}}} if device else {{}}",
+        f"accelerator = (IPUAccelerator if device else Accelerator)(cpu=True{steps}, **settings)",
         f"{names} = accelerator.prepare({names})",
     ]
 

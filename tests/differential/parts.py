@@ -20,6 +20,8 @@ class Model:
         mixes: Whether the samples of a batch have to do with each other.
         writes_buffers: Whether a call in training mode writes into buffers.
         parametrized: Whether the first layer's weight is computed.
+        lazy: Whether weights are made by the first call.
+        evaluation_writes: Whether a call in evaluation mode writes into buffers, too.
     """
 
     make: str
@@ -29,6 +31,8 @@ class Model:
     mixes: bool = False
     writes_buffers: bool = False
     parametrized: bool = False
+    lazy: bool = False
+    evaluation_writes: bool = False
 
 
 MODELS: Dict[str, Model] = {
@@ -136,6 +140,39 @@ class Net(nn.Module):
 """,
         edits=("attribute",),
     ),
+    "calls counted": Model(
+        "Net()",
+        classes="""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls.add_(1.0)
+        return self.linear(x) * (1.0 + 0.01 * self.calls.clone())
+""",
+        writes_buffers=True,
+        evaluation_writes=True,
+    ),
+    "transposed": Model(
+        "Net()",
+        classes="""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3, bias=False)
+
+    def forward(self, x):
+        return (self.head.weight @ torch.tanh(self.inside(x)).t()).t()
+""",
+    ),
+    "lazy": Model("nn.Sequential(nn.LazyLinear(5), nn.Tanh(), nn.Linear(5, 3))", lazy=True),
+    "lazy convolution": Model(
+        "nn.Sequential(nn.Unflatten(1, (1, 4)), nn.LazyConv1d(3, 2), nn.Flatten(), nn.LazyLinear(3))", lazy=True
+    ),
     "weight norm": Model(
         "nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 5)), nn.ReLU(), nn.Linear(5, 3))",
         parametrized=True,
@@ -189,8 +226,10 @@ OPTIMIZERS: Dict[str, str] = {
     "amsgrad": "torch.optim.Adam({groups}, lr=0.02, amsgrad=True)",
     "maximize": "torch.optim.SGD({groups}, lr=0.1, maximize=True)",
     "adagrad": "torch.optim.Adagrad({groups}, lr=0.1)",
+    "nadam": "torch.optim.NAdam({groups}, lr=0.02, eps=1e-5)",
+    "adadelta": "torch.optim.Adadelta({groups}, lr=0.5, eps=1e-3)",
 }
-NO_DEVICE_UPDATE = ("dampening", "amsgrad", "adagrad")
+NO_DEVICE_UPDATE = ("dampening", "amsgrad", "adagrad", "nadam", "adadelta")
 WITH_MOMENTUM = ("momentum", "nesterov", "momentum with decay", "rmsprop with momentum")
 
 

@@ -9,8 +9,10 @@ from typing import Any, Iterable, List, Sequence, Tuple
 from tests.differential import parts
 from tests.differential.ingredients import INGREDIENTS, Ingredient
 
-FRONTS = ("engine", "step", "accelerate", "run")
+FRONTS = ("engine", "step", "accelerate", "run", "ignite")
 LOOPS = ("accelerate", "run")
+SCRIPTS = ("run", "ignite")
+UPDATES = ("auto", "device", "host")
 #: How a run is interrupted, and goes on.
 STORIES = {
     "engine": (
@@ -20,6 +22,7 @@ STORIES = {
     "step": ("once", "more epochs", "again", "terminate", "interrupt", "raise", "restore"),
     "accelerate": ("once", "restore", "skip batches", "stop early"),
     "run": ("once", "restore", "stop early"),
+    "ignite": ("once", "more epochs", "again", "terminate", "interrupt", "raise"),
 }
 #: What may be attached to an engine or done in a loop.
 HANDLERS = {
@@ -39,6 +42,10 @@ HANDLERS = {
     ),
     "accelerate": ("evaluate", "early state", "late zero", "loss before step", "gather", "set to none"),
     "run": ("evaluate", "early state", "late zero", "loss before step", "set to none"),
+    "ignite": (
+        *("events", "evaluate", "evaluate often", "average", "checkpoint", "ema", "swa", "early stopping"),
+        *("early state", "late zero"),
+    ),
 }
 DATA = ("loader", "shuffled", "generator", "list", "sampler", "iterable")
 #: Edits of what no checkpoint holds.
@@ -67,14 +74,17 @@ class Program:
 
     Attributes:
         seed: Of weights, data and shuffling.
-        front: Who trains: "engine" for the factories, "step" for `ipu_step`, "accelerate", "run" for a plain script.
+        front: Who trains: "engine" for the factories, "step" for `ipu_step`, "accelerate"; in scripts that know nothing
+            of devices "run" for a loop, and "ignite" for engines of Ignite's.
         model, loss, optimizer, groups, schedule: Names in the tables of `parts`.
         by_batch: Whether a schedule of PyTorch's is stepped after each update; after each epoch otherwise.
         data: What the batches come from.
         batch: Samples of a micro-batch.
         updates: Weight updates of one iteration (deviceIterations).
         accumulation: Micro-batches of one weight update and replica.
-        inside: Whether a step accumulates within one iteration, and a loop within one epoch; over several otherwise.
+        inside: Whether a step accumulates within one iteration, and a loop within one epoch; over several otherwise. A
+            script's engine is then that of Ignite's factory.
+        update: Where a loop's weights are updated, as in `IPUConfig`.
         replicas: Replicas of the model.
         calls: Iterations of an epoch.
         rest: Samples that fill no iteration.
@@ -105,6 +115,7 @@ class Program:
     updates: int = 1
     accumulation: int = 1
     inside: bool = False
+    update: str = "auto"
     replicas: int = 1
     calls: int = 2
     rest: int = 0
@@ -139,13 +150,14 @@ class Program:
     @property
     def period(self) -> int:
         """Iterations for one weight update, or more of them in one."""
-        return self.accumulation if self.front in LOOPS or (self.front == "step" and not self.inside) else 1
+        across = self.front in (*LOOPS, "ignite") or (self.front == "step" and not self.inside)
+        return self.accumulation if across else 1
 
     @property
     def waits(self) -> bool:
         """Whether handlers or the end of an epoch may come between the losses of an update and the update."""
         batches = self.samples // self.batch if parts.MODELS[self.model].mixes else -(-self.samples // self.batch)
-        over_epochs = self.front == "step" or (self.front == "run" and not self.inside)
+        over_epochs = self.front in ("step", "ignite") or (self.front == "run" and not self.inside)
         return over_epochs and self.period > 1 and (self.epoch_length or batches) % self.period > 0
 
     @property
@@ -182,6 +194,21 @@ class Program:
         return self.model != "linear"
 
     @property
+    def on_host(self) -> bool:
+        """Whether PyTorch may make updates of gradients that the device computes."""
+        return self.front in LOOPS and self.update != "device"
+
+    @property
+    def always_on_host(self) -> bool:
+        """Whether PyTorch makes all updates."""
+        return self.front in LOOPS and self.update == "host"
+
+    @property
+    def made(self) -> bool:
+        """Whether the weights are there before the first call."""
+        return not parts.MODELS[self.model].lazy
+
+    @property
     def plain(self) -> bool:
         """Whether the first layer's weight is a parameter."""
         return not (parts.MODELS[self.model].parametrized or self._has_one("parametrized"))
@@ -189,7 +216,7 @@ class Program:
     @property
     def copied(self) -> bool:
         """Whether a copy of the model is another model."""
-        return self.model != "pruned" and all(INGREDIENTS[name].copied for name in self.ingredients)
+        return self.model != "pruned" and self.made and all(INGREDIENTS[name].copied for name in self.ingredients)
 
     @property
     def keeps_weights(self) -> bool:
@@ -253,16 +280,19 @@ class Program:
 def draw(seed: int, number: int) -> Program:
     """Return the program of that number in the campaign of that seed."""
     random_ = random.Random(f"differential {seed} {number}")
-    front = random_.choices(FRONTS, (4, 3, 2, 4))[0]
+    front = random_.choices(FRONTS, (4, 3, 3, 5, 3))[0]
 
     def some(values: Sequence[str], least: float = 0.6) -> str:
         return random_.choice(values) if random_.random() < least else values[0]
 
     def mostly(values: Iterable[str], rare: Sequence[str]) -> str:
-        return random_.choice(rare if random_.random() < 0.03 else [name for name in values if name not in rare])
+        takes_rare = random_.random() < 0.03 and rare
+        return random_.choice(rare if takes_rare else [name for name in values if name not in rare])
 
     model = random_.choice(list(parts.MODELS))
-    optimizer = mostly(parts.OPTIMIZERS, parts.NO_DEVICE_UPDATE)
+    update = random_.choice(("auto", "auto", "auto", "host", "device"))
+    anywhere = front in LOOPS and update != "device"
+    optimizer = mostly(parts.OPTIMIZERS, () if anywhere else parts.NO_DEVICE_UPDATE)
     epochs = random_.choice((1, 2, 2, 3))
     calls = random_.choice((2, 3, 4, 5))
     program = Program(
@@ -279,12 +309,13 @@ def draw(seed: int, number: int) -> Program:
         updates=random_.choice((1, 1, 2, 3)),
         accumulation=random_.choice((1, 1, 2, 3)),
         inside=random_.random() < 0.5,
+        update=update,
         replicas=random_.choice((1, 1, 1, 2)),
         calls=calls,
         rest=random_.choice((0, 0, 1, 3)),
         epochs=epochs,
         epoch_length=random_.choice((0, 0, 0, calls - 1, calls + 1)),
-        clip=random_.choice((0.0, 0.0, 0.3 if parts.clips(optimizer) or random_.random() < 0.1 else 0.0)),
+        clip=random_.choice((0.0, 0.0, 0.3 if anywhere or parts.clips(optimizer) or random_.random() < 0.1 else 0.0)),
         handlers=tuple(sorted(set(random_.choices(HANDLERS[front], k=random_.choice((0, 1, 2, 3)))))),
         edits=_edits(random_, model, calls, epochs),
         story=some(STORIES[front], 0.7),
@@ -307,6 +338,8 @@ def _ingredients(random_: random.Random, program: Program) -> Tuple[str, ...]:
 
 
 def _fits(ingredient: Ingredient, program: Program) -> bool:
+    if ingredient.needs_weights and not program.made:
+        return False
     return program.front in ingredient.fronts and all(getattr(program, need) for need in ingredient.needs)
 
 
@@ -329,11 +362,24 @@ def sound(program: Program) -> Program:
         nonlocal program
         program = dataclasses.replace(program, **changes)
 
+    if not program.made and program.front not in (*LOOPS, "ignite"):
+        but(front="run")
     if program.story not in STORIES[program.front]:
         but(story="once")
     but(handlers=tuple(handler for handler in program.handlers if handler in HANDLERS[program.front]))
     if program.front != "engine":
         but(updates=1, replicas=1, every=0, faults=())
+    if program.front not in LOOPS:
+        but(update="auto")
+    if program.front == "ignite" and program.inside:
+        but(clip=0.0, handlers=tuple(each for each in program.handlers if each != "late zero"))
+    if not program.made:
+        but(groups="one" if program.groups in ("no decay", "frozen", "trained alone") else program.groups)
+        but(handlers=tuple(each for each in program.handlers if each != "early state"))
+    if parts.MODELS[program.model].evaluation_writes:
+        # A device's evaluator calls the model in other batches.
+        kept = program.handlers if program.front in LOOPS else ()
+        but(handlers=tuple(each for each in program.handlers if each in kept or not each.startswith("evaluate")))
     if program.front in LOOPS:
         but(epoch_length=0, data=program.data if program.data in ("loader", "shuffled") else "loader")
         but(inside=program.inside and program.front == "run")
@@ -414,6 +460,6 @@ def _sound_edits(program: Program) -> Tuple[Edit, ...]:
         edits = [edit for edit in edits if edit.what not in UNSAVED and edit.event not in events]
     if program.front in LOOPS or program.story not in ("more epochs", "again", "release", "new trainer"):
         edits = [edit for edit in edits if edit.event != "between"]
-    if program.front in LOOPS:
+    if program.front in LOOPS or not program.made:
         edits = [edit for edit in edits if edit.event not in ("iteration start", "epoch start")]
     return tuple(edits)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from types import MethodType
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import torch
 
@@ -114,14 +114,33 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
         found = type(self).step(self) if closure is None else _step_that_captures(self, closure)
         note_step(self)
         return found
+    called: List[Callable[..., Any]] = []
     try:
-        _step_on_device(self, updates, closure)
+        _step_on_device(self, updates, closure, called)
     except (CaptureError, OptimizerError) as error:
         if not updates.may_leave:
             raise
         updates.leave_device(str(error), error)
-        return _step_on_host(self, self.__dict__[WATCH].on_host(), closure)
+        with _left_out(self, called):
+            return _step_on_host(self, self.__dict__[WATCH].on_host(), closure)
     return None
+
+
+@contextlib.contextmanager
+def _left_out(optimizer: torch.optim.Optimizer, called: Sequence[Callable[..., Any]]) -> Iterator[None]:
+    """Leave out hooks before the step, in the `with` block, which were called for it already."""
+    tables = [GLOBAL_PRE_HOOKS, pre_hooks_of(optimizer)]
+    before = [dict(table) for table in tables]
+    for table in tables:
+        for key in [key for key, hook in table.items() if any(hook is each for each in called)]:
+            del table[key]
+    try:
+        yield
+    finally:
+        for table, then in zip(tables, before):
+            now = {**then, **table}
+            table.clear()
+            table.update(now)
 
 
 def _step_on_host(self: torch.optim.Optimizer, on_host: Sequence[HostUpdates], closure: Any) -> Any:
@@ -150,7 +169,10 @@ def _step_that_captures(self: torch.optim.Optimizer, closure: Any) -> Any:
         return type(self).step(self, call)
 
 
-def _step_on_device(self: torch.optim.Optimizer, updates: FusedUpdate, closure: Any) -> None:
+def _step_on_device(
+    self: torch.optim.Optimizer, updates: FusedUpdate, closure: Any, called: List[Callable[..., Any]]
+) -> None:
+    """Make a step on the device; hooks before it are `called`."""
     if closure is not None:
         raise CaptureError(
             "optimizer.step(closure) evaluates the loss several times, which a compiled step cannot. Call backward and "
@@ -166,6 +188,7 @@ def _step_on_device(self: torch.optim.Optimizer, updates: FusedUpdate, closure: 
                     f"A hook before {type(self).__name__}.step() at {current_line()} returned other arguments for it, "
                     "but the step of a device takes none. Let it return None."
                 )
+            called.append(hook)
     updates.step()
     if post_hooks_of(self) or GLOBAL_POST_HOOKS:
         for hook in of_scripts(post_hooks_of(self), GLOBAL_POST_HOOKS):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 from ignite_ipu import IPUConfig, ipu_prepare
 from ignite_ipu.errors import CaptureError
@@ -256,3 +257,38 @@ def test_replicas_are_refused():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(CaptureError, match=r"replication_factor is 2 with update='host'"):
         ipu_prepare(optimizer, model, config=IPUConfig(update="host", replication_factor=2))
+
+
+def test_hooks_before_a_step_are_called_once_where_updates_move_to_the_host():
+    """The device refuses the step after the hooks were called, and PyTorch makes the same step."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+    calls = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    ipu_prepare(optimizer, model, config=IPUConfig(update="auto"))
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).pow(2).mean().backward()
+        optimizer.step()
+    assert calls == ["before", "after"] * 2
+
+
+def test_a_layer_that_is_pruned_between_updates_keeps_its_new_parameters():
+    """Twins that stood in the model for the program before leave the tensors that pruning has put there."""
+    losses = []
+    for update in (None, "host"):
+        torch.manual_seed(0)
+        model = nn.Linear(3, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if update is not None:
+            ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+        for number in range(4):
+            if number == 2:
+                prune.l1_unstructured(model, "weight", 0.4)
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 3)).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert losses[:4] == pytest.approx(losses[4:])
