@@ -37,7 +37,7 @@ except ImportError as error:
 
 from ignite_ipu import backend
 from ignite_ipu.checkpoints.random_states import read_device_states
-from ignite_ipu.deferred.compiled.training import CapturedTraining
+from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.graph.owners import release_optimizer
 from ignite_ipu.deferred.model.capturing import capture_model, captured
 from ignite_ipu.deferred.model.gradient_clipping import clip_gradients
@@ -410,7 +410,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         """Name of the file with the random states of this process's devices."""
         return _RANDOM_STATES.format(f"_{self.process_index}" if self.process_index else "")
 
-    def _trainings(self) -> List[CapturedTraining]:
+    def _trainings(self) -> List[TrainingPrograms]:
         return [programs for loop in self._loops() for programs in loop.updates.programs]
 
     def _loops(self) -> List[Loop]:

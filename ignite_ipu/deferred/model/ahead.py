@@ -56,7 +56,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
     made = update.run()
     own = (uncleared, back, stepped, before, loop.updates.leave_device, losses)
     update.early = EarlyUpdate(current_line(), bool(losses), *own)
-    books.gradients.use(update.own, update.early.line, made, update.training.max_grad_norm)
+    books.gradients.use(update.own, update.early.line, made, update.training.clipping.norm)
     for loss in losses:
         loss.value.went_backward = functools.partial(_confirm, update, made)
     loop.session.hooks.withheld = update.early
@@ -68,7 +68,7 @@ def _confirm(update: FusedUpdate, made: Mapping[Loss, Made]) -> None:
     update.early.confirm()
     for entry in update.books.gradients.within(update.own):
         entry.losses, entry.used, entry.zeros = [], update.early.line, None
-        entry.made, entry.clip = list(made.values()), update.training.max_grad_norm
+        entry.made, entry.clip = list(made.values()), update.training.clipping.norm
 
 
 def take_back(update: FusedUpdate) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Callable, Iterable, Optional, Set
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.compiled.host_update import refuse_replicas
+from ignite_ipu.deferred.compiled.host_programs import refuse_replicas
 from ignite_ipu.deferred.model.capturing_class import CAPTURE, capturing_class
 from ignite_ipu.deferred.model.fused_updates import FusedUpdates
 from ignite_ipu.deferred.model.host_updates import HostUpdates

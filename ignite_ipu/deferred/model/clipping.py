@@ -27,7 +27,7 @@ def clip(
     """
     training, found = update.training, update.training.gradients
     chosen = list(parameters) if max_norm == math.inf else None
-    before = training.clipped_to
+    before = training.clipping.so_far
     if chosen is None:
         _check_all(update, parameters, given)
     if not any(entry.exists for entry in update.entries):
@@ -35,14 +35,14 @@ def clip(
         return torch.tensor(0.0)
     pending, early = update.pending, update.early
     if chosen is None and (pending or early is not None):
-        training.clip(max_norm, norm_type, None if early is None else early.line)
+        training.clipping.clip(max_norm, norm_type, None if early is None else early.line)
     if chosen is None and not pending and early is None:
         if update.may_leave:
             raise CaptureError(f"Gradients are clipped at {current_line()} after the update that used them.")
         for entry in update.entries:
             entry.unknown = f"gradients were clipped at {current_line()}, after the update that used them"
     if not pending and found.available:
-        return found.norm(chosen, norm_type, before if early is not None else training.max_grad_norm)
+        return found.norm(chosen, norm_type, before if early is not None else training.clipping.norm)
     operation = Operation(NORM, update.loop.now.models[0], (), current_line())
     norm: torch.Tensor = deferred_results(operation)
     if pending:
@@ -64,6 +64,6 @@ def _check_all(update: FusedUpdate, parameters: Iterable[torch.Tensor], given: A
         parameters = list(parameters)
         told = len(parameters)
     trained = update.training.modes.trained()
-    if (told, trained) != update.training.checked:
+    if (told, trained) != update.training.clipping.checked:
         update.books.views.check_all(parameters, update.own)
-        update.training.checked = told, trained
+        update.training.clipping.checked = told, trained

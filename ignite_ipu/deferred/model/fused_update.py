@@ -9,7 +9,7 @@ from typing import Any, Container, Dict, FrozenSet, Iterable, List, Mapping, Opt
 
 import torch
 
-from ignite_ipu.deferred.compiled.training import CapturedTraining
+from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, keep_inputs, keep_weights
 from ignite_ipu.deferred.graph.owners import held_by, held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss
@@ -66,7 +66,7 @@ class FusedUpdate:
     def __init__(self, books: Books) -> None:
         self.books = books
         self.loop = loop = books.loop
-        self.training = CapturedTraining(loop.session, loop.setup.config, loop.modes, loop.places)
+        self.training = FusedPrograms(loop.session, loop.setup.config, loop.modes, loop.places)
         self.own = books.gradients.all
         self.early: Optional[EarlyUpdate] = None
         self.shown = 0
@@ -177,7 +177,7 @@ class FusedUpdate:
                 "micro-batch where several were meant. When gradients accumulate, keep loss.detach() and read it after "
                 "optimizer.step()."
             )
-        if self.training.clipped and self.pending:
+        if self.training.clipping.asked and self.pending:
             raise CaptureError(
                 f"backward() at {loss.line} follows a clip_grad_norm_ of the gradients so far: PyTorch adds the new "
                 "gradients to the clipped ones, while a device clips all gradients of an update together. Clip once, "
@@ -215,7 +215,7 @@ class FusedUpdate:
                 raise self.early.error(
                     "the optimizer's hyper-parameters were changed in between. Read the value after optimizer.step()."
                 )
-            self.training.finish_update(self.early.line)
+            self.training.clipping.finish(self.early.line)
             self.loop.session.hooks.withheld = None
             self.early = None
             return
@@ -225,20 +225,20 @@ class FusedUpdate:
             return
         self.check()
         if self.pending:
-            line, clipped = current_line(above=2), self.training.clipped
-            self.training.finish_update(None)
+            line, clipped = current_line(above=2), self.training.clipping.asked
+            self.training.clipping.finish(None)
             try:
                 made = self.run()
             except BaseException:
-                self.training.clipped = clipped
+                self.training.clipping.asked = clipped
                 raise
-            self.books.gradients.use(self.own, line, made, self.training.max_grad_norm)
+            self.books.gradients.use(self.own, line, made, self.training.clipping.norm)
 
     def check(self) -> None:
         """Raise a CaptureError if the device cannot make the update that `optimizer.step()` means."""
-        reason = (
-            obstacle(self.entries, self.pending, self.training, self.books.views) or self.training.local_gradients()
-        )
+        training = self.training
+        reason = obstacle(self.entries, self.pending, training, self.books.views)
+        reason = training.averaging.obstacle(training.own) if reason is None else reason
         if reason is not None:
             raise CaptureError(f"{reason} {ON_THE_HOST}")
 
@@ -373,7 +373,7 @@ class FusedUpdate:
         self.shown = 0
         self.books.gradients.drop(losses)
         if not self.pending:
-            self.training.clipped = False
+            self.training.clipping.asked = False
             self.training.gradients.discard(problem)
             self._older.clear()
         awaited = {operation for other in self._others for loss in other.pending for operation in loss.operations}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_  # PyTorch's own, which a script's calls may be substituted for
 
-from ignite_ipu.deferred.compiled.training import CapturedTraining
+from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
 from ignite_ipu.deferred.graph.operations import Operation, Value
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.ahead import losses_ahead, run_ahead
@@ -54,7 +54,7 @@ class FusedUpdates:
         return self.books.views
 
     @property
-    def programs(self) -> Sequence[CapturedTraining]:
+    def programs(self) -> Sequence[FusedPrograms]:
         return [update.training for update in self.books.updates]
 
     @property

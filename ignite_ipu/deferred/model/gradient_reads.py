@@ -41,7 +41,7 @@ def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torc
     if entry is None or not (entry.losses or entry.used):
         return None if entry is None or entry.zeros is None else torch.zeros_like(plain(parameter))
     awaits_step = update.early is not None or entry.losses
-    return training.gradients.of(parameter, training.clipped_to if awaits_step else training.max_grad_norm)
+    return training.gradients.of(parameter, training.clipping.so_far if awaits_step else training.clipping.norm)
 
 
 def _entry_of(update: FusedUpdate, parameter: torch.Tensor) -> Optional[Entry]:

@@ -29,8 +29,8 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_  # PyTorch's own, which a script's calls may be substituted for
 
-from ignite_ipu.deferred.compiled.host_update import Gradients, HostUpdate
-from ignite_ipu.deferred.compiled.training import CapturedTraining
+from ignite_ipu.deferred.compiled.host_programs import Gradients, HostPrograms
+from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights, replayed
 from ignite_ipu.deferred.graph.owners import held_tensors
@@ -72,7 +72,7 @@ class HostUpdates:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self.training = HostUpdate(loop.session, loop.setup.config, loop.modes, loop.places)
+        self.training = HostPrograms(loop.session, loop.setup.config, loop.modes, loop.places)
         self.optimizers: Sequence[torch.optim.Optimizer] = ()
         # Operations that compute with weights, whose values may be referenced, as long as they are.
         self._recorded: weakref.WeakSet[Operation] = weakref.WeakSet()
@@ -83,7 +83,7 @@ class HostUpdates:
         self._ahead: Optional[_Ahead] = None
 
     @property
-    def programs(self) -> Sequence[CapturedTraining]:
+    def programs(self) -> Sequence[TrainingPrograms]:
         return [self.training]
 
     def note_call(self, call: Operation) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Tuple
 
 import torch
 
-from ignite_ipu.deferred.compiled.host_update import refuse_replicas
+from ignite_ipu.deferred.compiled.host_programs import refuse_replicas
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.ahead import take_back
 from ignite_ipu.deferred.model.fused_update import Books, FusedUpdate
@@ -82,8 +82,8 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
     if any(made is None for _, _, made in plan):
         average([reducer for reducer in reducers if not reducer.local], loop.modes.parameters)
     for update in books.updates:
-        update.training.gradients.clip_on_host(_gradients(loop, update), update.training.clipped_to)
-        update.training.clipped = False
+        update.training.gradients.clip_on_host(_gradients(loop, update), update.training.clipping.so_far)
+        update.training.clipping.asked = False
     books.views.settle()
 
 

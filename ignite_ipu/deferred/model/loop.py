@@ -24,7 +24,7 @@ from torch import nn
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places
-from ignite_ipu.deferred.compiled.training import CapturedTraining
+from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.graph.operations import Operation, Value
 from ignite_ipu.deferred.graph.owners import Captured, release_optimizer
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
@@ -64,7 +64,7 @@ class Updates(Protocol):
         """Shows and follows `parameter.grad`; None where the attribute is PyTorch's."""
 
     @property
-    def programs(self) -> Sequence[CapturedTraining]:
+    def programs(self) -> Sequence[TrainingPrograms]:
         """The programs of each optimizer, or of all together that step on the host."""
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import List, Optional, Sequence
 
-from ignite_ipu.deferred.compiled.training import CapturedTraining
+from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.gradient_views import GradientViews
@@ -16,7 +16,7 @@ from ignite_ipu.program.user_code import current_line
 
 
 def obstacle(
-    entries: Sequence[Entry], pending: Sequence[Loss], training: CapturedTraining, views: GradientViews
+    entries: Sequence[Entry], pending: Sequence[Loss], training: FusedPrograms, views: GradientViews
 ) -> Optional[str]:
     """Return why the device cannot make the update that `optimizer.step()` means, None if it can.
 
@@ -65,7 +65,7 @@ def obstacle(
     return None
 
 
-def _reached_entries(entries: Sequence[Entry], pending: Sequence[Loss], training: CapturedTraining) -> List[Entry]:
+def _reached_entries(entries: Sequence[Entry], pending: Sequence[Loss], training: FusedPrograms) -> List[Entry]:
     """Return the entries of parameters that have gradients, or would have them of the pending losses."""
     reached = {id(loss): training.reached([loss]) for loss in pending}
     found = []

@@ -1,6 +1,6 @@
 """Gradients of captured losses for updates that PyTorch makes on the host.
 
-`HostUpdate` belongs to one captured model, the one that runs the calls of a loop, whatever the number of optimizers:
+`HostPrograms` belongs to one captured model, the one that runs the calls of a loop, whatever the number of optimizers:
 
 - `compute(losses)` makes one device call. It gives the recorded operations their values, and returns the gradients. It
   changes no weight and no `parameter.grad`; what forward writes into buffers comes to the host.
@@ -20,7 +20,7 @@ from typing import Any, Callable, Optional, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.deferred.compiled.training import CapturedTraining
+from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, needed_values
 from ignite_ipu.deferred.graph.operations import ModesThen, Operation
 from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch
@@ -29,7 +29,6 @@ from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.optimizers.host_link import HostUpdates
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
-from ignite_ipu.session.data_parallel import Reducer
 from ignite_ipu.session.host_gradients import accumulate
 
 
@@ -50,7 +49,7 @@ class Gradients:
         accumulate(self.anchored, self.values)
 
 
-class HostUpdate(CapturedTraining):
+class HostPrograms(TrainingPrograms):
     """The programs of one captured model that bring gradients back.
 
     Attributes:
@@ -109,14 +108,11 @@ class HostUpdate(CapturedTraining):
     def _brings_gradients(self) -> bool:
         return True
 
-    def _updates(self) -> HostUpdates:
+    def _conversion(self) -> HostUpdates:
         return HostUpdates(None, self.config.host_loss_scaling)
 
     def _anchored(self) -> AnchoredGradients:
         return AnchoredGradients(own=True)
-
-    def reducers(self, modes: ModesThen) -> Sequence[Reducer]:
-        return ()  # gradients are averaged on the host
 
     def _say_what_it_costs(self) -> None:
         if self.told or self.session.training is None:

@@ -1,0 +1,78 @@
+"""The norm that gradients of fused updates are clipped to, which is compiled into their programs."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from ignite_ipu.deferred.compiled.training import TrainingPrograms
+from ignite_ipu.errors import CaptureError, logger
+from ignite_ipu.program.user_code import Line, current_line
+
+
+class Clipping:
+    """Clipping of the gradients of one optimizer's updates.
+
+    Args:
+        norm: The norm that the settings name.
+        programs: The programs that it is compiled into.
+
+    Attributes:
+        norm: The norm that updates are clipped to, None for none.
+        asked: Whether the pending update is clipped so far, or one that was made early.
+        checked: The parameters, as far as they were looked at, that were all when gradients were clipped last.
+        line: Where the loop clips.
+    """
+
+    def __init__(self, norm: Optional[float], programs: TrainingPrograms) -> None:
+        self.norm, self._programs = norm, programs
+        self.asked = self._is_by_call = False
+        self.checked: Any = None
+        self.line: Optional[Line] = None
+
+    def clip(self, max_norm: float, norm_type: float, read_at: Optional[Line]) -> None:
+        """Clip the gradients of the coming update, or of one that was made for a value that was `read_at` a line."""
+        if norm_type != 2:
+            raise CaptureError(
+                f"Clipping at {current_line()} by the {norm_type}-norm: an IPU clips by the 2-norm only."
+            )
+        before = self.so_far
+        self._change(max_norm if before is None else min(before, max_norm), read_at)
+        self._is_by_call = self.asked = True
+        self.line = current_line()
+
+    @property
+    def so_far(self) -> Optional[float]:
+        """The norm that the gradients of the coming update are clipped to so far."""
+        return self.norm if self.asked else None
+
+    def finish(self, read_at: Optional[Line]) -> None:
+        """Clip no gradients of an update for which that was not asked, which may have been made early."""
+        if self._is_by_call and not self.asked:
+            self._change(None, read_at)
+        self.asked = False
+
+    def _change(self, max_norm: Optional[float], read_at: Optional[Line]) -> None:
+        if max_norm == self.norm:
+            return
+        before, now = ("not clipped" if norm is None else f"clipped to {norm}" for norm in (self.norm, max_norm))
+        if read_at is not None:
+            raise CaptureError(
+                f"The gradients of an update are to be {now} at {current_line()}, but the value read at {read_at} made "
+                f"it run before, with gradients that were {before}, as those of the update before were. Read values "
+                "after optimizer.step() where clipping changes."
+            )
+        if self._programs.prepared:
+            logger.warning(
+                "Gradients are %s from %s on, and were %s: the step is compiled again. On IPUs each compilation takes "
+                "minutes: clip in every update, to the same norm.",
+                now,
+                current_line(),
+                before,
+            )
+            self._programs.forget_program()
+        self.norm = max_norm
+
+    def restart(self) -> None:
+        """Let another optimizer's updates be clipped only if the loop does so again."""
+        if self._is_by_call and not self.asked:
+            self.norm, self._is_by_call = None, False

@@ -1,0 +1,232 @@
+"""Programs of fused weight updates: losses, gradients and the optimizer's update in one device step."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, FrozenSet, Iterator, Optional, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.deferred.compiled.averaging import Averaging
+from ignite_ipu.deferred.compiled.clipping import Clipping
+from ignite_ipu.deferred.compiled.modes import Modes
+from ignite_ipu.deferred.compiled.places import Places
+from ignite_ipu.deferred.compiled.training import TrainingPrograms
+from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, needed_values
+from ignite_ipu.deferred.compiled.update_gradients import UpdateGradients, reached_by
+from ignite_ipu.deferred.graph.operations import ModesThen, Operation
+from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, StepGraph, Tape, describe_change
+from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
+from ignite_ipu.errors import CaptureError, OptimizerError, logger
+from ignite_ipu.optimizers.conversion import Conversion, convert_optimizer
+from ignite_ipu.optimizers.kinds import ON_THE_HOST
+from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.tensors.raw import requires_grad, set_requires_grad
+from ignite_ipu.program.user_code import Line
+from ignite_ipu.session.anchored_gradients import AnchoredGradients
+from ignite_ipu.session.session import IPUSession
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+
+
+class FusedPrograms(TrainingPrograms):
+    """Programs of the updates of one model by one optimizer.
+
+    Attributes:
+        averaging: The processes over which gradients are averaged.
+        clipping: The norm that gradients are clipped to.
+        gradients: The gradients that programs bring back.
+        most_micro_batches: Number of the loop's micro-batches in the largest update so far, None before the first.
+        zeroed: Where the loop made gradients zero instead of None, if it did when it last cleared them.
+    """
+
+    def __init__(self, session: IPUSession, config: IPUConfig, modes: Modes, places: Places) -> None:
+        super().__init__(session, config, modes, places)
+        self.clipping = Clipping(config.max_grad_norm, self)
+        self.averaging = Averaging(session.model, modes)
+        self.gradients = UpdateGradients(session)
+        self.most_micro_batches: Optional[int] = None
+        self.zeroed: Optional[Line] = None
+        self._inputs_change = False
+        # Of the last update; and the ids of the parameters that the losses of a tape depend on.
+        self._tape: Optional[Tape] = None
+        self._reached: Tuple[Sequence[Loss], FrozenSet[int]] = ((), frozenset())
+        self._reach: Tuple[Optional[CompiledUpdate], Any, FrozenSet[int]] = (None, None, frozenset())
+
+    def reached(self, losses: Optional[Sequence[Loss]] = None) -> FrozenSet[int]:
+        """Return the ids of the parameters that have gradients of losses; of those of the last update, without any."""
+        tape = self._tape if losses is None else Tape(losses)
+        if tape is None:
+            return frozenset()
+        if self._reached[0] != tape.losses:
+            # All updates that one trace of a program makes have the same.
+            traced = None if losses is not None or self._trained is None else self._trained.program.traced
+            if traced is not None and traced is self._reach[1] and self._last is self._reach[0]:
+                self._reached = list(tape.losses), self._reach[2]
+                return self._reach[2]
+            flags = self.trained_in(tape.losses)
+            trained = zip(self.modes.parameters, flags)
+            with tape.rewound():
+                found = reached_by(tape.losses, [parameter for parameter, then in trained if then])
+            self._reached = list(tape.losses), found
+            if losses is None:
+                self._reach = self._last, traced, found
+        return self._reached[1]
+
+    def reaches(self, parameter: torch.Tensor, losses: Optional[Sequence[Loss]] = None) -> bool:
+        """Return whether a parameter has a gradient of losses, or of those of the last update."""
+        tape = self._tape if losses is None else Tape(losses)
+        if tape is None:
+            return False
+        if self._reached[0] != tape.losses and not requires_grad(parameter):
+            # A parameter that was frozen before the losses has none, whatever else they depend on.
+            trained = zip(self.modes.parameters, self.trained_in(tape.losses))
+            if not any(each is parameter and then for each, then in trained):
+                return False
+        return id(parameter) in self.reached(losses)
+
+    def forget_losses(self) -> None:
+        """Let go of the losses of the last update, whose gradients were cleared."""
+        self._tape, self._reached = None, ((), frozenset())
+
+    def trained_in(self, losses: Sequence[Loss]) -> Sequence[bool]:
+        """Return whether each parameter has a gradient, from losses or else from the last update."""
+        last = self.modes.now() if self._last is None else self._last.modes
+        called = [operation.signature.modes for loss in losses for operation in loss.operations]
+        return next((then for then in called if then is not None and then.of is self.modes), last).trained
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """True if the loop may write into what a step reads between `backward()` and the update, as it did before."""
+        return self._last is None or self._inputs_change
+
+    @property
+    def accumulates(self) -> bool:
+        """True if an update may have several micro-batches, as the last one had."""
+        return self._compiled is None or self._compiled.count > 1
+
+    def change_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let another optimizer make the coming updates; the one before gets its state, and the program is dropped."""
+        if self.prepared:
+            assert self.optimizer is not None
+            logger.warning(
+                "The %s is followed by another optimizer, a %s, for which the step is compiled again.",
+                type(self.optimizer).__name__,
+                type(optimizer).__name__,
+            )
+        self.forget_program()
+        self.clipping.restart()
+        self.optimizer = optimizer
+
+    def run(self, losses: Sequence[Loss], keeps: Optional[Callable[[Operation], bool]] = None) -> None:
+        """Make one weight update from the losses that went backward, and settle the values of their micro-batches.
+
+        `keeps` tells whether gradients may flow through an operation once more, for another optimizer; None for no. A
+        `CaptureError` where it cannot be run as one device step, an `IPUOutOfMemoryError` where it does not fit.
+        """
+        batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
+        needed = needed_values(batches, keeps)
+        modes = self._modes_of(batches)
+        if self.own is None:
+            compiled, results = self._call(batches, needed, modes)
+        else:
+            with self._others_frozen(self.own):
+                compiled, results = self._call(batches, needed, modes)
+        self._tape = Tape(losses)
+        self.session.note_updates(1)
+        first = self._last is None
+        self._last = compiled
+        self.most_micro_batches = max(self.most_micro_batches or 0, sum([batch.parts for batch in batches]))
+        self._inputs_change |= first and any(item.changed for batch in batches for item in batch.inputs)
+        outputs = results if compiled.outputs else (results,)
+        if self.session.with_trainer().program.step.maximizes:
+            outputs = (-outputs[0], *outputs[1:])  # the device minimises the negated loss
+        if compiled.processes > 1:
+            outputs = (outputs[0] * compiled.processes, *outputs[1:])  # and that of a process, divided by their number
+        compiled.settle(batches, needed, outputs, keeps)
+        if WAITING:
+            write_known()
+
+    def _call(
+        self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen
+    ) -> Tuple[CompiledUpdate, Any]:
+        """Make the device call, and return what it was compiled for and what it returns."""
+        self.session.let_train(self._trained)
+        if self.zeroed is not None:
+            self._check_zeroed(batches[0].graph, modes)
+        gradients, reducers = self.gradients.needed(), self.averaging.reducers(modes)
+        if reducers:
+            for reducer in reducers:
+                reducer.notify()
+            gradients = self.averaging.agree(reducers[0], batches, modes, gradients)
+            if gradients:
+                self.gradients.want("another process")
+        compiled = self._serving(batches, needed, modes, gradients)
+        results = self._results(compiled, batches)
+        self.gradients.follow(self.session.training if compiled.gradients else None)
+        if reducers and compiled.gradients:
+            self.gradients.read()  # those of all processes, of which some may not look at them
+        return compiled, results
+
+    @contextlib.contextmanager
+    def _others_frozen(self, own: FrozenSet[int]) -> Iterator[None]:
+        """Freeze the parameters that other optimizers train, in the `with` block: PopTorch would update them, too."""
+        with DisableTorchFunctionSubclass():
+            others = [each for each in self.session.model.parameters() if requires_grad(each) and id(each) not in own]
+            for parameter in others:
+                set_requires_grad(parameter, False)
+        try:
+            yield
+        finally:
+            with DisableTorchFunctionSubclass():
+                for parameter in others:
+                    set_requires_grad(parameter, True)
+
+    def expects(self, losses: Sequence[Loss]) -> bool:
+        """Tell whether the last update was made from such losses, and nothing else."""
+        last = self._last
+        if last is None or not losses or (last.count > 1 and len(losses) == 1):
+            return False
+        batches = self._graphs.micro_batches(losses)
+        return last.count == len(batches) and last.graph is batches[0].graph
+
+    def _check_zeroed(self, graph: StepGraph, modes: ModesThen) -> None:
+        last = self._last
+        if last is None:
+            return
+        if last.graph.body != graph.body:
+            change = f"the body of the loop changed after that ({describe_change(last.graph, graph)})"
+            moved = "weights that the new body does not use"
+        elif any(before and not now for before, now in zip(last.modes.trained, modes.trained)):
+            change, moved = "parameters were frozen after the update before", "the frozen ones"
+        else:
+            return
+        raise CaptureError(
+            f"The gradients were made zero, not None, at {self.zeroed}, and {change}. PyTorch would update {moved} "
+            "with a gradient of zero, by their momentum and weight decay, while a device leaves them alone. "
+            "Call zero_grad(set_to_none=True), with which PyTorch leaves them alone, too."
+        )
+
+    def _processes(self, modes: ModesThen) -> int:
+        return next((reducer.job.size for reducer in self.averaging.reducers(modes)), 1)
+
+    def _brings_gradients(self) -> bool:
+        self.gradients.look_for_readers()
+        return self.gradients.wanted
+
+    def _conversion(self) -> Conversion:
+        assert self.optimizer is not None
+        arguments = {**self.config.of_optimizer(), "max_grad_norm": self.clipping.norm}
+        try:
+            return convert_optimizer(self.optimizer, **arguments)
+        except OptimizerError as error:
+            refused = [row.attribute for row in error.receipt or () if row.fate == "refused"]
+            if self.clipping.line is None or refused != ["max_grad_norm"]:
+                raise
+            raise CaptureError(
+                f"Clipping at {self.clipping.line} cannot be compiled into the update of "
+                f"{type(self.optimizer).__name__}. Use Adam, AdamW or SGD without momentum, or leave the clipping out. "
+                f"{ON_THE_HOST} ({error})"
+            ) from error
+
+    def _anchored(self) -> AnchoredGradients:
+        return self.gradients.anchored()
