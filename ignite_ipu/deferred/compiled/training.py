@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 import math
 from typing import Any, FrozenSet, List, Optional, Sequence, Set, Tuple, Union
 
@@ -42,7 +43,6 @@ class TrainingPrograms(abc.ABC):
         own: Ids of the parameters that are trained, where the others are another optimizer's; None for all.
         compilations: How many programs were compiled.
         replicas: Replicas that share the micro-batches of an update.
-        one_after_another: Whether stages run one after another that are to be pipelined.
     """
 
     def __init__(self, session: IPUSession, config: IPUConfig, modes: Modes, places: Places) -> None:
@@ -62,6 +62,11 @@ class TrainingPrograms(abc.ABC):
         self._seen: Tuple[Optional[ModesThen], Optional[ModesThen]] = (None, None)
         self._reported: Set[str] = set()
         self._random_state: Optional[List[int]] = None
+
+    @property
+    def one_after_another(self) -> bool:
+        """True if stages run one after another that are to be pipelined."""
+        return False
 
     @abc.abstractmethod
     def _conversion(self) -> Union[Conversion, HostUpdates]:
@@ -208,6 +213,7 @@ class TrainingPrograms(abc.ABC):
             modes,
             self._brings_gradients(),
             self._processes(modes),
+            split,
         )
 
     @property

@@ -8,11 +8,11 @@ from typing import List, Mapping, Optional, Sequence
 
 from ignite_ipu.deferred.graph.operations import Operation, Value
 from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.deferred.model.early_reads import EarlyUpdate, expected_loss, incomplete
+from ignite_ipu.deferred.model.early_update import EarlyUpdate
 from ignite_ipu.deferred.model.fused_update import FusedUpdate
 from ignite_ipu.deferred.model.history import Made, TakenBack
 from ignite_ipu.deferred.model.processes import forget_average
-from ignite_ipu.deferred.tensor.routing import has_gone_backward
+from ignite_ipu.deferred.tensor.reads import expected_loss, has_gone_backward, incomplete
 from ignite_ipu.program.user_code import current_line
 
 

@@ -13,7 +13,7 @@ from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, keep_inputs, keep_weights
 from ignite_ipu.deferred.graph.owners import held_by, held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.deferred.model.early_reads import EarlyUpdate
+from ignite_ipu.deferred.model.early_update import EarlyUpdate
 from ignite_ipu.deferred.model.gradient_views import GradientViews, clear_those_of_the_host
 from ignite_ipu.deferred.model.gradients import Entry, GradientBook
 from ignite_ipu.deferred.model.history import History, Made

@@ -6,9 +6,9 @@ from typing import Optional
 
 import torch
 
-from ignite_ipu.deferred.model.early_reads import incomplete
 from ignite_ipu.deferred.model.fused_update import FusedUpdate
 from ignite_ipu.deferred.model.gradients import Entry
+from ignite_ipu.deferred.tensor.reads import incomplete
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.program.tensors.raw import gradient_of, plain

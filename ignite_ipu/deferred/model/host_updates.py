@@ -35,10 +35,10 @@ from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights, replayed
 from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.deferred.model.early_reads import expected_loss
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import average, note_backward
 from ignite_ipu.deferred.model.turns import Older, Values, begin_again, forget, gradient_path, keep_buffers
+from ignite_ipu.deferred.tensor.reads import expected_loss
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.host_link import note_step
 from ignite_ipu.program.tensors.raw import gradient_of, plain, set_gradient

@@ -27,14 +27,13 @@ from ignite_ipu.deferred.compiled.places import Places
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.graph.operations import Operation, Value
 from ignite_ipu.deferred.graph.owners import Captured, release_optimizer
-from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
+from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.buffers import BufferBook
-from ignite_ipu.deferred.model.early_reads import early_read_error
 from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.obstacles import refuse_spent
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
 from ignite_ipu.deferred.tensor.tensor import record_on_weights
-from ignite_ipu.errors import CaptureError, EarlyReadError, logger
+from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line, current_line
@@ -367,25 +366,6 @@ class Loop:
     def computes_alone(self, call: Operation) -> bool:
         """Return whether the host can compute a call before those that were made before it have run."""
         return not (self.updates.are_stale(call) or self.buffers.waits_for_others(call))
-
-    def refuse_read(self, value: Value, what: str) -> None:
-        """Refuse a read for which no update can run."""
-        calls = [each for each in ancestors(value) if each.model is not None]
-        stale = next((call for call in calls if self.updates.are_stale(call)), None)
-        if stale is not None:
-            raise EarlyReadError(
-                f"{what} at {current_line()} asks for a value that the call of {self.name} at {stale.line} gives, "
-                "and the weights that it used have been updated since. The device computes what an update is of, and "
-                "that call is of no update. Read the value before optimizer.step(), or call the model in eval mode "
-                "under torch.no_grad()."
-            )
-        if self.updates.take_turns:
-            raise EarlyReadError(
-                f"{what} at {current_line()} asks for a value of an update by one of several optimizers before its "
-                "step(), and the host cannot compute it beside that: random numbers are drawn for it, or calls of the "
-                "model read what earlier ones write. Read it after that step()."
-            )
-        raise early_read_error(self, value, what)
 
     def check_weights(self) -> None:
         """Notice what was written into weights; refuse to compute with them where the device is ahead of the loop."""

@@ -21,10 +21,9 @@ from ignite_ipu.deferred.events import OBSERVERS
 from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.deferred.graph.owners import OPTIMIZERS, held_parameters, held_tensors, is_held, own, parameter_of
 from ignite_ipu.deferred.model.capturing_class import release_class
-from ignite_ipu.deferred.model.early_reads import not_frozen
 from ignite_ipu.deferred.model.loop import Loop, Setup
 from ignite_ipu.deferred.model.recording import RecordedCalls, SharedWeights
-from ignite_ipu.deferred.tensor.routing import awaits_backward
+from ignite_ipu.deferred.tensor.reads import awaits_backward, not_frozen
 from ignite_ipu.deferred.tensor.tensor import all_values, deferred_values
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import named_tensors, requires_grad

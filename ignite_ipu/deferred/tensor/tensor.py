@@ -21,7 +21,8 @@ from ignite_ipu.deferred.tensor.functions import METADATA, READS, REFUSED, TENSO
 from ignite_ipu.deferred.tensor.in_place import diagonal_masked, recorded_as
 from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
 from ignite_ipu.deferred.tensor.inputs import NORMALISATIONS, input_of, is_weight, refuse_statistics
-from ignite_ipu.deferred.tensor.routing import mark_loss, run_for_read
+from ignite_ipu.deferred.tensor.losses import mark_loss
+from ignite_ipu.deferred.tensor.reads import read
 from ignite_ipu.deferred.tensor.written_tensors import WrittenTensor, in_place_of_written, write_back
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import EAGER
@@ -135,7 +136,7 @@ class DeferredTensor(torch.Tensor):
     @brief_refusals
     def item(self) -> Any:
         tensor = self.value.tensor
-        return (_read(self.value, "item()") if tensor is None else tensor).item()
+        return (read(self.value, "item()") if tensor is None else tensor).item()
 
     def __repr__(self, *, tensor_contents: Optional[str] = None) -> str:  # type: ignore[override]
         # Debuggers and error messages show objects at any time: this one never fails.
@@ -149,27 +150,27 @@ class DeferredTensor(torch.Tensor):
 
     @brief_refusals
     def __str__(self) -> str:
-        return str(_read(self.value, "print"))
+        return str(read(self.value, "print"))
 
     @brief_refusals
     def __format__(self, spec: str) -> str:
-        return format(_read(self.value, "format"), spec)
+        return format(read(self.value, "format"), spec)
 
     @brief_refusals
     def __reduce_ex__(self, protocol: Any) -> Any:
-        plain = _read(self.value, "saving it")
+        plain = read(self.value, "saving it")
         # Hooks that the engine has put on it would go into the file.
         saved: Any = plain.detach().requires_grad_(plain.requires_grad)
         return saved.__reduce_ex__(protocol)
 
     @brief_refusals
     def __deepcopy__(self, memo: Any) -> torch.Tensor:
-        return _read(self.value, "a copy").clone()
+        return read(self.value, "a copy").clone()
 
 
 def resolved(structure: Any, what: str = "its value") -> Any:
     """Return nested values with every deferred tensor replaced by its value; `what` says in words how it is read."""
-    return mapped(structure, lambda leaf: _read(leaf.value, what) if isinstance(leaf, DeferredTensor) else leaf)
+    return mapped(structure, lambda leaf: read(leaf.value, what) if isinstance(leaf, DeferredTensor) else leaf)
 
 
 def deferred_values(structure: Any) -> List[Value]:
@@ -332,7 +333,7 @@ def _property(func: Callable[..., Any], tensor: DeferredTensor) -> Any:
         return _record(torch.Tensor.detach, (tensor,), {})
     if name in TENSOR_PROPERTIES:
         return _record(getattr, (tensor, name), {})
-    return func(_read(tensor.value, f"its attribute {name}"))
+    return func(read(tensor.value, f"its attribute {name}"))
 
 
 def _cast(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[torch.dtype]:
@@ -416,7 +417,7 @@ def _record_in_place(
     late = deferred_values((args, kwargs))
     if all(each.available for each in late) and not _needs_gradients(late):
         if value is not None and not value.known:
-            value.take(_read(value, name_of(func)))
+            value.take(read(value, name_of(func)))
         if not _is_awaited(target):
             return func(*resolved(args), **resolved(kwargs))
     if name == "requires_grad_" and value is not None and value.shape.requires_grad:
@@ -470,12 +471,7 @@ def _on_host(tensor: torch.Tensor) -> Optional[torch.Tensor]:
     tensor = tensor.successor if type(tensor) is WrittenTensor else tensor
     if parameter_of(tensor) is not None or (isinstance(tensor, DeferredTensor) and not tensor.value.known):
         return None
-    return _read(tensor.value, "an index") if isinstance(tensor, DeferredTensor) else tensor
-
-
-def _read(value: Value, what: str) -> torch.Tensor:
-    found = None if value.known else run_for_read(value, what)
-    return value.get() if found is None else found
+    return read(tensor.value, "an index") if isinstance(tensor, DeferredTensor) else tensor
 
 
 _SIGNATURES = Signatures(DeferredTensor)

@@ -1,0 +1,84 @@
+"""Updates that ran before their `optimizer.step()`, because somebody read a value that comes with them.
+
+Until that step comes, PyTorch would have the weights of before; the device has those of after.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Callable, Optional, Sequence
+
+from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.graph.structure import words
+from ignite_ipu.deferred.model.gradients import Entry
+from ignite_ipu.deferred.model.history import TakenBack
+from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.user_code import Line, current_line
+
+_SAMPLING = words("multinomial bernoulli normal poisson binomial")
+
+
+def _stay(reason: str) -> None:
+    """Stay with fused updates."""
+
+
+@dataclasses.dataclass(eq=False)
+class EarlyUpdate:
+    """An update that ran early, for the value read at a line; to call it refuses to show what the update has changed.
+
+    Attributes:
+        back: The state of before, if the update can be taken back.
+        stepped: When the update before ran, by `CLOCK`.
+        losses: Losses of the update that had yet to go backward.
+        before: Entries of the gradient book as they were before it, if it ran ahead of `backward()`.
+        awaited: Whether it ran even before `backward()`, which is still to come.
+        uncleared: Where the update before was made, as long as its gradients have not been cleared.
+    """
+
+    line: Line
+    awaited: bool = False
+    uncleared: Optional[Line] = None
+    back: Optional[TakenBack] = None
+    stepped: int = 0
+    before: Sequence[Entry] = ()
+    leave: Callable[[str], None] = _stay
+    losses: Sequence[Loss] = ()
+
+    def check_confirmed(self) -> None:
+        """Refuse to go on without the `backward()` that the update ran ahead of."""
+        if self.awaited:
+            raise CaptureError(
+                f"The value read at {self.line} made the update run before backward(), since in the step before its "
+                f"loss went backward next, and now, at {current_line()}, that has not happened: the weights on the "
+                "device have an update that PyTorch would not have made. Read values after backward(), or load the "
+                "last checkpoint and leave a loop that skips updates to the host."
+            )
+
+    def confirm(self) -> None:
+        """Take that the loss goes backward for which the update has run already."""
+        if self.uncleared is not None:
+            raise self.error(
+                f"it uses the gradients of the update made at {self.uncleared} again, because nothing has cleared them "
+                "since. Call optimizer.zero_grad() after every optimizer.step()."
+            )
+        self.awaited = False
+
+    @property
+    def can_be_taken_back(self) -> bool:
+        """True for one of the first updates of a loop that may go on with updates on the host."""
+        return self.back is not None
+
+    def error(self, rest: str) -> CaptureError:
+        """Return the error for what does not go with the update; `rest` says what it is and what to do."""
+        return CaptureError(f"The value read at {self.line} made the update run before optimizer.step(), and {rest}")
+
+    def __call__(self) -> None:
+        """Refuse to show weights or the optimizer's state, unless the update can be taken back."""
+        if self.back is not None:
+            self.leave("Weights or optimizer state are used between a read of the loss and optimizer.step().")
+            return
+        raise self.error(
+            f"now weights or optimizer state are used at {current_line()}, to read, save or evaluate them. PyTorch "
+            "would have those of before the update. Call optimizer.step() first, or read the value after "
+            "optimizer.step()."
+        )

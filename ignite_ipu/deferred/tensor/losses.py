@@ -1,0 +1,76 @@
+"""Losses: deferred values that go backward, and the loops that they are computed in."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from ignite_ipu.deferred.graph.leaves import Input
+from ignite_ipu.deferred.graph.operations import NORM, Operation, Value
+from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
+from ignite_ipu.deferred.tensor.reads import models_of
+from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.user_code import Line, current_line
+
+
+def mark_loss(value: Value, retained: bool = False) -> None:
+    """Let a value go backward; `retained` says that gradients may flow through what it is computed from once more."""
+    line = current_line(above=2)
+    if value.went_backward is not None:
+        value.went_backward()
+        value.went_backward = None
+        return
+    if value.known and not value.live:
+        raise CaptureError(
+            f"backward() at {line}: the step of this loss has run already, and with it its backward pass."
+        )
+    operations = ancestors(value)
+    for operation in operations:
+        if operation.signature is NORM:
+            raise CaptureError(
+                f"The loss at {line} is computed with the norm of gradients from {operation.line}, which comes with "
+                "the update that it is a loss of. Use the norm after optimizer.step()."
+            )
+    _find_weights(operations, line)
+    models = models_of(operations, "backward()", line)
+    if not models:
+        raise CaptureError(
+            f"The loss at {line} is computed by no call of a captured model and from no weight of one, so its "
+            "gradients would be the host's. A model is captured when it is given to ipu_prepare together with its "
+            "optimizer."
+        )
+    loops = list(dict.fromkeys(model.loop for model in models))
+    if value.shape.size and max(value.shape.size) != 1:
+        raise CaptureError(
+            f"backward() at {line} was called on a tensor of shape {value.shape.size}; a loss is a scalar. "
+            "Reduce it with mean() or sum()."
+        )
+    if not value.shape.requires_grad:
+        raise CaptureError(
+            f"backward() at {line} was called on a value that does not depend on trainable weights (it was "
+            "detached, or computed without gradients), so nothing would be trained."
+        )
+    first, *others = loops
+    loop = first.joined(models, line)[0] if others else first
+    loop.backward(Loss(value, operations, line, retained))
+
+
+def _find_weights(operations: Sequence[Operation], line: Line) -> None:
+    """Find out whose the weights are that a loss at a line is computed from; those that are no module's get one."""
+    used = [
+        (operation, leaf, leaf.weight)
+        for operation in operations
+        for leaf in operation.leaves
+        if type(leaf) is Input and leaf.weight is not None
+    ]
+    loose = {id(weight): weight for _, _, weight in used if parameter_of(weight) is None}
+    if loose:
+        models = models_of(operations, "backward()", line)
+        if not models:
+            return
+        owner = models[0].beside(list(loose.values()))  # which lives by this name until they belong to it
+    for operation, leaf, weight in used:
+        found = parameter_of(weight)
+        assert found is not None
+        owner, name = found
+        leaf.belong(name, owner, operation.line)

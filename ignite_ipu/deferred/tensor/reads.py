@@ -1,0 +1,245 @@
+"""Reads of values that a training step computes: one decision for each tells where the value comes from."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+
+import torch
+
+from ignite_ipu.deferred.graph.leaves import Input
+from ignite_ipu.deferred.graph.operations import NORM, Operation, Value, reached, replayed, shown_input
+from ignite_ipu.deferred.graph.owners import Captured, CapturedLoop
+from ignite_ipu.deferred.graph.step_graph import CALL, Loss, ancestors
+from ignite_ipu.deferred.graph.structure import words
+from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
+from ignite_ipu.errors import EarlyReadError, listed
+from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+
+_SAMPLING = words("multinomial bernoulli normal poisson binomial")
+
+
+class Source(enum.Enum):
+    """Sources of a value that is read."""
+
+    KNOWN = "it is known, or the host computes it from known ones"
+    ON_HOST = "the host computes it, and the update is made as if it had not been read"
+    RUN_UPDATE = "the update that it comes with runs now"
+    REFUSE = "nothing can give it"
+
+
+class Decision(NamedTuple):
+    """Source of a value, and what it takes to get it: updates to run, a value of the host, or an error."""
+
+    source: Source
+    updates: Sequence[Callable[[], None]] = ()
+    value: Optional[torch.Tensor] = None
+    error: Optional[EarlyReadError] = None
+
+
+def read(value: Value, what: str) -> torch.Tensor:
+    """Return a value, which is read as `what` says in words.
+
+    Raises:
+        EarlyReadError: Nothing can give it yet.
+    """
+    decision = decide(value, what)
+    if decision.error is not None:
+        raise decision.error
+    for run in decision.updates:
+        run()
+    return value.get() if decision.value is None else decision.value
+
+
+def decide(value: Value, what: str) -> Decision:
+    """Return where a value comes from.
+
+    The host computes it where the update is not complete, by what is known of the loop: in the first step, while
+    gradients accumulate, and before `backward()` unless the step before tells what goes backward.
+    """
+    known = value.known
+    if known:
+        return Decision(Source.KNOWN)
+    if value.operation.of_weights:
+        return Decision(Source.ON_HOST, value=_of_weights(value))
+    operations, line = [each for each in ancestors(value) if not each.done], current_line()
+    loops = list(dict.fromkeys(model.loop for model in models_of(operations, what, line)))
+    updates = [loop.updates.read(value, operations) for loop in loops]
+    runs = [run for run in updates if run is not None]
+    # Checks of distributions ask in every step, and later nobody could answer.
+    complete = loops and len(runs) == len(loops) and all(loop.updates.accumulates is False for loop in loops)
+    if not complete and not called_by(DISTRIBUTIONS):
+        norms = [each for each in operations if each.signature is NORM]
+        if all(each.model is not None and each.model.loop.updates.read_norms(line) for each in norms):
+            left = [each for each in ancestors(value) if not each.done]
+            found = value.get() if norms and value.known else _computed_on_host(value, left, loops, line)
+            if found is not None:
+                return Decision(Source.ON_HOST, value=found)
+    refusing = next((loop for loop, run in zip(loops, updates) if run is None), None)
+    if refusing is None:
+        return Decision(Source.RUN_UPDATE, runs)
+    return Decision(Source.REFUSE, error=_refusal(refusing, value, what))
+
+
+def _of_weights(value: Value) -> torch.Tensor:
+    """Compute what comes from weights alone as PyTorch does, with gradients that reach no device."""
+
+    def tensor_of(leaf: Input, operation: Operation) -> torch.Tensor:
+        tensor = shown_input(leaf, operation)
+        return tensor if leaf.weight is None else torch.Tensor.detach(tensor).requires_grad_()
+
+    with torch.enable_grad():
+        results = replayed(ancestors(value), tensor_of)
+    value.take(results[value.operation][value.index])
+    return value.get()
+
+
+def _computed_on_host(
+    value: Value, operations: Sequence[Operation], loops: Sequence[CapturedLoop], line: Line
+) -> Optional[torch.Tensor]:
+    """Return a value of a training step that has not run, and leave the step to the device.
+
+    Layers are in the modes they are in: random ones draw others than the step will, and statistics of batches are not
+    kept. None where the loop itself draws: what is sampled, as an action, has to be what the step samples.
+    """
+    alone = all(each.model is None or each.model.loop.computes_alone(each) for each in operations)
+    if not (all(loop.computes_on_host(line) for loop in loops) and alone):
+        return None
+
+    def called(call: Operation, leaves: List[Any]) -> Any:
+        assert call.model is not None
+        return call.model.called_with(call, leaves)
+
+    for loop in loops:
+        loop.check_unwritten(operations)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        results = replayed(operations, lambda leaf, operation: torch.Tensor.detach(leaf.tensor), called)
+        drawn = not torch.equal(before, torch.get_rng_state())
+    return None if drawn else results[value.operation][value.index]
+
+
+def _refusal(loop: CapturedLoop, value: Value, what: str) -> EarlyReadError:
+    """Return the error for a read for which no update can run."""
+    line, operations = current_line(), ancestors(value)
+    stale = next((call for call in operations if call.model is not None and loop.updates.are_stale(call)), None)
+    if stale is not None:
+        return EarlyReadError(
+            f"{what} at {line} asks for a value that the call of {loop.name} at {stale.line} gives, "
+            "and the weights that it used have been updated since. The device computes what an update is of, and "
+            "that call is of no update. Read the value before optimizer.step(), or call the model in eval mode "
+            "under torch.no_grad()."
+        )
+    if loop.updates.take_turns:
+        return EarlyReadError(
+            f"{what} at {line} asks for a value of an update by one of several optimizers before its "
+            "step(), and the host cannot compute it beside that: random numbers are drawn for it, or calls of the "
+            "model read what earlier ones write. Read it after that step()."
+        )
+    if has_gone_backward(operations, loop):
+        reason = incomplete(loop)
+        return EarlyReadError(
+            f"{what} at {line} asks for a value that comes with the weight update, and {reason}. Keep "
+            "loss.detach() and read it after the update."
+        )
+    sampled = next((each for each in operations if each.model is None and each.name in _SAMPLING), None)
+    if sampled is not None and not value.shape.requires_grad:
+        return EarlyReadError(
+            f"{what} at {line} asks for a value of the training step before the step has run: it was sampled from what "
+            f"the model computes, by {sampled.name} at {sampled.line}. Where the loop acts on it before there is a "
+            "loss, as in reinforcement learning, the graph of the step grows with what happens then, and a device step "
+            "is compiled from one graph. Let the model act in eval mode under torch.no_grad(), keep states, actions "
+            "and rewards, and train with them in batches of one size, as PPO and DQN do."
+        )
+    remedy = (
+        "It is a check of torch.distributions: leave it out with validate_args=False."
+        if called_by(DISTRIBUTIONS)
+        else "Move the line after backward (or optimizer.step()); to keep a sum, add loss.detach() and read "
+        "the sum later. For a forward pass without training, call model.eval() or use torch.no_grad()."
+    )
+    return EarlyReadError(
+        f"{what} at {line} asks for a value of the training step before the step has run: its loss has "
+        f"not gone backward. {remedy}"
+    )
+
+
+def not_frozen(model: Any) -> EarlyReadError:
+    """Return the error for a call, with a value of a step that has not run, of a captured model outside of the step."""
+    with DisableTorchFunctionSubclass():
+        names = [name for name, parameter in model.model.named_parameters() if parameter.requires_grad]
+    return EarlyReadError(
+        f"{model.name} was called at {current_line()}, in evaluation mode or without gradients, with a value of the "
+        f"training step before the step has run, and is not frozen: {listed(names)} requires gradients. Call it "
+        "after optimizer.step(); or, as a part of the step, in training mode (layers in it may be in evaluation "
+        "mode), or with requires_grad_(False) on all its parameters."
+    )
+
+
+def incomplete(loop: CapturedLoop) -> Optional[str]:
+    """Return why an update of what went backward cannot be made yet, None if it can.
+
+    Where an engine's step function has left the last loss, more will follow.
+    """
+    reason, losses = loop.postponed, loop.updates.pending
+    if reason is not None or not losses or losses[-1].call in (None, CALL.get()):
+        return reason
+    return (
+        f"the step function that called backward() at {losses[-1].line} has returned without optimizer.step(), so that "
+        "gradients accumulate (handlers read in iterations that make an update, as by "
+        "Events.ITERATION_COMPLETED(every=...))"
+    )
+
+
+def awaits_backward(value: Value) -> bool:
+    """Tell whether a value comes with a step whose loss has not gone backward."""
+    operations = [operation for operation in ancestors(value) if not operation.done]
+    if any(operation.problem is not None for operation in operations):
+        return False
+    loops = {operation.model.loop for operation in operations if operation.model is not None}
+    if not loops and torch.is_grad_enabled():
+        return value.shape.requires_grad  # it comes from weights alone, as a prompt that a frozen model is given
+    return not all(has_gone_backward(operations, loop) for loop in loops)
+
+
+def has_gone_backward(operations: Sequence[Operation], loop: CapturedLoop) -> bool:
+    """Return whether the calls of a loop's models among operations are of losses that went backward."""
+    calls = [each for each in operations if each.model is not None and each.signature is not NORM and not each.done]
+    own = {call for call in calls if call.model is not None and call.model.loop is loop}
+    return own <= {operation for loss in loop.updates.pending for operation in loss.operations}
+
+
+def expected_loss(value: Value, line: Line) -> Optional[Loss]:
+    """Return what goes backward next, as far as what was recorded tells.
+
+    It is the last scalar with gradients that is computed by the same calls of the model, and the only such one.
+    """
+
+    def following(current: Value) -> List[Value]:
+        return [result for each in current.readers() for result in each.values if result.shape.requires_grad]
+
+    given = [result for call in ancestors(value) if call.model is not None for result in call.values]
+    last = [
+        each
+        for each in reached(given, following)
+        if max(each.shape.size, default=1) == 1
+        and each.shape.requires_grad
+        and each.handle() is not None
+        and not following(each)
+    ]
+    last = [each for each in last if each is not value] or last
+    return Loss(last[0], ancestors(last[0]), line) if len(last) == 1 else None
+
+
+def models_of(operations: Sequence[Operation], what: str, line: Line) -> List[Captured]:
+    """Return the models that operations call or use weights of; `what` says how they are asked for at a line."""
+    found: Dict[Captured, None] = {}
+    for operation in operations:
+        if operation.problem is not None:
+            raise EarlyReadError(f"{what} at {line} asks for a value that will never exist: {operation.problem}.")
+        if operation.model is not None:
+            found[operation.model] = None
+        for leaf in operation.leaves:
+            if type(leaf) is Input and leaf.model is not None:
+                found[leaf.model] = None
+    return list(found)
