@@ -57,7 +57,7 @@ COMMANDS: Dict[str, Command] = {
     "warm": Command("ignite_ipu.running.warm", "compile what a script will need into the executable cache"),
     "config": Command("ignite_ipu.program.questions", "ask how runs are to use IPUs, and write a file that says so"),
     "parity": Command("ignite_ipu.parity.command", "compare a script, or a model, on the device with the host"),
-    "plan": Command("ignite_ipu.pipeline.command", "plan a model over several IPUs and estimate time and memory"),
+    "plan": Command("ignite_ipu.running.planning", "plan a model over several IPUs and estimate time and memory"),
     "cache": Command(
         "ignite_ipu.emulator.files.cache_command", "list, verify or prune a directory of cached executables"
     ),

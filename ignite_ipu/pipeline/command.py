@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ignite_ipu.pipeline.planning.plan import Plan
+    from ignite_ipu.pipeline.profiling.profile import Profile
 
 _MACHINES = {"mk2": MK2, "bow": BOW}
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "target",
+        nargs="?",
         metavar="MODULE:FACTORY",
         help="a function without arguments, in a module or a .py file, that returns (model, inputs) or (model, inputs, "
         "optimizer); inputs are one micro-batch: a tensor, a tuple of arguments, or a dict of keyword arguments. "
@@ -75,15 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; return 0 if a plan fits, 1 if none does."""
-    if args.pod_picture and not args.pod:
-        raise UserError("--pod-picture needs --pod IPUS.")
-    # Not at the top: these import torch, and `--help` and completion need only the arguments.
-    from ignite_ipu.pipeline.planning.drawing import check_picture
+    # Not at the top: it imports torch, and `--help` and completion need only the arguments.
     from ignite_ipu.pipeline.planning.plan_file import load_plan
 
+    if args.target is None:
+        raise UserError("Say what is planned: MODULE:FACTORY, a plan's .json file, or --script SCRIPT.")
     try:
-        for picture in filter(None, (args.picture, args.pod_picture)):
-            check_picture(picture)
+        check_arguments(args)
         if not args.target.endswith(".json"):
             return _plan(args)
         if args.annotate:
@@ -94,20 +94,65 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def check_arguments(args: argparse.Namespace) -> None:
+    """Refuse arguments before anything is measured.
+
+    Raises:
+        PlanError, UserError: A picture cannot be drawn.
+    """
+    from ignite_ipu.pipeline.planning.drawing import check_picture
+
+    if args.pod_picture and not args.pod:
+        raise UserError("--pod-picture needs --pod IPUS.")
+    for picture in filter(None, (args.picture, args.pod_picture)):
+        check_picture(picture)
+
+
 def _plan(args: argparse.Namespace) -> int:
     from ignite_ipu.pipeline.planning.annotating import annotated_source
-    from ignite_ipu.pipeline.planning.comparison import compare, draw_scaling, scale
-    from ignite_ipu.pipeline.planning.plan import text_table
-    from ignite_ipu.pipeline.planning.plan_file import save_plan
     from ignite_ipu.pipeline.profiling.measure import measure
 
     model, inputs, optimizer, factory = _built(args.target)
     profile = measure(model, inputs, granularity=args.granularity, training=not args.inference, fake=not args.real)
+
+    def annotate(best: Plan) -> None:
+        source, text = annotated_source(best, model, factory)
+        out = Path(args.annotate)
+        if out.exists() and out.samefile(source):
+            raise UserError(f"{out} is the model's source itself: --annotate writes a copy, to another file.")
+        with whole_file(out) as file:
+            file.write(text.encode())
+        print(f"\n{out} is {source} with the plan in it: train with options=ipu_options().")
+
+    return plan_measured(args, profile, optimizer, annotate if args.annotate else lambda best: None)
+
+
+def plan_measured(
+    args: argparse.Namespace, profile: Profile, optimizer: Any, note: Callable[[Plan], None], **setting: Any
+) -> int:
+    """Plan what was measured, print the plans and write the files; return 0 if a plan fits, 1 if none does.
+
+    Args:
+        args: The command's arguments.
+        profile: A micro-batch.
+        optimizer: What trains, where the arguments name none; None for AdamW.
+        note: Called with the best plan, after it was printed and saved.
+        setting: Further arguments of `compare`.
+
+    Raises:
+        PlanError, UserError: Nothing can be planned, or a file cannot be written.
+    """
+    from ignite_ipu.pipeline.planning.comparison import compare, draw_scaling, scale
+    from ignite_ipu.pipeline.planning.plan import text_table
+    from ignite_ipu.pipeline.planning.plan_file import save_plan
+
     given = {"memory": args.memory, "usable_fraction": args.usable}
     machine = replace(_MACHINES[args.machine], **{name: value for name, value in given.items() if value is not None})
-    setting: Dict[str, Any] = {"machine": machine, "global_batch": args.global_batch}
+    if args.global_batch is not None:
+        setting["global_batch"] = args.global_batch
     state = args.optimizer or optimizer or "adamw"
-    comparison = compare(profile, args.ipus, optimizer=state, ipus_per_replica=args.ipus_per_replica, **setting)
+    fixed: Dict[str, Any] = {"ipus_per_replica": args.ipus_per_replica, "machine": machine, **setting}
+    comparison = compare(profile, args.ipus, optimizer=state, **fixed)
     print(f"{text_table(comparison.table(args.rows))}\n")
     try:
         best = comparison.best
@@ -117,17 +162,11 @@ def _plan(args: argparse.Namespace) -> int:
     _present(best, args)
     if args.save:
         save_plan(best, args.save)
-    if args.annotate:
-        source, text = annotated_source(best, model, factory)
-        out = Path(args.annotate)
-        if out.exists() and out.samefile(source):
-            raise UserError(f"{out} is the model's source itself: --annotate writes a copy, to another file.")
-        with whole_file(out) as file:
-            file.write(text.encode())
-        print(f"\n{out} is {source} with the plan in it: train with options=ipu_options().")
+    note(best)
     if args.pod:
-        setting.update(strategy=best.strategy, optimizer=best.optimizer)
-        scaling = scale(profile, best.ipus_per_replica, ipus=args.pod, **setting)
+        global_batch = setting.get("global_batch")
+        scaled: Dict[str, Any] = {"machine": machine, "strategy": best.strategy, "optimizer": best.optimizer}
+        scaling = scale(profile, best.ipus_per_replica, ipus=args.pod, global_batch=global_batch, **scaled)
         print(f"\n{scaling}")
         if args.pod_picture:
             draw_scaling(scaling).savefig(args.pod_picture)
