@@ -77,6 +77,27 @@ def import_paths() -> List[str]:
     return list(importlib.import_module(f"{_EMULATOR}.installation").stand_ins())
 
 
+def instance_options(alone: bool = False) -> Any:
+    """Return options for a process that PopRun has started.
+
+    Args:
+        alone: Whether they are for a program of this process alone, and not for one that all processes train together.
+    """
+    module = "popdist" if not is_emulator() else f"{_EMULATOR}.popdist"
+    if not alone:
+        if not is_emulator():
+            importlib.import_module("popdist").init()
+        where = "poptorch" if not is_emulator() else "options"
+        return importlib.import_module(f"{module}.{where}").Options()
+    instances = importlib.import_module(module if not is_emulator() else f"{module}.instances")
+    options = poptorch().Options()
+    options.Distributed.disable()
+    options.replicationFactor(instances.getNumLocalReplicas())
+    if not is_emulator():
+        options.useIpuId(instances.getDeviceId())
+    return options
+
+
 def compile_steps() -> None:
     """Have the emulator compile programs by torch.compile's back end; on IPUs they always are compiled.
 

@@ -12,7 +12,7 @@ from tests.architecture import PACKAGES, ROOT, circles, draw, imports, rooms
 FLOORS = (
     ("operators", "torch_names"),  # which the emulator shares
     ("emulator", "errors", "poptorch_types"),
-    ("backend",),
+    ("backend", "launched"),
     ("checkpoints", "cli"),
     ("program",),
     ("optimizers", "pipeline"),

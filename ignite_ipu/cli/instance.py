@@ -1,8 +1,7 @@
 """`python -m ignite_ipu.cli.instance SCRIPT` or `-m MODULE`: a process of a job that ends with the one that started it.
 
-PopRun describes a process in the variables of Open MPI, which PopTorch reads. `torch.distributed`, and with it
-`idist.Parallel`, reads others; they are set here before the program runs. If torch's launcher has started the process,
-PopRun's variables are set, and programs for the SDK import the emulator.
+The variables of `torch.distributed`, which `idist.Parallel` reads, are set before the program runs. If torch's launcher
+has started the process, PopRun's variables are set, and programs for the SDK import the emulator.
 """
 
 from __future__ import annotations
@@ -18,28 +17,14 @@ from typing import Dict, List, Mapping
 
 from ignite_ipu import backend
 from ignite_ipu.emulator.popdist.instances import Job
+from ignite_ipu.launched import rendezvous
 
-_PORT = "29500"
-_MEANINGS = {
-    "RANK": "OMPI_COMM_WORLD_RANK",
-    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
-    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
-    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
-}
 # Set by `ignite-ipu launch` for torch's launcher: replicas of all processes, and IPUs of each.
 _JOB = "IGNITE_IPU_JOB"
 # "pid:directory" of the process that starts instances; they delete the directory if that one has died.
 _STARTER = "IGNITE_IPU_STARTER"
 _LOOK_SECONDS = 0.5
 _GRACE_SECONDS = 2.5
-
-
-def rendezvous(variables: Mapping[str, str]) -> Dict[str, str]:
-    """Return what `torch.distributed` wants to know, from what PopRun says; variables that are set are left alone."""
-    found = {ours: variables[theirs] for ours, theirs in _MEANINGS.items() if theirs in variables}
-    if found:
-        found.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=_PORT)
-    return {name: value for name, value in found.items() if name not in variables}
 
 
 def job_description(replicas: int, ipus_per_replica: int) -> Dict[str, str]:

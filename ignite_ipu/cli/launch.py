@@ -42,6 +42,12 @@ class Job(NamedTuple):
     ipus_per_replica: int = 1
     hosts: List[str] = []
     restarts: int = 0
+    is_module: bool = False
+
+    @property
+    def words(self) -> List[str]:
+        """The program's command line, after that of the interpreter."""
+        return [*_INSTANCE, *(["-m"] if self.is_module else []), self.script, *self.arguments]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="PopRun for IPUs, torch's elastic launcher for emulators (default: PopRun where it is installed)",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the command line and start nothing")
+    parser.add_argument("-m", "--module", action="store_true", help="the program is a module, as of `python -m`")
     parser.add_argument("script", help="the Python program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
 
@@ -99,13 +106,13 @@ def command(job: Job, launcher: str) -> List[str]:
             *(sys.executable, *_INSTANCE, "-m", "torch.distributed.run", "--standalone"),
             f"--nproc-per-node={job.instances}",
             f"--max-restarts={job.restarts}",
-            *(*_INSTANCE, job.script, *job.arguments),
+            *job.words,
         ]
     words = ["poprun", f"--num-instances={job.instances}", f"--num-replicas={job.replicas}"]
     words.append(f"--ipus-per-replica={job.ipus_per_replica}")
     if job.hosts:
         words.append(f"--host={','.join(job.hosts)}")
-    return [*words, sys.executable, *_INSTANCE, job.script, *job.arguments]
+    return [*words, sys.executable, *job.words]
 
 
 def environment(job: Job, launcher: str) -> Dict[str, str]:
@@ -132,10 +139,11 @@ def _job(args: argparse.Namespace) -> Job:
         )
     if args.restarts < 0:
         raise UserError(f"--restarts {args.restarts} makes no sense: give 0 or more.")
-    if not Path(args.script).is_file():
+    if not args.module and not Path(args.script).is_file():
         raise UserError(f"There is no program {args.script!r} to launch.")
     hosts = [host for host in args.hosts.split(",") if host]
-    return Job(args.script, args.arguments, args.instances, replicas, args.ipus_per_replica, hosts, args.restarts)
+    numbers = args.instances, replicas, args.ipus_per_replica
+    return Job(args.script, args.arguments, *numbers, hosts, args.restarts, args.module)
 
 
 def _run(words: List[str], additions: Dict[str, str], job: Job, launcher: str) -> int:

@@ -7,11 +7,12 @@ its optimizer runs that as one device step.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import json
 import os
-from typing import Any, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, ContextManager, Dict, Iterable, List, Optional, Tuple, Union
 
 import torch
 from torch import nn
@@ -47,9 +48,10 @@ from ignite_ipu.deferred.settings import IGNORING, captured_options, leaving_dev
 from ignite_ipu.deferred.tensor.device_gradient import refuse_weights_of_the_host
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
 from ignite_ipu.errors import CaptureError, OptionsError, UnsupportedArgumentError
+from ignite_ipu.launched import describe_to_torch
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.session.data_parallel import wrap
+from ignite_ipu.session.data_parallel import job, wrapped
 from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.torch_compiled import is_compiled
 
@@ -139,12 +141,15 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         arguments = _completed(_named(args, kwargs), settings)
         _refuse_arguments(arguments)
         _refuse_environment(arguments)
+        describe_to_torch()
         # The host's part of the work is that of processes on CPUs.
         arguments["cpu"] = True
         super().__init__(**arguments)
         # accelerate 0.20 has none before init_trackers(), and log() and end_training() look at them.
         self.trackers: List[Any] = getattr(self, "trackers", [])
         _refuse_state(self)
+        if self.num_processes > 1:
+            job()  # every process is here, and says where it runs
         said: Dict[str, Any] = {"mixed_precision": str(self.mixed_precision)}
         if self.gradient_accumulation_steps > 1:
             said["gradient_accumulation_steps"] = self.gradient_accumulation_steps
@@ -195,10 +200,8 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         """Return a model that several processes train in `DistributedDataParallel`, as accelerate does."""
         if self.num_processes == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
             return None
-        kind = nn.parallel.DistributedDataParallel
-        wrapper = kind.__new__(kind)
-        wrap(wrapper, model, **({} if self.ddp_handler is None else self.ddp_handler.to_kwargs()))
-        return wrapper
+        kwargs = {} if self.ddp_handler is None else self.ddp_handler.to_kwargs()
+        return wrapped(nn.parallel.DistributedDataParallel, model, **kwargs)
 
     def prepare_data_loader(self, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
         """Prepare a loader of micro-batches as accelerate does.
@@ -334,21 +337,39 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     def gather(self, tensor: Any) -> Any:
         """Return the values of all processes; a process has those of all its replicas already."""
-        return super().gather(resolved(tensor))
+        with self._reporting():
+            return super().gather(resolved(tensor))
 
     def gather_for_metrics(self, input_data: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the values of every sample exactly once."""
-        return super().gather_for_metrics(resolved(input_data), *args, **kwargs)
+        with self._reporting():
+            return super().gather_for_metrics(resolved(input_data), *args, **kwargs)
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Return the values of all processes, reduced; replicas are no processes."""
         # Older versions of accelerate have no scale.
         more = {} if scale == 1.0 else {"scale": scale}
-        return super().reduce(resolved(tensor), reduction, **more)
+        with self._reporting():
+            return super().reduce(resolved(tensor), reduction, **more)
 
     def pad_across_processes(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the values, padded to the largest of all processes."""
-        return super().pad_across_processes(resolved(tensor), *args, **kwargs)
+        with self._reporting():
+            return super().pad_across_processes(resolved(tensor), *args, **kwargs)
+
+    def wait_for_everyone(self) -> None:
+        """Wait until all processes have come here.
+
+        Raises:
+            ProcessesError: One of them has ended.
+        """
+        with self._reporting():
+            super().wait_for_everyone()
+
+    def _reporting(self) -> ContextManager[Any]:
+        """Return a context that reports which process has ended where communication fails."""
+        found: ContextManager[Any] = contextlib.nullcontext() if self.num_processes == 1 else job().reporting()
+        return found
 
     def log(self, values: Any, step: Optional[int] = None, log_kwargs: Optional[Any] = None) -> None:
         """Log values to the trackers, as accelerate does."""

@@ -71,8 +71,8 @@ def refuse_for_capture(config: IPUConfig, accumulates: bool = False) -> None:
         raise CaptureError(reason)
 
 
-def captured_options(config: IPUConfig, ipus_per_replica: int = 1) -> Options:
-    """Return the training options that every program's own are derived from.
+def captured_options(config: IPUConfig, ipus_per_replica: int = 1, alone: bool = False) -> Options:
+    """Return the training options that every program's own are derived from; if `alone`, of this process alone.
 
     A `CaptureError` where they say what only the loop can say, an `OptionsError` where they cannot run.
     """
@@ -87,7 +87,7 @@ def captured_options(config: IPUConfig, ipus_per_replica: int = 1) -> Options:
     shared = (config.gradient_accumulation_steps or 1) * (config.split_batch or 1)
     config = with_replicas(config, ipus_per_replica, shared=shared)
     config = dataclasses.replace(config, output_mode="All", gradient_accumulation_steps=None)
-    result = training_options(config, ipus_per_replica=ipus_per_replica)
+    result = training_options(config, ipus_per_replica=ipus_per_replica, alone=alone)
     for name, value in (
         ("deviceIterations", result.device_iterations),
         ("Training.gradientAccumulation", result.Training.gradient_accumulation),

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.errors import ProcessesError
 from ignite_ipu.optimizers.conversion import clipping_problem, convert_optimizer
 from ignite_ipu.optimizers.host_steps import warn_of_host_steps
 from ignite_ipu.program.config import IPUConfig
@@ -23,7 +22,7 @@ from ignite_ipu.program.options import training_options
 from ignite_ipu.program.step import EvaluationStep
 from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.program.training_step import TrainingStep, find_loss
-from ignite_ipu.session.data_parallel import wrap
+from ignite_ipu.session.data_parallel import wrapped
 from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
@@ -57,9 +56,9 @@ def process_backend(native: str) -> str:
 
 
 def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Module:
-    """Return the model as it is; natively, what Ignite's `auto_model` makes of it.
+    """Return the model, in `DistributedDataParallel` where several processes train it, as Ignite's `auto_model` does.
 
-    On IPUs PopTorch copies a model to all replicas itself, so there is nothing to wrap.
+    PopTorch copies a model to all replicas of a process itself, so there is nothing to wrap in one process.
 
     Args:
         model: The model.
@@ -67,7 +66,9 @@ def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Mod
         kwargs: For torch's DistributedDataParallel, in native runs.
     """
     if not is_native():
-        return model
+        if connected()[1] == 1:
+            return model
+        return wrapped(nn.parallel.DistributedDataParallel, model, **kwargs)
     import ignite.distributed as idist
 
     return idist.auto_model(model, sync_bn=sync_bn, **kwargs)
@@ -76,27 +77,20 @@ def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Mod
 def parallel_model(wrapper: Type[nn.Module], model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """Return a model in a wrapper for several GPUs; where there are IPUs, calls of the wrapper are the model's.
 
-    It has the wrapper's class and names (`module.weight`), and whoever trains it trains the model within.
+    It has the wrapper's class and names (`module.weight`), and whoever trains it trains the model within. In several
+    processes the gradients of a `DistributedDataParallel` are averaged.
 
     Args:
         wrapper: `torch.nn.DataParallel` or `torch.nn.parallel.DistributedDataParallel`.
         model: The model.
-        args, kwargs: For the wrapper, in native runs.
+        args, kwargs: For the wrapper. On IPUs those for GPUs have no effect.
 
     Raises:
-        ProcessesError: Several processes were to train the model; one process drives all IPUs.
+        ProcessesError: The processes have models with other parameters.
     """
     if is_native():
         return wrapper(model, *args, **kwargs)
-    if wrapper is nn.parallel.DistributedDataParallel and connected()[1] > 1:
-        raise ProcessesError(
-            f"DistributedDataParallel was to train a {type(model).__name__} in {connected()[1]} processes: on IPUs one "
-            "process drives all replicas. Start one process, and ask for replicas by replication_factor=... of "
-            "create_ipu_trainer, IPUAccelerator or the config of ipu_prepare."
-        )
-    wrapped = wrapper.__new__(wrapper)
-    wrap(wrapped, model, *args, **kwargs)
-    return wrapped
+    return wrapped(wrapper, model, *args, **kwargs)
 
 
 _PROGRAMS = "_ignite_ipu_programs"

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator, List, Mapping, Option
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OptionsError, did_you_mean, logger, nearest
+from ignite_ipu.launched import ipus_per_replica as ipus_of_launcher
+from ignite_ipu.launched import is_instance
 from ignite_ipu.program.config import IPUConfig, positive
 
 if TYPE_CHECKING:
@@ -55,13 +57,14 @@ def with_replicas(config: IPUConfig, ipus_per_replica: int = 1, shared: Optional
     return dataclasses.replace(config, replication_factor=replicas)
 
 
-def training_options(config: IPUConfig = _DEFAULTS, *, ipus_per_replica: int = 1) -> Options:
+def training_options(config: IPUConfig = _DEFAULTS, *, ipus_per_replica: int = 1, alone: bool = False) -> Options:
     """Return the `poptorch.Options` that a model is trained with.
 
     Args:
         config: Settings; its own options stay as they are. Options that do not say which outputs come back return all
             of them: the mean loss of a call, and labels that match, need them all.
         ipus_per_replica: IPUs that one copy of the model takes.
+        alone: Whether the program is of this process alone.
 
     Raises:
         OptionsError: Settings contradict the options, or the combination cannot run.
@@ -70,7 +73,7 @@ def training_options(config: IPUConfig = _DEFAULTS, *, ipus_per_replica: int = 1
     if config.compile:
         backend.compile_steps()
     config = with_replicas(config, ipus_per_replica)
-    result = own_options(config)
+    result = own_options(config, alone)
     _set_factors(result, config)
     # Schedulers add keys such as initial_lr to an optimizer's groups, which PopTorch would report one by one.
     result.relaxOptimizerAttributesChecks(True)
@@ -110,7 +113,7 @@ def evaluation_options(config: IPUConfig = _DEFAULTS, *, training: Optional[Opti
         result.outputMode(backend.poptorch().OutputMode.Default)
         result.set(anchored_tensors={})
         if config.replication_factor is not None:
-            result.replicationFactor(int(config.replication_factor))
+            set_replicas(result, int(config.replication_factor))
     else:
         result = own_options(config)
         accumulation = result.Training.gradient_accumulation
@@ -136,10 +139,32 @@ def output_mode(options: Options, training: bool) -> Any:
     return mode
 
 
+def set_replicas(options: Options, count: int) -> None:
+    """Set the number of replicas.
+
+    Raises:
+        OptionsError: PopRun has given the process another number.
+    """
+    if options.replication_factor == count:
+        return
+    try:
+        options.replicationFactor(count)
+    except RuntimeError as error:
+        raise OptionsError(
+            f"{count} replicas are needed, and PopRun gives this process {options.replication_factor}. Start "
+            "it with another --num-replicas, or --replicas of `ignite-ipu launch`, and leave replication_factor out."
+        ) from error
+
+
 def check_ipus(options: Options, ipus_per_replica: int = 1) -> int:
     """Return how many IPUs a model over `ipus_per_replica` IPUs takes with these options."""
     replicas: int = options.replication_factor
     ipus = replicas * ipus_per_replica
+    if is_instance() and options.Distributed.numProcesses > 1 and ipus_per_replica != ipus_of_launcher():
+        raise OptionsError(
+            f"A replica of the model takes {ipus_per_replica} IPUs, and PopRun gives each {ipus_of_launcher()}. Start "
+            f"the processes with --ipus-per-replica={ipus_per_replica}."
+        )
     if is_simulated(options):
         return ipus
     product = f"replicationFactor ({replicas}) x IPUs per replica ({ipus_per_replica}) = {ipus} IPUs"
@@ -155,13 +180,17 @@ def check_ipus(options: Options, ipus_per_replica: int = 1) -> int:
     return rounded
 
 
-def own_options(config: IPUConfig) -> Options:
-    """Return a copy of a config's own options, which may be changed even if those are frozen."""
+def own_options(config: IPUConfig, alone: bool = False) -> Options:
+    """Return a copy of a config's own options, which may be changed even if those are frozen.
+
+    Where PopRun has started the process, options that the config does not give have its replicas and its place among
+    the processes; if `alone`, its replicas only.
+    """
     kind, options = backend.poptorch().Options, config.options
     if isinstance(options, kind):
         own: Options = options.clone()
         return own
-    fresh: Options = kind()
+    fresh: Options = backend.instance_options(alone) if is_instance() else kind()
     if isinstance(options, Mapping):
         for name, value in options.items():
             for arguments in _calls(_setter(fresh, str(name)), value):
@@ -234,7 +263,10 @@ def _set_factors(options: Options, config: IPUConfig) -> None:
             raise OptionsError(
                 f"{setter} is {current} in the options but the arguments say {wanted}. Say it in one place only."
             )
-        operator.attrgetter(setter)(options)(wanted)
+        if setter == "replicationFactor":
+            set_replicas(options, wanted)
+        else:
+            operator.attrgetter(setter)(options)(wanted)
 
 
 def _set_output_mode(options: Options, config: IPUConfig) -> None:

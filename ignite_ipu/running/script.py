@@ -9,6 +9,7 @@ from typing import List, Optional, Sequence, Set
 
 from ignite_ipu import backend
 from ignite_ipu.errors import UserError
+from ignite_ipu.launched import describe_to_torch
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.running.program import Main, module_program, script_program, started, uses_poptorch
 from ignite_ipu.running.script_code import ScriptCode, Substitution
@@ -85,6 +86,7 @@ def _run(program: Main, config: Configuration, substitutions: List[Substitution]
 
 
 def _run_substituted(program: Main, config: IPUConfig, substitutions: List[Substitution]) -> None:
+    describe_to_torch()
     substitutes = substitute(ScriptCode(program.path, program.package), program.folder, config)
     try:
         _run_with_its_threads(program)

@@ -16,7 +16,7 @@ import socket
 import time
 import weakref
 from pathlib import Path
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,7 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 _LOOK_SECONDS = 0.05
 _DEATH_SECONDS = 3.0
 _NUMBERS = itertools.count()
+_BACKEND = "gloo"  # which is in the messages of its errors
 
 
 class Agreement(NamedTuple):
@@ -132,10 +133,16 @@ class _Job:
 
     @contextlib.contextmanager
     def reporting(self) -> Any:
-        """Report which process has ended where communication fails in the `with` block."""
+        """Report which process has ended where communication fails in the `with` block.
+
+        Raises:
+            ProcessesError: It fails.
+        """
         try:
             yield
         except RuntimeError as error:
+            if _BACKEND not in str(error):
+                raise
             raise ProcessesError(
                 f"Process {self.rank} cannot reach the others at {current_line()}: {self._ended()}. Gradients of all "
                 "processes make an update, so the job cannot go on. Start it again from its last checkpoint; "
@@ -282,6 +289,13 @@ def wrap(wrapper: Any, model: nn.Module, *args: Any, **kwargs: Any) -> None:
         _refuse_group(kwargs.get("process_group"))
         wrapper.reducer = _share(unwrapped(model), kwargs.get("broadcast_buffers", True))
         wrapper.reducer.wrapper = weakref.ref(wrapper)
+
+
+def wrapped(kind: Type[nn.Module], model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+    """Return a model in a wrapper of a class, as `wrap` makes it."""
+    wrapper = kind.__new__(kind)
+    wrap(wrapper, model, *args, **kwargs)
+    return wrapper
 
 
 def adopt(model: Any) -> None:

@@ -20,7 +20,7 @@ from ignite_ipu.program.micro_batches import (
     signature,
     split,
 )
-from ignite_ipu.program.options import check_ipus, evaluation_options
+from ignite_ipu.program.options import check_ipus, evaluation_options, set_replicas
 from ignite_ipu.program.step import BatchStep, EvaluationStep
 from ignite_ipu.program.tensors.rows import row_count, split_rows, take_rows
 from ignite_ipu.program.tensors.strides import with_strides
@@ -261,7 +261,7 @@ class Inference:
             if single is None:
                 options = program.asked.clone()
                 options.deviceIterations(1)
-                options.replicationFactor(1)
+                set_replicas(options, 1)
                 single = self._singles[program] = program.like(program.step.again(), options)
                 self.programs.evaluations.append(single)
             program = single

@@ -63,8 +63,16 @@ def train_alone(options: Options) -> None:
         ProcessesError: A launcher has started several processes, which are not connected.
     """
     _refuse_launched(connected()[1])
-    if options.Distributed.numProcesses > 1:
+    if options.Distributed.numProcesses == 1:
+        return
+    try:
         options.Distributed.disable()
+    except RuntimeError as error:
+        raise ProcessesError(
+            "The options are popdist.poptorch.Options, whose programs all processes train together, and the gradients "
+            "of this one are of its own process. Leave the options out: what PopRun says is found without them. To "
+            "train one model in all processes, put it in DistributedDataParallel."
+        ) from error
 
 
 def _refuse_launched(processes: int) -> None:

@@ -15,7 +15,7 @@ from ignite_ipu.optimizers.step_hooks import StepHooks
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.layout import BatchLayout
-from ignite_ipu.program.options import check_ipus
+from ignite_ipu.program.options import check_ipus, set_replicas
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
 from ignite_ipu.session.hooks import SessionHooks
@@ -116,7 +116,7 @@ class Trained:
             options = self._partial[factors] = self._options.clone()
             options.deviceIterations(call.device_iterations)
             options.Training.gradientAccumulation(call.gradient_accumulation)
-            options.replicationFactor(call.replication_factor)
+            set_replicas(options, call.replication_factor)
         return self._partial[factors]
 
     def serves(self, options: Options, layout: BatchLayout) -> bool:

@@ -23,6 +23,7 @@ from tests.accelerate_state import forget
 IMPLEMENTED = """
     autocast backward clip_grad_norm_ end_training free_memory gather gather_for_metrics load_state log multi_device
     pad_across_processes prepare_data_loader prepare_model prepare_optimizer reduce save_state
+    wait_for_everyone
 """
 REFUSED = "clip_grad_value_ lomo_backward"
 # Their code in accelerate was read: it asks the attributes below, and touches neither gradients nor devices.
@@ -39,7 +40,7 @@ LOADERS = "dispatch_batches even_batches non_blocking split_batches use_seedable
 PROCESSES = """
     device distributed_type is_last_process is_local_main_process is_main_process join_uneven_inputs
     local_process_index mixed_precision no_sync num_processes optimizer_step_was_skipped process_index
-    split_between_processes trigger_sync_in_backward unscale_gradients use_distributed wait_for_everyone
+    split_between_processes trigger_sync_in_backward unscale_gradients use_distributed
     maybe_context_parallel use_fp16
 """
 # What asks for them is refused by the constructor, so they are empty, or accelerate's own error says so.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import random
 import sys
 import types
 
@@ -14,7 +15,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ignite_ipu import IPUAccelerator, IPUConfig
+from ignite_ipu.emulator.popdist.instances import Job
 from tests.accelerate_state import forget
+from tests.resilience.instances import kill_one
 from tests.together import together
 
 _SCRIPTS = "accelerate.test_utils.scripts"
@@ -203,6 +206,63 @@ def test_updates_on_the_device_alone_name_the_difference():
         together(differing, "device", "shape")
     assert str(found.value).count("CaptureError: The processes make different updates") == 2
     assert "process 0: 1 micro-batches, 4 operations, inputs of 5x3; process 1: 1 micro-batches" in str(found.value)
+
+
+def in_poprun(instances, replicas, *args):
+    """Train in an instance that PopRun has started, which describes it to PopTorch alone."""
+    rank = int(os.environ["RANK"])
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        del os.environ[name]
+    os.environ.update(Job(instances, replicas).variables(rank))
+    return train(*args)
+
+
+def test_instances_of_poprun_are_found_without_a_flag():
+    """Two replicas in each share the micro-batches of an update."""
+    expected = train("device", None, 2)
+    for each in together(in_poprun, 2, 4, "device", None, 2):
+        assert_equal(each, expected)
+
+
+def go_on(folder, count):
+    """Train one epoch and save it, or load that and train the next; returns the weights."""
+    forget()
+    own = DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True)
+    accelerator = IPUAccelerator(dataloader_config=own, cpu=True)
+    set_seed(4)
+    model = nn.Linear(4, 2)
+    x = torch.randn(48, 4, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(TensorDataset(x, (x[:, 0] > 0).long()), batch_size=12, shuffle=True)
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.1), loader)
+    for epoch in range(count):
+        if epoch == count - 1 and os.path.exists(folder):
+            accelerator.load_state(folder)
+        loader.set_epoch(epoch)
+        for inputs, targets in loader if epoch == count - 1 else ():
+            accelerator.backward(nn.functional.cross_entropy(model(inputs), targets))
+            optimizer.step()
+            optimizer.zero_grad()
+    accelerator.wait_for_everyone()
+    accelerator.save_state(folder)
+    return accelerator.unwrap_model(model).weight.detach().clone()
+
+
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
+    """With batches split over processes and a seeded sampler the order of the data stays, and so do the numbers."""
+    folder = str(tmp_path / "changing")
+    together(go_on, folder, 1, count=2)
+    together(go_on, folder, 2, count=3)
+    found = go_on(folder, 3)
+    folder = str(tmp_path / "alone")
+    for epochs in (1, 2, 3):
+        expected = go_on(folder, epochs)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_others_end_with_the_name_of_a_killed_process():
+    """Within seconds, wherever it is killed; `python -m tests.resilience.instances` kills many."""
+    for seed in range(2):
+        assert kill_one(random.Random(seed)) < 10
 
 
 SCRIPTS = {

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from ignite_ipu.cli import command as cli
-from ignite_ipu.cli.instance import job_description, poprun_variables, rendezvous
+from ignite_ipu.cli.instance import job_description, poprun_variables
 from ignite_ipu.cli.launch import Job, command, environment
+from ignite_ipu.launched import rendezvous
 from tests.ignite.side import differences
 from tests.test_docs import python_blocks
 

@@ -161,10 +161,11 @@ class FusedPrograms(TrainingPrograms):
             if gradients:
                 self.gradients.want("another process")
         compiled = self._serving(batches, needed, modes, gradients)
-        results = self._results(compiled, batches)
-        self.gradients.follow(self.session.training if compiled.gradients else None)
-        if reducers and compiled.gradients:
-            self.gradients.read()  # those of all processes, of which some may not look at them
+        with reducers[0].job.reporting() if reducers else contextlib.nullcontext():
+            results = self._results(compiled, batches)
+            self.gradients.follow(self.session.training if compiled.gradients else None)
+            if reducers and compiled.gradients:
+                self.gradients.read()  # those of all processes, of which some may not look at them
         return compiled, results
 
     @contextlib.contextmanager

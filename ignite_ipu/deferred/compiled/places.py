@@ -96,7 +96,7 @@ def _request(model: nn.Module, config: IPUConfig) -> Optional[PipelineRequest]:
     return own
 
 
-def placed_options(config: IPUConfig, places: Places) -> Options:
+def placed_options(config: IPUConfig, places: Places, alone: bool = False) -> Options:
     """Return the options that every training program's own are derived from, as `captured_options` does.
 
     A plan says how many replicas there are where nothing else does. How many micro-batches an update has, the loop
@@ -104,7 +104,7 @@ def placed_options(config: IPUConfig, places: Places) -> Options:
     """
     if places.replicas is not None and config.replication_factor is None and config.update != "host":
         config = dataclasses.replace(config, replication_factor=places.replicas)
-    options = captured_options(config, places.ipus_per_replica)
+    options = captured_options(config, places.ipus_per_replica, alone)
     if config.pipeline is not None or config.execution is None:
         return options
     if "phased" in config.execution:

@@ -24,7 +24,9 @@ from ignite_ipu.deferred.graph.step_graph import (
 from ignite_ipu.errors import CaptureError, logger, out_of_memory
 from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.optimizers.host_link import HostUpdates, Link
+from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.options import set_replicas
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.program import ModelProgram
@@ -252,8 +254,8 @@ class TrainingPrograms(abc.ABC):
             split = checked_split(first, whole.leaves([batch]), wanted.split, wanted.graph, wanted.outputs)
             wanted = dataclasses.replace(wanted, split=split)
         step = CapturedStep(self.session.model, wanted, self.config.half_products)
-        options = self._base.clone()
-        options.replicationFactor(wanted.replicas)
+        options = self._options(alone=wanted.processes == 1).clone()
+        set_replicas(options, wanted.replicas)
         options.Training.gradientAccumulation(wanted.micro_batches)
         # Several backward calls add their gradients up in PyTorch; loops that want the mean divide the loss.
         options.Training.accumulationAndReplicationReductionType(backend.poptorch().ReductionType.Sum)
@@ -281,6 +283,12 @@ class TrainingPrograms(abc.ABC):
         self._compiled = wanted
         self.compilations += 1
         return wanted
+
+    def _options(self, alone: bool) -> Options:
+        """Return the options that those of a program are derived from, which is of this process alone or of all."""
+        if not alone or self._base.Distributed.numProcesses == 1:
+            return self._base
+        return placed_options(self.config, self._places, alone)
 
     def _report(self, before: CompiledUpdate, wanted: CompiledUpdate) -> None:
         if before.graph.key != wanted.graph.key:

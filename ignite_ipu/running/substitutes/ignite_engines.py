@@ -30,6 +30,7 @@ from ignite_ipu.program.user_code import OURS
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.script_code import Line
 from ignite_ipu.running.substitutes.gradients import EngineWeights
+from ignite_ipu.session.data_parallel import wrapped
 from ignite_ipu.session.processes import connected, unwrapped
 from ignite_ipu.session.session import IPUSession, known_session
 
@@ -69,13 +70,19 @@ def substitute_ignite(substitutes: Substitutes, trained: EngineWeights, config: 
             reason = "one process drives all IPUs, and replicas are asked for with --replication-factor."
             raise substitutes.refusal(f"Parallel(nproc_per_node={nproc_per_node})", reason, line)
         if backend is not None and backend != "gloo":
-            substitutes.note(f"Parallel(backend={backend!r})", "one process without a backend", line)
-            backend, nproc_per_node = None, None
+            processes = int(os.environ.get("WORLD_SIZE") or 1)
+            became = "one process without a backend" if processes == 1 else f"{processes} processes on gloo"
+            substitutes.note(f"Parallel(backend={backend!r})", became, line)
+            backend, nproc_per_node = None if processes == 1 else "gloo", None
         original(own, backend, nproc_per_node, *args, **kwargs)
 
     def auto_model(line: Any, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-        substitutes.note("auto_model()", "the model as it is", line)
-        return model
+        processes = connected()[1]
+        if processes == 1:
+            substitutes.note("auto_model()", "the model as it is", line)
+            return model
+        substitutes.note("auto_model()", f"the model, whose gradients are averaged over {processes} processes", line)
+        return wrapped(nn.parallel.DistributedDataParallel, model, **kwargs)
 
     substitutes.calls(Engine, "__init__", engine)
     distributed = vars(ignite.distributed)

@@ -16,35 +16,39 @@ from ignite_ipu.session.processes import PARALLEL, connected
 from ignite_ipu.session.torch_compiled import is_compiled
 from ignite_ipu.torch_names.modules import compiled_original
 
-REPLICAS = "one process drives all IPUs, and replicas of the model are asked for with --replication-factor."
+REPLICAS = (
+    "one process drives all IPUs, and replicas of the model are asked for with --replication-factor. To train in "
+    "several processes, start them with torchrun or `ignite-ipu launch -m ignite_ipu run`."
+)
 
 
 def substitute_parallel(substitutes: Substitutes) -> None:
     """Let models that the script wraps for several GPUs be what they are on one: parameters are called `module...`.
 
-    Several processes on NCCL, or spawned, are refused; one gets by with gloo, and with no process of its own.
+    Processes that a launcher has started are connected by gloo, and `DistributedDataParallel` averages their gradients.
+    Spawned ones are refused, but a single one, which is a call.
     """
 
     def wrap(
         line: Any, original: Callable[..., None], own: nn.Module, module: nn.Module, *args: Any, **kwargs: Any
     ) -> None:
         wrapper = next(each for each in PARALLEL if isinstance(own, each))
-        if wrapper is nn.parallel.DistributedDataParallel and connected()[1] > 1:
-            reason = f"it trains in {connected()[1]} processes; {REPLICAS}"
-            raise substitutes.refusal("DistributedDataParallel", reason, line)
-        substitutes.note(wrapper.__name__, "the model itself: one process drives all IPUs", line)
+        processes = connected()[1] if wrapper is nn.parallel.DistributedDataParallel else 1
+        became = "the model itself: one process drives all IPUs"
+        if processes > 1:
+            became = f"the model itself, whose gradients are averaged over {processes} processes"
+        substitutes.note(wrapper.__name__, became, line)
         wrap_model(own, module, *args, **kwargs)
 
     def init_process_group(
         line: Any, original: Callable[..., Any], backend: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        processes = int(kwargs.get("world_size") or os.environ.get("WORLD_SIZE") or 1)
         if "gloo" not in str(backend):
-            if processes > 1:
-                reason = f"DistributedDataParallel trains on {processes} GPUs that this backend connects; {REPLICAS}"
-                raise substitutes.refusal(f"init_process_group({backend!r})", reason, line)
-            substitutes.note(f"init_process_group({backend!r})", "one process on gloo", line)
+            processes = int(kwargs.get("world_size") or os.environ.get("WORLD_SIZE") or 1)
+            became = "one process on gloo" if processes == 1 else f"{processes} processes on gloo"
+            substitutes.note(f"init_process_group({backend!r})", became, line)
             backend = "gloo"
+        kwargs.pop("device_id", None)
         return original(backend, *args, **kwargs)
 
     def spawn(

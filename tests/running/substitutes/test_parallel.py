@@ -76,12 +76,6 @@ def test_gradients_accumulate_without_synchronisation(run):
     assert ran.output == ["True"]
 
 
-def test_several_processes_on_gpus_are_refused(run):
-    """The refusal names the line, and the way to replicas."""
-    with pytest.raises(RunError, match=r"script\.py:2: .*init_process_group.*--replication-factor"):
-        run("import torch.distributed as dist\ndist.init_process_group('nccl', rank=0, world_size=2)")
-
-
 def test_one_process_connects_without_gpus(run, tmp_path):
     """What a launcher does for one GPU is done for one process."""
     store = tmp_path / "store"
