@@ -1,4 +1,4 @@
-"""How a launcher has started this process: by PopRun, torchrun, `accelerate launch` or `ignite-ipu launch`.
+"""Variables by which a launcher describes a process: PopRun, torchrun, `accelerate launch` or `ignite-ipu launch`.
 
 PopRun describes a process in the variables of Open MPI, which PopTorch reads. `torch.distributed` reads others.
 """
