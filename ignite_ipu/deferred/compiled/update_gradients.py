@@ -82,8 +82,8 @@ class UpdateGradients:
         return bool(self._norms)
 
     def needed(self) -> bool:
-        """Tell whether the coming update has to bring them back, for code that reads them or for a norm."""
-        for value, _ in () if self.wanted else self._awaited():
+        """Return whether the pending update has to bring them back, for code that reads them or for a norm."""
+        for value, _ in self._awaited() if self._norms and not self.wanted else ():
             if value.is_needed(set()):
                 self.want(str(value.operation.line))
         return self.wanted

@@ -48,12 +48,12 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
             entry.used, entry.made = None, []
     for loss in losses:
         loop.backward(loss)
-    update.check()
+    pending = update.check()
     optimizer, link, stepped = update.training.optimizer, update.training.link, update.stepped
     back = None
     if update.may_leave and books.history.watches and optimizer is not None:
         back = TakenBack.of(loop.session, optimizer, link)
-    made = update.run()
+    made = update.run(pending)
     own = (uncleared, back, stepped, before, loop.updates.leave_device, losses)
     update.early = EarlyUpdate(current_line(), bool(losses), *own)
     books.gradients.use(update.own, update.early.line, made, update.training.clipping.norm)

@@ -15,7 +15,7 @@ from ignite_ipu.deferred.graph.owners import held_by, held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.early_update import EarlyUpdate
 from ignite_ipu.deferred.model.gradient_views import GradientViews, clear_those_of_the_host
-from ignite_ipu.deferred.model.gradients import Entry, GradientBook
+from ignite_ipu.deferred.model.gradients import Entry, GradientBook, losses_of
 from ignite_ipu.deferred.model.history import History, Made
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.obstacles import obstacle
@@ -96,20 +96,12 @@ class FusedUpdate:
     @property
     def pending(self) -> Sequence[Loss]:
         """Losses that went backward and of which no update has been made."""
-        first, *others = self.entries
-        if not others:
-            return first.losses
-        return list(dict.fromkeys(loss for entry in (first, *others) for loss in entry.losses))
+        return losses_of(self.entries)
 
     @property
     def uncleared(self) -> Optional[Line]:
         """Line of the last update, as long as its gradients have not been cleared."""
         return next((entry.used for entry in self.entries if entry.used is not None), None)
-
-    @property
-    def zeroed(self) -> Optional[Line]:
-        """Line at which gradients were last made zero instead of None, if they were."""
-        return next((entry.zeros for entry in self.entries if entry.zeros is not None), None)
 
     @property
     def makes_all(self) -> bool:
@@ -134,7 +126,7 @@ class FusedUpdate:
     @property
     def has_gradients(self) -> bool:
         """True if there are gradients that an update has used or will use."""
-        return bool(self.uncleared or self.pending)
+        return any(entry.used is not None or entry.losses for entry in self.entries)
 
     def trains_some(self, parameters: Iterable[torch.Tensor]) -> bool:
         """Return whether it is the update of any of some parameters."""
@@ -221,31 +213,44 @@ class FusedUpdate:
             return
         self.look()
         self.books.views.refuse_those_of_the_host(self.own)
-        if not any(entry.exists for entry in self.entries):
+        entries = self.entries
+        if not any(entry.exists for entry in entries):
             return
-        self.check()
-        if self.pending:
-            line, clipped = current_line(above=2), self.training.clipping.asked
-            self.training.clipping.finish(None)
+        losses = self.check(entries)
+        if losses:
+            line, clipping = current_line(above=2), self.training.clipping
+            asked = clipping.asked
+            clipping.finish(None)
             try:
-                made = self.run()
+                made = self.run(losses)
             except BaseException:
-                self.training.clipping.asked = clipped
+                clipping.asked = asked
                 raise
-            self.books.gradients.use(self.own, line, made, self.training.clipping.norm)
+            self.books.gradients.use(self.own, line, made, clipping.norm)
 
-    def check(self) -> None:
-        """Raise a CaptureError if the device cannot make the update that `optimizer.step()` means."""
-        training = self.training
-        reason = obstacle(self.entries, self.pending, training, self.books.views)
+    def check(self, entries: Optional[Sequence[Entry]] = None) -> Sequence[Loss]:
+        """Return the losses of the update that `optimizer.step()` means.
+
+        Args:
+            entries: The entries of its parameters, where they are known.
+
+        Raises:
+            CaptureError: The device cannot make it.
+        """
+        training, entries = self.training, entries or self.entries
+        losses = losses_of(entries)
+        reason = obstacle(entries, losses, training, self.books.views)
         reason = training.averaging.obstacle(training.own) if reason is None else reason
         if reason is not None:
             raise CaptureError(f"{reason} {ON_THE_HOST}")
+        return losses
 
     @property
     def shows_used(self) -> bool:
         """True if the gradients that the last update used are there to be shown."""
-        return not self.pending and self.uncleared is not None and self.training.gradients.available
+        entries = self.entries
+        used = any(entry.used is not None for entry in entries) and not losses_of(entries)
+        return used and self.training.gradients.available
 
     def zero_grad(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
         """Do what `zero_grad` of an optimizer does that makes these updates."""
@@ -263,7 +268,7 @@ class FusedUpdate:
 
     def cleared(self, dropped: Sequence[Loss]) -> None:
         """Follow gradients that were cleared, by which losses were dropped that no update will be made of."""
-        if self.uncleared is None and self.zeroed is None:
+        if all(entry.used is None and entry.zeros is None for entry in self.entries):
             self.training.forget_losses()
         if self.early is not None and self.early.awaited:
             self.early.uncleared = None
@@ -288,10 +293,10 @@ class FusedUpdate:
             )
         self.training.change_optimizer(optimizer)
 
-    def run(self) -> Mapping[Loss, Made]:
+    def run(self, losses: Sequence[Loss]) -> Mapping[Loss, Made]:
         """Run the update of the pending losses; returns them as they were, if they are kept."""
-        loop, books, losses, self.shown = self.loop, self.books, self.pending, 0
-        self.training.zeroed = self.zeroed
+        loop, books, self.shown = self.loop, self.books, 0
+        self.training.zeroed = next((entry.zeros for entry in self.entries if entry.zeros is not None), None)
         chosen = self.reach.chosen(losses)
         if loop.buffers.waiting:
             loop.buffers.before_update(chosen, loop, waits=not self.makes_all)

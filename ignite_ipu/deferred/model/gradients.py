@@ -51,6 +51,12 @@ class Entry:
         return dataclasses.replace(self, ids=ids, losses=list(self.losses), made=list(self.made))
 
 
+def losses_of(entries: Sequence[Entry]) -> Sequence[Loss]:
+    """Return the losses that entries have gradients of, each once."""
+    first, *others = entries
+    return list(dict.fromkeys(loss for entry in entries for loss in entry.losses)) if others else first.losses
+
+
 class GradientBook:
     """The entries of all parameters of a loop. In a steady loop there is one, and each event takes one look at it."""
 
@@ -89,6 +95,9 @@ class GradientBook:
     def clear(self, ids: FrozenSet[int], zeros: Optional[Line] = None) -> List[Loss]:
         """Clear gradients, to None or at a line to zeros; returns the losses that no gradient is of any more."""
         cleared = self.within(ids)
+        if zeros is None and cleared is self.entries:
+            self.entries = [Entry(ids)]
+            return cleared[0].losses
         before = list(dict.fromkeys(loss for entry in cleared for loss in entry.losses))
         others = [entry for entry in self.entries if entry not in cleared]
         if zeros is None:
