@@ -31,7 +31,7 @@ def has_gradient(parameter: torch.Tensor) -> Optional[bool]:
     if owner is None:
         return None
     with DisableTorchFunctionSubclass():
-        return gradient_of(parameter) is not None or owner[0].loop.updates.shows_gradient(parameter)
+        return gradient_of(parameter) is not None or owner[0].loop.updates.gradients.shows(parameter)
 
 
 OBSERVERS: List[LoopObserver] = []

@@ -63,7 +63,7 @@ def capturing_class(base: Any) -> Any:
         if capture is None:
             base.zero_grad(self, set_to_none)
         else:
-            capture.loop.updates.zero_grad(self, set_to_none)
+            capture.loop.updates.gradients.zero_grad(self, set_to_none)
 
     def reduce_ex(self: Any, protocol: Any) -> Any:
         made = base.__reduce_ex__(self, protocol)

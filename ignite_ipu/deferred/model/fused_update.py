@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from typing import Any, Container, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import AbstractSet, Any, Container, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -21,9 +21,8 @@ from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.obstacles import obstacle
 from ignite_ipu.deferred.model.turns import (
     Everything,
-    Older,
+    OlderWeights,
     Reach,
-    Values,
     begin_again,
     forget,
     gradient_path,
@@ -50,6 +49,14 @@ class Books:
     history: History
     updates: List[FusedUpdate] = dataclasses.field(default_factory=list)
 
+    def holding(self, ids: AbstractSet[int]) -> FusedUpdate:
+        """Return the update of a parameter, by its id in a set; any for one that no optimizer holds."""
+        for update in self.updates:
+            update.look()
+            if not ids.isdisjoint(update.own):
+                return update
+        return self.updates[-1]
+
 
 class FusedUpdate:
     """The updates by one optimizer, of a captured model or of several that are trained together.
@@ -59,6 +66,7 @@ class FusedUpdate:
         own: The ids of the parameters that this optimizer trains: all, until it is known.
         shown: How many losses the gradients that the host has computed are of.
         early: The update that ran before its `optimizer.step()`, until that comes.
+        older: Weights of other optimizers before their steps, with which the pending losses were computed.
         reach: Finds the operations of losses that this optimizer's update makes.
         stepped, order: When the last update ran, by `CLOCK`; and its number among those of several optimizers.
     """
@@ -74,8 +82,7 @@ class FusedUpdate:
         self.stepped = self.order = 0
         # What tells that an optimizer holds the same as before, and the ids of that.
         self._held: Tuple[Any, FrozenSet[int]] = ((), frozenset())
-        # Weights of other optimizers before their steps, with which what is pending has been computed.
-        self._older: Dict[FusedUpdate, Older] = {}
+        self.older = OlderWeights()
 
     @property
     def is_current(self) -> bool:
@@ -255,7 +262,7 @@ class FusedUpdate:
     def zero_grad(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
         """Do what `zero_grad` of an optimizer does that makes these updates."""
         clear_those_of_the_host(held_tensors(optimizer), set_to_none)
-        self.loop.updates.clear_gradients(self.held_by(optimizer), set_to_none)
+        self.loop.updates.gradients.clear(self.held_by(optimizer), set_to_none)
 
     def held_by(self, optimizer: torch.optim.Optimizer) -> FrozenSet[int]:
         """Return the ids of the parameters that an optimizer holds."""
@@ -279,7 +286,7 @@ class FusedUpdate:
                 "gradients that no update follows are those of copy.deepcopy(model), on the host, in a loop with "
                 "ipu_prepare or an IPUAccelerator."
             )
-        if dropped or self._older or self.shown or self.training.gradients.awaited:
+        if dropped or self.older or self.shown or self.training.gradients.awaited:
             self.discard(f"its gradients were dropped by zero_grad() at {current_line()}", dropped)
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
@@ -327,7 +334,8 @@ class FusedUpdate:
             self.training.run(losses)
             return
         for other in others:
-            other.keep_older(self)
+            computed = [each for loss in other.reach.chosen(other.pending) for each in loss.operations]
+            other.older.keep(self.reach, computed, self.loop.session)
         path = {operation for loss in losses if not loss.retained for operation in gradient_path(loss.value)}
         awaited = {each for other in others for loss in other.pending for each in gradient_path(loss.value)}
 
@@ -337,40 +345,13 @@ class FusedUpdate:
             return trains and (operation not in path or operation in awaited)
 
         operations = [operation for loss in chosen for operation in loss.operations]
-        values = self._older_values(operations)
+        values = self.older.values([(other.reach, other.stepped) for other in others], operations)
         values += begin_again(operations)
         keep_buffers(operations, awaited, keeps, weights)
-        self._older.clear()
+        self.older.clear()
         with weights.with_others(values) if values else contextlib.nullcontext():
             self.training.run(chosen, keeps)
         forget(path - awaited)
-
-    def _older_values(self, operations: Sequence[Operation]) -> Values:
-        """Return the weights of other optimizers with which operations were recorded, if these have stepped since."""
-        values: Values = []
-        for other in self._others:
-            used = [operation for operation in operations if other.reach.uses(operation)]
-            stale = [operation for operation in used if operation.number <= other.stepped]
-            if not stale:
-                continue
-            known = self._older.get(other)
-            if known is None or any(operation.number > known.taken for operation in used):
-                raise CaptureError(
-                    f"The update at {current_line()} needs what was computed at {stale[0].line} with weights that "
-                    "another optimizer has changed since, and a device computes a loss together with its update. "
-                    "Compute it after that optimizer's step(), or call backward() on it before, and step() of both "
-                    "without another in between."
-                )
-            values += known.values
-        return values
-
-    def keep_older(self, stepping: FusedUpdate) -> None:
-        """Keep the weights that another optimizer is about to change, if what is pending was computed with them."""
-        uses = stepping.reach.uses
-        if stepping in self._older:
-            return
-        if any(uses(operation) for loss in self.reach.chosen(self.pending) for operation in loss.operations):
-            self._older[stepping] = Older.of(self.loop.session, stepping.own)
 
     def discard(self, problem: str, dropped: Optional[Sequence[Loss]] = None) -> None:
         """Discard losses that went backward, or all: their values will never be known, for a reason."""
@@ -380,7 +361,7 @@ class FusedUpdate:
         if not self.pending:
             self.training.clipping.asked = False
             self.training.gradients.discard(problem)
-            self._older.clear()
+            self.older.clear()
         awaited = {operation for other in self._others for loss in other.pending for operation in loss.operations}
         for loss in losses:
             _discard(loss, problem, awaited)

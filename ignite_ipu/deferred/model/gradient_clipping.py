@@ -40,7 +40,7 @@ def clip_gradients(
         loops = loops_of(every)
         if checks or len(loops) > 1:
             return _clip_on_host(loops, every, max_norm, norm_type, **kwargs)
-    return loop.updates.clip(every, float(max_norm), float(norm_type), parameters)
+    return loop.updates.gradients.clip(every, float(max_norm), float(norm_type), parameters)
 
 
 def _clip_on_host(
@@ -48,7 +48,7 @@ def _clip_on_host(
 ) -> torch.Tensor:
     """Clip gradients that no device's step clips together, or whose norm decides whether to go on."""
     on_device = [loop for loop in loops if not loop.updates.on_host]
-    if not any(loop.updates.shows_gradient(each) for each in tensors for loop in loops_of([each])):
+    if not any(loop.updates.gradients.shows(each) for each in tensors for loop in loops_of([each])):
         return torch.tensor(0.0)
     names = " and ".join(sorted(loop.name for loop in loops))
     reason = (

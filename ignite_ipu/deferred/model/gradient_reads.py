@@ -35,7 +35,7 @@ def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torc
         training.gradients.want(str(line))
         if not show_host_gradients(update, line):
             update.loop.updates.run_ahead(update.own, ())
-            return update.loop.now.updates.gradient_of(parameter)
+            return update.loop.now.updates.gradients.of(parameter)
     if entry is not None and entry.unknown is not None:
         raise CaptureError(f"A gradient is read at {current_line()}, but {entry.unknown}. {ON_THE_HOST}")
     if entry is None or not (entry.losses or entry.used):

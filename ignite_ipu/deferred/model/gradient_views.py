@@ -21,13 +21,13 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 class GradientSource(Protocol):
     """The gradients of a captured model's parameters, as PyTorch has them now."""
 
-    def has_gradient(self, parameter: torch.Tensor) -> bool: ...
-    def gradient_of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]: ...
+    def exists(self, parameter: torch.Tensor) -> bool: ...
+    def of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]: ...
 
-    def replace_gradient(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> None:
+    def replace(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> None:
         """Follow a parameter's gradient that the loop replaces by another or None."""
 
-    def release_gradients(self, writes: bool) -> None:
+    def release(self, writes: bool) -> None:
         """Follow gradients that are used, or written."""
 
 
@@ -43,21 +43,21 @@ class GradientViews:
     def __init__(self, model: nn.Module, remedy: Optional[str], source: GradientSource) -> None:
         self._named: List[Tuple[str, torch.Tensor]] = list(model.named_parameters())
         self._remedy = remedy or "use torch.nn.utils.clip_grad_norm_ over all of the model's parameters"
-        self._source, self._values = weakref.ref(source), weakref.WeakMethod(source.gradient_of)
+        self._source, self._values = weakref.ref(source), weakref.WeakMethod(source.of)
         # Those that the loop holds, and no others.
         self._views: weakref.WeakValueDictionary[int, DeviceGradient] = weakref.WeakValueDictionary()
 
     def _release(self, writes: bool) -> None:
         source = self._source()
         if source is not None:
-            source.release_gradients(writes)
+            source.release(writes)
 
     def show(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
         """Return `parameter.grad`."""
         with DisableTorchFunctionSubclass():
             found, source = gradient_of(parameter), self._source()
             converts = CONVERSION is not None and frame_of(CONVERSION) is not None
-            if found is not None or source is None or converts or not source.has_gradient(parameter):
+            if found is not None or source is None or converts or not source.exists(parameter):
                 return found
             view = self._views.get(id(parameter))
             if view is None:
@@ -70,7 +70,7 @@ class GradientViews:
         """Follow `parameter.grad = gradient`, before it is done; None is for `del parameter.grad`, too."""
         source = self._source()
         if source is not None and not (gradient is not None and self._views.get(id(parameter)) is gradient):
-            source.replace_gradient(parameter, gradient)
+            source.replace(parameter, gradient)
 
     def clear(self, ids: Collection[int], available: bool) -> None:
         """Forget views of gradients that are None from now on; those that the loop holds keep their values, if any."""

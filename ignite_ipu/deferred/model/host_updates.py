@@ -56,6 +56,35 @@ class _Ahead(NamedTuple):
     changes: int
 
 
+class HostGradients:
+    """The gradients of a loop that PyTorch updates on the host: those of `parameter.grad`."""
+
+    shown = None
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    def clear(self, ids: FrozenSet[int], set_to_none: bool) -> None:
+        """They are all on the host."""
+
+    def zero_grad(self, module: nn.Module, set_to_none: bool) -> None:
+        with self._loop.session.weights.stepping():
+            nn.Module.zero_grad(module, set_to_none)
+
+    def clip(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float, given: Any) -> torch.Tensor:
+        return clip_grad_norm_(list(parameters), max_norm, norm_type)
+
+    def of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
+        with DisableTorchFunctionSubclass():
+            return gradient_of(parameter)
+
+    def shows(self, parameter: torch.Tensor) -> bool:
+        return self.of(parameter) is not None
+
+    def read_norms(self, line: Line) -> bool:
+        return False
+
+
 class HostUpdates:
     """The updates of a loop that PyTorch makes on the host.
 
@@ -64,14 +93,14 @@ class HostUpdates:
         optimizers: The optimizers that have made fused updates before.
     """
 
-    on_host, gradients = True, None
+    on_host = True
     pending: Sequence[Loss] = ()
     is_ahead, is_known, has_trained, may_leave, take_turns = False, True, True, False, False
     accumulates: Optional[bool] = False
     uncleared: Optional[Line] = None
 
     def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+        self._loop, self.gradients = loop, HostGradients(loop)
         self.training = HostPrograms(loop.session, loop.setup.config, loop.modes, loop.places)
         self.optimizers: Sequence[torch.optim.Optimizer] = ()
         # Operations that compute with weights, whose values may be referenced, as long as they are.
@@ -94,26 +123,6 @@ class HostUpdates:
 
     def leave_device(self, reason: str, error: Optional[Exception] = None) -> None:
         """They are on the host already."""
-
-    def clear_gradients(self, ids: FrozenSet[int], set_to_none: bool) -> None:
-        """They are all on the host."""
-
-    def zero_grad(self, module: nn.Module, set_to_none: bool) -> None:
-        with self._loop.session.weights.stepping():
-            nn.Module.zero_grad(module, set_to_none)
-
-    def clip(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float, given: Any) -> torch.Tensor:
-        return clip_grad_norm_(list(parameters), max_norm, norm_type)
-
-    def gradient_of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
-        with DisableTorchFunctionSubclass():
-            return gradient_of(parameter)
-
-    def shows_gradient(self, parameter: torch.Tensor) -> bool:
-        return self.gradient_of(parameter) is not None
-
-    def read_norms(self, line: Line) -> bool:
-        return False
 
     def are_stale(self, call: Operation) -> bool:
         return not call.done and any(self._changed.get(key, 0) >= call.number for key in _weights_of(call))

@@ -46,6 +46,32 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
 
 
+class LoopGradients(Protocol):
+    """The gradients of a loop's parameters, as PyTorch has them now."""
+
+    @property
+    def shown(self) -> Optional[Gradients]:
+        """Shows and follows `parameter.grad`; None where the attribute is PyTorch's."""
+
+    def of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
+        """Return the gradient of a parameter as PyTorch has it now, if any."""
+
+    def shows(self, parameter: torch.Tensor) -> bool:
+        """Return whether there is one, without bringing anything to the host."""
+
+    def read_norms(self, line: Line) -> bool:
+        """Have the host compute awaited norms of gradients, which are read at a line; returns whether it could."""
+
+    def clip(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float, given: Any) -> torch.Tensor:
+        """Clip the gradients of parameters to a norm, and return the one before."""
+
+    def clear(self, ids: FrozenSet[int], set_to_none: bool) -> None:
+        """Clear the gradients of parameters that are not on the host, to None or to zeros."""
+
+    def zero_grad(self, module: nn.Module, set_to_none: bool) -> None:
+        """Do what `zero_grad` of a module does, the loop's or a part of it."""
+
+
 class Updates(Protocol):
     """The weight updates of a loop, by any number of optimizers. There are two kinds.
 
@@ -59,8 +85,7 @@ class Updates(Protocol):
     on_host: bool
 
     @property
-    def gradients(self) -> Optional[Gradients]:
-        """Shows and follows `parameter.grad`; None where the attribute is PyTorch's."""
+    def gradients(self) -> LoopGradients: ...
 
     @property
     def programs(self) -> Sequence[TrainingPrograms]:
@@ -116,24 +141,6 @@ class Updates(Protocol):
 
     def run_ahead(self, ids: AbstractSet[int], losses: Sequence[Loss]) -> None:
         """Make the update of parameters, by their ids, before its step; losses go backward for it before."""
-
-    def gradient_of(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
-        """Return the gradient of a parameter as PyTorch has it now, if any."""
-
-    def shows_gradient(self, parameter: torch.Tensor) -> bool:
-        """Return whether there is one, without bringing anything to the host."""
-
-    def read_norms(self, line: Line) -> bool:
-        """Have the host compute awaited norms of gradients, which are read at a line; returns whether it could."""
-
-    def clip(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float, given: Any) -> torch.Tensor:
-        """Clip the gradients of parameters to a norm, and return the one before."""
-
-    def clear_gradients(self, ids: FrozenSet[int], set_to_none: bool) -> None:
-        """Clear the gradients of parameters that are not on the host, to None or to zeros."""
-
-    def zero_grad(self, module: nn.Module, set_to_none: bool) -> None:
-        """Do what `zero_grad` of a module does, the loop's or a part of it."""
 
     def are_stale(self, call: Operation) -> bool:
         """Return whether weights that a call used have been updated since."""
@@ -241,7 +248,7 @@ class Loop:
     def guide(self, session: IPUSession) -> None:
         """Let a session, which may be that of an engine over a part, go by what is captured."""
         hooks = session.hooks
-        hooks.gradients = self.updates.gradients
+        hooks.gradients = self.updates.gradients.shown
         hooks.check_evaluation = functools.partial(self.buffers.before_evaluation, self.name)
         hooks.before_buffer_read = self.buffers.before_read
         hooks.before_buffers_written = self.buffers.before_written

@@ -121,6 +121,47 @@ class Older:
         return cls(CLOCK.now, [(each, plain(each).clone()) for each in session.weights.tensors if id(each) in own])
 
 
+class OlderWeights:
+    """Weights of other optimizers before their steps, by the parameters that each holds."""
+
+    def __init__(self) -> None:
+        self._kept: Dict[Reach, Older] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    def clear(self) -> None:
+        self._kept.clear()
+
+    def keep(self, stepping: Reach, operations: Sequence[Operation], session: IPUSession) -> None:
+        """Keep the weights that another optimizer is about to change, if pending operations have used them."""
+        if stepping not in self._kept and any(map(stepping.uses, operations)):
+            self._kept[stepping] = Older.of(session, stepping.own)
+
+    def values(self, steps: Sequence[Tuple[Reach, int]], operations: Sequence[Operation]) -> Values:
+        """Return the weights of other optimizers with which operations were recorded, if these have stepped since.
+
+        Args:
+            steps: For each other optimizer when its last update ran, by `CLOCK`.
+        """
+        values: Values = []
+        for reach, stepped in steps:
+            used = [operation for operation in operations if reach.uses(operation)]
+            stale = [operation for operation in used if operation.number <= stepped]
+            if not stale:
+                continue
+            known = self._kept.get(reach)
+            if known is None or any(operation.number > known.taken for operation in used):
+                raise CaptureError(
+                    f"The update at {current_line()} needs what was computed at {stale[0].line} with weights that "
+                    "another optimizer has changed since, and a device computes a loss together with its update. "
+                    "Compute it after that optimizer's step(), or call backward() on it before, and step() of both "
+                    "without another in between."
+                )
+            values += known.values
+        return values
+
+
 def keep_buffers(
     operations: Iterable[Operation],
     awaited: Set[Operation],

@@ -71,7 +71,7 @@ def decide(value: Value, what: str) -> Decision:
     complete = loops and len(runs) == len(loops) and all(loop.updates.accumulates is False for loop in loops)
     if not complete and not called_by(DISTRIBUTIONS):
         norms = [each for each in operations if each.signature is NORM]
-        if all(each.model is not None and each.model.loop.updates.read_norms(line) for each in norms):
+        if all(each.model is not None and each.model.loop.updates.gradients.read_norms(line) for each in norms):
             left = [each for each in ancestors(value) if not each.done]
             found = value.get() if norms and value.known else _computed_on_host(value, left, loops, line)
             if found is not None:

@@ -18,6 +18,7 @@ from ignite_ipu import IPUAccelerator, ipu_step
 from ignite_ipu.deferred import CaptureError
 from tests.accelerate_state import forget
 
+FUSED = {"update": "device"}
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
 
@@ -81,7 +82,7 @@ SEEN: Dict[str, Callable[[Any, Any], Any]] = {
 @pytest.mark.parametrize("name", SEEN)
 def test_what_an_early_update_has_changed_is_not_shown(name: str) -> None:
     """PyTorch would show it before the update; the error names both lines, and after step() all is as natively."""
-    model, optimizer = read_early(IPUAccelerator(), 2)
+    model, optimizer = read_early(IPUAccelerator(config=FUSED), 2)
     # PyTorch 2.0 puts errors of loading into one of its own.
     kind = RuntimeError if name == "loading" else CaptureError
     with pytest.raises(kind, match=r"made the update run before optimizer\.step\(\), and now weights") as error:
@@ -98,7 +99,7 @@ def test_what_an_early_update_has_changed_is_not_shown(name: str) -> None:
 
 def test_the_first_read_shows_the_weights_of_before() -> None:
     """Nobody knows yet whether gradients accumulate, so the host computes the value and no update runs."""
-    model, optimizer = read_early(IPUAccelerator(), 0)
+    model, optimizer = read_early(IPUAccelerator(config=FUSED), 0)
     torch.testing.assert_close(model[0].weight.norm(), network()[0].weight.norm())
     optimizer.step()
     assert not torch.equal(model[0].weight, network()[0].weight)
@@ -107,7 +108,7 @@ def test_the_first_read_shows_the_weights_of_before() -> None:
 @pytest.mark.parametrize("save", [name for name in ("save_model", "save_state") if hasattr(Accelerator, name)])
 def test_stopping_at_a_target_without_step(save: str, tmp_path: Path) -> None:
     """PyTorch saves the weights of before; they can be saved after step()."""
-    accelerator = IPUAccelerator()
+    accelerator = IPUAccelerator(config=FUSED)
     model, optimizer = read_early(accelerator, 1)
     arguments = (model, str(tmp_path)) if save == "save_model" else (str(tmp_path),)
     with pytest.raises(CaptureError, match=r"Call optimizer\.step\(\) first"):
@@ -119,7 +120,7 @@ def test_stopping_at_a_target_without_step(save: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("updates", [0, 2])
 def test_what_says_nothing_about_values_is_answered(updates: int) -> None:
     """Shapes, types and what is trained do not change with an update."""
-    model, optimizer = read_early(IPUAccelerator(), updates)
+    model, optimizer = read_early(IPUAccelerator(config=FUSED), updates)
     weight = model[0].weight
     assert (weight.shape, weight.dtype, weight.numel(), weight.requires_grad) == ((16, 6), torch.float32, 96, True)
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) == 178
@@ -144,14 +145,14 @@ def test_layers_that_are_frozen_after_an_early_read() -> None:
 
     expected = run(Accelerator(cpu=True))
     forget()
-    torch.testing.assert_close(run(IPUAccelerator()), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(run(IPUAccelerator(config=FUSED)), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("how", ["free_memory", "end_training", "close"])
 @pytest.mark.parametrize("updates", [1, 2])
 def test_weights_are_not_lost(updates: int, how: str, caplog: pytest.LogCaptureFixture) -> None:
     """What gives the IPUs back brings the weights, and says that they include the update."""
-    accelerator = IPUAccelerator()
+    accelerator = IPUAccelerator(config=FUSED)
     model, _ = read_early(accelerator, updates)
     if how == "close":
         accelerator._loops()[0].close()
@@ -191,7 +192,7 @@ def test_a_step_that_reads_its_loss_downloads_nothing() -> None:
 def test_several_models_of_one_optimizer() -> None:
     """A value read before step() runs the update of both, and the step ends the refusal."""
     torch.manual_seed(0)
-    accelerator = IPUAccelerator()
+    accelerator = IPUAccelerator(config=FUSED)
     encoder, decoder = nn.Linear(6, 4), nn.Linear(4, 2)
     optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
     encoder, decoder, optimizer = accelerator.prepare(encoder, decoder, optimizer)

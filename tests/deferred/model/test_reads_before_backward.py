@@ -14,6 +14,7 @@ from ignite_ipu import IPUAccelerator
 from ignite_ipu.deferred import CaptureError, EarlyReadError
 from tests.accelerate_state import forget
 
+FUSED = {"update": "device"}
 X = torch.randn(5, 8, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[..., 0] > 0).long()
 
@@ -83,13 +84,13 @@ def test_values_and_weights_are_the_native_ones(body: Callable[..., Any], layer:
     """The host computes the first value; the device then makes the update when it is read, and gives it."""
     expected = train(Accelerator(cpu=True), body, layer())
     forget()
-    found = train(IPUAccelerator(), body, layer())
+    found = train(IPUAccelerator(config=FUSED), body, layer())
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_random_layers_drop_in_the_value_what_they_drop_in_the_update() -> None:
     """From the second step on the value is the loss that is trained with, not another draw's."""
-    accelerator = IPUAccelerator()
+    accelerator = IPUAccelerator(config=FUSED)
     seen = []
 
     def body(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
@@ -112,12 +113,12 @@ def test_what_is_drawn_in_the_loop_decides_nothing_that_the_device_draws_again()
         read.append(actions.tolist())
 
     with pytest.raises(EarlyReadError, match="before the step has run"):
-        train(IPUAccelerator(), body)
+        train(IPUAccelerator(config=FUSED), body)
 
 
 def test_it_costs_no_copy_of_weights() -> None:
     """From the second step on there is one device call a step, as without the read."""
-    accelerator = IPUAccelerator()
+    accelerator = IPUAccelerator(config=FUSED)
     stale: List[bool] = []
 
     def body(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
@@ -131,7 +132,7 @@ def test_it_costs_no_copy_of_weights() -> None:
 @pytest.mark.parametrize("then", ["read", "backward", "step", "evaluate", "save"])
 def test_an_update_that_the_loop_then_skips_is_never_kept_in_silence(then: str) -> None:
     """As `if loss.item() > limit: continue`; whatever comes next says which line made the update run."""
-    accelerator = IPUAccelerator()
+    accelerator = IPUAccelerator(config=FUSED)
     model: Any = nn.Linear(6, 2)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
     read: List[Any] = []
@@ -160,7 +161,7 @@ def never_cleared(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, 
 def test_gradients_that_are_not_cleared_are_refused() -> None:
     """As without the read: the device has none of the update before to add to."""
     with pytest.raises(CaptureError, match=r"nothing has cleared them since"):
-        train(IPUAccelerator(), never_cleared)
+        train(IPUAccelerator(config=FUSED), never_cleared)
 
 
 def before_backward(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
@@ -217,7 +218,7 @@ def test_where_gradients_accumulate_the_host_computes_values(
     """From the newest weights, which it copies once an update; one line says what that costs."""
     expected = train(Accelerator(cpu=True), body, layer())
     forget()
-    found = train(IPUAccelerator(), body, layer())
+    found = train(IPUAccelerator(config=FUSED), body, layer())
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert caplog.text.count("so the host computes it, here and in the steps to come") == 1
 
@@ -236,7 +237,7 @@ def test_other_values_than_the_step_before_had_are_computed_by_the_host() -> Non
 
     expected = train(Accelerator(cpu=True), body)
     forget()
-    torch.testing.assert_close(train(IPUAccelerator(), body), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(train(IPUAccelerator(config=FUSED), body), expected, rtol=1e-4, atol=1e-5)
 
 
 def written_in_between(model: Any) -> None:
@@ -255,7 +256,7 @@ def attribute_in_between(model: Any) -> None:
 def test_a_loss_is_not_computed_from_a_model_that_changed_after_its_call(change: Callable[..., None], reason: str):
     """PyTorch has its value from before; the host, which computes it when it is read, refuses to."""
     model: Any = nn.Sequential(nn.Linear(6, 16), nn.LeakyReLU(), nn.Linear(16, 2))
-    model, optimizer = IPUAccelerator().prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
+    model, optimizer = IPUAccelerator(config=FUSED).prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
     for _ in range(2):
         F.cross_entropy(model(X[0]), Y[0]).backward()
     optimizer.step()
