@@ -246,6 +246,8 @@ def draw_scaling(scaling: Scaling) -> Figure:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.set_xlabel("IPUs")
-    axes.set_ylabel("estimated samples/s")
+    axes.set_ylabel("estimated samples per second")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:,.0f}")
     axes.legend(frameon=False)
     return figure

@@ -24,7 +24,8 @@ _PURPOSES = {
     "activations": "#7fbf7b",
     "working": "#fdae61",
 }
-_MOST_LABELS = 400
+_LABEL_SIZE = 6
+_LABEL_WIDTH = 0.7  # of a letter, in font sizes
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -56,12 +57,18 @@ def draw_schedule(schedule: Schedule) -> Figure:
         schedule: A schedule simulated with `slots=True`.
     """
     figure = new_figure(12, 1.2 + 0.5 * len(schedule.busy))
-    schedule_on(figure.add_subplot(), schedule)
+    axes = figure.add_subplot()
+    schedule_on(axes, schedule)
+    axes.set_xlabel("estimated time, in the unit of the stages' times")
     return figure
 
 
-def schedule_on(axes: Axes, schedule: Schedule) -> None:
-    """Draw a row per IPU and a box per slot."""
+def schedule_on(axes: Axes, schedule: Schedule, unit: str = "") -> None:
+    """Draw a row per IPU and a box per slot; boxes that are wide enough have labels.
+
+    Args:
+        unit: Unit of the schedule's times; ticks show it with its prefix, such as "5 ms" for "s".
+    """
     rows = len(schedule.busy)
     for kind in dict.fromkeys(slot.kind for slot in schedule.slots):
         slots = [slot for slot in schedule.slots if slot.kind == kind]
@@ -75,14 +82,19 @@ def schedule_on(axes: Axes, schedule: Schedule) -> None:
             linewidth=0.5,
             label=_WORDS[kind],
         )
-    if len(schedule.slots) <= _MOST_LABELS:
-        for slot in schedule.slots:
-            if slot.kind != "U":
-                text = f"{slot.kind}{slot.micro_batch + 1}"
-                axes.text((slot.start + slot.end) / 2, slot.ipu, text, ha="center", va="center", fontsize=6)
     computed = max((slot.end for slot in schedule.slots if slot.kind != "U"), default=schedule.makespan)
     # A long update, or one after only some of its micro-batches, would squeeze the picture: it runs off the edge.
-    axes.set_xlim(0, min(schedule.makespan, 1.15 * computed))
+    width = min(schedule.makespan, 1.15 * computed)
+    axes.set_xlim(0, width)
+    # Points per unit of time; labels of rows, legends and margins take up to a fifth of the figure.
+    scale = 0.8 * 72 * axes.figure.bbox.width / axes.figure.dpi / width
+    for slot in schedule.slots:
+        text = f"{slot.kind}{slot.micro_batch + 1}"
+        if slot.kind != "U" and len(text) * _LABEL_SIZE * _LABEL_WIDTH <= (slot.end - slot.start) * scale:
+            middle = (slot.start + slot.end) / 2
+            axes.text(middle, slot.ipu, text, ha="center", va="center", fontsize=_LABEL_SIZE)
+    if unit:
+        axes.xaxis.set_major_formatter(_with_prefix(unit))
     axes.set_yticks(range(rows), [f"IPU {ipu}" for ipu in range(rows)])
     axes.invert_yaxis()
     axes.set_xlabel("estimated time")
@@ -90,17 +102,30 @@ def schedule_on(axes: Axes, schedule: Schedule) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=3, frameon=False)
 
 
+def _with_prefix(unit: str) -> Any:
+    """Return a formatter of ticks in a unit with prefixes: 0.005 is "5 ms"."""
+    from matplotlib.ticker import EngFormatter
+
+    return EngFormatter(unit=unit)
+
+
 def memory_on(axes: Axes, held: Sequence[StageMemory], machine: Machine) -> None:
-    """Draw a bar for what each IPU holds, split by purpose, under the line of what is usable."""
+    """Draw a bar for the memory of each IPU, split by purpose, under the line of the usable memory."""
     below = [0.0] * len(held)
     for purpose, colour in _PURPOSES.items():
         sizes = [getattr(memory, purpose) / 1e6 for memory in held]
-        axes.bar(range(len(held)), sizes, bottom=below, color=colour, label=purpose)
+        axes.bar(
+            range(len(held)),
+            sizes,
+            bottom=below,
+            color=colour,
+            label="working space" if purpose == "working" else purpose,
+        )
         below = [low + size for low, size in zip(below, sizes)]
     axes.axhline(machine.usable_memory / 1e6, color="black", linestyle="--", label="usable")
     axes.axhline(machine.memory / 1e6, color="black", linestyle=":", label="memory of one IPU")
     axes.set_xticks(range(len(held)), [f"IPU {ipu}" for ipu in range(len(held))], rotation=45 if len(held) > 8 else 0)
-    axes.set_ylabel("estimated MB")
+    axes.set_ylabel("estimated memory, MB")
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
 
 

@@ -267,22 +267,22 @@ def draw_plan(plan: Plan, *, micro_batches: Optional[int] = None) -> Figure:
     """Draw the schedule of one device iteration above the memory of each IPU, and return the figure.
 
     Args:
-        micro_batches: How many to show; by default as many as fill the pipeline three times, or all if there are fewer.
+        micro_batches: Number to show; by default enough to fill the pipeline twice, or all if there are fewer.
     """
     own = plan.accumulation if plan.training else plan.device_iterations
-    shown = min(own, 6 * len(plan.stages)) if micro_batches is None else micro_batches
+    shown = min(own, 4 * len(plan.stages)) if micro_batches is None else micro_batches
     figure = new_figure(12, 5 + 0.4 * plan.ipus_per_replica)
     above, below = figure.subplots(2, 1, height_ratios=[2 + 0.4 * plan.ipus_per_replica, 3])
-    schedule_on(above, plan.schedule(shown))
+    schedule_on(above, plan.schedule(shown), unit="s")
     part = "" if shown == own else f", {shown} of {own} micro-batches shown"
     above.set_title(f"{plan.profile.model}: {plan.strategy_name}{part}")
-    above.set_xlabel("estimated seconds")
+    above.set_xlabel("estimated time")
     memory_on(below, plan.memory_per_ipu, plan.machine)
     return figure
 
 
 def draw_memory(plan: Plan) -> Figure:
-    """Draw a bar per IPU of a replica, split by purpose, under the line of what is usable, and return the figure."""
+    """Draw a bar per IPU of a replica, split by purpose, under the line of the usable memory, and return the figure."""
     figure = new_figure(3 + 0.8 * plan.ipus_per_replica, 4)
     memory_on(figure.add_subplot(), plan.memory_per_ipu, plan.machine)
     return figure

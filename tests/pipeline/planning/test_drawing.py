@@ -31,10 +31,25 @@ def test_memory_bars_add_up():
 def test_a_plan_is_drawn_to_a_file(tmp_path):
     found = plan(chain(8), 4)
     figure = draw_plan(found)
-    assert "24 of" in figure.axes[0].get_title() or found.accumulation <= 24
+    assert "16 of" in figure.axes[0].get_title() or found.accumulation <= 16
     figure.savefig(tmp_path / "plan.png")
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     assert found.draw(micro_batches=7).axes[0].get_title().endswith(f"7 of {found.accumulation} micro-batches shown")
+
+
+def test_labels_of_a_plan_do_not_overlap_and_times_have_a_unit():
+    """Measured on the drawn figure."""
+    figure = draw_plan(plan(chain(8), 4))
+    figure.canvas.draw()
+    schedule = figure.axes[0]
+    rows = {}
+    for text in schedule.texts:
+        rows.setdefault(text.get_position()[1], []).append(text.get_window_extent())
+    assert rows
+    for boxes in rows.values():
+        boxes.sort(key=lambda box: box.x0)
+        assert all(left.x1 <= right.x0 for left, right in zip(boxes, boxes[1:]))
+    assert schedule.get_xticklabels()[1].get_text().endswith("s")
 
 
 def test_scaling_is_drawn():
