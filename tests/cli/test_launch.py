@@ -137,6 +137,48 @@ def test_a_program_for_a_pod_runs_as_it_is(tmp_path):
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["4", "4"]
 
 
+def test_poprun_starts_the_processes_where_it_is(tmp_path, monkeypatch, capfd):
+    """A loop of accelerate finds processes and replicas without a flag; the summary counts the samples of all."""
+    (tmp_path / "bin").mkdir()
+    poprun = tmp_path / "bin" / "poprun"
+    poprun.write_text(f'#!/bin/sh\nexec {sys.executable} -m ignite_ipu.emulator.poprun "$@"\n')
+    poprun.chmod(0o755)
+    for name, value in {**_environment(), "PATH": f"{poprun.parent}:{os.environ['PATH']}"}.items():
+        monkeypatch.setenv(name, value)
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "from ignite_ipu import IPUAccelerator, create_ipu_trainer\n"
+        "accelerator = IPUAccelerator(gradient_accumulation_steps=2)\n"
+        "data = TensorDataset(torch.randn(32, 4), torch.zeros(32).long())\n"
+        "model = nn.Linear(4, 2)\n"
+        "parts = model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(data, batch_size=4)\n"
+        "model, optimizer, loader = accelerator.prepare(*parts)\n"
+        "for x, y in loader:\n"
+        "    with accelerator.accumulate(model):\n"
+        "        accelerator.backward(nn.functional.cross_entropy(model(x), y))\n"
+        "        optimizer.step()\n"
+        "        optimizer.zero_grad()\n"
+        "weights = accelerator.gather(accelerator.unwrap_model(model).weight.detach())\n"
+        "assert torch.equal(weights[:2], weights[2:]) and len(loader) == 4\n"
+        "other = nn.Linear(4, 2)\n"
+        "torch.nn.init.zeros_(other.weight), torch.nn.init.zeros_(other.bias)\n"
+        "sgd = torch.optim.SGD(other.parameters(), lr=0.1)\n"
+        "trainer = create_ipu_trainer(other, sgd, nn.CrossEntropyLoss(), gradient_accumulation_steps=2)\n"
+        "trainer.run(DataLoader(data, batch_size=4), max_epochs=1)\n"
+        "accelerator.print(accelerator.num_processes, 'processes', trainer.ipu)\n"
+    )
+    assert cli.main(["launch", "--instances", "2", "--replicas", "4", str(script)]) == 0
+    out = capfd.readouterr().out
+    assert out.count("2 processes") == 1
+    assert (
+        "4 (micro-batch) x 2 (gradientAccumulation) x 2 (replicationFactor) x 2 (processes) = 32 samples per weight"
+        in out
+    )
+
+
 def _launch(*words):
     return subprocess.run(
         [sys.executable, "-m", "ignite_ipu", "launch", "--instances", "2", *words],

@@ -1,22 +1,27 @@
 """Processes that train one model, of which one is killed: the others name it and end within seconds.
 
-`python -m tests.resilience.instances 100` kills that many, at random moments.
+`python -m tests.resilience.instances 100` kills that many, at random moments after they are connected; with `launched
+10`, ten of processes that `ignite-ipu launch` starts, at any moment.
 """
 
 from __future__ import annotations
 
 import random
+import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import List
 
 import torch
 from torch import nn
 
+from tests.resilience.processes import Program
 from tests.together import running
 
-MOST_SECONDS = 10.0
+# A process that waits for a killed one does so for half an hour; a machine with other work takes its time.
+MOST_SECONDS = 60.0
 
 
 def train(ready: str) -> None:
@@ -75,6 +80,42 @@ def kill_one(drawn: random.Random) -> float:
         return took
 
 
+def kill_launched(drawn: random.Random) -> float:
+    """Kill a process of a job of `ignite-ipu launch`, also before it trains; return how long the rest took to end.
+
+    Raises:
+        AssertionError: Something is left, or the launcher's report does not name the process.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["-m", "ignite_ipu", "launch", "--instances", "2", __file__, "train", folder]
+        program = Program([sys.executable, *words])
+        try:
+            deadline = time.monotonic() + drawn.random() * 30
+            while time.monotonic() < deadline or len(_instances(program)) < 2:
+                time.sleep(0.05)
+                assert time.monotonic() < deadline + 100, "the job does not start"
+            victim = drawn.choice(_instances(program))
+            program.kill(victim, signal.SIGKILL)
+            took = program.wait_until_gone()
+            assert f"(pid: {victim})" in program.errors(), program.errors()
+            return took
+        finally:
+            program.close()
+
+
+def _instances(program: Program) -> List[int]:
+    """Return the processes that run the script, which launchers name in their arguments, too."""
+    found = []
+    for pid in program.processes():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"torch.distributed.run" not in words and b"launch" not in words:
+            found.append(pid)
+    return found
+
+
 def main(kills: int, seed: int = 0) -> None:
     """Kill as many, and print what took longest."""
     import ignite_ipu.deferred.accelerator  # noqa: F401  # once for all processes
@@ -88,4 +129,10 @@ def main(kills: int, seed: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
+    if sys.argv[1:2] == ["train"]:
+        train(sys.argv[2])
+    elif sys.argv[1:2] == ["launched"]:
+        for number in range(int(sys.argv[2])):
+            print(f"{kill_launched(random.Random(number)):.1f} s", flush=True)
+    else:
+        main(int(sys.argv[1]) if len(sys.argv) > 1 else 100)

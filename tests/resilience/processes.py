@@ -111,6 +111,10 @@ class Program:
             assert took < SECONDS, f"after {took:.1f} s there is still {left}"
             time.sleep(0.1)
 
+    def errors(self) -> str:
+        """Return what it has written to its standard error."""
+        return self._said(self._errors)
+
     def close(self) -> None:
         """End everything."""
         for pid in list(self.processes()):

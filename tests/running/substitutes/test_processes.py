@@ -110,7 +110,7 @@ def run(kind, script, *argv):
     return [(each.original, each.became) for each in substitutions]
 
 
-@pytest.mark.parametrize(("text", "words"), [(SCRIPT, []), (SCRIPT, ["clip"]), (IGNITE, [])])
+@pytest.mark.parametrize(("text", "words"), [(SCRIPT, ["clip"]), (IGNITE, [])])
 def test_scripts_train_as_distributed_data_parallel_does(tmp_path, text, words):
     """Weights, under the wrapper's names, statistics of normalisations, losses of the first process."""
     script = tmp_path / "train.py"
