@@ -96,7 +96,7 @@ def kill_launched(drawn: random.Random) -> float:
                 assert time.monotonic() < deadline + 100, "the job does not start"
             victim = drawn.choice(_instances(program))
             program.kill(victim, signal.SIGKILL)
-            took = program.wait_until_gone()
+            took = program.wait_until_gone(most=MOST_SECONDS)
             assert f"(pid: {victim})" in program.errors(), program.errors()
             return took
         finally:

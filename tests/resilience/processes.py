@@ -96,11 +96,11 @@ class Program:
         shared = {name for name in self._shared if os.path.exists(_SHARED + name)}
         return Left([_line(pid) for pid in self.processes()], shared, os.listdir(self._folder.name))
 
-    def wait_until_gone(self, alive: Optional[int] = None) -> float:
+    def wait_until_gone(self, alive: Optional[int] = None, most: float = SECONDS) -> float:
         """Return after how many seconds nothing was left.
 
         Raises:
-            AssertionError: Something is, after `SECONDS`.
+            AssertionError: Something is, after `most` seconds.
         """
         started = time.monotonic()
         while True:
@@ -108,7 +108,7 @@ class Program:
             took = time.monotonic() - started
             if not left:
                 return took
-            assert took < SECONDS, f"after {took:.1f} s there is still {left}"
+            assert took < most, f"after {took:.1f} s there is still {left}"
             time.sleep(0.1)
 
     def errors(self) -> str:
