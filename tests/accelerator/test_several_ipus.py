@@ -121,15 +121,21 @@ def gan(config: Optional[Dict[str, Any]], accumulation: int = 1) -> Any:
     return [float(loss) for loss in losses], models
 
 
-@pytest.mark.parametrize(("execution", "accumulation"), [("sharded", 1), ("pipelined", 12)])
-def test_a_gan_over_two_ipus_each(execution, accumulation):
+@pytest.mark.parametrize(
+    ("execution", "accumulation", "update"), [("sharded", 1, None), ("pipelined", 12, None), ("sharded", 1, "host")]
+)
+def test_a_gan_over_two_ipus_each(execution, accumulation, update):
     expected, native = gan(None, accumulation)
-    losses, models = gan({"pipeline": TWO_EACH, "execution": execution}, accumulation)
+    config = {"pipeline": TWO_EACH, "execution": execution, "update": update, "ipus": 4}
+    losses, models = gan(config, accumulation)
     assert losses == pytest.approx(expected, rel=1e-4)
     for one, other in zip(models, native):
         assert_same_weights(one, other, rtol=1e-4, atol=1e-5)
     trained = captured(models[0]).session._programs.trainers
-    assert [each.program.executor._executable.placement.ipus_per_replica for each in trained] == [4, 4]
+    ipus = [each.program.executor._executable.placement.ipus_per_replica for each in trained]
+    assert ipus == ([4, 4] if update is None else [4])
+    with pytest.raises(PlanError, match="4 IPUs per replica x replicationFactor 1 takes 4 IPUs, but ipus=2"):
+        gan({**config, "ipus": 2}, accumulation)
 
 
 class Teacher(Discriminator):

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ignite_ipu import create_ipu_trainer
+from ignite_ipu.deferred import captured
 from ignite_ipu.deferred.accelerator import IPUAccelerator
 from tests.accelerate_state import forget
 
@@ -72,6 +73,23 @@ def test_a_pipeline(make: Any) -> None:
     assert "Placement(pipelined: " in repr(trainer.ipu)
     assert_same(model, natively(make, size=8))
     trainer.ipu.close()
+
+
+@pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
+def test_a_pipeline_in_a_loop(make: Any) -> None:
+    """Of batches that are cut into micro-batches of one sample."""
+    forget()
+    accelerator = IPUAccelerator(config={"pipeline": models.stages(make()), "split_batch": 8})
+    loader = DataLoader(models.Examples(make), batch_size=8)
+    model, optimizer, loader = accelerator.prepare(*made(make), loader)
+    model.train()
+    for batch in loader:
+        optimizer.zero_grad()
+        accelerator.backward(model(**batch).loss)
+        optimizer.step()
+    executor = captured(model).session.training.executor
+    assert executor._executable.placement.pipelined and executor.options.Training.gradient_accumulation == 8
+    assert_same(accelerator.unwrap_model(model), natively(make, size=8))
 
 
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)

@@ -15,13 +15,15 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu import create_ipu_evaluator, create_ipu_trainer, ipu_prepare
+from ignite_ipu.deferred import captured
 from tests.benchmarks.bench_imports import of_children
 from tests.benchmarks.bench_pipeline import best_of, measured
 from tests.benchmarks.measures import Measure, Work, report, seconds
@@ -29,6 +31,8 @@ from tests.benchmarks.models import batches, perceptron, poptorch_loop
 
 LAYERS = (10, 100, 300, 1000)
 MILLIONS = (1, 8, 31, 125)
+DEPTHS = (10, 100, 1000, 10_000)
+REPLICAS = (1, 2, 4, 8, 16)
 FILES = (100, 1000, 10_000)
 TOKENS = 64
 PROGRAM = """
@@ -88,6 +92,7 @@ def measures() -> Iterator[Measure]:
     yield from growth("layers", LAYERS, [waits(partial(perceptron, 32, count), 32) for count in LAYERS])
     widths = [math.isqrt(10**6 * size // 5) for size in MILLIONS]
     yield from growth("M parameters", MILLIONS, [waits(partial(perceptron, width, 5), width) for width in widths])
+    yield from captured_steps()
     yield from first_step()
     yield from memory()
     yield from plans()
@@ -147,6 +152,53 @@ def waits(make: Callable[[], nn.Module], width: int) -> Dict[str, Tuple[float, .
         "a checkpoint": (checkpoint, saved),
     }
     return {**first, **again}
+
+
+def captured_steps() -> Iterator[Measure]:
+    """Yield how that grows which capturing adds to the device calls of a loop, with layers and with replicas."""
+    for place, config in (("", {}), (" over 2 IPUs", {"pipeline": [-1, -1], "execution": "sharded"})):
+        sizes = DEPTHS if not config else DEPTHS[:-1]
+        added = [added_by_capture(count, config) for count in sizes]
+        of = f"{', '.join(map(str, sizes))} layers{place}"
+        yield _grown(f"growth of what capturing adds to a step, {of}", sizes, added, 1)
+    shared = [added_by_capture(10, {"replication_factor": count}, REPLICAS[-1]) for count in REPLICAS]
+    name = f"growth of what capturing adds to a step, {REPLICAS[-1]} micro-batches on {', '.join(map(str, REPLICAS))}"
+    yield _grown(f"{name} replicas", REPLICAS, shared, 0.1)
+
+
+def added_by_capture(layers: int, config: Dict[str, Any], micro_batches: int = 1) -> float:
+    """Return the processor seconds of an iteration without the device call, and without PyTorch's own `zero_grad`."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=1e-3), model, config=config)
+    x, y = torch.randn(2, 4), torch.tensor([1, 2])
+    called: List[float] = []
+
+    def step() -> None:
+        for _ in range(micro_batches):
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    def timed(executor: Any, *leaves: Any) -> Any:
+        results: List[Any] = []
+        called.append(seconds(lambda: results.append(call(executor, *leaves))))
+        return results[0]
+
+    found: List[float] = []
+    step()
+    loop = captured(model)
+    assert loop is not None and loop.session.training is not None
+    kind: Any = type(loop.session.training.executor)
+    call = kind.__call__
+    with mock.patch.object(kind, "__call__", timed):
+        for _ in range(5):
+            optimizer.zero_grad()
+            found.append(seconds(step) - called[-1])
+    return min(found)
+
+
+def _grown(name: str, sizes: Sequence[int], values: Sequence[float], aim: float) -> Measure:
+    shown = " / ".join(f"{1e3 * value:.3g}" for value in values)
+    return Measure(name, exponent(sizes, values), aim, "", f"{shown} ms")
 
 
 def train_plainly(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -366,10 +366,11 @@ def _with_shared(model: nn.Module, starts: Sequence[Start], names: Sequence[str]
     begins = {start.layer: start for start in starts if start.call == 0}
     ipu = starts[0].ipu if starts else 0
     owners: Dict[int, int] = {}
+    held = _held_parameters(model, names)
     for name in names:
         if name in begins:
             ipu = begins[name].ipu
-        shared = [owners[id(p)] for p in model.get_submodule(name).parameters() if id(p) in owners]
+        shared = [owners[id(p)] for p in held[name] if id(p) in owners]
         if shared and shared[0] != ipu:
             ipu = shared[0]
             if name in begins:
@@ -378,6 +379,18 @@ def _with_shared(model: nn.Module, starts: Sequence[Start], names: Sequence[str]
                 ahead = [n for n in names[: names.index(name)] if n in begins]
                 place = 1 + max((result.index(begins[n]) for n in ahead), default=-1)
                 result.insert(place, Start(name, ipu))
-        for parameter in model.get_submodule(name).parameters():
+        for parameter in held[name]:
             owners.setdefault(id(parameter), ipu)
     return result
+
+
+def _held_parameters(model: nn.Module, names: Sequence[str]) -> Dict[str, List[nn.Parameter]]:
+    """Return the parameters of each layer, without those of layers within it that are in the list, too."""
+    held: Dict[str, List[nn.Parameter]] = {name: [] for name in names}
+    for path, module in model.named_modules(remove_duplicate=False):
+        layer = path
+        while layer and layer not in held:
+            layer = layer.rpartition(".")[0]
+        if layer in held:
+            held[layer] += module.parameters(recurse=False)
+    return held

@@ -238,6 +238,13 @@ def test_a_tied_head_follows_its_embedding(opened):
     assert opened == [("embed", 0), ("blocks.3", 1), ("head", 0)]
 
 
+def test_a_stage_may_begin_within_a_layer_at_which_another_began():
+    """The inner layer's weights are its own, and not shared with the layer around it."""
+    model = nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "decoder": nn.Linear(2, 2)})
+    placement = Placement.of(model, [("encoder", 0), ("encoder.1", 1), ("decoder", 0)])
+    assert starts(placement) == [("encoder", 0), ("encoder.1", 1), ("decoder", 0)]
+
+
 def test_tied_layers_kept_apart_are_refused(opened):
     model = Net(tied=True)
     with Placement([Start("embed", 0), Start("head", 1)]).apply(model):
