@@ -46,7 +46,7 @@ def capturing_class(base: Any) -> Any:
         capture = None if EAGER.is_on else self.__dict__.get(CAPTURE)
         if capture is None:
             return base.__call__(self, *args, **kwargs)
-        refuse_transforms(capture.name)
+        refuse_transforms(self)
         return capture.call(args, kwargs)
 
     def train(self: Any, mode: bool = True) -> Any:
@@ -129,8 +129,9 @@ except TypeError:
     _autocasts = getattr(torch, "is_autocast_cpu_enabled")  # noqa: B009
 
 
-def refuse_transforms(name: str) -> None:
+def refuse_transforms(model: nn.Module) -> None:
     """Refuse a call that autocast or `torch.func` transforms: the program is compiled for the model's own weights."""
+    name = type(model).__name__
     if _autocasts():
         raise CaptureError(
             f"{name} was called at {current_line()} under torch.autocast for the CPU, but its program is "

@@ -84,11 +84,6 @@ class FusedUpdate:
         self._held: Tuple[Any, FrozenSet[int]] = ((), frozenset())
         self.older = OlderWeights()
 
-    @property
-    def is_current(self) -> bool:
-        """True unless the loop has become a part of another one."""
-        return self.loop.now is self.loop
-
     def look(self) -> None:
         """Notice which parameters the optimizer holds by now."""
         training = self.training
@@ -98,7 +93,8 @@ class FusedUpdate:
     @property
     def entries(self) -> List[Entry]:
         """The entries in the gradient book of this optimizer's parameters."""
-        return self.books.gradients.of(self.own)
+        book = self.books.gradients
+        return book.entries if len(book.entries) == 1 else book.of(self.own)
 
     @property
     def pending(self) -> Sequence[Loss]:
@@ -190,7 +186,7 @@ class FusedUpdate:
     def backward(self, loss: Loss) -> None:
         """Let a loss go backward, which was checked before."""
         keeps = self.training.keeps_inputs
-        if keeps or self.pending or self.training.accumulates or self.loop.postponed is not None:
+        if keeps or self.pending or self.training.accumulates or self.loop.setup.postponed() is not None:
             keep_inputs(loss.operations, keeps)
         self.books.gradients.add(self.own, loss)
         if USES:

@@ -85,7 +85,7 @@ def captured_by(optimizer: torch.optim.Optimizer) -> Optional[FusedUpdate]:
     """
     known: Optional[weakref.ref[FusedUpdate]] = optimizer.__dict__.get(MODEL)
     update = None if known is None else known()
-    if update is not None and update.is_current and update.training.prepared:
+    if update is not None and update.loop.now is update.loop and update.training.prepared:
         return update
     loop = _loop_of(optimizer)
     if loop is None or not isinstance(loop.updates, FusedUpdates):

@@ -143,7 +143,7 @@ class CapturedLoops(CaptureObserver):
                     f"{type(module).__name__}()",
                     "what torch.jit makes of a model is no Python that PopTorch could trace. Call the model itself.",
                 )
-            refuse_transforms(type(module).__name__)
+            refuse_transforms(module)
             session = self._session_that_trains(module)
             if session is not None:
                 return self._evaluate(session, module, args, kwargs)

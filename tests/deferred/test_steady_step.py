@@ -1,0 +1,120 @@
+"""Calls of this package in one iteration of a steady loop: each earns its place, and the list does not grow unseen.
+
+An iteration is `zero_grad`, a forward pass, a loss, `backward`, `step` and a read of the loss. Comprehensions are left
+out, which are no calls in newer versions of Python, and so is the emulator.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import sys
+from types import FrameType
+from typing import Any, Counter, Set, Tuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ignite_ipu
+from ignite_ipu import IPUConfig, ipu_prepare
+
+ROOT = os.path.dirname(ignite_ipu.__file__) + os.sep
+MOST = {"device": (191, 53), "auto": (197, 54), "host": (227, 47)}
+"""How many calls there are at most, and in how many files, by the kind of update."""
+CAPTURED = {
+    "compiled.averaging": "obstacle reducers",
+    "compiled.clipping": "finish",
+    "compiled.fused_programs": "_call accumulates forget_losses keeps_inputs run",
+    "compiled.modes": "check_trained now trained",
+    "compiled.training": "_modes_of _results _serving prepared",
+    "compiled.update": "_part is_handed_over leaves needed_values serves settle",
+    "compiled.update_gradients": "available awaited follow needed",
+    "graph.leaves": "__init__ check",
+    "graph.operations": "__init__ finish is_needed known readers take",
+    "graph.owners": "held_tensors",
+    "graph.signatures": "look_up",
+    "graph.step_graph": "__init__ ancestors micro_batch tensors",
+    "model.buffers": "in_update",
+    "model.capturing_class": "call refuse_transforms",
+    "model.edits": "check look",
+    "model.fused_gradients": "_keeps_from_clearing _may_leave add_to_unheld clear",
+    "model.fused_update": (
+        "_others _run_beside_others backward check check_backward "
+        "cleared entries held_by look may_leave "
+        "pending run shows_used step zero_grad"
+    ),
+    "model.fused_updates": "_hooked_name backward may_leave note_call",
+    "model.gradient_views": (
+        "_of_the_host are_held clear clear_those_of_the_host refuse_those_of_before refuse_those_of_the_host"
+    ),
+    "model.gradients": "add clear exists losses_of of use within",
+    "model.history": "forget keep watches",
+    "model.host_updates": "note_call",
+    "model.joined": "captured_by",
+    "model.loop": "backward",
+    "model.model": "_answer call",
+    "model.obstacles": "obstacle refuse_spent",
+    "model.optimizer": "_step _step_on_device _zero_grad on_host",
+    "model.processes": "note_backward",
+    "model.recording": "_signatures record",
+    "model.turns": "__bool__ chosen",
+    "settings": "called went_backward",
+    "tensor.frames": "frame_of",
+    "tensor.losses": "_find_weights mark_loss",
+    "tensor.reads": "models_of",
+    "tensor.tensor": "__torch_function__ _tensor_of backward deferred_results item",
+}
+"""Functions of captured loops that are called, by the module."""
+
+
+def steady_calls(update: str) -> Counter[Tuple[str, str]]:
+    """Return the calls of one iteration, after the loop has made ten."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+    x, y = torch.randn(3, 4), torch.randint(2, (3,))
+
+    def iterate() -> float:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    for _ in range(10):
+        iterate()
+    calls: Counter[Tuple[str, str]] = collections.Counter()
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        ours = file.startswith(ROOT) and not file.startswith(f"{ROOT}emulator{os.sep}")
+        if event == "call" and ours and not name.startswith("<"):
+            calls[file[len(ROOT) : -3].replace(os.sep, "."), name] += 1
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        iterate()
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+@pytest.mark.parametrize("update", MOST)
+def test_a_steady_iteration_makes_few_calls(update: str) -> None:
+    """The numbers may become smaller; a larger one is to be explained."""
+    calls = steady_calls(update)
+    most, files = MOST[update]
+    assert sum(calls.values()) <= most
+    assert len({file for file, _ in calls}) <= files
+
+
+def test_these_functions_of_captured_loops_are_called() -> None:
+    """Every one of them, for the kind of update that most loops have."""
+    found: Set[str] = {f"{file} {name}" for file, name in steady_calls("auto") if file.startswith("deferred.")}
+    expected = {f"deferred.{file} {name}" for file, names in CAPTURED.items() for name in names.split()}
+    assert found - expected == set()
+    assert expected - found == set(), "leave these out of the list"
