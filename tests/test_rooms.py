@@ -10,13 +10,13 @@ import pytest
 from tests.architecture import PACKAGES, ROOT, circles, draw, imports, rooms
 
 FLOORS = (
-    ("operators", "torch_names"),  # which the emulator shares
+    ("capabilities", "operators", "torch_names"),  # which the emulator shares
     ("emulator", "errors", "poptorch_types"),
     ("backend", "launched"),
     ("checkpoints", "cli"),
     ("program",),
     ("optimizers", "pipeline"),
-    ("capabilities", "session"),
+    ("session",),
     ("deferred", "handlers"),
     ("engines",),
     ("migration", "running"),

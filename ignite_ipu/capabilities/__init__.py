@@ -1,12 +1,29 @@
-"""Capabilities: the one table of what happens to each name of PyTorch that speaks to a GPU.
+"""Capabilities: the one table of what happens to names of PyTorch, Ignite and accelerate on IPUs.
 
-`check` reports by it, `run` and `auto` substitute by it, and the documentation's page is generated from it. A new name
-of a GPU is one entry of `gpu`.
+`check` reports by it, `run` and `auto` substitute by it, optimizers are converted by it, and pages of the documentation
+are generated from it. A new name is one entry of `gpu`, `gradients`, `precision`, `wrappers` or `optimizers`.
 """
 
 from __future__ import annotations
 
 from ignite_ipu.capabilities.gpu import gpu_capability, gpu_functions
-from ignite_ipu.capabilities.table import Capability, Treatment
+from ignite_ipu.capabilities.gradients import GRADIENTS
+from ignite_ipu.capabilities.optimizers import ARGUMENTS, OPTIMIZERS, argument_capability, optimizer_capability
+from ignite_ipu.capabilities.precision import PRECISION
+from ignite_ipu.capabilities.table import Capability, Table, Treatment
+from ignite_ipu.capabilities.wrappers import WRAPPERS
 
-__all__ = ["Capability", "Treatment", "gpu_capability", "gpu_functions"]
+__all__ = [
+    "ARGUMENTS",
+    "GRADIENTS",
+    "OPTIMIZERS",
+    "PRECISION",
+    "WRAPPERS",
+    "Capability",
+    "Table",
+    "Treatment",
+    "argument_capability",
+    "gpu_capability",
+    "gpu_functions",
+    "optimizer_capability",
+]

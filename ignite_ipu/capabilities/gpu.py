@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any, Dict, Iterator, Tuple
 
 from ignite_ipu.capabilities.table import Capability, Treatment
-from ignite_ipu.pipeline.costs.machine import Machine
 
 CUDA, ACCELERATOR = "torch.cuda", "torch.accelerator"
 _GRAPHS = "an IPU runs one compiled program, which is its graph. Remove it"
@@ -14,7 +13,8 @@ _RANDOM = "random numbers are drawn on the device. Seed the run with torch.manua
 _OTHERS = "an IPU has nothing like it. Remove the call"
 _NOTHING = "does nothing: the host does one thing after another"
 _PLANNED = "an IPU's memory is planned when a program is compiled (`ignite-ipu plan` estimates it)"
-_MEMORY = Machine().memory
+IPU_MEMORY = 900 * 10**6
+"""In-Processor-Memory of one IPU (GC200), in bytes."""
 
 
 class _Figures(Dict[str, int]):
@@ -28,7 +28,7 @@ _PROPERTIES = SimpleNamespace(
     name="IPU",
     major=0,
     minor=0,
-    total_memory=_MEMORY,
+    total_memory=IPU_MEMORY,
     multi_processor_count=1472,
     is_integrated=False,
     is_multi_gpu_board=False,
@@ -55,7 +55,7 @@ _FIGURES: Dict[str, Any] = {
     "memory_stats": _Figures(),
     "memory_stats_as_nested_dict": _Figures(),
     "memory_snapshot": [],
-    "mem_get_info": (_MEMORY, _MEMORY),
+    "mem_get_info": (IPU_MEMORY, IPU_MEMORY),
 }
 _LEFT_OUT = (
     *("init", "set_device", "synchronize", "empty_cache", "manual_seed", "manual_seed_all", "ipc_collect"),
@@ -90,13 +90,13 @@ _LEFT_OUT_OF_ACCELERATOR = (
 
 def _entries() -> Iterator[Capability]:
     def of_cuda(name: str, treatment: Treatment, sentence: str = "", answer: Any = None) -> Capability:
-        return Capability(f"{CUDA}.{name}", treatment, sentence, answer, name in _HARMLESS)
+        return Capability(f"{CUDA}.{name}", treatment, sentence, answer=answer, harmless=name in _HARMLESS)
 
     for name, answer in _ANSWERS.items():
         yield of_cuda(name, Treatment.ANSWERED, answer=answer)
     for name, figure in _FIGURES.items():
         yield of_cuda(name, Treatment.FIGURE, _PLANNED, figure)
-        yield Capability(f"{ACCELERATOR}.{name}", Treatment.FIGURE, _PLANNED, figure)
+        yield Capability(f"{ACCELERATOR}.{name}", Treatment.FIGURE, _PLANNED, answer=figure)
     for name in _LEFT_OUT:
         yield of_cuda(name, Treatment.LEFT_OUT)
     for name, sentence in _HOST.items():

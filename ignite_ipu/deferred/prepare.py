@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.model.capturing import capture_model, captured
 from ignite_ipu.deferred.model.gradient_clipping import clip_gradients
 from ignite_ipu.deferred.model.optimizer import capture_optimizer, on_host
 from ignite_ipu.deferred.settings import refuse_for_capture
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.tensors.raw import gradient_of

@@ -7,6 +7,7 @@ import enum
 from dataclasses import dataclass
 from typing import Callable, Iterator, Optional
 
+from ignite_ipu.capabilities import Capability, Treatment
 from ignite_ipu.migration.docstrings import one_side
 from ignite_ipu.migration.program import Program as Program  # with which rules say what they read and what they find
 
@@ -36,6 +37,12 @@ class Outcome(str, enum.Enum):
     """It stops at that code, or what it calls does."""
     UNCHANGED = "unchanged"
     """It leaves the code as it is, so that the finding holds."""
+
+    @classmethod
+    def of(cls, capability: Capability) -> Outcome:
+        """Return the outcome for code that uses a name of the table of capabilities."""
+        known = {Treatment.REFUSED: cls.REFUSED, Treatment.UPDATES_ON_HOST: cls.ON_HOST}
+        return known.get(capability.treatment, cls.HANDLED)
 
 
 @dataclass(frozen=True)

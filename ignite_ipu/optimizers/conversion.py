@@ -14,9 +14,11 @@ from typing import Any, Collection, Dict, FrozenSet, Iterable, Iterator, List, O
 import torch
 
 from ignite_ipu import backend
+from ignite_ipu.capabilities.optimizers import ARGUMENTS, ON_THE_HOST, TORCH
+from ignite_ipu.capabilities.table import Treatment
 from ignite_ipu.cli.terminal import columns
 from ignite_ipu.errors import OptimizerError, did_you_mean, logger
-from ignite_ipu.optimizers.kinds import ON_THE_HOST, OptimizerKind, kind_of_device, kind_of_torch, substituted
+from ignite_ipu.optimizers.kinds import OptimizerKind, kind_of_device, kind_of_torch, substituted
 from ignite_ipu.poptorch_types import DeviceOptimizer
 
 # What torch's schedulers leave in groups, and what they change then.
@@ -25,13 +27,8 @@ _SCHEDULED = (
     ("max_momentum", ("momentum", "betas")),
     ("base_momentum", ("momentum", "betas")),
 )
-# Arguments of torch's classes that choose how torch computes the update, not what it is.
-_IMPLEMENTATION = ("foreach", "fused", "capturable")
-# What the device's update has not, and what to do.
-REFUSED = {
-    "amsgrad": "the device has no such variant. Use amsgrad=False",
-    "differentiable": "nothing can be differentiated through an update on the device. Use differentiable=False",
-}
+# Arguments of torch's classes that the device's update lacks, each with the reason and the way out.
+REFUSED = {entry.argument: entry.reason for entry in ARGUMENTS if entry.treatment is Treatment.UPDATES_ON_HOST}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -419,10 +416,14 @@ def _kept_rows(optimizer: torch.optim.Optimizer, kind: OptimizerKind, variable: 
         rows.append(Row(name, value, fate, role, note))
     rows += [Row(name, _values(optimizer, name), "kept", "compiled in") for name in kind.structural]
     if _maximizes(optimizer):
-        rows.append(Row("maximize", "True", "mapped", "compiled in", "the device minimises the negated loss"))
+        rows.append(Row("maximize", "True", "mapped", "compiled in", _sentence("maximize")))
     if kind.name == "AdamW" and not isinstance(optimizer, torch.optim.AdamW):
-        rows.append(Row("decoupled_weight_decay", "True", "mapped", "compiled in", "Adam becomes AdamW"))
+        rows.append(Row("decoupled_weight_decay", "True", "mapped", "compiled in", _sentence("decoupled_weight_decay")))
     return rows
+
+
+def _sentence(argument: str) -> str:
+    return ARGUMENTS[f"{TORCH}.Optimizer({argument})"].sentence
 
 
 def _argument_rows(asked: Dict[str, Any], variable: FrozenSet[str]) -> List[Row]:
@@ -441,11 +442,10 @@ def _scheduled_rows(names: Iterable[str], variable: FrozenSet[str]) -> List[Row]
 
 
 def _dropped_rows(optimizer: torch.optim.Optimizer) -> List[Row]:
-    note = "chooses how torch computes the update; the device has one way"
     return [
-        Row(name, str(True), "dropped", "", note)
-        for name in _IMPLEMENTATION
-        if any(group.get(name) for group in optimizer.param_groups)
+        Row(entry.argument, str(True), "dropped", "", entry.sentence)
+        for entry in ARGUMENTS.with_treatment(Treatment.LEFT_OUT)
+        if entry.name.startswith(TORCH) and any(group.get(entry.argument) for group in optimizer.param_groups)
     ]
 
 

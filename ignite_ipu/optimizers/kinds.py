@@ -10,6 +10,7 @@ from typing import Any, Collection, Dict, List, Mapping, Sequence, Tuple
 
 import torch
 
+from ignite_ipu.capabilities.optimizers import ON_THE_HOST, TORCH, optimizer_capability
 from ignite_ipu.errors import OptimizerError
 from ignite_ipu.torch_names.optimizers import STEP_COUNT, STEPPED, marks_of_step
 
@@ -99,14 +100,8 @@ _TORCH_CLASSES = (
     (torch.optim.SGD, SGD),
     (torch.optim.RMSprop, RMSPROP),
 )
-ON_THE_HOST = "With IPUConfig(update='host') PyTorch makes the updates, by any optimizer, with gradients of the device."
 _SUPPORTED = "SGD, Adam, AdamW and RMSprop of torch.optim, and what poptorch.optim offers (LAMB too)"
-_REASONS = {
-    "LBFGS": "it evaluates the loss several times in a step, which a compiled step cannot",
-    "SparseAdam": "gradients are dense on an IPU; torch.optim.Adam computes the same from dense gradients, except that "
-    "it also decays the moments of rows that were not used",
-    "Lamb": "PopTorch has it under its own name: use poptorch.optim.LAMB",
-}
+_LAMB = "PopTorch has it under its own name: use poptorch.optim.LAMB"
 # The one that comes closest, where the user asks for it, and what is lost.
 _CLOSEST: Mapping[str, Tuple[Any, str]] = {
     "NAdam": (torch.optim.Adam, "no Nesterov momentum"),
@@ -125,7 +120,7 @@ def kind_of_torch(optimizer: torch.optim.Optimizer) -> OptimizerKind:
             _check_step(optimizer, torch_class)
             return _coupled_or_decoupled(optimizer) if kind is ADAM else kind
     name = type(optimizer).__name__
-    reason = _REASONS.get("Lamb" if "lamb" in name.lower() else name, "PopTorch has no such update")
+    reason = _LAMB if "lamb" in name.lower() else optimizer_capability(f"{TORCH}.{name}").sentence
     way_out = ""
     if name in _CLOSEST:
         way_out = f' substitute="closest" trains by {_CLOSEST[name][0].__name__} instead, and says what that changes.'

@@ -7,6 +7,7 @@ from typing import Any, Callable, FrozenSet, Iterator, Optional, Sequence, Tuple
 
 import torch
 
+from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.compiled.averaging import Averaging
 from ignite_ipu.deferred.compiled.clipping import Clipping
 from ignite_ipu.deferred.compiled.modes import Modes
@@ -19,7 +20,6 @@ from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, StepGraph, Ta
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.errors import CaptureError, OptimizerError, logger
 from ignite_ipu.optimizers.conversion import Conversion, convert_optimizer
-from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import requires_grad, set_requires_grad
 from ignite_ipu.program.user_code import Line

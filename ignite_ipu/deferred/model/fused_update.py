@@ -9,6 +9,7 @@ from typing import AbstractSet, Any, Container, FrozenSet, Iterable, List, Mappi
 
 import torch
 
+from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, keep_inputs, keep_weights
 from ignite_ipu.deferred.graph.owners import held_by, held_tensors
@@ -29,8 +30,8 @@ from ignite_ipu.deferred.model.turns import (
     keep_buffers,
 )
 from ignite_ipu.errors import CaptureError, IPUError
-from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.session.gradient_hooks import GradientHooks
 
 _ORDER = itertools.count(1)
 
@@ -48,6 +49,16 @@ class Books:
     views: GradientViews
     history: History
     updates: List[FusedUpdate] = dataclasses.field(default_factory=list)
+    hooks: GradientHooks = dataclasses.field(default_factory=GradientHooks)
+
+    def hook_problem(self) -> Optional[str]:
+        """Return why a fused update cannot be made with the hooks on gradients of parameters, None for no hooks."""
+        parameters = self.loop.modes.parameters
+        numbers = self.hooks.among(parameters)
+        if not numbers:
+            return None
+        name = next(iter(self.views.names([id(parameters[numbers[0]])])), "a weight")
+        return f"There is a hook on the gradient of {name}, which runs on the host alone."
 
     def holding(self, ids: AbstractSet[int]) -> FusedUpdate:
         """Return the update of a parameter, by its id in a set; any for one that no optimizer holds."""
@@ -219,6 +230,9 @@ class FusedUpdate:
         entries = self.entries
         if not any(entry.exists for entry in entries):
             return
+        problem = self.books.hook_problem()
+        if problem is not None:
+            raise CaptureError(f"{problem} {ON_THE_HOST}")
         losses = self.check(entries)
         if losses:
             line, clipping = current_line(above=2), self.training.clipping

@@ -7,6 +7,7 @@ from typing import AbstractSet, Any, Callable, List, Optional, Sequence
 
 import torch
 
+from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
 from ignite_ipu.deferred.graph.operations import Operation, Value
 from ignite_ipu.deferred.graph.step_graph import Loss
@@ -18,9 +19,7 @@ from ignite_ipu.deferred.model.leaving import leave_device
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import note_backward
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.program.user_code import Line, current_line
-from ignite_ipu.session.gradient_hooks import GradientHooks
 
 
 class FusedUpdates:
@@ -34,7 +33,7 @@ class FusedUpdates:
     on_host = False
 
     def __init__(self, loop: Loop) -> None:
-        self._loop, self._hooks = loop, GradientHooks()
+        self._loop = loop
         self.gradients = FusedGradients(loop)
         self.books = self.gradients.books
         self.standby = HostUpdates(loop) if loop.setup.config.update == "auto" else None
@@ -111,9 +110,9 @@ class FusedUpdates:
             self.leave_device(f"Weights are written or frozen at {current_line()} between backward() and the step.")
 
     def backward(self, loss: Loss) -> None:
-        hooked = self._hooked_name()
-        if hooked:
-            self.leave_device(f"There is a hook on the gradient of {hooked}, which runs on the host alone.")
+        problem = self.books.hook_problem()
+        if problem is not None:
+            self.leave_device(problem)
             self._loop.updates.backward(loss)
             return
         reached: List[FusedUpdate] = []
@@ -137,12 +136,6 @@ class FusedUpdates:
             update.backward(loss)
         note_backward(loss)
         self.gradients.add_to_unheld(loss)
-
-    def _hooked_name(self) -> str:
-        """Return the name of a parameter with a hook on its gradient, "" if there is none."""
-        parameters = self._loop.modes.parameters
-        numbers = self._hooks.among(parameters)
-        return next(iter(self.books.views.names([id(parameters[numbers[0]])])), "a weight") if numbers else ""
 
     def read(self, value: Value, operations: Sequence[Operation]) -> Optional[Callable[[], None]]:
         updates = self.books.updates

@@ -6,11 +6,11 @@ from typing import Optional
 
 import torch
 
+from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.model.fused_update import FusedUpdate
 from ignite_ipu.deferred.model.gradients import Entry
 from ignite_ipu.deferred.tensor.reads import incomplete
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.program.tensors.raw import gradient_of, plain
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass

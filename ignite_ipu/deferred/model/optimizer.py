@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import torch
 
+from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.graph.owners import MODEL, OPTIMIZERS, WATCH, held_tensors, parameter_of
 from ignite_ipu.deferred.model.capturing import owners_of
 from ignite_ipu.deferred.model.fused_update import FusedUpdate
@@ -23,7 +24,6 @@ from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.tensor.tensor import record_on_weights
 from ignite_ipu.errors import CaptureError, OptimizerError
 from ignite_ipu.optimizers.host_link import note_step
-from ignite_ipu.optimizers.kinds import ON_THE_HOST
 from ignite_ipu.optimizers.step_hooks import of_scripts
 from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.user_code import current_line

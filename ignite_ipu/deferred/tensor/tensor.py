@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch.overrides import enable_reentrant_dispatch
 
+from ignite_ipu.capabilities import GRADIENTS
 from ignite_ipu.deferred.events import OBSERVERS
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.operations import USES, Operation, Value, keep_weights, name_of
@@ -36,6 +37,7 @@ from ignite_ipu.torch_names.tensors import (
     make_wrapper_subclass,
 )
 
+_TWICE = GRADIENTS["torch.Tensor.backward(create_graph)"]
 # The factor of torch.add and torch.sub, which has to be a Python number.
 _ALPHA = "alpha"
 # What the host does with weights, be it with gradients.
@@ -117,9 +119,8 @@ class DeferredTensor(torch.Tensor):
         """
         if create_graph:
             raise CaptureError(
-                f"backward(create_graph=True) at {current_line()} asks for gradients that can be differentiated again. "
-                "A program has one backward pass, of which none is computed, and the host has no graph of it. Write "
-                f"the derivative out in forward. {ON_THE_HOST}"
+                f"backward(create_graph=True) at {current_line()} asks for gradients that can be differentiated again: "
+                f"{_TWICE.reason}. {ON_THE_HOST}"
             )
         if inputs is not None:
             raise CaptureError(

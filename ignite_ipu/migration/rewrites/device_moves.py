@@ -17,11 +17,14 @@ import ast
 
 import libcst as cst
 
+from ignite_ipu.capabilities import Treatment, gpu_functions
+from ignite_ipu.capabilities.gpu import CUDA
 from ignite_ipu.migration.analysis.devices import is_guarded
 from ignite_ipu.migration.analysis.names import argument, constant
 from ignite_ipu.migration.rewriting.editor import Editor
 
-_ORDERS = ("set_device", "synchronize", "empty_cache", "reset_peak_memory_stats")
+_LEFT_OUT = [entry.name for entry in gpu_functions(CUDA, Treatment.LEFT_OUT) if not entry.harmless]
+_ORDERS = (f"{CUDA}.set_device", *_LEFT_OUT)
 
 
 def apply(editor: Editor) -> None:
@@ -39,7 +42,7 @@ def apply(editor: Editor) -> None:
         chosen = device is not None and constant(device) not in (0, None)
         name = editor.need("host_device", call)
         editor.replace(call, _moved, f"{name}({program.source_of(device)})" if device and chosen else f"{name}()")
-    for call, _ in program.calls(*(f"torch.cuda.{order}" for order in _ORDERS)):
+    for call, _ in program.calls(*_ORDERS):
         statement = program.parents[call]
         if isinstance(statement, ast.Expr) and not is_guarded(program, call):
             editor.replace(statement, _guarded, f'{editor.need("host_device", call)}().type == "cuda"')

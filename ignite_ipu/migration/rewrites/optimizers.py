@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import libcst as cst
 
+from ignite_ipu.capabilities.optimizers import left_out_arguments
 from ignite_ipu.migration.rewriting.comma_lists import without_arguments
 from ignite_ipu.migration.rewriting.editor import Editor
 
-_SWITCHES = {"fused", "foreach", "capturable"}
+_SWITCHES = left_out_arguments()
 
 
 def apply(editor: Editor) -> None:

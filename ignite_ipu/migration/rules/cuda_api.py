@@ -15,7 +15,7 @@ Example:
 
 from __future__ import annotations
 
-from ignite_ipu.capabilities import Treatment, gpu_capability
+from ignite_ipu.capabilities import gpu_capability
 from ignite_ipu.capabilities.gpu import CUDA
 from ignite_ipu.migration.analysis.devices import is_guarded
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
@@ -29,9 +29,8 @@ def check(program: Program) -> Hits:
         known = gpu_capability(name[len(CUDA) + 1 :])
         if known.harmless or name.startswith(f"{CUDA}.amp."):
             continue
-        answered = known.treatment is not Treatment.REFUSED
-        outcome = Outcome.HANDLED if answered else Outcome.REFUSED
+        outcome = Outcome.of(known)
         if not is_guarded(program, call):
             yield Hit(call, f"{name} speaks to a GPU", run=outcome)
-        elif not answered and "ignite_ipu" not in program.names.imports.get("host_device", ""):
+        elif outcome is Outcome.REFUSED and "ignite_ipu" not in program.names.imports.get("host_device", ""):
             yield Hit(call, f"{name} speaks to a GPU, which `run` says there is", severity=Severity.NOTE, run=outcome)

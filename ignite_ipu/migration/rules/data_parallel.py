@@ -16,25 +16,21 @@ Example:
 
 from __future__ import annotations
 
+from ignite_ipu.capabilities import WRAPPERS
 from ignite_ipu.migration.analysis.names import argument, constant
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
 REWRITTEN = True
 
-_WRAPPERS = (
-    "torch.nn.parallel.DataParallel",
-    "torch.nn.parallel.DistributedDataParallel",
-    "torch.distributed.fsdp.FullyShardedDataParallel",
-    "ignite.distributed.auto_model",
-)
+_OF_SEVERAL = ("torch.nn.parallel.", "torch.distributed.", "ignite.distributed.")
+_WRAPPERS = [entry.name for entry in WRAPPERS if entry.name.startswith(_OF_SEVERAL)]
 _LAUNCHERS = ("ignite.distributed.Parallel", "ignite.distributed.spawn", "ignite.distributed.initialize")
 
 
 def check(program: Program) -> Hits:
     for call, name in program.calls(*_WRAPPERS):
-        outcome = Outcome.REFUSED if ".fsdp." in name else Outcome.HANDLED
-        yield Hit(call, f"{name} spreads the work over GPUs", run=outcome)
+        yield Hit(call, f"{name} spreads the work over GPUs", run=Outcome.of(WRAPPERS[name]))
     for call, name in program.calls(*_LAUNCHERS, "torch.distributed.init_process_group"):
         backend = constant(argument(call, "backend", 0))
         if isinstance(backend, str) and "gloo" not in backend:

@@ -16,16 +16,15 @@ from __future__ import annotations
 
 import ast
 
+from ignite_ipu.capabilities import GRADIENTS
 from ignite_ipu.migration.analysis.names import constant
-from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
 
-_HOOKS = words(
-    "register_hook register_full_backward_hook register_backward_hook register_post_accumulate_grad_hook "
-    "register_full_backward_pre_hook"
-)
+# Methods that register hooks, of tensors and modules.
+_HOOKS = {entry.last: entry for entry in GRADIENTS if entry.last.startswith("register_")}
+_AGAIN = ("retain_graph", "create_graph")
 
 
 def check(program: Program) -> Hits:
@@ -33,22 +32,39 @@ def check(program: Program) -> Hits:
         parent = program.parents.get(node)
         used = program.names.resolve(node) is None and not (isinstance(parent, ast.Call) and parent.func is node)
         if node.attr == "grad" and used and node not in program.traced:
-            outcome = Outcome.ON_HOST if _is_written(program, node) else Outcome.HANDLED
-            yield Hit(node, "a gradient is used on the host, where it is always None", run=outcome)
-    for call, name in program.calls("torch.autograd.grad", "torch.autograd.backward"):
+            yield Hit(node, "a gradient is used on the host, where it is always None", run=_outcome(program, node))
+    for call, name in program.calls(*(entry.name for entry in GRADIENTS if entry.name.startswith("torch.autograd."))):
         if call not in program.traced:
-            yield Hit(call, f"{name} differentiates on the host", run=Outcome.REFUSED)
+            yield Hit(call, f"{name} differentiates on the host", run=Outcome.of(GRADIENTS[name]))
     for call, _ in program.method_calls(*_HOOKS):
         assert isinstance(call.func, ast.Attribute)
-        yield Hit(call, f"{call.func.attr} registers a hook that never runs on an IPU", run=Outcome.REFUSED)
+        message = f"{call.func.attr} registers a hook that never runs on an IPU"
+        yield Hit(call, message, run=Outcome.of(_HOOKS[call.func.attr]))
     for call, _ in program.method_calls("backward"):
         # A variable may hold False or None, as it does where libraries hand their argument on.
         given = {each.arg: each.value for each in call.keywords}
-        again = {name for name in ("retain_graph", "create_graph") if constant(given.get(name)) is True}
+        again = [name for name in _AGAIN if constant(given.get(name)) is True]
         if again:
-            outcome = Outcome.REFUSED if "create_graph" in again else Outcome.HANDLED
             message = "the graph of this backward is used again, which a compiled step cannot do"
-            yield Hit(call, message, run=outcome)
+            yield Hit(call, message, run=Outcome.of(GRADIENTS[f"torch.Tensor.backward({again[-1]})"]))
+
+
+def _outcome(program: Program, node: ast.Attribute) -> Outcome:
+    if _is_written(program, node):
+        return Outcome.of(GRADIENTS["torch.Tensor.grad(written)"])
+    above = program.parents[node]
+    exists = isinstance(above, ast.Compare) and all(isinstance(each, (ast.Is, ast.IsNot)) for each in above.ops)
+    if isinstance(node.ctx, ast.Store) or exists or not _comes_before_step(program, node):
+        return Outcome.HANDLED
+    return Outcome.of(GRADIENTS["torch.Tensor.grad"])
+
+
+def _comes_before_step(program: Program, node: ast.Attribute) -> bool:
+    """Return whether the last call in front of a node, in its function, of backward() and step() is one of backward."""
+    function = program.function_of(node)
+    calls = [call for call, _ in program.method_calls("backward", "step") if program.function_of(call) is function]
+    before = [call.func for call in calls if call.lineno <= node.lineno]
+    return bool(before) and getattr(before[-1], "attr", "") == "backward"
 
 
 def _is_written(program: Program, node: ast.Attribute) -> bool:

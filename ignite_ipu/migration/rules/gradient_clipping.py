@@ -27,6 +27,7 @@ Example:
 
 from __future__ import annotations
 
+from ignite_ipu.capabilities import GRADIENTS
 from ignite_ipu.migration.analysis.names import argument, constant
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
@@ -38,9 +39,9 @@ def check(program: Program) -> Hits:
     for call, name in program.calls(
         "torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_norm"
     ):
-        on_host = name.endswith("value_") or _has_momentum(program)
-        message = f"{name.rsplit('.', 1)[1]} has no gradients to clip: they stay on the device"
-        yield Hit(call, message, run=Outcome.ON_HOST if on_host else None)
+        entry = GRADIENTS[name if name.endswith("_") else f"{name}_"]
+        outcome = Outcome.ON_HOST if _has_momentum(program) else Outcome.of(entry)
+        yield Hit(call, f"{name.rsplit('.', 1)[1]} has no gradients to clip: they stay on the device", run=outcome)
 
 
 def _has_momentum(program: Program) -> bool:

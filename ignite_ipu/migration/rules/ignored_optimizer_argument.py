@@ -13,6 +13,7 @@ Example:
 
 from __future__ import annotations
 
+from ignite_ipu.capabilities.optimizers import left_out_arguments
 from ignite_ipu.migration.analysis.names import constant
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
@@ -22,5 +23,5 @@ SEVERITY, RUN = Severity.NOTE, Outcome.HANDLED
 def check(program: Program) -> Hits:
     for call, name in program.training.optimizer_calls:
         for keyword in call.keywords:
-            if keyword.arg in ("fused", "foreach", "capturable") and constant(keyword.value) is not None:
+            if keyword.arg in left_out_arguments() and constant(keyword.value) is not None:
                 yield Hit(keyword.value, f"{keyword.arg} of {name} has no effect on an IPU")

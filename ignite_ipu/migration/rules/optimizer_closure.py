@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import ast
 
+from ignite_ipu.capabilities import GRADIENTS
 from ignite_ipu.migration.analysis.names import argument
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
-SEVERITY, RUN = Severity.ERROR, Outcome.ON_HOST
+_CLOSURE = GRADIENTS["torch.optim.Optimizer.step(closure)"]
+SEVERITY, RUN = Severity.ERROR, Outcome.of(_CLOSURE)
 
 
 def check(program: Program) -> Hits:

@@ -16,18 +16,18 @@ from __future__ import annotations
 
 import ast
 
+from ignite_ipu.capabilities import PRECISION, Treatment
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
-_TYPES = {"bfloat16", "complex64", "complex128", "cfloat", "cdouble", "float64", "double"}
+_TYPES = {entry.name: entry for entry in PRECISION if not entry.name.startswith("torch.amp.")}
 
 
 def check(program: Program) -> Hits:
     for node in program.nodes(ast.Attribute):
         name = program.names.resolve(node)
-        known = name is not None and name.startswith("torch.") and name[len("torch.") :] in _TYPES
-        if name is not None and known and not _is_named(program, node):
+        if name is not None and name in _TYPES and not _is_named(program, node):
             yield _hit(node, name)
     models = program.training.models
     for dtype in ("bfloat16", "double"):
@@ -37,7 +37,7 @@ def check(program: Program) -> Hits:
 
 
 def _hit(node: ast.expr, name: str) -> Hit:
-    narrowed = name.endswith(("double", "float64")) and not name.startswith("torch.c")
+    narrowed = _TYPES[name].treatment is not Treatment.REFUSED
     return Hit(node, f"an IPU has no {name}", run=Outcome.UNCHANGED if narrowed else None)
 
 

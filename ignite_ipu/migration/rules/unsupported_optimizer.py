@@ -17,18 +17,17 @@ from __future__ import annotations
 
 import ast
 
+from ignite_ipu.capabilities import Treatment, optimizer_capability
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.ON_HOST
 
-_SUPPORTED = {"SGD", "Adam", "AdamW", "RMSprop", "LAMB"}
-
 
 def check(program: Program) -> Hits:
     for call, name in program.training.optimizer_calls:
-        last = name.rsplit(".", 1)[1]
-        if last not in _SUPPORTED and last != "Optimizer":
-            yield Hit(call, f"{name} does not exist on an IPU")
+        entry = optimizer_capability(name)
+        if entry.treatment is not Treatment.DEVICE and entry.last != "Optimizer":
+            yield Hit(call, f"{name} does not exist on an IPU", run=Outcome.of(entry))
     for node in program.nodes(ast.ClassDef):
         bases = [program.names.resolve(base) or "" for base in node.bases]
         optimizes = any(base.startswith("torch.optim.") for base in bases)

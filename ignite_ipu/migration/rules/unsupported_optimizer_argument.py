@@ -18,25 +18,20 @@ from __future__ import annotations
 
 import ast
 
+from ignite_ipu.capabilities import Treatment, argument_capability
 from ignite_ipu.migration.analysis.names import constant
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.ON_HOST
 
-_REASONS = {
-    "amsgrad": "is refused by PopTorch",
-    "maximize": "is silently ignored by PopTorch, which minimises",
-    "differentiable": "is silently ignored by PopTorch",
-    "decoupled_weight_decay": "is silently ignored by PopTorch",
-}
-
 
 def check(program: Program) -> Hits:
     for call, name in program.training.optimizer_calls:
         for keyword in call.keywords:
-            honoured = keyword.arg == "maximize" and not name.startswith("poptorch.")
-            if keyword.arg in _REASONS and constant(keyword.value) not in (False, None) and not honoured:
-                yield Hit(keyword.value, f"{keyword.arg} of {name} {_REASONS[keyword.arg]}")
+            entry = argument_capability(name, keyword.arg or "")
+            missing = entry is not None and entry.treatment in (Treatment.REFUSED, Treatment.UPDATES_ON_HOST)
+            if entry is not None and missing and constant(keyword.value) not in (False, None):
+                yield Hit(keyword.value, f"{keyword.arg} of {name}: {entry.sentence}", run=Outcome.of(entry))
             if keyword.arg == "lr" and (program.names.called(keyword.value) or "").startswith("torch."):
                 message = f"the learning rate of {name} is a tensor; PopTorch takes numbers only"
                 yield Hit(keyword.value, message, run=Outcome.HANDLED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from ignite_ipu.capabilities.gpu import IPU_MEMORY
 from ignite_ipu.errors import PlanError
 
 
@@ -39,7 +40,7 @@ class Machine:
     """
 
     name: str = "Mk2 (GC200)"
-    memory: int = 900 * 10**6
+    memory: int = IPU_MEMORY
     float16_flops: float = 250e12
     float32_flops: float = 62.5e12
     memory_bandwidth: float = 47.5e12

@@ -13,12 +13,11 @@ from typing import Any, Iterator, Optional, Tuple
 
 import torch
 
+from ignite_ipu.capabilities import gpu_capability
 from ignite_ipu.running.patches import Substitutes
 
-STREAMS = frozenset(("current_stream", "default_stream", "set_stream", "stream"))
-"""The functions of `torch.cuda` that have to do with streams."""
-_NOTHING = "does nothing: the host does one thing after another"
-_TIME = "measures time on the host"
+_NOTHING = gpu_capability("Stream").sentence
+_TIME = gpu_capability("Event").sentence
 
 
 class HostStream:

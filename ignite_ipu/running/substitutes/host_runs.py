@@ -17,13 +17,14 @@ import torch
 import torch.optim.swa_utils
 from torch import nn
 
+from ignite_ipu.capabilities import WRAPPERS, Treatment
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.torch_names.dispatch import FRAMES_OF_SCRIPT, is_jit_traced
 
 _SOURCE = "_ignite_ipu_source"
-_EXPORTS = ("jit.trace", "jit.trace_module", "jit.script", "onnx.export", "export.export", "fx.symbolic_trace")
+_EXPORTS = tuple(entry.name[len("torch.") :] for entry in WRAPPERS.with_treatment(Treatment.HOST))
 
 
 def substitute_exports(substitutes: Substitutes) -> None:
@@ -38,7 +39,7 @@ def substitute_exports(substitutes: Substitutes) -> None:
             kwargs = {**kwargs, FRAMES_OF_SCRIPT: kwargs.get(FRAMES_OF_SCRIPT, 0) + 2}
         model = args[0] if args else kwargs.get(first)
         if isinstance(model, nn.Module):
-            substitutes.note(f"torch.{path}()", "is made of a copy of the model on the host", line)
+            substitutes.note(f"torch.{path}()", WRAPPERS[f"torch.{path}"].sentence, line)
             model = copy.deepcopy(model)
             args, kwargs = ((model, *args[1:]), kwargs) if args else (args, {**kwargs, first: model})
         with EAGER:

@@ -14,6 +14,7 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, Union
 import torch
 from torch import nn
 
+from ignite_ipu.capabilities import GRADIENTS
 from ignite_ipu.deferred.graph.owners import held_parameters
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor
 from ignite_ipu.program.forward.eager import EAGER
@@ -79,7 +80,7 @@ _GRADIENTS = "torch.autograd.grad()"
 _OWN = {
     "backward()": _NOT_COMPUTED,
     "torch.autograd.backward()": _NOT_COMPUTED,
-    _GRADIENTS: "gradients exist inside the device's step alone.",
+    _GRADIENTS: f"{GRADIENTS['torch.autograd.grad'].reason}.",
 }
 
 

@@ -19,6 +19,7 @@ from ignite.engine import Engine, Events
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.capabilities.wrappers import REPLICAS, WRAPPERS
 from ignite_ipu.deferred import captured
 from ignite_ipu.deferred.engine_step import with_known_values
 from ignite_ipu.deferred.settings import capture_refusal, captured_options
@@ -67,8 +68,7 @@ def substitute_ignite(substitutes: Substitutes, trained: EngineWeights, config: 
         line: Any, original: Any, own: Any, backend: Any = None, nproc_per_node: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         if nproc_per_node not in (None, 1):
-            reason = "one process drives all IPUs, and replicas are asked for with --replication-factor."
-            raise substitutes.refusal(f"Parallel(nproc_per_node={nproc_per_node})", reason, line)
+            raise substitutes.refusal(f"Parallel(nproc_per_node={nproc_per_node})", f"{REPLICAS}.", line)
         if backend is not None and backend != "gloo":
             processes = int(os.environ.get("WORLD_SIZE") or 1)
             became = "one process without a backend" if processes == 1 else f"{processes} processes on gloo"
@@ -79,7 +79,7 @@ def substitute_ignite(substitutes: Substitutes, trained: EngineWeights, config: 
     def auto_model(line: Any, original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         processes = connected()[1]
         if processes == 1:
-            substitutes.note("auto_model()", "the model as it is", line)
+            substitutes.note("auto_model()", WRAPPERS["ignite.distributed.auto_model"].sentence, line)
             return model
         substitutes.note("auto_model()", f"the model, whose gradients are averaged over {processes} processes", line)
         return wrapped(nn.parallel.DistributedDataParallel, model, **kwargs)

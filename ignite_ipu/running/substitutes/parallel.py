@@ -10,16 +10,12 @@ import torch.distributed
 import torch.multiprocessing
 from torch import nn
 
+from ignite_ipu.capabilities.wrappers import REPLICAS, WRAPPERS
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.session.data_parallel import wrap as wrap_model
 from ignite_ipu.session.processes import PARALLEL, connected
 from ignite_ipu.session.torch_compiled import is_compiled
 from ignite_ipu.torch_names.modules import compiled_original
-
-REPLICAS = (
-    "one process drives all IPUs, and replicas of the model are asked for with --replication-factor. To train in "
-    "several processes, start them with torchrun or `ignite-ipu launch -m ignite_ipu run`."
-)
 
 
 def substitute_parallel(substitutes: Substitutes) -> None:
@@ -34,7 +30,7 @@ def substitute_parallel(substitutes: Substitutes) -> None:
     ) -> None:
         wrapper = next(each for each in PARALLEL if isinstance(own, each))
         processes = connected()[1] if wrapper is nn.parallel.DistributedDataParallel else 1
-        became = "the model itself: one process drives all IPUs"
+        became = WRAPPERS[f"torch.nn.parallel.{wrapper.__name__}"].sentence
         if processes > 1:
             became = f"the model itself, whose gradients are averaged over {processes} processes"
         substitutes.note(wrapper.__name__, became, line)
@@ -56,7 +52,7 @@ def substitute_parallel(substitutes: Substitutes) -> None:
     ) -> Any:
         if nprocs != 1 or False in (*m[:1], k.get("join", True)):
             raise substitutes.refusal(
-                f"spawn(nprocs={nprocs})", f"what its processes train would not be: {REPLICAS}", line
+                f"spawn(nprocs={nprocs})", f"what its processes train would not be: {REPLICAS}.", line
             )
         substitutes.note("spawn(nprocs=1)", "a call in this process, which drives all IPUs", line)
         return fn(0, *args)

@@ -7,35 +7,20 @@ from __future__ import annotations
 
 import inspect
 from types import FrameType
-from typing import Any, Callable, Tuple
+from typing import Any, Callable
 
 import torch
 import torch.distributed
 from torch import nn
 from torch.amp.autocast_mode import autocast
 
+from ignite_ipu.capabilities import GRADIENTS, PRECISION, WRAPPERS, Treatment
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.running.patches import Substitutes
-from ignite_ipu.running.substitutes.parallel import REPLICAS
 from ignite_ipu.session.torch_compiled import leave_out_compiler
 
-_HOOKS = (
-    "a module's gradients exist inside the device's step alone, so a hook on them never runs. Hooks on parameters do: "
-    "parameter.register_hook()."
-)
-_CALLS: Tuple[Tuple[Any, str, str, str], ...] = (
-    (
-        nn.Module,
-        "share_memory",
-        "module.share_memory()",
-        "an IPU's weights are on the device, where other processes cannot write into them (Hogwild). Train in one "
-        f"process: {REPLICAS}",
-    ),
-    (nn.Module, "register_backward_hook", "module.register_backward_hook()", _HOOKS),
-    (nn.Module, "register_full_backward_hook", "module.register_full_backward_hook()", _HOOKS),
-    (nn.Module, "register_full_backward_pre_hook", "module.register_full_backward_pre_hook()", _HOOKS),
-)
+_OF_MODULES = "torch.nn.Module."
 
 
 def refuse_unmappable(substitutes: Substitutes) -> None:
@@ -44,7 +29,7 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
     def compile_(line: Any, original: Any, model: Any = None, **kwargs: Any) -> Any:
         if model is None:  # a decorator
             return lambda function: compile_(line, original, function, **kwargs)
-        substitutes.note("torch.compile()", "left out: the program is compiled for the IPU", line)
+        substitutes.note("torch.compile()", WRAPPERS["torch.compile"].sentence, line)
         if not isinstance(model, nn.Module):
             return model
         try:
@@ -58,11 +43,11 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
         return wrapped
 
     def compile_in_place(line: Any, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        substitutes.note("module.compile()", "left out: the program is compiled for the IPU", line)
+        substitutes.note("module.compile()", WRAPPERS["torch.nn.Module.compile"].sentence, line)
 
-    for owner, name, what, reason in _CALLS:
-        if hasattr(owner, name):  # some are of a later PyTorch
-            substitutes.refuse(owner, name, what, reason, packages=True)
+    for entry in (*GRADIENTS.with_treatment(Treatment.REFUSED), *WRAPPERS.with_treatment(Treatment.REFUSED)):
+        if entry.name.startswith(_OF_MODULES) and hasattr(nn.Module, entry.last):  # some are of a later PyTorch
+            substitutes.refuse(nn.Module, entry.last, f"module.{entry.last}()", f"{entry.reason}.", packages=True)
 
     def clip_values(frame: FrameType, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
@@ -71,8 +56,8 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
             return original(tensors, *args, **kwargs)
         loops = {owner.loop for owner in owners}
         if not loops or not all(loop.updates.on_host or loop.updates.may_leave for loop in loops):
-            reason = "PopTorch's optimizers clip by the global norm. Use clip_grad_norm_, or --set update=host."
-            raise substitutes.refusal("clip_grad_value_()", reason)
+            reason = GRADIENTS["torch.nn.utils.clip_grad_value_"].reason
+            raise substitutes.refusal("clip_grad_value_()", f"{reason}.")
         for loop in loops:
             loop.updates.leave_device(f"clip_grad_value_() is called at {current_line()}.")
         substitutes.note("clip_grad_value_()", "on the host, as all that PyTorch does with gradients")
@@ -95,8 +80,7 @@ def substitute_precision(substitutes: Substitutes) -> None:
         if line is not None:
             given = inspect.signature(original).bind(*args, **kwargs)
             if given.arguments.get("enabled", True):
-                note = "switched off: the step runs in single precision, or as mixed_precision of IPUConfig says"
-                substitutes.note(f"{what}()", note, line)
+                substitutes.note(f"{what}()", PRECISION[f"torch.amp.{what}"].sentence, line)
             given.arguments["enabled"] = False
             if what == "autocast":
                 # On a machine without a GPU, even switched off it would warn of one that is missing.

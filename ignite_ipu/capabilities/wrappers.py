@@ -1,0 +1,55 @@
+"""Names that wrap a model: for several GPUs, for a compiler, or for other processes."""
+
+from __future__ import annotations
+
+from ignite_ipu.capabilities.table import Capability, Table, Treatment
+
+REPLICAS = (
+    "one process drives all IPUs, and replicas of the model are asked for with --replication-factor. To train in "
+    "several processes, start them with torchrun or `ignite-ipu launch -m ignite_ipu run`"
+)
+"""How several IPUs are asked for, in place of several processes."""
+_ITSELF = "the model itself: one process drives all IPUs"
+_COMPILED = "left out: the program is compiled for the IPU"
+_COPY = "is made of a copy of the model on the host"
+_CALLED = "What torch.jit makes of a model is no Python that PopTorch could trace: call the model itself"
+
+WRAPPERS = Table(
+    [
+        Capability(
+            "torch.nn.parallel.DataParallel",
+            Treatment.LEFT_OUT,
+            _ITSELF,
+            replaces="model(x)",
+            example="nn.DataParallel(model)(x)",
+        ),
+        Capability("torch.nn.parallel.DistributedDataParallel", Treatment.LEFT_OUT, _ITSELF),
+        Capability(
+            "torch.distributed.fsdp.FullyShardedDataParallel",
+            Treatment.REFUSED,
+            "a model is not sharded over processes",
+            f"Leave it out: {REPLICAS}",
+        ),
+        Capability(
+            "ignite.distributed.auto_model",
+            Treatment.LEFT_OUT,
+            "the model as it is",
+            replaces="model(x)",
+            example="idist.auto_model(model)(x)",
+        ),
+        Capability("torch.compile", Treatment.LEFT_OUT, _COMPILED),
+        Capability("torch.nn.Module.compile", Treatment.LEFT_OUT, _COMPILED),
+        *[
+            Capability(f"torch.{name}", Treatment.HOST, _COPY, _CALLED)
+            for name in ("jit.trace", "jit.trace_module", "jit.script", "onnx.export", "export.export")
+        ],
+        Capability("torch.fx.symbolic_trace", Treatment.HOST, _COPY),
+        Capability(
+            "torch.nn.Module.share_memory",
+            Treatment.REFUSED,
+            "an IPU's weights are on the device, where other processes cannot write into them (Hogwild)",
+            f"Train in one process: {REPLICAS}",
+            example="model.share_memory()",
+        ),
+    ]
+)
