@@ -99,6 +99,11 @@ def _trains(program: Program) -> bool:
 def _migrated(source: Source, program: Program) -> Migration:
     if program.is_automatic:
         return Migration(source, source.text)
+    found, _ = check_source(source)
+    on_host = [finding for finding in found if finding.run is Outcome.ON_HOST]
+    if on_host:
+        # What the rewrites write refuses such updates, which the import makes on the host.
+        return _by_one_line(source, program, _reasons(source, on_host))
     try:
         result = _rewritten(source, program)
     except RewriteRefused as refused:

@@ -27,6 +27,8 @@ Example:
 
 from __future__ import annotations
 
+import ast
+
 from ignite_ipu.capabilities import GRADIENTS
 from ignite_ipu.migration.analysis.names import argument, constant
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
@@ -40,12 +42,16 @@ def check(program: Program) -> Hits:
         "torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_norm"
     ):
         entry = GRADIENTS[name if name.endswith("_") else f"{name}_"]
-        outcome = Outcome.ON_HOST if _has_momentum(program) else Outcome.of(entry)
+        outcome = Outcome.ON_HOST if _cannot_clip(program) else Outcome.of(entry)
         yield Hit(call, f"{name.rsplit('.', 1)[1]} has no gradients to clip: they stay on the device", run=outcome)
 
 
-def _has_momentum(program: Program) -> bool:
-    """Tell whether all optimizers of the file are SGD with momentum."""
+def _cannot_clip(program: Program) -> bool:
+    """Return whether all optimizers of the file are SGD with momentum, or RMSprop."""
     calls = program.training.optimizer_calls
-    momenta = [constant(argument(call, "momentum", 2)) for call, name in calls if name == "torch.optim.SGD"]
-    return bool(calls) and len(momenta) == len(calls) and all(isinstance(each, float) and each > 0 for each in momenta)
+    return bool(calls) and all(name == "torch.optim.RMSprop" or _has_momentum(call, name) for call, name in calls)
+
+
+def _has_momentum(call: ast.Call, name: str) -> bool:
+    momentum = constant(argument(call, "momentum", 2)) if name == "torch.optim.SGD" else None
+    return isinstance(momentum, float) and momentum > 0
