@@ -213,7 +213,7 @@ def test_loops_train_on_the_device_however_they_update(run, loops, natively, loo
     """By optimizers of the package's own, by hand, or in hooks on gradients."""
     expected = [float(number) for number in natively(loops(loop))[0].split()]
     before = emulator.counters().device_calls
-    (line,) = run(loops(loop), config={"update": "auto"}).output
+    (line,) = run(loops(loop)).output
     assert [float(number) for number in line.split()] == pytest.approx(expected, rel=1e-5)
     assert emulator.counters().device_calls - before == 3
 
@@ -226,10 +226,10 @@ def test_a_package_does_not_train_a_model_on_the_host_in_silence(run, loops, loo
 
 
 def test_what_would_train_in_another_way_is_refused(run, script):
-    """Clipping by value would find no gradients, and clip nothing."""
+    """Clipping by value would find no gradients on the device, and clip nothing."""
     text = script("Trainer()").replace("*pair)", "*pair, clip=torch.nn.utils.clip_grad_value_)")
     with pytest.raises(RunError, match=r"script\.py:8.*clip_grad_value_\(\).*global norm"):
-        run(text)
+        run(text, config={"update": "device"})
 
 
 def test_a_package_that_is_run_by_its_name_owns_its_modules_and_no_others(tmp_path, monkeypatch, capsys):
