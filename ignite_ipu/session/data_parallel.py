@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import itertools
 import os
 import socket
@@ -286,8 +287,11 @@ def wrap(wrapper: Any, model: nn.Module, *args: Any, **kwargs: Any) -> None:
     wrapper.reducer = None
     if connected()[1] > 1 and _is_trained(model):
         wrapper.device, wrapper.process_group = torch.device("cpu"), dist.group.WORLD
-        _refuse_group(kwargs.get("process_group"))
-        wrapper.reducer = _share(unwrapped(model), kwargs.get("broadcast_buffers", True))
+        given = dict(inspect.signature(kind.__init__).bind_partial(wrapper, model, *args, **kwargs).arguments)
+        _refuse_group(given.get("process_group"))
+        old, new = given.get("broadcast_buffers"), given.get("forward_sync_buffers")  # the latter since PyTorch 2.13
+        at_first = new is not None or old is not False
+        wrapper.reducer = _share(unwrapped(model), at_first, at_first and new is not False)
         wrapper.reducer.wrapper = weakref.ref(wrapper)
 
 
@@ -335,14 +339,14 @@ def _no_sync(wrapper: Any) -> Any:
         wrapper.require_backward_grad_sync = before
 
 
-def _share(model: nn.Module, broadcast_buffers: bool) -> Reducer:
+def _share(model: nn.Module, copies_buffers: bool, broadcasts_buffers: bool) -> Reducer:
     known = _REDUCERS.get(model)
     if known is not None:
         return known
-    reducer = Reducer(model, broadcast_buffers)
+    reducer = Reducer(model, broadcasts_buffers)
     _check_same_parameters(model, reducer.job)
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    _copy_from(0, tensors, reducer.job)
+    buffers = dict(model.named_buffers()) if copies_buffers else {}
+    _copy_from(0, {**dict(model.named_parameters()), **buffers}, reducer.job)
     _REDUCERS[model] = reducer
     return reducer
 
