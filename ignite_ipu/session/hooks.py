@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import Counter
-from typing import Any, Callable, ContextManager, Optional, Protocol, Sequence, TypeVar
+from typing import Any, Callable, ContextManager, Optional, Protocol, Sequence, Tuple, TypeVar
 
 import torch
 from ignite.engine import Engine, EventEnum
@@ -78,7 +78,11 @@ def _allow() -> None:
     pass
 
 
-def _ignore(tensors: Sequence[torch.Tensor]) -> None:
+Edited = Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]]
+"""Tensors that were written, each with a copy of its value before; None where that was not kept."""
+
+
+def _ignore(tensors: Sequence[Any]) -> None:
     pass
 
 
@@ -92,6 +96,8 @@ class SessionHooks:
         before_buffer_read: Called before somebody reads the values of buffers, which calls may have yet to write.
         before_buffers_written: Called with buffers that a call of an inference program has written, before the host's
             copies get the values.
+        after_edits: Called with the tensors that were found to be written on the host, each with its value before, if
+            that was kept.
         refuse_frozen: Called with the reason when forward changes Python values in every call, which a program runs
             once; None to warn of what a trace has changed, be it in every call or a cache of the first.
         recorder: Does what `record` says; None where the host computes all.
@@ -107,6 +113,7 @@ class SessionHooks:
         self.check_evaluation: Callable[[], None] = _allow
         self.before_buffer_read: Callable[[], None] = _allow
         self.before_buffers_written: Callable[[Sequence[torch.Tensor]], None] = _ignore
+        self.after_edits: Callable[[Edited], None] = _ignore
         self.refuse_frozen: Optional[Callable[[str], None]] = None
         self.withheld: Optional[Callable[[], None]] = None
         self.recorder: Optional[Callable[..., Any]] = None
@@ -123,7 +130,7 @@ class SessionHooks:
         """Take off the callbacks around calls and programs."""
         self.end_guard()
         self.loading, self.check_evaluation = contextlib.nullcontext, _allow
-        self.before_buffer_read, self.before_buffers_written = _allow, _ignore
+        self.before_buffer_read, self.before_buffers_written, self.after_edits = _allow, _ignore, _ignore
         self.recorder = self.gradients = None
 
     def record(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ from ignite_ipu.deferred.model.fused_update import FusedUpdate
 from ignite_ipu.deferred.model.history import Made, TakenBack
 from ignite_ipu.deferred.model.processes import forget_average
 from ignite_ipu.deferred.tensor.reads import expected_loss, has_gone_backward, incomplete
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
 
 
@@ -37,7 +38,11 @@ def losses_ahead(update: FusedUpdate, value: Value, operations: Sequence[Operati
 
 
 def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
-    """Run an update before its `optimizer.step()`, for a read of a value; losses go backward for it before."""
+    """Run an update before its `optimizer.step()`, for a read of a value; losses go backward for it before.
+
+    Raises:
+        CaptureError: The device cannot make the update. Gradients are as they were.
+    """
     loop, books, uncleared = update.loop, update.books, None
     entries = update.entries
     before = [dataclasses.replace(entry) for entry in entries] if losses else []
@@ -46,14 +51,26 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
         uncleared = update.uncleared
         for entry in entries:
             entry.used, entry.made = None, []
-    for loss in losses:
-        loop.backward(loss)
-    pending = update.check()
-    optimizer, link, stepped = update.training.optimizer, update.training.link, update.stepped
-    back = None
-    if update.may_leave and books.history.watches and optimizer is not None:
-        back = TakenBack.of(loop.session, optimizer, link)
-    made = update.run(pending)
+    try:
+        for loss in losses:
+            update.check_backward(loss, update.reach.chosen([loss]))
+        for loss in losses:
+            loop.backward(loss)
+        pending = update.check()
+        optimizer, link, stepped = update.training.optimizer, update.training.link, update.stepped
+        back = None
+        if update.may_leave and books.history.watches and optimizer is not None:
+            chosen = update.reach.chosen(pending)
+            loop.buffers.refuse_replayed([operation for loss in chosen for operation in loss.operations])
+            update.settle_calls(chosen)
+            back = TakenBack.of(loop.session, optimizer, link)
+        made = update.run(pending)
+    except CaptureError:
+        books.gradients.drop(losses)
+        for each in before:
+            for entry in books.gradients.within(each.ids):
+                entry.used, entry.made = each.used, each.made
+        raise
     own = (uncleared, back, stepped, before, loop.updates.leave_device, losses)
     update.early = EarlyUpdate(current_line(), bool(losses), *own)
     books.gradients.use(update.own, update.early.line, made, update.training.clipping.norm)

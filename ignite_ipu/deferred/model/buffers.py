@@ -156,6 +156,19 @@ class BufferBook:
             self.waiting.pop(number, None)
         self._passed = set(self.waiting)
 
+    def is_replayed(self, call: Operation) -> bool:
+        """Return whether the host has the values of the buffers that a pending call writes."""
+        return call.number in self._replays
+
+    def refuse_replayed(self, operations: Sequence[Operation]) -> None:
+        """Refuse an update that may be taken back, if buffers that it writes have their new values already."""
+        replayed = next((each for each in operations if each.number in self._replays), None)
+        if replayed is not None:
+            raise CaptureError(
+                f"A value is read at {current_line()} before optimizer.step(), and so were buffers that the call at "
+                f"{replayed.line} writes. Read one of them after optimizer.step()."
+            )
+
     @contextlib.contextmanager
     def in_update(self, operations: Sequence[Operation]) -> Iterator[None]:
         """Have an update in the `with` block begin with the buffers that its calls began with.
@@ -255,7 +268,7 @@ class BufferBook:
         except ReplacedError:
             return "weights or buffers of the model were replaced since"
         if call.number in self._passed:
-            return "another optimizer has changed weights since"
+            return "weights have changed since"
         if then is None or then.of is not now.of:
             return "the model was called before it was known to be a part of a larger one"
         alike = then._replace(training=now.training, trained=now.trained)

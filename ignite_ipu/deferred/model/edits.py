@@ -1,55 +1,107 @@
 """Writes of the loop into weights and buffers around an update.
 
 PyTorch has computed a loss when the loop writes into weights after it; the device computes it together with the update,
-from the weights of that moment.
+from the weights of that moment. An update on the host computes gradients with the weights of before, where these were
+kept.
 """
 
 from __future__ import annotations
 
-from typing import Iterable
+from typing import Dict, Iterable, List, Optional, Sequence
+
+import torch
 
 from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import CLOCK, Operation
+from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation
 from ignite_ipu.deferred.graph.owners import CapturedLoop
+from ignite_ipu.deferred.model.turns import Older
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.hooks import Edited
 from ignite_ipu.session.weights.tracker import Weights
 
 
 class WeightEdits:
-    """Moments at which a captured model's weights were written last, as far as its recorded operations can tell."""
+    """Moments at which a loop's weights were written last, as far as its recorded operations can tell.
+
+    Attributes:
+        keeps: Whether values of before are kept, for `take`.
+    """
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
         self._seen = weights.edits
-        # The last operation that was recorded before the last edit.
-        self._edited = 0
+        # The last operation that was recorded before the last edit, and before the last whose weights were not kept.
+        self._edited = self._lost = 0
+        self.keeps = False
+        self._found: List[Edited] = []
+        self._older: List[Older] = []
+        # By `id`, the last operation before a write that was kept for.
+        self._written: Dict[int, int] = {}
+
+    def found(self, edited: Edited) -> None:
+        """Note tensors that were found to be written."""
+        self._found.append(edited)
+
+    def before_write(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Keep the values of tensors that are about to be written."""
+        self.look()
+        self._weights.to_host()
+        self._weights.keep(tensors)
+        self._written.update({id(tensor): CLOCK.now for tensor in tensors})
 
     def look(self) -> None:
-        """Look for edits; what is recorded from now on is computed from the weights of now."""
+        """Look for edits; what is recorded from now on is computed from the current weights."""
         self._weights.notice_edits()
-        if self._weights.edits != self._seen:
-            self._seen, self._edited = self._weights.edits, CLOCK.now
+        found, self._found = self._found, []
+        written, self._written = self._written, {}
+        if self._weights.edits == self._seen:
+            return
+        self._seen, self._edited = self._weights.edits, CLOCK.now
+        older = _older(found, written) if self.keeps else None
+        if older is None:
+            self._lost = CLOCK.now
+        else:
+            self._older += older
+
+    def take(self) -> List[Older]:
+        """Return the values before the edits since the last time, in their order."""
+        older, self._older = self._older, []
+        return older
+
+    def merge(self, other: WeightEdits) -> None:
+        """Take over the edits of a loop that is joined with this one."""
+        other.look()
+        self._edited, self._lost = max(self._edited, other._edited), max(self._lost, other._lost)
+        self._older += other.take()
 
     def note(self, number: int) -> None:
         """Count an edit that was made when operations had come up to a number."""
-        self._edited = max(self._edited, number)
+        self._edited, self._lost = max(self._edited, number), max(self._lost, number)
 
     def older_than(self, call: Operation) -> bool:
-        """Tell whether the last edit was before a call."""
+        """Return whether the last edit was before a call."""
         self.look()
         return self._edited < call.number
 
     def ignore(self) -> None:
-        """Take edits of now for none of the loop's."""
+        """Do not count current edits as the loop's."""
         self._weights.notice_edits()
         self._seen = self._weights.edits
+        self._found.clear()
+        self._written.clear()
 
-    def check(self, operations: Iterable[Operation], loop: CapturedLoop, what: str = "The update") -> None:
-        """Refuse an update, or a read, of what was computed from other weights than those of now."""
+    def check(
+        self, operations: Iterable[Operation], loop: CapturedLoop, what: str = "The update", unless_kept: bool = False
+    ) -> None:
+        """Refuse an update, or a read, of what was computed from other weights than the current ones.
+
+        With `unless_kept`, the values of before may be known instead.
+        """
         self.look()
+        limit = self._lost if unless_kept else self._edited
         for operation in operations:
-            if operation.number > self._edited:
+            if operation.number > limit:
                 continue
             weights = [leaf for leaf in operation.leaves if isinstance(leaf, Input) and leaf.parameter is not None]
             if weights or operation.model is not None:
@@ -60,3 +112,19 @@ class WeightEdits:
                     "is called. An optimizer of two steps, as sharpness-aware minimisation (SAM) has, runs with "
                     "IPUConfig(update='host'), in which backward() brings the gradients back."
                 )
+
+
+def _older(found: Sequence[Edited], written: Dict[int, int]) -> Optional[List[Older]]:
+    """Return the values of weights before they were written, in the order of the writes; None if some are lost."""
+    pairs = [pair for edited in found for pair in edited]
+    if not pairs or any(before is None for _, before in pairs):
+        return None
+    if USES and any(id(tensor) not in written for tensor, _ in pairs):
+        return None  # functions of weights may have been recorded between the write and now
+    moments: Dict[int, Older] = {}
+    for tensor, before in pairs:
+        moment = written.get(id(tensor), CLOCK.now)
+        values = moments.setdefault(moment, Older(moment, [])).values
+        assert before is not None and isinstance(values, list)
+        values.append((tensor, before))
+    return [moments[moment] for moment in sorted(moments)]

@@ -191,6 +191,13 @@ class FusedUpdate:
             )
         self.books.views.refuse_those_of_before(self.own)
         self.loop.edits.look()
+        for operation in [operation for each in chosen for operation in each.operations]:
+            if operation.number <= self.stepped and not operation.done and self.reach.uses(operation):
+                raise CaptureError(
+                    f"The loss that goes backward at {loss.line} was computed at {operation.line}, and its weights "
+                    "have been updated since. PyTorch computes gradients with the weights of then, or refuses it, and a "
+                    "device computes a loss together with its update. Call the model again after optimizer.step()."
+                )
         for each in chosen:
             self.training.modes.check_trained(each, self.training.own)
 
@@ -310,13 +317,17 @@ class FusedUpdate:
             )
         self.training.change_optimizer(optimizer)
 
+    def settle_calls(self, chosen: Sequence[Loss]) -> None:
+        """Settle the calls that write buffers and that an update by some losses leaves out, or refuse the update."""
+        if self.loop.buffers.waiting:
+            self.loop.buffers.before_update(chosen, self.loop, waits=not self.makes_all)
+
     def run(self, losses: Sequence[Loss]) -> Mapping[Loss, Made]:
         """Run the update of the pending losses; returns them as they were, if they are kept."""
         loop, books, self.shown = self.loop, self.books, 0
         self.training.zeroed = next((entry.zeros for entry in self.entries if entry.zeros is not None), None)
         chosen = self.reach.chosen(losses)
-        if loop.buffers.waiting:
-            loop.buffers.before_update(chosen, loop, waits=not self.makes_all)
+        self.settle_calls(chosen)
         operations = [operation for loss in chosen for operation in loss.operations]
         loop.edits.check(operations, loop)
         if USES:

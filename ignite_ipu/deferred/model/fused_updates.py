@@ -37,6 +37,8 @@ class FusedUpdates:
         self.gradients = FusedGradients(loop)
         self.books = self.gradients.books
         self.standby = HostUpdates(loop) if loop.setup.config.update == "auto" else None
+        if self.standby is not None:
+            self.books.history.released = self.standby.keep_older
 
     @property
     def programs(self) -> Sequence[FusedPrograms]:
@@ -105,9 +107,12 @@ class FusedUpdates:
         if self.standby is not None:
             self.standby.note_call(call)
 
-    def note_write(self) -> None:
-        if self.may_leave and any(not loss.value.operation.done for loss in self.pending):
+    def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
+        if self.standby is None:
+            return
+        if any(not loss.value.operation.done for loss in self.pending):
             self.leave_device(f"Weights are written or frozen at {current_line()} between backward() and the step.")
+        self.standby.note_write(tensors)
 
     def backward(self, loss: Loss) -> None:
         problem = self.books.hook_problem()
@@ -142,6 +147,13 @@ class FusedUpdates:
         if self.may_leave and any(update.early is not None and update.early.awaited for update in updates):
             self.leave_device(f"Another value is read at {current_line()} before the loss of an update went backward.")
             return self._loop.updates.read(value, operations)
+        calls = [each for each in operations if each.model is not None]
+        written = not all(map(self._loop.edits.older_than, calls))
+        if self.may_leave and (written or any(map(self.are_stale, calls))):
+            self.leave_device(f"A value is read at {current_line()} that was computed with weights of before.")
+            return self._loop.updates.read(value, operations)
+        if any(map(self.are_stale, calls)):
+            return None
         # Where optimizers take turns, the one that stepped longest ago comes next.
         for update in sorted(updates, key=lambda update: update.order):
             losses = losses_ahead(update, value, operations)
@@ -152,7 +164,13 @@ class FusedUpdates:
     def run_ahead(self, ids: AbstractSet[int], losses: Sequence[Loss]) -> None:
         update = self.books.holding(ids)
         if update.training.optimizer is not None:
-            run_ahead(update, losses)
+            try:
+                run_ahead(update, losses)
+            except CaptureError as error:
+                if update.early is not None:
+                    raise
+                self.leave_device(str(error), error)
+                self._loop.updates.run_ahead(ids, losses)
             return
         self._loop.find_optimizers()
         # Which may have joined the loop with another one.
@@ -168,6 +186,8 @@ class FusedUpdates:
         leave_device(self._loop, self.books, self.standby, reason)
 
     def merge(self, other: Any) -> None:
+        if self.standby is not None:
+            self.standby.merge(other.standby if isinstance(other, FusedUpdates) else other)
         books = other.books if isinstance(other, FusedUpdates) else None
         for before in books.updates if books is not None else ():
             if before.training.optimizer is not None:

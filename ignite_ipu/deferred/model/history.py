@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import torch
 
@@ -50,9 +50,14 @@ class Made:
 
 
 class History:
-    """The weights before each of the first updates of one loop."""
+    """The weights before each of the first updates of one loop.
+
+    Attributes:
+        released: Called with weights that no gradient needs any more.
+    """
 
     def __init__(self) -> None:
+        self.released: Callable[[Sequence[Older]], None] = _discard
         self._left = WATCHED
         self.kept: List[Older] = []
 
@@ -72,8 +77,14 @@ class History:
         return before
 
     def forget(self) -> None:
-        """Let go of the weights, since all gradients were cleared."""
-        self.kept.clear()
+        """Release the weights, since all gradients were cleared."""
+        if self.kept:
+            self.released(self.kept)
+            self.kept.clear()
+
+
+def _discard(older: Sequence[Older]) -> None:
+    """Discard weights."""
 
 
 @dataclasses.dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import weakref
 from typing import (
     AbstractSet,
@@ -23,6 +24,7 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
+    Tuple,
 )
 
 import torch
@@ -37,7 +39,15 @@ from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import average, note_backward
-from ignite_ipu.deferred.model.turns import Older, Values, begin_again, forget, gradient_path, keep_buffers
+from ignite_ipu.deferred.model.turns import (
+    Older,
+    Values,
+    begin_again,
+    forget,
+    gradient_path,
+    keep_buffers,
+    written_buffers,
+)
 from ignite_ipu.deferred.tensor.reads import expected_loss
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.host_link import note_step
@@ -110,16 +120,54 @@ class HostUpdates:
         self._changed: Dict[int, int] = {}
         self._changes = self._last_change = 0
         self._ahead: Optional[_Ahead] = None
+        self._in_use: Tuple[Tuple[int, int], FrozenSet[int]] = ((-1, -1), frozenset())
+        loop.edits.keeps = True
 
     @property
     def programs(self) -> Sequence[TrainingPrograms]:
         return [self.training]
 
     def note_call(self, call: Operation) -> None:
+        self._follow_edits()
+        self._release_older()
         self._recorded.add(call)
 
-    def note_write(self) -> None:
-        """Leave it to the next upload."""
+    def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Keep weights that are about to change, if a call that may go backward was made with them."""
+        used = self._weights_in_use() if tensors else frozenset()
+        kept = [tensor for tensor in tensors if id(tensor) in used]
+        if kept:
+            self._loop.edits.before_write(kept)
+
+    def _weights_in_use(self) -> FrozenSet[int]:
+        """Return the ids of the parameters with which something was computed that may go backward."""
+        moment = CLOCK.now, CLOCK.settled
+        if self._in_use[0] != moment:
+            self._in_use = moment, frozenset().union(*map(_weights_of, self._pending()))
+        return self._in_use[1]
+
+    def _pending(self) -> List[Operation]:
+        return [each for each in self._recorded if each.problem is None and each.values and not _is_spent(each)]
+
+    def _follow_edits(self) -> None:
+        """Take the weights from before edits of the loop."""
+        self._loop.edits.look()
+        for older in self._loop.edits.take():
+            self._older.append(older)
+            self._changed.update({id(tensor): older.taken for tensor, _ in older.values})
+            self._changes += 1
+            self._last_change = max(self._last_change, older.taken)
+
+    def keep_older(self, older: Sequence[Older]) -> None:
+        """Keep weights from before updates on the device, as long as something computed with them may go backward."""
+        self._older += older
+        self._release_older()
+
+    def _release_older(self) -> None:
+        """Discard weights of before that nothing which may go backward was computed with."""
+        if self._older:
+            first = min((each.number for each in self._pending()), default=None)
+            self._older = [] if first is None else [each for each in self._older if each.taken >= first]
 
     def leave_device(self, reason: str, error: Optional[Exception] = None) -> None:
         """They are on the host already."""
@@ -205,7 +253,8 @@ class HostUpdates:
         loop, operations = self._loop, loss.operations
         if loop.buffers.waiting:
             loop.buffers.before_update([loss], loop, waits=True)
-        loop.edits.check(operations, loop, "The gradient")
+        loop.edits.check(operations, loop, "The gradient", unless_kept=True)
+        self._follow_edits()
         older = self._values_then(operations)
         older += begin_again(operations)
         keep_buffers(operations, set(), keeps, loop.session.weights)
@@ -265,36 +314,41 @@ class HostUpdates:
 
     def _keep_older(self, held: Sequence[torch.Tensor]) -> None:
         """Keep weights that are about to change, if something that may go backward was computed with them."""
-        pending = [each for each in self._recorded if each.problem is None and each.values and not _is_spent(each)]
-        first = min((each.number for each in pending), default=None)
-        self._older = [] if first is None else [each for each in self._older if each.taken >= first]
-        ids = frozenset(map(id, held))
-        if any(not ids.isdisjoint(_weights_of(each)) for each in pending):
+        self._follow_edits()
+        self._release_older()
+        if not self._weights_in_use().isdisjoint(map(id, held)):
             self._older.append(Older(CLOCK.now, [(each, plain(each).clone()) for each in held]))
 
     def _values_then(self, operations: Sequence[Operation]) -> Values:
         """Return the weights that have changed since operations were recorded, with the values of then."""
         if not self._changed or operations[0].number > self._last_change:
             return []
-        stale: Dict[int, Operation] = {}
-        fresh: Dict[int, Operation] = {}
+        # By the id of a weight: what the operations before have used of it, None for what is there now.
+        used: Dict[int, Any] = {}
         for operation in operations:
-            for key in _weights_of(operation):
-                since = self._changed.get(key)
-                if since is not None:
-                    (stale if operation.number <= since else fresh)[key] = operation
-        values: Values = []
-        for key, operation in stale.items():
-            kept = (older for older in self._older if older.taken >= operation.number)
-            pair = next((pair for older in kept for pair in older.values if id(pair[0]) == key), None)
-            if pair is None or key in fresh:
-                raise CaptureError(
-                    f"The loss that goes backward at {current_line()} is computed at {operation.line} with weights "
-                    "that an optimizer has changed since, and again with those of now. A device call has one set of "
-                    "weights. Call backward() before optimizer.step(), or compute everything anew after it."
-                )
-            values.append(pair)
-        return values
+            # An update begins with the buffers that a replayed call began with.
+            written = {id(buffer) for buffer in written_buffers(operation).values()}
+            replayed = self._loop.buffers.is_replayed(operation)
+            for key in _weights_of(operation) & self._changed.keys():
+                stale = operation.number <= self._changed[key]
+                if key in written:
+                    lost, then = stale and not replayed, None
+                else:
+                    then = self._value_then(key, operation) if stale else None
+                    lost = stale and then is None
+                if lost or used.setdefault(key, then) is not then:
+                    raise CaptureError(
+                        f"The loss that goes backward at {current_line()} is computed at {operation.line} with weights "
+                        "that have changed since or before, and the values of then are not known, or the loss is "
+                        "computed with others, too. A device call has one set of weights. Call backward() before "
+                        "optimizer.step(), or compute everything anew after it."
+                    )
+        return [pair for pair in used.values() if pair is not None]
+
+    def _value_then(self, key: int, operation: Operation) -> Any:
+        """Return a weight, by its id, with the value that it had when an operation was recorded; None if it is lost."""
+        kept = (older for older in self._older if older.taken >= operation.number)
+        return next((pair for older in kept for pair in older.values if id(pair[0]) == key), None)
 
 
 def _trains(operation: Operation) -> bool:
@@ -307,9 +361,9 @@ def _is_spent(operation: Operation) -> bool:
 
 
 def _weights_of(operation: Operation) -> FrozenSet[int]:
-    """Return the ids of the parameters that an operation computes with."""
+    """Return the ids of the parameters and buffers that an operation computes with."""
     if operation.model is not None and operation.signature.modes is not None:
-        return frozenset(operation.model.parameter_ids())
+        return frozenset(itertools.chain(operation.model.parameter_ids(), map(id, operation.model.model.buffers())))
     leaves = (leaf for leaf in operation.leaves if type(leaf) is Input and leaf.parameter is not None)
     return frozenset(id(leaf.tensor) for leaf in leaves)
 

@@ -130,8 +130,8 @@ class Updates(Protocol):
     def note_call(self, call: Operation) -> None:
         """Note a call of a model that was recorded."""
 
-    def note_write(self) -> None:
-        """Note that weights are about to be written, or frozen, by which pending losses were not computed."""
+    def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Note that tensors are about to be written, or that weights are to be frozen if there are none."""
 
     def backward(self, loss: Loss) -> None:
         """Let a loss go backward."""
@@ -252,6 +252,7 @@ class Loop:
         hooks.check_evaluation = functools.partial(self.buffers.before_evaluation, self.name)
         hooks.before_buffer_read = self.buffers.before_read
         hooks.before_buffers_written = self.buffers.before_written
+        hooks.after_edits = self.edits.found
         hooks.refuse_frozen = _refuse
 
     @property
@@ -316,12 +317,15 @@ class Loop:
     def merge(self, others: Sequence[Loop]) -> None:
         """Take over the models and the books of other loops, whose modules are in this one's."""
         for other in others:
+            self.edits.merge(other.edits)
             self.buffers.merge(other.buffers)
             self.updates.merge(other.updates)
             other.session.close()
             self.guide(other.session)
             for model in other.models:
                 self.adopt(model)
+            if other.updates.on_host:
+                self.updates.leave_device(f"Weights of {other.name} are, and a loss is computed with them and others.")
             self._absorbed += other._absorbed
         for each in self._absorbed:
             each.now = self
@@ -345,8 +349,10 @@ class Loop:
         self.updates.backward(loss)
         self.setup.observer.went_backward(self)
 
-    def note_write(self) -> None:
-        self.updates.note_write()
+    def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
+        if tensors:
+            self.buffers.before_weights_change()
+        self.updates.note_write(tensors)
 
     @property
     def postponed(self) -> Optional[str]:

@@ -13,7 +13,7 @@ from ignite_ipu.capabilities import GRADIENTS
 from ignite_ipu.deferred.events import OBSERVERS
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.operations import USES, Operation, Value, keep_weights, name_of
-from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.graph.owners import CapturedLoop, parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
 from ignite_ipu.deferred.graph.structure import flatten, leaves_in, mapped, unflatten, words
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
@@ -220,10 +220,11 @@ def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: D
     values = all_values(leaves)
     if name == "__get__" and attribute_of(func) in TENSOR_PROPERTIES:
         func, args, name = getattr, (args[0], attribute_of(func)), ""
-    writes = written(name, args, kwargs) is not None
+    target = written(name, args, kwargs)
+    writes = target is not None
     if writes or name == "requires_grad_" or (name == "__set__" and attribute_of(func) in _FREEZES):
-        for loop in {found[0].loop for found in map(parameter_of, leaves) if found is not None}:
-            loop.note_write()
+        for loop, tensors in _by_loop(leaves_in(target) if writes else leaves).items():
+            loop.note_write(tensors if writes else ())
     if writes and USES:
         keep_weights([found[0].loop for found in map(parameter_of, leaves) if found is not None])
     own = torch.is_grad_enabled() and name not in _WITH_WEIGHTS and not writes
@@ -238,6 +239,16 @@ def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: D
             return _recorded(func, args, kwargs)
         except CaptureError:  # without values nobody knows what it gives
             return NotImplemented
+
+
+def _by_loop(leaves: Sequence[Any]) -> Dict[CapturedLoop, List[torch.Tensor]]:
+    """Return the captured loops that weights are of, each with these."""
+    found: Dict[CapturedLoop, List[torch.Tensor]] = {}
+    for leaf in leaves:
+        owner = parameter_of(leaf)
+        if owner is not None:
+            found.setdefault(owner[0].loop, []).append(leaf)
+    return found
 
 
 def deferred_results(operation: Operation) -> Any:

@@ -103,6 +103,20 @@ class AccessTracker:
         self.any = bool(kept)
         self.read = False
 
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Keep the value of a tensor that is about to be written, for `value_before`."""
+        if id(tensor) not in self._before:
+            self._before[id(tensor)] = (tensor, plain(tensor).clone())
+
+    def value_before(self, tensor: torch.Tensor) -> Optional[torch.Tensor]:
+        """Return the value that a tensor had when it was last looked at; None if that was not kept."""
+        found = self._before.get(id(tensor))
+        return None if found is None else found[1]
+
+    def written_uncounted(self) -> List[torch.Tensor]:
+        """Return the tensors that were written in one of the ways that PyTorch does not count, as far as is known."""
+        return [tensor for tensor, before in self._before.values() if not torch.equal(plain(tensor), before)]
+
     def uncounted_write(self) -> bool:
         """Tell whether a tensor was written in one of the ways that PyTorch does not count."""
         return self.replaced or any(not torch.equal(plain(now), then) for now, then in self._before.values())
@@ -146,8 +160,7 @@ class AccessTracker:
     def note_exposed(self, tensor: torch.Tensor, by: Any) -> None:
         """Take notice that the memory of a tensor, which holds the newest values, is handed out."""
         key = id(tensor)
-        if key not in self._before:
-            self._before[key] = (tensor, plain(tensor).clone())
+        self.keep(tensor)
         if self._on_host and isinstance(by, torch.Tensor):
             self._handed_out.setdefault(key, []).append(weakref.ref(by))
 

@@ -14,7 +14,7 @@ from ignite_ipu.errors import LostEditError, listed, logger
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import named_tensors, plain, with_tensors
-from ignite_ipu.session.hooks import IPUEvents, SessionHooks
+from ignite_ipu.session.hooks import Edited, IPUEvents, SessionHooks
 from ignite_ipu.session.weights.access import (
     AccessTracker,
     is_kept,
@@ -309,6 +309,7 @@ class Weights:
             return False
         self.looks += 1
         edited = self._differ()
+        found = self._edited() if edited else ()
         if accesses is not None:
             accesses.forget()
         if self._training is None and not self._steps and (self._inference or self._hooks.recorder is not None):
@@ -325,6 +326,7 @@ class Weights:
         if not edited:
             return False
         self.host_changed()
+        self._hooks.after_edits(found)
         return True
 
     @contextlib.contextmanager
@@ -350,6 +352,22 @@ class Weights:
         """Tell whether a tensor was written since edits were noticed last."""
         accesses = self._accesses
         return _count_edits(self._tensors) != self._versions or (accesses is not None and accesses.uncounted_write())
+
+    def _edited(self) -> Edited:
+        """Return the tensors that were written since edits were noticed last, with their values before, if kept."""
+        versions = zip(self._tensors, self._versions, _count_edits(self._tensors))
+        found = {id(tensor): tensor for tensor, before, now in versions if before != now}
+        accesses = self._accesses
+        if accesses is None:
+            return [(tensor, None) for tensor in found.values()]
+        found.update({id(tensor): tensor for tensor in accesses.written_uncounted()})
+        return [(tensor, accesses.value_before(tensor)) for tensor in found.values()]
+
+    def keep(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Keep the values of tensors that are about to be written, for those who are told of edits."""
+        for tensor in tensors if self._accesses is not None else ():
+            assert self._accesses is not None
+            self._accesses.keep(tensor)
 
     def _silently_edited(self) -> bool:
         """Tell whether a tensor may have been written that cannot tell: a buffer, while nobody trains."""
