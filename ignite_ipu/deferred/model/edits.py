@@ -7,14 +7,14 @@ kept.
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Optional, Sequence
+from typing import Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
 
 import torch
 
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation
 from ignite_ipu.deferred.graph.owners import CapturedLoop
-from ignite_ipu.deferred.model.turns import Older
+from ignite_ipu.deferred.model.turns import Older, weights_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.hooks import Edited
@@ -38,6 +38,8 @@ class WeightEdits:
         self._older: List[Older] = []
         # By `id`, the last operation before a write that was kept for.
         self._written: Dict[int, int] = {}
+        # Of loops that were joined: the ids of their weights, and the last operations before edits of these.
+        self._joined: List[Tuple[FrozenSet[int], int, int]] = []
 
     def found(self, edited: Edited) -> None:
         """Note tensors that were found to be written."""
@@ -72,7 +74,7 @@ class WeightEdits:
     def merge(self, other: WeightEdits) -> None:
         """Take over the edits of a loop that is joined with this one."""
         other.look()
-        self._edited, self._lost = max(self._edited, other._edited), max(self._lost, other._lost)
+        self._joined += [(frozenset(map(id, other._weights.tensors)), other._edited, other._lost), *other._joined]
         self._older += other.take()
 
     def note(self, number: int) -> None:
@@ -82,7 +84,16 @@ class WeightEdits:
     def older_than(self, call: Operation) -> bool:
         """Return whether the last edit was before a call."""
         self.look()
-        return self._edited < call.number
+        return self._last(call) < call.number
+
+    def _last(self, operation: Operation, unless_kept: bool = False) -> int:
+        """Return the last operation before the last edit of weights that an operation may compute with."""
+        last = self._lost if unless_kept else self._edited
+        for ids, edited, lost in self._joined:
+            number = lost if unless_kept else edited
+            if number > last and number >= operation.number and not ids.isdisjoint(weights_of(operation)):
+                last = number
+        return last
 
     def ignore(self) -> None:
         """Do not count current edits as the loop's."""
@@ -99,9 +110,8 @@ class WeightEdits:
         With `unless_kept`, the values of before may be known instead.
         """
         self.look()
-        limit = self._lost if unless_kept else self._edited
         for operation in operations:
-            if operation.number > limit:
+            if operation.number > self._last(operation, unless_kept):
                 continue
             weights = [leaf for leaf in operation.leaves if isinstance(leaf, Input) and leaf.parameter is not None]
             if weights or operation.model is not None:

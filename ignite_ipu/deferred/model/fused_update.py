@@ -195,8 +195,8 @@ class FusedUpdate:
             if operation.number <= self.stepped and not operation.done and self.reach.uses(operation):
                 raise CaptureError(
                     f"The loss that goes backward at {loss.line} was computed at {operation.line}, and its weights "
-                    "have been updated since. PyTorch computes gradients with the weights of then, or refuses it, and a "
-                    "device computes a loss together with its update. Call the model again after optimizer.step()."
+                    "have been updated since. PyTorch computes gradients with the weights of then, or refuses it, and "
+                    "a device computes a loss together with its update. Call the model again after optimizer.step()."
                 )
         for each in chosen:
             self.training.modes.check_trained(each, self.training.own)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import weakref
 from typing import (
     AbstractSet,
@@ -33,7 +32,6 @@ from torch.nn.utils import clip_grad_norm_  # PyTorch's own, which a script's ca
 
 from ignite_ipu.deferred.compiled.host_programs import Gradients, HostPrograms
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
-from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights, replayed
 from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss
@@ -46,6 +44,7 @@ from ignite_ipu.deferred.model.turns import (
     forget,
     gradient_path,
     keep_buffers,
+    weights_of,
     written_buffers,
 )
 from ignite_ipu.deferred.tensor.reads import expected_loss
@@ -143,7 +142,7 @@ class HostUpdates:
         """Return the ids of the parameters with which something was computed that may go backward."""
         moment = CLOCK.now, CLOCK.settled
         if self._in_use[0] != moment:
-            self._in_use = moment, frozenset().union(*map(_weights_of, self._pending()))
+            self._in_use = moment, frozenset().union(*map(weights_of, self._pending()))
         return self._in_use[1]
 
     def _pending(self) -> List[Operation]:
@@ -173,7 +172,7 @@ class HostUpdates:
         """They are on the host already."""
 
     def are_stale(self, call: Operation) -> bool:
-        return not call.done and any(self._changed.get(key, 0) >= call.number for key in _weights_of(call))
+        return not call.done and any(self._changed.get(key, 0) >= call.number for key in weights_of(call))
 
     def merge(self, other: Any) -> None:
         if isinstance(other, HostUpdates):
@@ -329,7 +328,7 @@ class HostUpdates:
             # An update begins with the buffers that a replayed call began with.
             written = {id(buffer) for buffer in written_buffers(operation).values()}
             replayed = self._loop.buffers.is_replayed(operation)
-            for key in _weights_of(operation) & self._changed.keys():
+            for key in weights_of(operation) & self._changed.keys():
                 stale = operation.number <= self._changed[key]
                 if key in written:
                     lost, then = stale and not replayed, None
@@ -358,14 +357,6 @@ def _trains(operation: Operation) -> bool:
 
 def _is_spent(operation: Operation) -> bool:
     return operation.done and not operation.live
-
-
-def _weights_of(operation: Operation) -> FrozenSet[int]:
-    """Return the ids of the parameters and buffers that an operation computes with."""
-    if operation.model is not None and operation.signature.modes is not None:
-        return frozenset(itertools.chain(operation.model.parameter_ids(), map(id, operation.model.model.buffers())))
-    leaves = (leaf for leaf in operation.leaves if type(leaf) is Input and leaf.parameter is not None)
-    return frozenset(id(leaf.tensor) for leaf in leaves)
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> List[Any]:

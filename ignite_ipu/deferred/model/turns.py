@@ -7,6 +7,7 @@ two of them need, as a generator's call for the discriminator's update and then 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
@@ -220,6 +221,14 @@ def forget(operations: Iterable[Operation]) -> None:
     for operation in operations:
         if operation.done:
             operation.finish()
+
+
+def weights_of(operation: Operation) -> FrozenSet[int]:
+    """Return the ids of the parameters and buffers that an operation computes with."""
+    if operation.model is not None and operation.signature.modes is not None:
+        return frozenset(itertools.chain(operation.model.parameter_ids(), map(id, operation.model.model.buffers())))
+    leaves = (leaf for leaf in operation.leaves if type(leaf) is Input and leaf.parameter is not None)
+    return frozenset(id(leaf.tensor) for leaf in leaves)
 
 
 def written_buffers(operation: Operation) -> Dict[str, torch.Tensor]:

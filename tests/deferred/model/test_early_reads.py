@@ -97,6 +97,24 @@ def test_what_an_early_update_has_changed_is_not_shown(name: str) -> None:
     torch.testing.assert_close(found, native.state_dict(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", SEEN)
+def test_an_early_update_is_taken_back(name: str) -> None:
+    """With updates that may go on on the host, everything is shown as PyTorch has it."""
+    found = []
+    for make in (lambda: Accelerator(cpu=True), IPUAccelerator):
+        forget()
+        model, optimizer = read_early(make(), 2)
+        seen = SEEN[name](model, optimizer)
+        if isinstance(seen, nn.Module):
+            seen = dict(seen.state_dict())
+        elif isinstance(seen, torch.Tensor):
+            seen = seen.detach().clone()
+        found.append([copy.deepcopy(seen) if isinstance(seen, (torch.Tensor, dict)) else None])
+        optimizer.step()
+        found[-1].append(copy.deepcopy(dict(model.state_dict())))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+
+
 def test_the_first_read_shows_the_weights_of_before() -> None:
     """Nobody knows yet whether gradients accumulate, so the host computes the value and no update runs."""
     model, optimizer = read_early(IPUAccelerator(config=FUSED), 0)

@@ -151,6 +151,23 @@ def test_an_update_that_the_loop_then_skips_is_never_kept_in_silence(then: str) 
         going_on[then]()
 
 
+def skipped(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
+    """Leave out the update of the third batch."""
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    read.append(loss.item())
+    if len(read) != 3:
+        accelerator.backward(loss)
+        optimizer.step()
+
+
+def test_an_update_that_the_loop_then_skips_is_taken_back() -> None:
+    """With updates that may go on on the host."""
+    expected = train(Accelerator(cpu=True), skipped)
+    forget()
+    torch.testing.assert_close(train(IPUAccelerator(), skipped), expected, rtol=1e-4, atol=1e-5)
+
+
 def never_cleared(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
     loss = F.cross_entropy(model(x), y)
     read.append(loss.item())

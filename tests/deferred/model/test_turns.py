@@ -388,7 +388,7 @@ def test_weights_that_changed_before_the_update_are_refused() -> None:
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         trained(loop, "plain", False)
-    with pytest.raises(CaptureError, match=r"test_turns\.py:\d+ needs what was computed at .*test_turns\.py:\d+"):
+    with pytest.raises(CaptureError, match=r"was computed at .*test_turns\.py:\d+, and its weights have been"):
         trained(loop, "plain", True)
 
 

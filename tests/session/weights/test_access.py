@@ -62,9 +62,10 @@ class Accelerated:
 
     def run(self, data: DataLoader[Any], max_epochs: int) -> None:
         pytest.importorskip("accelerate")
-        from ignite_ipu import IPUAccelerator
+        from ignite_ipu import IPUAccelerator, IPUConfig
 
-        accelerator = IPUAccelerator()
+        # The first updates that may be followed by some on the host keep their weights of before.
+        accelerator = IPUAccelerator(config=IPUConfig(update="device"))
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         model, optimizer, data = accelerator.prepare(self.model, optimizer, data)
         for _ in range(max_epochs):
