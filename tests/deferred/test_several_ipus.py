@@ -139,7 +139,9 @@ def test_a_pipeline_needs_micro_batches_and_says_how_many():
     with pytest.raises(PlanError, match=r"2 \* 2 - 1 = 3 micro-batches in an update, and this one has 2, 1 too few"):
         check({"pipeline": ["0", "2"]}, (), accumulation=2)
     with pytest.raises(PlanError, match=r"= 7 micro-batches in an update, and this one has 4, 3 too few. Accumulate"):
-        check({"pipeline": ["0", "2"]}, (), accumulation=4, loss_of=with_penalty)
+        check({"pipeline": ["0", "2"]}, (), accumulation=4, loss_of=with_weights_of_two)
+    # What is computed of the weights of one IPU alone is computed while the program is there.
+    check({"pipeline": ["0", "2"]}, (0, 0, 1, 1, 1, 1), accumulation=4, loss_of=with_penalty)
 
 
 def test_a_smaller_update_at_the_end_runs_its_stages_one_after_another(caplog):

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, Protocol, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Container,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+)
 
 import torch
 from torch import nn
@@ -27,8 +41,9 @@ from ignite_ipu.program.user_code import Line
 class Stages(Protocol):
     """Stages of a program over several IPUs, which open as it is traced: a `Route`."""
 
-    def begin(self) -> None: ...
+    def begin(self, leaving: Callable[[], Any] = ...) -> None: ...
     def begin_loss(self) -> None: ...
+    def is_here(self, weights: Iterable[str]) -> bool: ...
     def gather(self, weights: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]: ...
 
 
@@ -105,9 +120,7 @@ class CapturedStep(ReadyStep):
         numbers: List[Any] = list(update.numbers)
         for position, number in zip(sorted(update.variable), inputs[len(graph.inputs) :]):
             numbers[position] = number
-        for route in self._route:
-            route.begin()
-        results = self._compute(inputs, numbers)
+        results = _Computation(self.model, update, inputs, numbers).run(self._route)
         total: Any = None
         for operation, result in graph.losses:
             loss = results[operation][result]
@@ -120,41 +133,76 @@ class CapturedStep(ReadyStep):
         loss: torch.Tensor = output[0] if self.update.outputs else output
         return loss
 
-    def _compute(self, inputs: Sequence[Any], numbers: Sequence[Any]) -> List[List[Any]]:
+
+class _Computation:
+    """Computation of a graph for one micro-batch: the results of each operation, None until they are known."""
+
+    def __init__(self, model: nn.Module, update: CompiledUpdate, inputs: Sequence[Any], numbers: Sequence[Any]) -> None:
+        self._model, self._steps, self._inputs = model, update.graph.steps, inputs
         # A tied tensor may be known by any of its names.
-        parameters: Dict[str, torch.Tensor] = dict(self.model.named_parameters(remove_duplicate=False))
-        parameters.update(self.model.named_buffers(remove_duplicate=False))
+        self._weights: Dict[str, torch.Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        self._weights.update(model.named_buffers(remove_duplicate=False))
         remaining = iter(numbers)
-        results: List[List[Any]] = []
-        steps = self.update.graph.steps
-        last_call = max((number for number, step in enumerate(steps) if step.function is None), default=-1)
-        for number, step in enumerate(steps):
-            read: Mapping[str, torch.Tensor] = parameters
-            for route in self._route:
-                if number == last_call + 1:
+        self._numbers = [[next(remaining) for source in step.leaves if source is None] for step in self._steps]
+        self._results: List[Optional[List[Any]]] = [None] * len(self._steps)
+
+    def run(self, routes: Sequence[Stages]) -> List[List[Any]]:
+        """Return the results of all operations, each computed on its IPU."""
+        for route in routes:
+            route.begin(functools.partial(self._compute_here, route, self._of_weights()))
+        calls = [number for number, step in enumerate(self._steps) if step.function is None]
+        for number, step in enumerate(self._steps):
+            for route in routes:
+                if number == calls[-1] + 1 if calls else number == 0:
                     route.begin_loss()
+            if self._results[number] is None:
+                read: Mapping[str, torch.Tensor] = self._weights
                 names = [source for source in step.leaves if isinstance(source, str)]
-                if names and step.function is not None:
-                    read = route.gather({name: parameters[name] for name in names})
-            found: List[Any] = []
-            for source in step.leaves:
-                if source is None:
-                    found.append(next(remaining))
-                elif isinstance(source, str):
-                    found.append(read[source])
-                elif source < 0:
-                    found.append(inputs[~source])
-                else:
-                    operation, result = result_of(source)
-                    found.append(results[operation][result])
-            args, kwargs = unflatten(step.structure, found)
-            if step.function is None:
-                call = functools.partial(self.model.get_submodule(step.part), *args, **kwargs)
-                output = called_beside(step.left, call)
+                for route in routes if names and step.function is not None else ():
+                    read = route.gather({name: self._weights[name] for name in names})
+                self._compute(number, read)
+        return [results for results in self._results if results is not None]
+
+    def _of_weights(self) -> Dict[int, FrozenSet[str]]:
+        """Return the operations that depend on weights and on no call of a model, with these weights."""
+        found: Dict[int, FrozenSet[str]] = {}
+        for number, step in enumerate(self._steps):
+            before = {result_of(source)[0] for source in step.leaves if isinstance(source, int) and source >= 0}
+            if step.function is not None and before <= found.keys():
+                own = frozenset(source for source in step.leaves if isinstance(source, str))
+                found[number] = own.union(*(found[each] for each in before))
+        return {number: weights for number, weights in found.items() if weights}
+
+    def _compute_here(self, route: Stages, of_weights: Mapping[int, FrozenSet[str]]) -> None:
+        """Compute what depends on weights of the current IPU alone, which then need not be visited again."""
+        for number, weights in of_weights.items():
+            if self._results[number] is None and route.is_here(weights):
+                self._compute(number, self._weights)
+
+    def _compute(self, number: int, weights: Mapping[str, torch.Tensor]) -> List[Any]:
+        step, numbers = self._steps[number], iter(self._numbers[number])
+        found: List[Any] = []
+        for source in step.leaves:
+            if source is None:
+                found.append(next(numbers))
+            elif isinstance(source, str):
+                found.append(weights[source])
+            elif source < 0:
+                found.append(self._inputs[~source])
             else:
-                output = _called(step.function, args, kwargs, step.line)
-            tensors = leaves_in(output)
-            results.append(tensors if step.grad else [tensor.detach() for tensor in tensors])
+                operation, result = result_of(source)
+                results = self._results[operation]
+                if results is None:  # of tensors of the host, for an operation that is computed ahead
+                    results = self._compute(operation, weights)
+                found.append(results[result])
+        args, kwargs = unflatten(step.structure, found)
+        if step.function is None:
+            call = functools.partial(self._model.get_submodule(step.part), *args, **kwargs)
+            output = called_beside(step.left, call)
+        else:
+            output = _called(step.function, args, kwargs, step.line)
+        tensors = leaves_in(output)
+        self._results[number] = results = tensors if step.grad else [tensor.detach() for tensor in tensors]
         return results
 
 

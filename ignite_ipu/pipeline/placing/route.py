@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -65,40 +65,25 @@ class Route:
         self._starts = {path: [start for at, start in places if _is_within(at, path)] for path in self._called}
         self._layers = list(dict.fromkeys(path for path, _ in places))
         self._at = {start: path for path, start in places}
-        self._names = _first_names(modules)
+        self._names, self._first = _first_names(modules)
         self._fixed = self._registered(models, modules)
         self._homes: Dict[str, Tuple[int, str]] = {}
         self._part_homes: Dict[str, int] = {}
         self._known = False
-        self._begin()
-
-    def _begin(self) -> None:
-        self._visits: List[_Visit] = []
-        self._log: List[Tuple[Any, int, bool]] = []
-        self._ipu = 0
-        self._part: Optional[str] = None
-        self._calls: Dict[str, int] = {}
-        self._reached = 0
+        self._planned: Tuple[_Visit, ...] = ()
+        self.begin()
 
     def explore(self, model: nn.Module, run: Callable[[], Any]) -> None:
-        """Find the stages by a run on the host, in which the hooks are on the model.
+        """Find the stages by two runs on the host: one finds the IPUs of the weights, the next the stages.
 
         Raises:
             PlanError: Layers run in another order than the placement lists them or not at all, or layers on different
                 IPUs use one weight.
         """
-        self._known = False
-        self._homes, self._part_homes = {}, {}
+        self._homes, self._part_homes, self._planned = {}, {}, ()
         with self._hooked(model):
-            run()
-        log, self._known = self._log, True
-        self._begin()
-        for labels, ipu, begins in log:
-            if isinstance(labels, tuple):
-                for name in labels:
-                    self._visit(name, self._home(name))
-            else:
-                self._visit(labels, ipu, begins)
+            for self._known in (False, True):
+                run()
         self._planned = tuple(self._visits) or (_Visit(self.placement.starts[0].block, self.placement.ipus[0]),)
 
     @property
@@ -124,10 +109,19 @@ class Route:
         with self._hooked(model):
             yield
 
-    def begin(self) -> None:
-        """Begin a run of the program, on the IPU of its first stage."""
-        self._begin()
-        if self._known and not self._phased:
+    def begin(self, leaving: Callable[[], Any] = lambda: None) -> None:
+        """Begin a run of the program, on the IPU of its first stage.
+
+        Args:
+            leaving: Called before the program leaves an IPU for another, to compute what `is_here`.
+        """
+        self._visits: List[_Visit] = []
+        self._ipu = 0
+        self._part: Optional[str] = None
+        self._calls: Dict[str, int] = {}
+        self._reached = 0
+        self._leaving, self._grad = leaving, torch.is_grad_enabled()
+        if self._planned and not self._phased:
             first = self._planned[0]
             self._visits.append(first)
             self._ipu = first.ipu
@@ -136,17 +130,19 @@ class Route:
     def begin_loss(self) -> None:
         """Visit the loss's IPU, if it has one."""
         if self.placement.loss_ipu is not None:
-            self._go("loss", self.placement.ipus[-1], begins=True)
+            self._visit("loss", self.placement.ipus[-1], begins=True)
+
+    def is_here(self, weights: Iterable[str]) -> bool:
+        """Return whether all of some weights are on the current IPU, as far as that is known."""
+        homes = {self._homes.get(self._first.get(name, name), (None,))[0] for name in weights}
+        return homes == {self._ipu}
 
     def gather(self, weights: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
         """Visit the IPU of the weights that a function reads, and return them as it is to read them.
 
         Of weights on several IPUs those that are elsewhere than the last are handed on.
         """
-        if self._phased:
-            return weights
-        if not self._known:
-            self._log.append((tuple(weights), 0, False))
+        if self._phased or not self._known:
             return weights
         found = {}
         last = self._home(list(weights)[-1])
@@ -156,6 +152,7 @@ class Route:
         return found
 
     def _home(self, name: str) -> int:
+        name = self._first.get(name, name)
         return self._homes.setdefault(name, (self._fixed.get(name, self._ipu), name))[0]
 
     def _registered(self, models: Sequence[str], modules: Dict[str, nn.Module]) -> Dict[str, int]:
@@ -171,11 +168,6 @@ class Route:
                     found.update({name: ipu for name in self._names.get(path, ()) if ipu is not None})
         return found
 
-    def _go(self, label: str, ipu: int, begins: bool = False) -> None:
-        self._visit(label, ipu, begins)
-        if not self._known:
-            self._log.append((label, ipu, begins))
-
     def _visit(self, label: str, ipu: int, begins: bool = False) -> None:
         """Be on an IPU from here on: a stage of its own, unless the program is there; a phase where one `begins`."""
         if self._phased:
@@ -184,6 +176,8 @@ class Route:
                 return
         elif self._visits and ipu == self._ipu:
             return
+        elif self._visits and torch.is_grad_enabled() == self._grad:
+            self._leaving()
         self._ipu = ipu
         taken = {visit.block for visit in self._visits}
         block, number = label, 1
@@ -218,9 +212,9 @@ class Route:
         self._part, self._calls, self._reached = path, {}, 0
         starts = self._starts[path]
         if not starts:
-            self._go(path or type(module).__name__, self._part_homes.setdefault(path, self._ipu))
+            self._visit(path or type(module).__name__, self._part_homes.setdefault(path, self._ipu))
         elif not self._phased and (self._at[starts[0]] != path or starts[0].call > 0):
-            self._go(starts[0].block, starts[0].ipu)  # what runs before the first stage runs with it
+            self._visit(starts[0].block, starts[0].ipu)  # what runs before the first stage runs with it
 
     def _leave_part(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
         if self._part != path:
@@ -245,7 +239,7 @@ class Route:
                 if number != self._reached:
                     raise PlanError(order_text(start.block, starts[self._reached].block))
                 self._reached += 1
-                self._go(start.block, start.ipu, begins=True)
+                self._visit(start.block, start.ipu, begins=True)
 
     def _use(self, owner: str, names: Sequence[str], module: nn.Module, args: Any) -> None:
         """Note that the weights which a module holds are on the current IPU."""
@@ -265,14 +259,16 @@ def _is_within(path: str, part: str) -> bool:
     return not part or path == part or path.startswith(f"{part}.")
 
 
-def _first_names(modules: Dict[str, nn.Module]) -> Dict[str, List[str]]:
-    """Return the names of the tensors that each module holds itself; a tensor of several modules has its first name."""
+def _first_names(modules: Dict[str, nn.Module]) -> Tuple[Dict[str, List[str]], Dict[str, str]]:
+    """Return the names of the tensors that each module holds itself, and of each name the first of the same tensor."""
     first: Dict[int, str] = {}
     found: Dict[str, List[str]] = {}
+    of_names: Dict[str, str] = {}
     for kind in (PARAMETERS, BUFFERS):
         for path, module in modules.items():
             for name, tensor in module.__dict__[kind].items():
                 if tensor is not None:
-                    known = first.setdefault(id(tensor), f"{path}.{name}" if path else name)
+                    own = f"{path}.{name}" if path else name
+                    of_names[own] = known = first.setdefault(id(tensor), own)
                     found.setdefault(path, []).append(known)
-    return found
+    return found, of_names

@@ -87,3 +87,28 @@ def test_what_cannot_be_placed_is_refused():
     short = Short(*chain(2))
     with pytest.raises(PlanError, match="never reached these layers of the placement: 1"):
         route_of(short, ["0", "1"], lambda route: short(X))
+
+
+def test_what_weights_alone_give_is_computed_before_the_program_leaves_their_ipu():
+    """Not where gradients are off in between, as for a frozen part of a model."""
+    model, found = chain(), []
+    route = Route(Placement.of(model, [2, 2]), model, ("",))
+
+    def leaving() -> None:
+        found.append([name for name, _ in model.named_parameters() if route.is_here([name])])
+
+    def run() -> None:
+        route.begin(leaving)
+        model(X)
+
+    route.explore(model, run)
+    assert found[-1] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    found.clear()
+
+    def without_gradients() -> None:
+        route.begin(leaving)
+        with torch.no_grad():
+            model(X)
+
+    route.explore(model, without_gradients)
+    assert found == []
