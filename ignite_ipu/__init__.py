@@ -14,8 +14,8 @@ __version__ = "0.1.0"
 def lazy_names(package: str, file: str) -> Tuple[List[str], Callable[[str], object], Callable[[], List[str]]]:
     """Return `__all__`, `__getattr__` and `__dir__` of a package: each name is imported when it is first used.
 
-    Its stub, beside its `file`, tells where names come from, as it tells type checkers. (lazy_loader does the same; but
-    `ignite-ipu env` has to report what a broken installation lacks, so this needs nothing but Python.)
+    Its stub, beside its `file`, has the origin of the names, as for type checkers. (lazy_loader does the same; but
+    `ignite-ipu env` has to work in a broken installation, so this needs nothing but Python.)
     """
     stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]

@@ -52,7 +52,7 @@ _process: Optional[_Process] = None
 
 
 def on(config: Configuration = None) -> None:
-    """Run on IPUs what this process trains and evaluates from now on; once it is on, do nothing.
+    """Run the training and evaluation of this process on IPUs from this call on; does nothing if it is on already.
 
     Args:
         config: Settings of trainers, accelerators and loops: an `IPUConfig`, a mapping, or the path of a file. None

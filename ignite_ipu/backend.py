@@ -1,7 +1,7 @@
 """The PopTorch that is in use: the Poplar SDK's, or the emulator that ships with this package.
 
-Everything else asks `poptorch()` for the module and uses only names that PopTorch 3.3 has. The choice is made when it
-is first asked for, never at import, and one log line says what it was.
+Everything else asks `poptorch()` for the module and uses only names that PopTorch 3.3 has. The choice is made at the
+first use, never at import, and one log line reports it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EMULATOR = "ignite_ipu.emulator"
 
 
 def choice() -> Optional[str]:
-    """Return the backend that `IGNITE_IPU_BACKEND` demands; None leaves it to what is installed.
+    """Return the backend of `IGNITE_IPU_BACKEND`; None chooses by the installed packages.
 
     `native` means that a program runs as it was written, without any IPU; it concerns the tools that move programs.
     """
@@ -122,7 +122,7 @@ def _load(chosen: Optional[str]) -> ModuleType:
     if module is not None:
         logger.info("Running on IPUs through PopTorch %s.", getattr(module, "__version__", "(unknown version)"))
         return module
-    # A warning, because whoever expected an IPU should see it without having set up any logging.
+    # A warning, so that it is visible without any set-up of logging.
     logger.warning("No Poplar SDK is installed: running on the emulator of PopTorch, on this machine's CPU.")
     return importlib.import_module(_EMULATOR)
 

@@ -1,4 +1,4 @@
-"""Every exception that this library raises, lists of names in their messages, and the logger for what is only said.
+"""Every exception that this library raises, lists of names in their messages, and the logger.
 
 Exception
 └── IPUError                            anything of this library's own
@@ -24,11 +24,11 @@ Exception
     ├── ParityError                     a factory whose results cannot be compared           (ValueError)
     ├── SourceError                     a file that cannot be read as Python
     ├── WriteError                      a file that was not written
-    └── UserError                       what a person asked of a command cannot be done
+    └── UserError                       a request to a command that cannot be met
         ├── MissingLibraryError         an optional library that is not installed            (ImportError)
         └── RunError                    a line of a script that cannot run on IPUs
 
-In brackets the class of Python's that an error is, too. What PopTorch raises is PopTorch's: `poptorch.Error`.
+The class in brackets is a second base, of Python. Exceptions of PopTorch are `poptorch.Error`.
 """
 
 from __future__ import annotations
@@ -99,8 +99,7 @@ class OptimizerError(IPUError, ValueError):
     """An optimizer that an IPU cannot run, or that does not fit the model it trains.
 
     Attributes:
-        receipt: The `Receipt` of what would have become of every attribute, where some cannot be converted; None
-            otherwise.
+        receipt: The `Receipt` of all attributes, if some cannot be converted; None otherwise.
     """
 
     def __init__(self, message: str, receipt: Any = None) -> None:
@@ -176,15 +175,15 @@ class SourceError(IPUError):
 
 
 class WriteError(IPUError):
-    """A file that was not written; what was there before is still there."""
+    """A file that was not written; its earlier content is intact."""
 
 
 class UserError(IPUError):
-    """Request of a person that cannot be met; the message says why and what would work, and no traceback is shown.
+    """Request of a user that cannot be met; commands print the message without a traceback.
 
     Args:
-        message: What was wrong, the value, the way out.
-        exit_code: What the process exits with.
+        message: The cause, the value, the way out.
+        exit_code: Exit code of the process.
     """
 
     def __init__(self, message: str, *, exit_code: int = 2) -> None:
@@ -220,7 +219,7 @@ class RunError(UserError):
 
 
 def out_of_memory(error: Exception) -> Optional[IPUOutOfMemoryError]:
-    """Return the error of a program that does not fit, None unless an exception of PopTorch's or of ours says that."""
+    """Return the error of a program that does not fit, or None for other exceptions."""
     if isinstance(error, IPUOutOfMemoryError) or "out of memory" not in str(error).lower():
         return error if isinstance(error, IPUOutOfMemoryError) else None
     return IPUOutOfMemoryError(

@@ -1,4 +1,4 @@
-"""Types of what PopTorch gives this library: members that are not here are not used of it."""
+"""Types of PopTorch's objects in this library: it uses no other members."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ class TensorLocationSettings(Protocol):
 
 
 class DataLoader(Protocol):
-    """`poptorch.DataLoader`, beside what it has of torch's."""
+    """`poptorch.DataLoader`, beside the members of torch's."""
 
     @property
     def combinedBatchSize(self) -> Optional[int]: ...

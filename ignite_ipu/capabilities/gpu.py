@@ -1,4 +1,4 @@
-"""Names of `torch.cuda` and `torch.accelerator`: a program finds one device, and the host does what it orders."""
+"""Names of `torch.cuda` and `torch.accelerator`: a program finds one device, and the host executes its commands."""
 
 from __future__ import annotations
 

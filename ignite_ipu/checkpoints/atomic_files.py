@@ -16,7 +16,7 @@ _TEMPORARY = re.compile(r"\.(?P<host>.+)-(?P<pid>\d+)-[0-9a-f]{8}\.tmp")
 def whole_file(path: Path, mode: Optional[int] = None) -> Iterator[IO[bytes]]:
     """Give a file to write a content into, which has its path when all of it is on the disk.
 
-    An exception, such as the `OSError` of a full disk, leaves what was there before. The directory of `path` exists.
+    An exception, such as the `OSError` of a full disk, leaves the earlier content. The directory of `path` exists.
     """
     temporary = path.parent / f".{platform.node()}-{os.getpid()}-{os.urandom(4).hex()}.tmp"
     try:
@@ -40,7 +40,7 @@ def whole_file(path: Path, mode: Optional[int] = None) -> Iterator[IO[bytes]]:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what processes of this host that do not run any more were writing into a folder."""
+    """Remove unfinished files in a folder of processes on this host that no longer run."""
     for path in folder.glob(".*.tmp"):
         found = _TEMPORARY.fullmatch(path.name)
         if found and found["host"] == platform.node() and not _runs(int(found["pid"])):

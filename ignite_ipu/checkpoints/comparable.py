@@ -22,7 +22,7 @@ def comparable(value: Any) -> Any:
 
 
 def restored(value: Any) -> Any:
-    """Return what `comparable` was given; tensors stay what they are."""
+    """Return the original of `comparable`; tensors stay the same."""
     if isinstance(value, Mapping):
         if tuple(value) == _KEYS:
             return _decoded(value)

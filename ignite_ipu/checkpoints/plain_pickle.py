@@ -1,6 +1,6 @@
 """A pickle module for `torch.load` that makes tensors, numbers, strings and containers of them, and nothing else.
 
-`weights_only=True` would do, but PyTorch 2.0, which PopTorch 3.3 needs, refuses there what schedulers keep in their
+`weights_only=True` would do, but PyTorch 2.0, which PopTorch 3.3 needs, refuses objects that schedulers keep in their
 state: `collections.Counter`, in which `MultiStepLR` has its milestones, and sets.
 """
 

@@ -46,7 +46,7 @@ def write_random_states(states: Mapping[str, Any], generator: Optional[torch.Gen
 
 
 def read_device_states(path: str) -> List[Optional[List[int]]]:
-    """Return what a JSON file has for each of some models: the random state of its device, or None."""
+    """Return the random states of a JSON file for some models: that of each device, or None."""
     with open(path, "rb") as file:
         data = file.read(_LARGEST_FILE + 1)
     try:

@@ -24,7 +24,7 @@ def check_complete(path: Path) -> None:
     """Refuse a file that is not a whole checkpoint: cut short, changed, or of another kind.
 
     Raises:
-        CheckpointError: The message says what is wrong with it.
+        CheckpointError: It is incomplete, unsafe or no checkpoint.
         OSError: It cannot be read.
     """
     name = os.fspath(path)
@@ -52,7 +52,7 @@ def check_complete(path: Path) -> None:
 
 
 def read_checkpoint(path: Path) -> Any:
-    """Return what a file of `torch.save` holds, on the CPU.
+    """Return the content of a file of `torch.save`, on the CPU.
 
     Nothing in the file is run: it may hold tensors, numbers, strings, and lists, tuples and dictionaries of them.
 
@@ -91,7 +91,7 @@ def _check_entries(entries: List[zipfile.ZipInfo], size: int) -> None:
 
 
 def _tensors(content: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of a checkpoint; refuse one that nobody would have walked through soon, or ever."""
+    """Yield the tensors of a checkpoint; refuse one of excessive size or depth."""
     waiting = [(content, 0)]
     for _ in range(_LARGEST):
         if not waiting:

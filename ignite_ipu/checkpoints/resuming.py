@@ -40,7 +40,7 @@ def newest_checkpoint(folder: Folder) -> Optional[Path]:
     if broken:
         raise CheckpointError(
             f"None of the checkpoints in {folder} is complete: {', '.join(broken)}. Training from the start would "
-            'overwrite what they may tell: move them away first, or pass resume="never".'
+            'overwrite them. Move them away first, or pass resume="never".'
         )
     return None
 
@@ -53,7 +53,7 @@ def resume_from(folder: Folder, to_load: Mapping[str, Any], resume: Union[str, F
 
     Args:
         folder: Where the run writes its checkpoints.
-        to_load: What Ignite's `Checkpoint` was given as `to_save`.
+        to_load: The `to_save` of Ignite's `Checkpoint`.
         resume: "auto"; "never" to start afresh; or the path of the checkpoint to take.
 
     Raises:

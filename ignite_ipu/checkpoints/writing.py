@@ -29,7 +29,7 @@ def write_checkpoint(path: Union[str, os.PathLike[str]], content: Any) -> None:
         content: What `torch.save` can write. Methods that schedulers keep in their state are left out.
 
     Raises:
-        CheckpointError: The disk is full or refuses; what was there before is still there.
+        CheckpointError: The disk is full or refuses; earlier files are intact.
     """
     target = Path(path)
     try:
@@ -48,7 +48,7 @@ class CheckpointSaver(BaseSaveHandler):
     """Writes checkpoints for Ignite's `Checkpoint`, and never leaves a folder without a complete one.
 
     Ignite asks to remove the oldest before the newest is written, which loses both if that fails. Here files are
-    removed after the next one is on the disk. What killed processes left unfinished is cleared away.
+    removed after the next one is on the disk. Unfinished files of killed processes are removed.
 
     Args:
         folder: Where to; made if it does not exist.
@@ -109,7 +109,7 @@ def without_methods(state: Any, depth: int = 0) -> Any:
 
     `OneCycleLR` and `SWALR` of PyTorch 2.0, and Ignite's `ReduceLROnPlateauScheduler`, have a method of their own in
     their state. A file with it would hold the scheduler and its optimizer once more, and nothing could read it without
-    running code. Whoever loads such a state has that method already, and keeps it.
+    running code. The loading process has that method already, and keeps it.
     """
     if depth == _DEEPEST:
         return state

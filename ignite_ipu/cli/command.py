@@ -1,12 +1,12 @@
-"""The `ignite-ipu` command: finds the subcommand, runs it, and turns what went wrong into an exit code.
+"""The `ignite-ipu` command: finds the subcommand, runs it, and turns errors into an exit code.
 
 Exit codes:
-    0    done, and nothing to complain of
-    1    done, and the answer is bad news: findings, differences
+    0 done, without complaints
+    1 done, with findings or differences
     2    the user's error: wrong arguments, a file that is not there; one line says which, `--debug` adds the traceback
     70   a bug of ours, with its traceback
     130  interrupted from the keyboard
-    141  whoever read the output stopped reading
+    141 the reader of the output stopped reading
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ EXIT_BROKEN_PIPE = 141
 class Command(NamedTuple):
     """Place of a subcommand: a module that offers `add_arguments(parser)` and `main(args) -> int`, imported when used.
 
-    `help` stands in `ignite-ipu --help`, and `extra` in `pip install 'ignite-ipu[extra]'` for what it needs besides.
+    `help` is shown by `ignite-ipu --help`; `extra` names the optional libraries, as in `pip install
+    'ignite-ipu[extra]'`.
     """
 
     module: str
@@ -45,17 +46,19 @@ class Command(NamedTuple):
 
 # Help texts stand here, so that `ignite-ipu --help` imports no subcommand.
 COMMANDS: Dict[str, Command] = {
-    "env": Command("ignite_ipu.cli.environment", "print what a bug report needs: versions, SDK, backend, devices"),
-    "check": Command("ignite_ipu.migration.commands.check", "read code and report what will not work on an IPU"),
+    "env": Command("ignite_ipu.cli.environment", "print the content of a bug report: versions, SDK, backend, devices"),
+    "check": Command("ignite_ipu.migration.commands.check", "read code and report problems on an IPU"),
     "migrate": Command(
         "ignite_ipu.migration.commands.migrate",
         "rewrite GPU code for IPUs, leaving unclear code alone",
         extra="migrate",
     ),
-    "selftest": Command("ignite_ipu.selftest.command", "check on this machine's IPUs what the documentation promises"),
+    "selftest": Command(
+        "ignite_ipu.selftest.command", "check the promises of the documentation on this machine's IPUs"
+    ),
     "run": Command("ignite_ipu.running.command", "run an unmodified GPU script on IPUs"),
-    "warm": Command("ignite_ipu.running.warm", "compile what a script will need into the executable cache"),
-    "config": Command("ignite_ipu.program.questions", "ask how runs are to use IPUs, and write a file that says so"),
+    "warm": Command("ignite_ipu.running.warm", "compile the programs of a script into the executable cache"),
+    "config": Command("ignite_ipu.program.questions", "ask for the settings of runs on IPUs, and write them to a file"),
     "parity": Command("ignite_ipu.parity.command", "compare a script, or a model, on the device with the host"),
     "plan": Command("ignite_ipu.running.planning", "plan a model over several IPUs and estimate time and memory"),
     "cache": Command(
@@ -89,7 +92,7 @@ class CommandParser(argparse.ArgumentParser):
         self._loaded = True
 
     def error(self, message: str) -> NoReturn:
-        """Say what was wrong, and which name may have been meant."""
+        """Print the error with the nearest known name, and exit."""
         wrong = re.search(r"invalid choice: '(.+?)' |unrecognized arguments: (--[\w-]+)", f"{message} ")
         if wrong:
             known = [name for parser in self._reached() for name in parser._names(option=wrong[1] is None)]

@@ -44,7 +44,7 @@ def _complete_files(parser: CommandParser) -> None:
     except UserError:
         # An optional dependency is not installed: the command's name completes, its options cannot be known.
         parser.command = None
-    # argparse offers no public way to list what was added; this private name is as old as argparse.
+    # argparse offers no public list of its actions; this private name is as old as argparse.
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for subparser in action.choices.values():

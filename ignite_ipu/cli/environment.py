@@ -18,7 +18,7 @@ import ignite_ipu
 # Distributions, not modules: their versions are read without importing them.
 _PACKAGES = ["torch", "pytorch-ignite", "numpy", "poptorch", "poptorch-geometric", "torchvision", "accelerate"]
 _PACKAGES += ["safetensors", "transformers", "libcst", "rich", "matplotlib", "tqdm", "scikit-learn", "tensorboard"]
-# Those of the SDK, of PopRun and of this package, and the few of torch that change what a run does on the host.
+# Those of the SDK, of PopRun and of this package, and the few of torch that affect a run on the host.
 _VARIABLE_PREFIXES = ("IGNITE_IPU_", "POPTORCH_", "POPLAR_", "POPART_", "POPXL_", "PVTI_", "IPUOF_", "GCDA_", "POPRUN_")
 _VARIABLES = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "RANK", "WORLD_SIZE"]
 _VARIABLES += ["OMP_NUM_THREADS", "RDMAV_FORK_SAFE"]
@@ -29,7 +29,7 @@ Report = Dict[str, Dict[str, str]]
 
 
 def report() -> Report:
-    """Return the sections of the report, each a mapping of a name to what was found; what is missing is said to be."""
+    """Return the sections of the report, each a mapping from names to values; missing parts are reported as missing."""
     return {
         "versions": _versions(),
         "sdk": {

@@ -33,7 +33,7 @@ def job_description(replicas: int, ipus_per_replica: int) -> Dict[str, str]:
 
 
 def poprun_variables(variables: Mapping[str, str]) -> Dict[str, str]:
-    """Return what PopRun would say to a process that torch's launcher has started for `ignite-ipu launch`."""
+    """Return PopRun's variables for a process that torch's launcher has started for `ignite-ipu launch`."""
     if _JOB not in variables or "RANK" not in variables:
         return {}
     replicas, ipus_per_replica = map(int, variables[_JOB].split(":"))
@@ -41,7 +41,7 @@ def poprun_variables(variables: Mapping[str, str]) -> Dict[str, str]:
 
 
 def started_by_this_process(directory: str = "") -> Dict[str, str]:
-    """Return the variable that tells instances who starts them, and what they delete if that dies before it has."""
+    """Return the variable with the launcher's process, and the files that instances delete if the launcher dies."""
     return {_STARTER: f"{os.getpid()}:{directory}"}
 
 

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="R",
-        help="start again up to R times when a process dies; the program resumes from its own newest checkpoint",
+        help="start again up to R times if a process dies; the program resumes from its newest checkpoint",
     )
     parser.add_argument(
         "--launcher",
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Launch, or show what would be launched."""
+    """Launch, or print the command line."""
     job = _job(args)
     launcher = args.launcher
     if launcher == "auto":
@@ -120,7 +120,7 @@ def environment(job: Job, launcher: str) -> Dict[str, str]:
     if launcher == "poprun":
         return {"MASTER_ADDR": job.hosts[0]} if job.hosts else {}
     each = job.replicas // job.instances
-    # A thread for each core in every process would make them fight; torch's launcher would say so and do the same.
+    # A thread for each core in every process would make them compete; torch's launcher warns and does the same.
     additions = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": "1"}
     # After a restart, processes that share the launcher's store can find each other's addresses of the time before it.
     additions["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"

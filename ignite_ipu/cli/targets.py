@@ -13,7 +13,7 @@ from ignite_ipu.errors import UserError
 
 
 def load_factory(target: str) -> Callable[[], Any]:
-    """Import a module or a `.py` file and return the function; this runs the user's code, and raises what that raises.
+    """Import a module or a `.py` file and return the function; this runs the user's code, with its exceptions.
 
     A target is `my_model:make` or `my_model.py:make`. Another form is a `UserError`, and so is one of which there is no
     such module, file or function.
@@ -29,7 +29,7 @@ def load_factory(target: str) -> Callable[[], Any]:
 
 @contextlib.contextmanager
 def blamed_on(target: str) -> Iterator[None]:
-    """Let what a target's module and function raise, or the end of the process, be the user's error."""
+    """Turn exceptions of a target's module and function, and the end of the process, into the user's error."""
     try:
         yield
     except UserError:

@@ -27,7 +27,7 @@ class TextLine(NamedTuple):
 
 
 def use_colour(stream: TextIO) -> bool:
-    """Return whether to colour what is written to `stream`: NO_COLOR forbids, FORCE_COLOR demands, else a terminal."""
+    """Return whether to colour output: NO_COLOR forbids it, FORCE_COLOR demands it; otherwise for a terminal."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -57,7 +57,7 @@ def write_lines(lines: Iterable[TextLine], stream: TextIO) -> None:
         text = Text.assemble(*line.parts)
         width = console.width - line.indent
         parts = [text]
-        # What is no terminal has no width to fold to; a log keeps its lines.
+        # Other streams than a terminal have no width to fold to; a log keeps its lines.
         if stream.isatty() and text.cell_len > console.width and width >= 20:
             parts = list(text.wrap(console, width))
         for number, part in enumerate(parts):
@@ -82,7 +82,7 @@ class LineHandler(logging.StreamHandler):  # type: ignore[type-arg, unused-ignor
 
 
 class Progress:
-    """A bar on a terminal that says after a second how far work has come, and what is being done; none elsewhere.
+    """A bar on a terminal that shows after a second the progress and the current item; none elsewhere.
 
     It is shown on standard error unless another stream is given. `what` is the work, in a word or two.
     """
@@ -120,7 +120,7 @@ class Progress:
 
 
 def following(items: Sequence[Item], what: str, name: Callable[[Item], str] = str) -> Iterator[Item]:
-    """Yield the items, while a bar shows how far they have come: what is done to them, and what each is called."""
+    """Yield the items, while a bar shows the progress, the action and the name of each."""
     progress = Progress(what, len(items))
     try:
         for item in items:

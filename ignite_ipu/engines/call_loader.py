@@ -27,15 +27,15 @@ class MicroBatches(List[Any]):
     """The batches of one device call, each as the user's loader has yielded it.
 
     Attributes:
-        joined: What handlers see as `state.batch`: one structure with the rows of all, or these batches where their
-            shapes differ. None before `show`.
+        joined: The `state.batch` of handlers: one structure with the rows of all, or these batches if their shapes
+            differ. None before `show`.
     """
 
     joined: Optional[Any] = None
     _versions: Sequence[int] = ()
 
     def show(self) -> Any:
-        """Return what handlers see as `state.batch`."""
+        """Return the `state.batch` of handlers."""
         if self.joined is None:
             try:
                 self.joined = join_to_show(self)
@@ -90,13 +90,13 @@ class Source:
 
 
 class CallLoader:
-    """Yields what one device call takes: a batch of a loader where that is one, else `MicroBatches`.
+    """Yields the data of one device call: a batch of a loader if one is enough, otherwise `MicroBatches`.
 
     Other attributes are the user's loader's.
 
     Args:
         loader: The user's loader.
-        source: What is iterated.
+        source: The data to iterate.
         micro_batches: Batches of a call.
         size: Samples of a batch; None if it is not known.
         samples: Samples of a pass over the data, if they are cut into batches of `size`; None if it is not known.

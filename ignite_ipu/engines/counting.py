@@ -70,7 +70,7 @@ class Counts:
         geometry: Gives the arithmetic of the device call of an iteration, or of its calls; None as long as it is not
             known.
         coming: Gives that of the call that comes next, for the events before it; as `geometry` if None.
-        rates: Gives the learning rates of now, of which one call has one.
+        rates: Returns the current learning rates; one call has one of each group.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Counts:
         # Counts at iteration 0. They are not zero after a resume with another geometry than before.
         self._start: Dict[str, int] = {}
         self._loaded: Optional[Mapping[str, int]] = None
-        # The arithmetic of the last iteration, and what it counts.
+        # The arithmetic of the last iteration, and its counts.
         self._known: Any = None
         self._each = [0, 0, 0]
 
@@ -159,7 +159,7 @@ class Counts:
         state: Any = engine.state
         updates, micro_batches, state.samples_per_call = self._each
         state.samples += state.samples_per_call
-        # Handlers of the iteration that come later ask for the last event, to know which step they are at.
+        # Later handlers of the iteration read the last event, to find their step.
         last = engine.last_event_name
         self._tell_of_rates(
             _fire_each(engine, CountEvents.WEIGHT_UPDATE_COMPLETED, "weight_updates", updates, self._rates), updates

@@ -36,7 +36,7 @@ from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.engines import set_random_states
 
-# Of Ignite's versions not all take max_iters, nor what comes after it at the same place.
+# Not all versions of Ignite take max_iters, or the later arguments in the same order.
 _RUN = inspect.signature(Engine.run)
 
 
@@ -48,8 +48,8 @@ class IPUEngine(Engine):
 
     Args:
         process_function: The step.
-        session: What it shares with the other engines over the model.
-        loaders: Gives what makes PopTorch's loaders, once the options are known.
+        session: The session that it shares with the other engines over the model.
+        loaders: Returns the factory of PopTorch's loaders, once the options are known.
 
     Attributes:
         ipu: The session.
@@ -92,19 +92,19 @@ class IPUEngine(Engine):
         (`options.useOfflineIpuTarget()`) no IPUs are needed; otherwise they are taken.
 
         Args:
-            batch: What fills a device call, as the engine's loader yields it, or the `DataLoader` that `run` will be
-                given, of which the first such batch is taken.
+            batch: The data of one device call, as the engine's loader yields it, or the `DataLoader` for `run`, whose
+                first such batch is used.
 
         Raises:
             LoaderError: The data is smaller than one device call.
-            Exception: What a run raises for such a batch, and what PopTorch refuses to compile.
+            Exception: Any error of a run with such a batch, and any refusal of PopTorch.
         """
         self._compiled(batch)
 
     def compile_and_export(self, path: PathLike, batch: Any) -> None:
         """Compile as `compile` does, and write the executable to a file, for `load_executable`.
 
-        Beside it comes `path` with `.json` behind it, which says what the program was compiled from. Weights are in
+        A second file, `path` with the suffix `.json`, describes the source of the program. Weights are in
         neither: they are in checkpoints.
 
         Raises:
@@ -116,8 +116,8 @@ class IPUEngine(Engine):
     def load_executable(self, path: PathLike) -> None:
         """Take the program from what `compile_and_export` wrote, with the first batch, instead of compiling it.
 
-        The batch, the model, the optimizer and the options are then compared with what the executable was made from.
-        PopTorch's file is a pickle on machines with the SDK: load only what you trust.
+        The batch, the model, the optimizer and the options are then compared with those of the executable.
+        PopTorch's file is a pickle on machines with the SDK: load only files that you trust.
 
         Raises:
             SessionError: The files are not there, or the program is compiled already. With the first batch: it is the
@@ -195,11 +195,11 @@ class _Start(enum.Enum):
 class IPUTrainer(IPUEngine):
     """The engine that `create_ipu_trainer` returns.
 
-    Its state dictionary also holds the random states of host and device, so that a resumed run draws what the
-    uninterrupted one does. Taking it at the end of an epoch pins the host's, that of the loader's own generator among
-    them: the next epoch starts from it, whatever other handlers draw in between, of which a warning tells. And it holds
-    what the metrics that are attached have added up, and whether the handlers of the epoch's end have had their turn: a
-    resumed run puts back the one and makes up for the other, with the output that these are to see.
+    Its state dictionary also holds the random states of host and device, so that a resumed run draws the same numbers
+    as an uninterrupted one. Taking it at the end of an epoch pins the host's, that of the loader's own generator among
+    them: the next epoch starts from it, whatever other handlers draw in between, of which a warning tells. It holds the
+    accumulated values of attached metrics, which a resumed run restores. It records whether the handlers of the epoch's
+    end have run; if not, a resumed run calls them, with the same output.
 
     Args:
         process_function, session, loaders: As for `IPUEngine`.
@@ -261,7 +261,7 @@ class IPUTrainer(IPUEngine):
         return [] if source is None else [group["lr"] for group in source.param_groups]
 
     def add_event_handler(self, event_name: Any, handler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Attach a handler as `Engine.add_event_handler` does; what a metric adds up is part of this engine's state."""
+        """Attach a handler as `Engine.add_event_handler` does; values of metrics are part of this engine's state."""
         if self._accumulations.note(handler, args):
             if event_name in self._saved_at:
                 logger.warning(
@@ -275,7 +275,7 @@ class IPUTrainer(IPUEngine):
         return super().add_event_handler(event_name, handler, *args, **kwargs)
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Return Ignite's state dictionary with what is this engine's own as `ipu`; both can be compared by `==`."""
+        """Return Ignite's state dictionary, with this engine's own state as `ipu`; both can be compared by `==`."""
         state: OrderedDict[str, Any] = super().state_dict()
         iteration = self.state.iteration
         if self._pinned is not None and self._pinned[0] == iteration and self._between_epochs:
@@ -400,7 +400,7 @@ class IPUTrainer(IPUEngine):
         return super()._compiled(batch)
 
     def _expect_schedules(self) -> None:
-        """Make variable what attached schedulers change, also from zero, if the update is not compiled yet."""
+        """Make hyper-parameters of attached schedulers variable, zeros too, if the update is not compiled yet."""
         trained = self.ipu.trained
         if trained is not None and trained.program.compiled is None:
             trained.link.expect_changes(scheduled_names(self, trained.link.conversion.source))
@@ -411,7 +411,7 @@ class IPUTrainer(IPUEngine):
         self.ipu.data = self._loaders().explain(data, steps)
 
     def _start(self, *args: Any, **kwargs: Any) -> _Start:
-        """Return what a run with these arguments starts from."""
+        """Return the starting state of a run with these arguments."""
         if not self._loaded:
             return _Start.OWN
         try:
@@ -463,7 +463,7 @@ class IPUTrainer(IPUEngine):
         self._ended_epoch = self.state.iteration
 
     def _resume(self) -> None:
-        """Put back what handlers of the start have reset. It is the last handler of STARTED."""
+        """Restore the state that handlers of the start have reset. It is the last handler of STARTED."""
         self.remove_event_handler(self._resume, Events.STARTED)
         if not self._between_epochs:
             self.add_event_handler(Events.EPOCH_STARTED, self._resume_within_epoch)

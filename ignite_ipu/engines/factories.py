@@ -99,14 +99,14 @@ def create_ipu_trainer(
             settings are for GPUs.
         gradient_accumulation_steps: Micro-batches per weight update and replica, all in one iteration.
         model_fn: Calls the model with the inputs, inside the compiled program.
-        config: Everything else: an `IPUConfig`, a mapping or the path of a file. It says what the arguments below
-            leave out, and contradicts none.
+        config: Everything else: an `IPUConfig`, a mapping or the path of a file. It has settings beyond the arguments
+            below, and may not contradict them.
         options, device_iterations, replication_factor, max_grad_norm, loss_scaling, seed, pipeline, drop_last: As in
             `IPUConfig`.
 
     Returns:
         The trainer; `trainer.ipu` is the model's `IPUSession`, and `trainer.config` the settings with these arguments.
-        In a native run (`IGNITE_IPU_BACKEND=native`) it is Ignite's own, and what is about IPUs alone has no effect.
+        In a native run (`IGNITE_IPU_BACKEND=native`) it is Ignite's own, and arguments for IPUs have no effect.
 
     Raises:
         UnsupportedArgumentError: An argument cannot be honoured on an IPU.
@@ -317,7 +317,7 @@ def _refuse_sum(options: Options, training: bool) -> None:
 
 
 def _request(config: IPUConfig) -> Optional[PipelineRequest]:
-    """Return what is asked for the IPUs of the model; the rest of the pipeline is loaded only where something is."""
+    """Return the request for the IPUs of the model; the pipeline's modules are imported only if there is one."""
     if all(getattr(config, name) is None for name in OF_PIPELINES):
         return None
     from ignite_ipu.session.placement import requested
@@ -341,7 +341,7 @@ def _with_plan(config: IPUConfig, request: Optional[PipelineRequest], training: 
 
 
 def _half(config: IPUConfig, amp_mode: Optional[str], scaler: Any = False) -> IPUConfig:
-    """Return the settings with what Ignite's arguments say about precision."""
+    """Return the settings with the precision of Ignite's arguments."""
     precision = "no" if amp_mode is None else "fp16"
     return IPUConfig.of(config, mixed_precision=precision, loss_scaling="auto" if scaler else None)
 
@@ -372,7 +372,7 @@ def refuse_unsupported(
     amp_mode: Optional[str] = None,
     scaler: Any = False,
 ) -> None:
-    """Refuse what a factory cannot honour."""
+    """Refuse arguments that a factory cannot honour."""
     if device is not None and torch.device(device).type != "ipu":
         raise UnsupportedArgumentError(
             f"device={device!r}: these engines run on IPUs, and PopTorch moves model and batches there by itself. "

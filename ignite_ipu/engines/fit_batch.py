@@ -26,7 +26,7 @@ class FittedBatch:
         gradient_accumulation_steps: Micro-batches of a replica that make an update.
         tried: Sizes of micro-batches in the order they were tried, each with why it does not fit; None if it does.
         remembered: Whether the search began at an earlier answer, which still fits.
-        result: What the function has returned, if it was one that was called.
+        result: Result of the function, if one was called.
     """
 
     micro_batch_size: int
@@ -53,12 +53,12 @@ def fit_batch(
 
     A **trainer** is given its programs by the way of `trainer.compile`: no update is made, and its weights, state and
     random numbers stay as they are. It then trains with the micro-batches that were found, from the same loader: each
-    of its batches is cut otherwise, so that an iteration has the samples that it had. The search halves what is left
+    of its batches is cut otherwise, so that an iteration has the samples that it had. The search halves the range
     between a size that fits and one that does not.
 
     A **function** is for captured loops (`IPUAccelerator`, `ipu_prepare`): it is called with a micro-batch size and the
     number of micro-batches in an update, makes model, optimizer, loader and loop by them, and is called again with
-    the next smaller size if its step does not fit. What it trains has to be its own, since each call begins anew.
+    the next smaller size if its step does not fit. It has to make its own model, since each call begins anew.
 
     The answer is **remembered** in the directory of cached executables (`enableExecutableCaching`,
     `POPTORCH_CACHE_DIR`), if there is one. It holds for the same model, optimizer, options, samples of an update and
@@ -75,7 +75,7 @@ def fit_batch(
         IPUOutOfMemoryError: Not even the smallest fits. A trainer is as it was.
         LossError: Updates with another number of micro-batches would not be the same: their gradients are averaged and
             the loss is a sum over samples, or the other way round.
-        Exception: What a compilation or the function fails with for another reason. A trainer is as it was.
+        Exception: Any other error of a compilation or the function. A trainer is as it was.
     """
     if isinstance(training, IPUTrainer):
         return _of_trainer(training, data, remember)
@@ -172,7 +172,7 @@ def _place(trainer: IPUTrainer, batch: Any, options: Options, samples: int) -> R
 
 
 def _refuse_other_updates(trainer: IPUTrainer, batch: Any) -> None:
-    """Refuse updates that depend on the number of their micro-batches, and say where statistics do."""
+    """Refuse updates that depend on the number of their micro-batches, and log statistics that do."""
     program = trainer.ipu.with_trainer().program
     step, micro_batches = program.step.again(), program.micro_batches
     reduction = program.asked.Training.accumulation_and_replication_reduction_type.name

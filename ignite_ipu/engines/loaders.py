@@ -1,8 +1,8 @@
 """A `torch.utils.data.DataLoader` becomes the `CallLoader` that feeds a compiled model.
 
-The batches of the user's loader are the micro-batches. One item of the new loader is what one device call consumes: as
-many consecutive micro-batches as the options say. Training drops what does not fill a call, and says how many samples
-that is. Evaluation keeps it: the engine fills the last call up for the device and counts every sample once.
+The batches of the user's loader are the micro-batches. One item of the new loader is the data of one device call: as
+many consecutive micro-batches as the options set. Training drops the samples that do not fill a call, and logs their
+number. Evaluation keeps it: the engine fills the last call up for the device and counts every sample once.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ class Loaders:
         self._told_of_ready_batches = False
 
     def swap(self, data: Any) -> Any:
-        """Return what to iterate instead of `data`.
+        """Return the replacement of `data`.
 
-        A torch loader becomes a `CallLoader`. Everything else is expected to yield ready
-        batches and stays what it is, except that an iterable of unknown length says so when it yields nothing. In
+        A torch loader becomes a `CallLoader`. Other data yields ready batches and is not changed, except that an
+        iterable of unknown length raises an error if it is empty. In
         training it is said once that they are cut where a loader's batches are joined.
 
         Raises:
@@ -103,7 +103,7 @@ class Loaders:
     def reuses_memory(data: Any) -> bool:
         """Tell whether each batch may lie where the one before was, as it does with PopTorch's asynchronous accessor.
 
-        PopTorch does not say how a loader of the user's own was made, so that may.
+        PopTorch does not record the options of a user's own loader.
         """
         poptorch = backend.poptorch()
         if isinstance(data, CallLoader):
@@ -233,7 +233,7 @@ class Loaders:
             arguments["mode"] = _modes().Async  # there is nothing to cut
         if self._async_options is not None:
             arguments["async_options"] = self._async_options
-        # Each process reads what the user's sampler gives it, as on any other device.
+        # Each process reads the indices of the user's sampler, as on any other device.
         arguments["auto_distributed_partitioning"] = False
         with _without_tail_warning():
             made: PopTorchLoader = make(backend.poptorch().Options(), loader.dataset, **arguments)

@@ -1,6 +1,7 @@
-"""Functions for migrated code beside the engines, each for IPUs or, in a native run, for what the code came from.
+"""Functions for migrated code beside the engines, each for IPUs or, in a native run, for the original hardware.
 
-With `IGNITE_IPU_BACKEND=native` each does what the code it replaced did, so that one file serves a GPU and an IPU.
+With `IGNITE_IPU_BACKEND=native` each has the effect of the code that it replaced, so that one file serves a GPU and an
+IPU.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Mod
 def parallel_model(wrapper: Type[nn.Module], model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """Return a model in a wrapper for several GPUs; where there are IPUs, calls of the wrapper are the model's.
 
-    It has the wrapper's class and names (`module.weight`), and whoever trains it trains the model within. In several
+    It has the wrapper's class and names (`module.weight`). Training it trains the model within. In several
     processes the gradients of a `DistributedDataParallel` are averaged.
 
     Args:
@@ -264,7 +265,7 @@ def _same_loss(first: Any, second: Any) -> bool:
 
 
 def _seen_by(function: FunctionType) -> List[Any]:
-    """Return what a function's result depends on besides its arguments and the module around it."""
+    """Return the values that a function's result depends on, besides its arguments and the module around it."""
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     return [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
 

@@ -99,7 +99,7 @@ def planned_rates(
     """Return the rates that the schedulers attached to a trainer will set.
 
     Schedulers are Ignite's, those of torch in Ignite's wrapper, and functions that do nothing but call `step()` of
-    torch's. They are called as in a run, with the trainer's counts, and have their state of before afterwards.
+    torch's. They are called as in a run, with the trainer's counts. Their state is restored afterwards.
 
     Args:
         epoch: The arithmetic of each device call of an epoch.
@@ -157,7 +157,7 @@ def _kept(trainer: Engine, optimizer: Optimizer, schedulers: Sequence[Any]) -> I
     state, last = dict(vars(trainer.state)), trainer.last_event_name
     groups = [dict(group) for group in optimizer.param_groups]
     originals = {id(each): (each, dict(vars(each))) for each in schedulers}
-    # What schedulers change is a copy of theirs; the optimizer and its groups stay what they write to.
+    # Schedulers change a copy of the groups; they keep their optimizer and its groups.
     shared = [optimizer, trainer, trainer.state, optimizer.param_groups, *optimizer.param_groups]
     shared += itertools.chain.from_iterable(group["params"] for group in optimizer.param_groups)
     memo = {id(each): each for each in shared}

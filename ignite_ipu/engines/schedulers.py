@@ -18,7 +18,7 @@ _STEP = "step"
 
 
 class SchedulingHandler(NamedTuple):
-    """A handler that only sets what its schedulers set.
+    """A handler that only calls its schedulers.
 
     Attributes:
         event: The event of the engine that it handles.

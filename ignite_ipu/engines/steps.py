@@ -158,15 +158,15 @@ def loss_item(x: Any, y: Any, y_pred: Any, loss: torch.Tensor) -> Any:
 
 
 def predictions_and_targets(x: Any, y: Any, y_pred: Any) -> Any:
-    """Return what metrics take: the evaluator's default `output_transform`."""
+    """Return the input of metrics: the evaluator's default `output_transform`."""
     return y_pred, y
 
 
 class LastCalls:
     """Trains a batch that is smaller than a device call in calls of its size.
 
-    As many weight updates are made as its samples fill, and one of the rest, by the mean gradient of these. What was
-    `made` is the arithmetic of the device calls for the last batch.
+    As many weight updates are made as its samples fill, and one of the rest, by the mean gradient of these. `made` is
+    the arithmetic of the device calls for the last batch.
     """
 
     def __init__(self, session: IPUSession) -> None:
@@ -232,8 +232,8 @@ class LastCalls:
             return
         if program.step.adds_up(program.arguments(x, y), program.micro_batches):
             raise LossError(
-                "The loss is a sum over samples, and an update averages those of its micro-batches, of which the rest "
-                "of the data has another number: drop_last=False would weigh it otherwise. Use a mean, or "
+                "The loss is a sum over samples, and an update averages those of its micro-batches. The rest of the "
+                "data has another number of them, so drop_last=False would weigh it differently. Use a mean, or "
                 "drop_last=True."
             )
 
@@ -251,8 +251,8 @@ def refuse_to_train_all(options: Options, pipeline: bool) -> None:
     if found:
         raise OptionsError(
             f"drop_last=False trains on incomplete device calls by programs of their size, which does not go with "
-            f"{', '.join(found)}. Leave one of them out; with drop_last=True, the default, a trainer says how many "
-            "samples it leaves out."
+            f"{', '.join(found)}. Leave one of them out. With drop_last=True, the default, a trainer logs the number "
+            "of samples that it leaves out."
         )
 
 
@@ -329,7 +329,7 @@ def ipu_evaluation_step(
     Args:
         session: The model's session.
         options: Gives the `poptorch.Options` of the inference program; derived from the trainer's when None.
-        pipeline: What spreads the model over IPUs; the trainer's layers are put where they train when None.
+        pipeline: The placement over IPUs; None takes that of the trainer.
         non_blocking: Handed to `prepare_batch`.
         prepare_batch: Called with `batch, device=None, non_blocking`; returns inputs and targets.
         model_transform: Turns the model's output into the predictions, inside the compiled program.

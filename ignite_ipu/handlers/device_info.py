@@ -12,7 +12,7 @@ from typing import Any, Dict, List, Optional
 
 from ignite_ipu.errors import logger
 
-__all__: List[str] = []  # `IPUStats` is what users attach
+__all__: List[str] = []  # users attach `IPUStats`
 
 _PROCESS = "user process id"
 # Attribute of gcipuinfo -> metric, and the unit that its texts end with.
@@ -40,7 +40,7 @@ class DeviceInfo:
             self._give_up(error)
 
     def metrics(self) -> Dict[str, float]:
-        """Return averages over this process's IPUs, by name; what a device does not tell is left out."""
+        """Return averages over this process's IPUs, by name; values that a device does not report are left out."""
         if self._inventory is None:
             return {}
         try:

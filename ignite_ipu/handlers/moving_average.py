@@ -17,8 +17,9 @@ class EMA:
 
     Ignite's `EMAHandler` works on an IPU, but reads the weights after every iteration, which is one download each. This
     one reads them every `every` iterations and decays for all the weight updates in between at once: with momentum m
-    per update and n updates since the last look, the average keeps (1 - m)**n of itself and takes the rest from the
-    weights of now. So it forgets at the right pace, and is ahead of the average over every update by at most one look::
+    per update and n updates since the last read, the average keeps (1 - m)**n of itself and takes the rest from the
+    current weights. So it forgets at the right pace, and is ahead of the average over every update by at most one
+    look::
 
         ema = EMA(model, momentum=0.0002, every=50)
         ema.attach(trainer)
@@ -89,5 +90,6 @@ class EMA:
 
 
 def _updates(engine: Engine) -> int:
-    # Ignite gives the state of every engine the attributes that one of them has registered: 0 says that nobody counts.
+    # Ignite gives the state of every engine the attributes that one of them has registered: 0 means that no handler
+    # counts.
     return int(getattr(engine.state, "weight_updates", 0) or engine.state.iteration)

@@ -13,7 +13,7 @@ from ignite_ipu.poptorch_types import Executor
 
 __all__ = ["OptimizerSync"]
 
-# By group, and then the loss scaling: what stands under each name, and a copy of its value to compare with.
+# By group, and then the loss scaling: the value under each name, and a copy of it to compare with.
 _Values = List[Dict[str, Tuple[Any, Any]]]
 
 
@@ -60,7 +60,7 @@ class OptimizerSync:
             self._check_loss_scaling(values[-1]["loss_scaling"][1])
             self._executor.setOptimizer(self._optimizer)
         except BaseException:
-            # PopTorch has noted what it refused, and cannot read the state until it accepts something else.
+            # PopTorch keeps a refused value, and cannot read the state until it accepts another one.
             self._restore()
             with contextlib.suppress(Exception):
                 self._executor.setOptimizer(self._optimizer)
@@ -106,7 +106,7 @@ def _copied(value: Any) -> Any:
 
 
 def _put_back(value: Any, sent: Any) -> Any:
-    """Return an object with the values that were sent; somebody may have written into it since."""
+    """Return an object with the values that were sent; code may have written into it since."""
     if isinstance(value, torch.Tensor):
         with torch.no_grad():
             value.copy_(torch.tensor(sent, dtype=value.dtype).reshape(value.shape))

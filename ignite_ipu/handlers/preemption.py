@@ -22,7 +22,7 @@ class Preemption:
 
     The trainer finishes its iteration, saves, and exits; `resume="auto"` of `Recovery` goes on with the next one. In an
     evaluation, the newest snapshot is saved instead. Should neither come within the grace period, a timer saves the
-    newest snapshot and ends the process: the run then repeats what came after it.
+    newest snapshot and ends the process: the run then repeats the later iterations.
 
     Args:
         recovery: Saves the state; attached to the same trainer.

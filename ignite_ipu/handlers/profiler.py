@@ -18,7 +18,7 @@ __all__ = ["PopVisionProfiler"]
 class PopVisionProfiler:
     """Writes a report of iterations `first` to `last` that the PopVision Graph Analyser opens.
 
-    Poplar profiles a program for as long as it is loaded, and what it writes grows with every call. So the program is
+    Poplar profiles a program for as long as it is loaded, and its report grows with every call. So the program is
     loaded with profiling when iteration `first` begins, and without it again after `last`, or when the run ends or
     fails before; each costs a compilation, which an executable cache shortens. Weights, optimizer state and random
     state are the same afterwards::
@@ -64,7 +64,7 @@ class PopVisionProfiler:
         profiled = program.asked.clone()
         profiled.enableProfiling(str(self.folder))
         session.replace_training(program.step, profiled)
-        # Registered now, so that it comes after everybody else's: what these read of the program goes with it.
+        # Registered now, so that it comes after all other handlers, which may read the program.
         last = Events.ITERATION_COMPLETED(once=self.last)
         if engine.has_event_handler(self._end, last):
             engine.remove_event_handler(self._end, last)

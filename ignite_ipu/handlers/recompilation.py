@@ -1,4 +1,4 @@
-"""`RecompileWatch`: says what changed, since when, and which line, whenever a program is compiled once more."""
+"""`RecompileWatch`: logs the change, its time and its line, whenever a program is compiled once more."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Recompilation(NamedTuple):
         program: `training`, `evaluation`, or the name given to a watched executor.
         iteration: Calls of the program, or iterations of the watched engine, before it.
         before: The same count at the compilation before.
-        changes: What is not as it was then, one sentence each; empty when only the program had been released.
+        changes: The differences, one sentence each; empty if only the program had been released.
         line: Where in the user's code the call was made, as `file:number`.
     """
 
@@ -95,7 +95,7 @@ class RecompileWatch:
     def note(self, key: Any, name: str, iteration: int, facts: Dict[str, str], changed: Sequence[str] = ()) -> None:
         """Compare a compilation with the one before of the same program, for which `key` stands as long as it lives.
 
-        What has `changed` is known besides.
+        `changed` has further known differences.
         """
         last = self._seen.get(key)
         self._seen[key] = iteration, facts
@@ -125,7 +125,7 @@ class WatchedExecutor:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the executor.
 
-        A call cannot change what it was compiled for: PopTorch refuses, after this has said what differs.
+        A call cannot change the compiled shapes: PopTorch refuses it, after this has logged the difference.
         """
         facts = _batch_facts([*args, *kwargs.values()])
         seen = self._watch._seen.get(self)

@@ -22,7 +22,7 @@ _UNITS = ("samples", "micro_batches", "weight_updates")
 
 
 class IPUStats:
-    """Measures an engine's steps and writes what it finds into `engine.state.metrics`.
+    """Measures an engine's steps and writes the results into `engine.state.metrics`.
 
     After every epoch, and after every `every` iterations if that is given, about the time since the last writing::
 
@@ -35,10 +35,10 @@ class IPUStats:
     - `ipu/step_seconds`, `ipu/data_seconds`: for one device call, and waiting for its batch.
     - `ipu/compile_seconds`, `ipu/attach_seconds`: all in all so far, the latter for programs that return to their IPUs,
       too; a first attach that is part of PopTorch's compilation counts there.
-    - `ipu/bytes_to_device`, `ipu/bytes_from_device`: batches and weights that were copied, and what the engine's output
-      and the weights' downloads hold, in the time looked at.
+    - `ipu/bytes_to_device`, `ipu/bytes_from_device`: copied batches and weights, and the bytes of the engine's output
+      and of the weights' downloads, in the measured time.
 
-    - `ipu/latency_seconds`, `ipu/compute_seconds`: what PopTorch measured in the last call, on average over its
+    - `ipu/latency_seconds`, `ipu/compute_seconds`: PopTorch's measurement of the last call, on average over its
       micro-batches: from the first input to the last output (`getLatency`), and between the copies
       (`getComputeLatency`).
     - `ipu/planned_bytes_per_ipu`: memory that the fullest IPU needs by the plan or estimate of a pipeline.
@@ -53,8 +53,8 @@ class IPUStats:
     times are this machine's and say nothing about an IPU.
 
     Args:
-        geometry: Gives the arithmetic of one device call, for an engine with PopTorch steps of your own; engines of
-            this library know it.
+        geometry: Returns the arithmetic of one device call, for an engine with PopTorch steps of your own; engines of
+            this library have it.
         every: Write after so many iterations, too, as a progress bar needs it.
         cycles: Ask for cycle counts; the program is compiled with `IPUConfig(options={"logCycleCount": True})`.
         clock: Gives the time in seconds.
@@ -156,7 +156,7 @@ class IPUStats:
         return None if self._program is None else self._program.geometry
 
     def _of_device(self, program: ModelProgram) -> Dict[str, float]:
-        """Return what PopTorch and a plan say about a program; handlers in between may have taken its IPUs."""
+        """Return the values of PopTorch and a plan for a program; handlers in between may have taken its IPUs."""
         found, executor = {}, program.executor
         plan = None if program.placing is None else program.placing.plan
         if plan is not None:
@@ -200,7 +200,7 @@ class IPUStats:
 
 
 def _counts(engine: Engine) -> List[int]:
-    """Return what an engine has counted so far, if it is a trainer; an iteration of one may have several calls."""
+    """Return the counts of an engine so far, if it is a trainer; one of its iterations may have several calls."""
     return [getattr(engine.state, name, 0) for name in _UNITS]
 
 

@@ -33,7 +33,7 @@ class WeightSync:
     Args:
         weights: Who holds the newest weights, as in `session.weights`.
         policy: When training brings the newest weights to the host: one of `IPUConfig.weight_sync`'s names, or events
-            of Ignite's such as `Events.EPOCH_COMPLETED(every=5)`. Whoever asks for them gets the newest in any case.
+            of Ignite's such as `Events.EPOCH_COMPLETED(every=5)`. A read returns the newest weights in any case.
 
     Raises:
         OptionsError: There is no policy of this name.
@@ -67,10 +67,10 @@ class WeightSync:
         return sync
 
     def attach(self, trainer: Optional[Engine] = None, evaluator: Optional[Engine] = None) -> None:
-        """Sync when an evaluation starts, and bring the newest weights to the host when the policy says so.
+        """Sync when an evaluation starts, and bring the newest weights to the host at the times of the policy.
 
-        Engines over a session upload what the host has set with the next call; over executors of your own that is done
-        here, at the start of an epoch.
+        Engines over a session upload values of the host with the next call. For executors of your own this handler does
+        so, at the start of an epoch.
 
         Args:
             evaluator: Engine that evaluates; call again for each further one.

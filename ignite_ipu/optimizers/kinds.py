@@ -136,7 +136,7 @@ def _check_step(optimizer: torch.optim.Optimizer, torch_class: Any) -> None:
         raise OptimizerError(
             f"{type(optimizer).__qualname__} overrides step() of torch.optim.{torch_class.__name__}, and that Python "
             f"code would never run: the device computes {torch_class.__name__}'s own update. Use "
-            f"torch.optim.{torch_class.__name__} itself, or move what step() adds into the loss or an event handler. "
+            f"torch.optim.{torch_class.__name__} itself, or move the additions of step() into the loss or a handler. "
             f"{ON_THE_HOST}"
         )
 

@@ -84,8 +84,8 @@ class StepHooks:
             if not module.startswith(_SCHEDULERS) or not hasattr(function, "__wrapped__"):
                 raise OptimizerError(
                     f"step of this {self._name} was replaced by {_called(function)}, which would never be called: "
-                    "the weights are updated on the device within each training call. Remove it; what is to happen "
-                    "after each update goes into optimizer.register_step_post_hook or a handler of the trainer."
+                    "the weights are updated on the device within each training call. Remove it. Code after each "
+                    "update belongs in optimizer.register_step_post_hook or a handler of the trainer."
                 )
             function = function.__wrapped__
 

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tolerance",
         type=float,
         metavar="PART",
-        help="part of the largest value that results may differ by (default: 1e-3 for a script; for a factory 1e-4 in "
+        help="allowed difference as a part of the largest value (default: 1e-3 for a script; for a factory 1e-4 in "
         "single, 1e-2 in half precision)",
     )
     parser.add_argument("--json", action="store_true", help="print every difference as JSON")

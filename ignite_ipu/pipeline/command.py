@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ipus", type=int, default=4, help="IPUs to use (default: %(default)s)")
     parser.add_argument("--ipus-per-replica", type=int, help="fix the IPUs of one copy of the model")
     parser.add_argument(
-        "--machine", choices=sorted(_MACHINES), default="mk2", help="what the IPUs are (default: %(default)s)"
+        "--machine", choices=sorted(_MACHINES), default="mk2", help="kind of IPUs (default: %(default)s)"
     )
     parser.add_argument("--memory", type=_size, help="memory of one IPU, such as 900MB (default: the machine's)")
     parser.add_argument("--usable", type=float, help="share of the memory left for tensors (default: the machine's)")
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--annotate",
         metavar="FILE",
-        help="write a copy of the model's source in which poptorch.BeginBlock says where the best plan's stages begin, "
+        help="write a copy of the model's source in which poptorch.BeginBlock marks the stages of the best plan, "
         "and ipu_options() returns its options",
     )
     parser.add_argument("--picture", metavar="FILE", help="write schedule and memory as a picture")
@@ -81,7 +81,7 @@ def main(args: argparse.Namespace) -> int:
     from ignite_ipu.pipeline.planning.plan_file import load_plan
 
     if args.target is None:
-        raise UserError("Say what is planned: MODULE:FACTORY, a plan's .json file, or --script SCRIPT.")
+        raise UserError("Give a model to plan: MODULE:FACTORY, a plan's .json file, or --script SCRIPT.")
     try:
         check_arguments(args)
         if not args.target.endswith(".json"):

@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that `given_settings` reads."""
     group = parser.add_argument_group(
         "settings",
-        f"Every setting of IPUConfig. Where several places name one, this is the order: --set and its short forms (the "
-        f"last one), --ipu-config, {VARIABLE} of the environment, the default.",
+        "Every setting of IPUConfig. If several places name one, the first of these decides: --set and its short "
+        f"forms (the last one), --ipu-config, {VARIABLE} of the environment, the default.",
     )
     group.add_argument(
         "--set",

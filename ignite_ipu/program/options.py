@@ -341,7 +341,7 @@ def _place_tensors(options: Options, config: IPUConfig) -> None:
         setter, name = TENSORS[kind]
         if options.TensorLocations.exists(name):
             raise OptionsError(
-                f"The options say where {kind} are already ({getattr(options.TensorLocations, name)}). Say it in one "
+                f"The options already place {kind} ({getattr(options.TensorLocations, name)}). Say it in one "
                 "place only: leave offload and shard out, or do not set it in options.TensorLocations."
             )
         settings = backend.poptorch().TensorLocationSettings()

@@ -113,8 +113,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="YAML or JSON file (default: ipu_config.yaml, or ipu_config.json where PyYAML is not installed)",
     )
-    parser.add_argument("--default", action="store_true", help="ask nothing: write what an empty answer stands for")
-    parser.add_argument("--overwrite", action="store_true", help="replace a file that is there")
+    parser.add_argument("--default", action="store_true", help="ask nothing: write the default answers")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
 
 
 def main(args: argparse.Namespace) -> int:

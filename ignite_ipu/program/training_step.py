@@ -153,9 +153,9 @@ class TrainingStep(BatchStep):
             return
         raise LossError(
             f"The loss, {describe_value(loss)} of {loss.dtype}, reaches none of the {len(trained)} trained parameters, "
-            "so nothing would be trained: on the way from the model's output to it there is a detach(), a no_grad() or "
-            "an operation without gradient, such as argmax() or a comparison. Compute it from the output itself; "
-            "to watch another value, such as an accuracy, attach a metric."
+            "so nothing would be trained. Between the model's output and the loss there is a detach(), a no_grad() or "
+            "an operation without gradient, such as argmax() or a comparison. Compute it from the output itself. "
+            "To watch another value, such as an accuracy, attach a metric."
         )
 
 

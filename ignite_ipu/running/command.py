@@ -26,11 +26,11 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `ignite-ipu run` takes."""
-    parser.add_argument("--quiet", action="store_true", help="do not list what is substituted")
+    parser.add_argument("--quiet", action="store_true", help="do not list the substitutions")
     parser.add_argument(
         "--cache-dir",
         metavar="DIR",
-        help=f"keep executables there, and take them from there; {CACHE_VARIABLE} by default",
+        help=f"directory of executables to write and read; {CACHE_VARIABLE} by default",
     )
     parser.add_argument(
         "-m", dest="module", action="store_true", help="SCRIPT is the name of a module, as of `python -m`"

@@ -20,11 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calls",
         type=int,
         metavar="N",
-        help="end the script when N device calls in a row needed nothing compiled; by default it runs to its end",
+        help="end the script when N device calls in a row needed no compilation; by default it runs to its end",
     )
-    parser.add_argument(
-        "--saves", action="store_true", help="let the script write weights, which are not trained, and go on after that"
-    )
+    parser.add_argument("--saves", action="store_true", help="let the script write its untrained weights and go on")
     command.add_arguments(parser)
 
 
@@ -38,7 +36,7 @@ def main(args: argparse.Namespace) -> int:
         raise UserError(f"--calls {args.calls}: it is how many device calls may need nothing compiled, at least 1")
     directory = args.cache_dir or os.environ.get(command.CACHE_VARIABLE)
     if not directory:
-        raise UserError(f"say where the executables are kept: --cache-dir DIR, or {command.CACHE_VARIABLE}")
+        raise UserError(f"name a directory for the executables: --cache-dir DIR, or {command.CACHE_VARIABLE}")
     if backend.choice() == "native":
         raise UserError(f"{backend.VARIABLE}=native runs the script without IPUs, so there is nothing to compile")
     with started("-m" if args.module else args.script, args.arguments, os.getcwd()):

@@ -28,17 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--only",
         nargs="+",
         metavar="NAME",
-        help="check these promises, or these groups of them, as --list names them (default: all)",
+        help="check these promises, or these groups of --list (default: all)",
     )
     parser.add_argument("--list", action="store_true", help="list the promises and check none")
     parser.add_argument(
         "--format",
         choices=("table", "json"),
         default="table",
-        help="what is written to standard output; JSON comes when all is done (default: %(default)s)",
+        help="format of standard output; JSON is printed at the end (default: %(default)s)",
     )
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="write the JSON into FILE, too, anew after every promise"
+        "--report", type=Path, metavar="FILE", help="also write the JSON into FILE, updated after every promise"
     )
 
 

@@ -49,7 +49,7 @@ class ExportedProgram:
             if not os.path.isfile(path):
                 raise FileNotFoundError(f"there is no file {self.path}")
             if not isinstance(contract, dict) or _COMPUTED not in contract:
-                raise ValueError(f"{_beside(path)} does not say what the executable was compiled from")
+                raise ValueError(f"{_beside(path)} does not describe the source of the executable")
         except (OSError, ValueError, RecursionError) as error:
             raise SessionError(
                 f"{self.path} is no executable that compile_and_export has written, with the file {_beside(path).name} "

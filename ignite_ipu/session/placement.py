@@ -131,7 +131,7 @@ class Placing:
                 raise
             raise PlanError(
                 f"{type(step.model).__qualname__} has annotations of its own (poptorch.Block, BeginBlock or "
-                "BlockFunction), which say where its layers are, and so does pipeline. Remove the annotations "
+                "BlockFunction), which place its layers, and so does pipeline. Remove the annotations "
                 "(poptorch.removeBlocks(model) does so for BeginBlock), or leave pipeline out and set the "
                 "execution strategy in options."
             ) from error
@@ -177,7 +177,7 @@ class Placing:
     def _refuse_other_location(self, strategy: Strategy) -> None:
         if (strategy.offload_optimizer or strategy.shard_optimizer) and _optimizer_location(self._options):
             raise OptionsError(
-                f"The plan says where the optimizer's state is ({strategy.name}), and so do offload=, shard= or the "
+                f"The plan places the optimizer's state ({strategy.name}), and so do offload=, shard= or the "
                 f"options ({_optimizer_location(self._options)}). Say it in one place only."
             )
 

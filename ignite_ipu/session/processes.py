@@ -70,7 +70,7 @@ def train_alone(options: Options) -> None:
     except RuntimeError as error:
         raise ProcessesError(
             "The options are popdist.poptorch.Options, whose programs all processes train together, and the gradients "
-            "of this one are of its own process. Leave the options out: what PopRun says is found without them. To "
+            "of this one are of its own process. Leave the options out: PopRun's settings are found without them. To "
             "train one model in all processes, put it in DistributedDataParallel."
         ) from error
 

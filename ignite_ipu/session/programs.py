@@ -297,6 +297,6 @@ def refuse_losses(lost: Sequence[Lost]) -> None:
     if lost:
         what = ", ".join(f"{what} ({type(error).__name__}: {error})" for what, error in lost)
         raise SessionError(
-            f"The IPUs were given back, but could not be asked for {what}: the model and its optimizer have what was "
-            "copied to the host before. Load the newest checkpoint; a handlers.Recovery makes copies that fail good."
+            f"The IPUs were released, but these copies failed: {what}. The model and its optimizer have the earlier "
+            "values. Load the newest checkpoint. A handlers.Recovery repeats copies that fail."
         ) from lost[0][1]

@@ -1,7 +1,7 @@
 """Private names of PyTorch, Ignite and accelerate: the only modules that touch them.
 
-Each name stands in a table with the version that it is known from, and with the sentence that says what is lost
-without it. A release that drops a name costs the feature that needs it, never the import of this package: the name is
+Each name stands in a table with the version that it is known from, and with a sentence on the loss without it. A
+release that drops a name costs the feature that needs it, never the import of this package: the name is
 replaced by a fallback, or by a stand-in that raises `MissingNameError` when it is used.
 
 This room imports nothing of this package, so that the emulator, which imports nothing of the shim, shares it.

@@ -25,7 +25,7 @@ class Name:
     Args:
         path: Dotted path, beginning with the package.
         since: Oldest version of the package that is known to have the name.
-        lost: Sentence that says what does not work, or works in another way, without the name.
+        lost: Sentence on the features that do not work, or work in another way, without the name.
         until: First version that is known to lack the name.
         check: Returns whether the installed version has the name, where its path alone does not show it.
         fallback: Replaces the name where it is missing.

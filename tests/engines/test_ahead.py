@@ -183,5 +183,5 @@ def test_files_that_are_no_executables(tmp_path):
     with pytest.raises(SessionError, match="PopTorch says: "):
         trainer.compile(global_batch())
     beside.write_text("{}")
-    with pytest.raises(SessionError, match="does not say what the executable was compiled from"):
+    with pytest.raises(SessionError, match="does not describe the source of the executable"):
         trainer.load_executable(path)

@@ -99,6 +99,6 @@ def test_what_cannot_be_planned_is_said(plan, capsys):
     assert plan("print(1)") == 2
     assert "train.py has come to its end without an update of weights" in capsys.readouterr().err
     assert main(["plan"]) == 2
-    assert "Say what is planned: MODULE:FACTORY" in capsys.readouterr().err
+    assert "Give a model to plan: MODULE:FACTORY" in capsys.readouterr().err
     assert plan(LOOP, "--annotate", "copy.py") == 2
     assert "leave out the other" in capsys.readouterr().err

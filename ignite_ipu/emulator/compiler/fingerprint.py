@@ -116,7 +116,9 @@ def _function(function: Callable[..., Any]) -> str:
 def _python_function(function: types.FunctionType) -> str:
     module = function.__module__ or ""
     if module.split(".")[0] not in ("torch", "ignite_ipu", "operator", "builtins"):
-        raise NoFingerprint(f"the function {module}.{function.__qualname__}, which may read what no key can show")
+        raise NoFingerprint(
+            f"the function {module}.{function.__qualname__}, which may read values that no key contains"
+        )
     # Closures may lead back to their function: each of PyTorch's operator methods, such as __pow__, does.
     closure = [cell.cell_contents for cell in function.__closure__ or () if cell.cell_contents is not function]
     digest = hashlib.sha256(function.__code__.co_code).hexdigest()

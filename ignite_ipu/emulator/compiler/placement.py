@@ -144,7 +144,7 @@ class BlockPlacement:
         made, read = getattr(producer, unit), getattr(consumer, unit)
         if read < made:
             raise backend_error(
-                f"Block {consumer.block!r} ({unit} {read}) reads what block {producer.block!r} ({unit} {made}) makes, "
+                f"Block {consumer.block!r} ({unit} {read}) reads results of block {producer.block!r} ({unit} {made}), "
                 f"so the operators cannot be scheduled: {unit} numbers must not decrease along the data flow. Reorder "
                 f"the {unit}s, or use AutoStage.AutoIncrement to give the later block a later stage."
             )

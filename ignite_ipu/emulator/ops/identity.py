@@ -201,8 +201,8 @@ def _mark(trace: Trace, name: str, mode: OverlapMode, check: Callable[..., None]
     node = trace.traced(tensor).node
     if check is _check_input and node not in [traced.origin for traced in trace.inputs.values()]:
         raise backend_error(
-            f"set_overlap_for_input was applied to {node.name}, which is not a tensor input to the model: apply it to "
-            "what forward was given, before anything else."
+            f"set_overlap_for_input was applied to {node.name}, which is not a tensor input to the model. Apply it to "
+            "an argument of forward, before any other operation."
         )
     marked = _alias(name, tensor)
     mark = trace.traced(marked).node
@@ -217,7 +217,7 @@ def _mark(trace: Trace, name: str, mode: OverlapMode, check: Callable[..., None]
 def _check_input(node: fx.Node, marked: fx.Node, *_: Any) -> None:
     if len(node.users) > 1:
         raise backend_error(
-            f"set_overlap_for_input must be the only op applied to the input {node.name}: use what it returned "
+            f"set_overlap_for_input must be the only op applied to the input {node.name}. Use its result "
             "everywhere else."
         )
 
@@ -225,13 +225,13 @@ def _check_input(node: fx.Node, marked: fx.Node, *_: Any) -> None:
 def _check_output(node: fx.Node, marked: fx.Node, returned: List[fx.Node], *_: Any) -> None:
     if marked not in returned:
         raise backend_error(
-            f"set_overlap_for_output was applied to {node.name}, which is not a tensor output of the model: "
-            "return what it returned, unchanged."
+            f"set_overlap_for_output was applied to {node.name}, which is not a tensor output of the model. "
+            "Return its result unchanged."
         )
     if [_unmarked(each) for each in returned].count(_unmarked(node)) > 1:
         raise backend_error(
-            f"The output {node.name} is returned twice, marked or as it was before. Return what "
-            "set_overlap_for_output returned, once."
+            f"The output {node.name} is returned twice, marked or unmarked. Return the result of "
+            "set_overlap_for_output once."
         )
 
 

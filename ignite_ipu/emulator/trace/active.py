@@ -207,7 +207,7 @@ class Trace(TorchFunctionMode, abc.ABC):
         if tracing is None or current is None:
             raise backend_error(
                 "A tensor on the IPU was used after the trace it belongs to: its value is <unavailable> on the host. "
-                "Return what you need from forward."
+                "Return the values from forward."
             )
         return tracing
 

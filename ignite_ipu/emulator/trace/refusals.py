@@ -73,8 +73,8 @@ def refuse_differentiation() -> None:
     innermost = transformation()
     if innermost is not None and differentiates(innermost):
         raise backend_error(
-            "torch.func.grad, vjp, jvp and what is built on them are not supported inside a traced model: the compiled "
-            "step contains the backward pass, and that alone. Write the derivative out, or take it on the host.",
+            "torch.func.grad, vjp, jvp and transforms of them are not supported inside a traced model: the compiled "
+            "step contains the backward pass alone. Write the derivative out, or take it on the host.",
             kind=Refusal.GRADIENT,
         )
 

@@ -271,7 +271,7 @@ def _check_device(name: str, tensor: torch.Tensor) -> None:
     if not tensor.is_cpu and tensor.device.type != "ipu":
         raise backend_error(
             f"Unsupported input device {str(tensor.device)!r} for {name}: an executor takes tensors on the CPU and "
-            "moves them to the IPU itself. Leave out what moved it, or call .cpu() on it."
+            "moves them to the IPU itself. Remove the call that moved it, or call .cpu() on it."
         )
 
 

@@ -35,7 +35,7 @@ class _Odd(Exception):
 
 
 class _Kept:
-    """One object that adds up, and what its attributes were when it was attached."""
+    """One object that accumulates, and its attributes at the time when it was attached."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = weakref.ref(owner)
@@ -47,14 +47,14 @@ class Accumulations:
     """The metrics, `EpochOutputStore`s and resettable handlers that are attached to an engine.
 
     An object is carried by its attributes that have changed since it was attached, if they are plain data: tensors,
-    numbers, strings, and lists, tuples and dictionaries of these. What it is configured with is not touched.
+    numbers, strings, and lists, tuples and dictionaries of these. Its configuration is not changed.
     """
 
     def __init__(self) -> None:
         self._kept: List[_Kept] = []
 
     def note(self, handler: Any, arguments: Iterable[Any]) -> bool:
-        """Look at a handler that is being attached, with the arguments it will get; tell whether it adds up."""
+        """Inspect a handler that is being attached, with its arguments; return whether it accumulates."""
         owner = getattr(handler, "__self__", None)
         if not isinstance(owner, _KINDS):
             return False
@@ -68,7 +68,7 @@ class Accumulations:
         return True
 
     def state_dict(self, values: Mapping[str, Any]) -> Dict[str, Any]:
-        """Return what has been added up so far, and what is plain data of an engine's `state.metrics`."""
+        """Return the accumulated values, and the plain data of an engine's `state.metrics`."""
         named = self._named() if idist.get_world_size() == 1 else []
         objects = {name: _changed(kept.owner(), kept.before) for name, kept in named}
         return {"objects": objects, "values": plain_values(values)}
@@ -88,7 +88,7 @@ class Accumulations:
         return anew
 
     def show_stores(self, engine: Engine) -> None:
-        """Put what each `EpochOutputStore` holds into the engine's state, as it does at the end of an epoch."""
+        """Put the content of each `EpochOutputStore` into the engine's state, as it does at the end of an epoch."""
         for _, kept in self._named():
             owner = kept.owner()
             if isinstance(owner, EpochOutputStore) and getattr(owner, "name", None) is not None:
@@ -122,7 +122,7 @@ def plain_values(values: Mapping[str, Any]) -> Dict[str, Any]:
 
 
 def _changed(owner: Any, before: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
-    """Return the attributes that are not what they were; None when one of them cannot be carried."""
+    """Return the attributes that have changed; None if one of them cannot be saved."""
     found: Dict[str, Any] = {}
     for name, value in vars(owner).items():
         try:
@@ -167,7 +167,7 @@ def _plain_ones(values: Mapping[str, Any], depth: int = 0) -> Dict[str, Any]:
 
 
 def _is_key(key: Any) -> bool:
-    # What a checkpoint file may have as a key.
+    # Keys that a checkpoint file may have.
     return type(key) is str or (type(key) is int and abs(key) < 1 << 31)
 
 
@@ -201,7 +201,7 @@ def _restored(now: Any, saved: Any) -> Any:
         values = {key: _restored(now.get(key) if own else None, value) for key, value in saved.items()}
         if not own or type(now) is dict:
             return values
-        # Counters and dictionaries with a default stay what they are.
+        # Counters and dictionaries with a default keep their types.
         again = copy.copy(now)
         again.clear()
         again.update(values)

@@ -33,7 +33,7 @@ class Decision:
 
     Attributes:
         iteration: Of the trainer.
-        error: What PopTorch said.
+        error: Message of PopTorch.
         recovery_action: The reset that PopTorch asks for; None for an unrecoverable fault.
         attempt: How often this call has failed.
         action: "retry" from the snapshot; "reset" by the user's hook, then retry; "exit" with the state saved, for a
@@ -71,15 +71,15 @@ class RecoveryStatus:
     saved: Optional[Path] = None
 
     def note(self, decision: Decision) -> None:
-        """Count a fault, and keep what was decided about it."""
+        """Count a fault, and keep its decision."""
         self.faults += 1
         self.decisions[:] = [*self.decisions[1 - _KEPT_DECISIONS :], decision]
 
 
 def decide(error: Exception, iteration: int, attempt: int, retries: int, backoff: float, has_reset: bool) -> Decision:
-    """Return what a fault asks for, of a call that has failed `attempt` times and may `retries` times.
+    """Return the action for a fault, of a call that has failed `attempt` times and may fail `retries` times.
 
-    `backoff` are the seconds before the first retry, doubled for each further one, up to a minute. `has_reset` says
+    `backoff` are the seconds before the first retry, doubled for each further one, up to a minute. `has_reset` is
     whether there is a hook for other resets than that of the IPUs in use.
     """
     recoverable = isinstance(error, backend.poptorch().RecoverableError)

@@ -1,4 +1,4 @@
-"""`Recovery`: training survives device faults, and what cannot be survived ends with everything saved."""
+"""`Recovery`: training survives device faults, or ends with its state saved."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 
 class Recovery:
-    """Makes device faults invisible to the run where PopTorch says how, and otherwise ends it with its state saved.
+    """Repeats calls after device faults as PopTorch requests, or ends the run with its state saved.
 
     When a device call fails with IPU_RESET, the IPUs are attached again with the newest snapshot, the calls since then
     are repeated, and the failed one is made again: weights, optimizer, random numbers, metrics and logs are those of a
@@ -45,15 +45,15 @@ class Recovery:
     state is saved and the process exits with code 76, telling the command that goes on. After an unrecoverable fault,
     or more than `retries` of one call, the state is saved and `RecoveryError` raised.
 
-    Where the options have no `randomSeed`, random streams start at torch's initial seed: PopTorch would not say where
-    they do, and they could not be gone back to.
+    If the options have no `randomSeed`, random streams start at torch's initial seed: PopTorch does not report another
+    start, so it could not be restored.
 
     A snapshot costs one download of weights and optimizer state between two iterations, and the host's memory for them.
     Batches since the snapshot are kept for the repetition.
 
     Args:
         folder: Where the state of an ended run is written, as `recovery_<iteration>.pt`.
-        to_save: What else belongs to the run's state, as for Ignite's `Checkpoint`: schedulers, for example. Trainer,
+        to_save: Further objects of the run's state, as for Ignite's `Checkpoint`, such as schedulers. Trainer,
             model and optimizer are included as "trainer", "model" and "optimizer".
         every: Device calls between snapshots.
         seconds: Seconds after which a snapshot is taken even before that; None for no limit.
@@ -67,7 +67,7 @@ class Recovery:
         command: The command that goes on with the run, for the message; this process's own by default.
 
     Attributes:
-        status: What has been done so far; also the trainer's `state.recovery`.
+        status: The counts and decisions so far; also the trainer's `state.recovery`.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Recovery:
             if own.get(name, value) is not value:
                 raise ValueError(f"to_save[{name!r}] is not this trainer's {name}, which has that name in the file.")
         remove_unfinished(self.folder)
-        # What may be refused comes first: a trainer whose attaching fails is not guarded.
+        # Checks come first: a trainer whose attaching fails is not guarded.
         resumed = resume_from(self.folder, {**own, **self._to_save}, self._resume)
         others = {name: value for name, value in self._to_save.items() if name not in own}
         guarded = _GuardedTraining(trainer, session, session.trained, others, self)
@@ -184,7 +184,7 @@ class _GuardedTraining:
         engine.state.recovery = self._status  # type: ignore[attr-defined]
         self._drop_image()
         self._replay.forget()
-        # Registered anew, so that they come after everybody else's: what they save is what those have left.
+        # Registered anew, so that they come after all other handlers, and save the state that those have left.
         for event, handler in self._last():
             if engine.has_event_handler(handler, event):
                 engine.remove_event_handler(handler, event)
@@ -225,7 +225,7 @@ class _GuardedTraining:
             program.start_random_stream()
             replay.take()  # of what is on the host: there are no moments to be read before the program is loaded
         elif replay.snapshot is None or session.weights.training_is_stale or link.loaded or not program.ready:
-            # Before what the host has set is sent: a fault while it is loses what the device alone has.
+            # Before values of the host are sent: a fault during the copy loses values that only the device has.
             self._take_snapshot()
 
         def call() -> Any:
@@ -279,7 +279,7 @@ class _GuardedTraining:
         return result
 
     def _passed(self, action: Callable[..., _T], *args: Any) -> _T:
-        """Return what an action returns, whose copies are let through: it is itself retried."""
+        """Return the result of an action, whose copies are not guarded: the action itself is retried."""
         before, self._lets_pass = self._lets_pass, True
         try:
             return action(*args)
@@ -326,7 +326,7 @@ class _GuardedTraining:
         self._passed(program.abandon, None if stream is None else stream.state)
 
     def _decide(self, error: Exception, attempt: int) -> Decision:
-        """Do what a fault asks for; returns when the call is to be made again, and else raises."""
+        """Handle a fault; returns if the call is to be repeated, and raises otherwise."""
         recovery, iteration = self._recovery, self._trainer.state.iteration
         limits = recovery.retries, recovery.backoff, recovery.reset is not None
         decision = decide(error, iteration, attempt, *limits)

@@ -90,7 +90,7 @@ class Replay:
     def run(self) -> int:
         """Bring the device to where it was after the last call that succeeded; returns how many calls that took.
 
-        What the host has set since then and not sent yet, it has still.
+        Values that the host has set since then and not sent yet are kept.
         """
         snapshot, weights, link, program = self.snapshot, self._weights, self._trained.link, self._trained.program
         assert snapshot is not None
@@ -132,7 +132,7 @@ class Replay:
         known = len(calls) - program.taking_gradients
         for number, call in enumerate(calls):
             if number == known:
-                # What this one has written is still to come to the host, which has what it began with.
+                # The results of this one are not on the host yet, which has its initial values.
                 executor.copyWeightsToDevice()
             executor(*call.leaves)
         if known == len(calls):
@@ -149,7 +149,7 @@ class Replay:
 class RunImage:
     """A run's whole state between two iterations: of other objects by their name in the file, and of the model.
 
-    `extra` is the model's state dictionary, with None for what is in the snapshot.
+    `extra` is the model's state dictionary, with None for values in the snapshot.
     """
 
     iteration: int
@@ -169,7 +169,7 @@ class RunImages:
         self.newest: Optional[RunImage] = None
 
     def take(self, iteration: int, snapshot: Snapshot) -> None:
-        """Make what everything is now the newest image."""
+        """Make the current state the newest image."""
         self._positions = self._positions or self._weights.positions(self._model)
         extra = {
             name: None if name in self._positions else copy.deepcopy(value)
@@ -181,7 +181,7 @@ class RunImages:
     def write(self, folder: Path) -> Optional[Path]:
         """Write the newest image as `recovery_<iteration>.pt`; returns the file, None when there is no image.
 
-        Any thread may call it. `CheckpointError` says why it cannot be written.
+        Any thread may call it. `CheckpointError` if it cannot be written.
         """
         with self._writing:
             image = self.newest

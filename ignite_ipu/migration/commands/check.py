@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the model on the emulator, and also report what only that shows: captured values, operators, shapes",
     )
     parser.add_argument(
-        "--format", choices=("text", "json", "sarif"), default="text", help="how to write the findings (default: text)"
+        "--format", choices=("text", "json", "sarif"), default="text", help="format of the findings (default: text)"
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the findings there instead of to standard output")
     parser.add_argument(
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("run", "migrate", "source"),
         default="source",
         dest="purpose",
-        help="what you mean to do: `run` leaves out the findings that `ignite-ipu run` handles, `migrate` those that "
+        help="your next command: `run` leaves out the findings that `ignite-ipu run` handles, `migrate` those that "
         "`ignite-ipu migrate` rewrites, `source` none (default: source; each finding says what `run` makes of it)",
     )
     parser.add_argument("--select", metavar="RULES", help="apply these rules only, separated by commas")

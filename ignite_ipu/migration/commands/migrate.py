@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `ignite-ipu migrate` takes."""
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files, notebooks and directories to rewrite")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("-o", "--output", metavar="OUT", help="where to write: a file for one file, else a directory")
-    how.add_argument("--diff", action="store_true", help="print what would change and write nothing (the default)")
+    how.add_argument("-o", "--output", metavar="OUT", help="destination: a file for one file, else a directory")
+    how.add_argument("--diff", action="store_true", help="print the changes and write nothing (the default)")
     how.add_argument("--in-place", action="store_true", help="replace the files")
     parser.add_argument(
         "--report",

@@ -64,7 +64,7 @@ def show_magics(lines: Sequence[str]) -> List[str]:
     header = next(headers, 0)
     if any(line.strip() for line in shown[:header]):
         if shown[header].startswith("%%timeit"):
-            raise SourceError(f"what the cell of {shown[header].strip()} imports is not seen by other cells")
+            raise SourceError(f"imports of the cell of {shown[header].strip()} do not reach other cells")
         shown.insert(0, shown.pop(header))
     return shown
 

@@ -124,7 +124,7 @@ class Subject(NamedTuple):
         try:
             setup = Setup.of(made)
         except ParityError as error:
-            raise UserError(f"{error} What the factory returns has to be {_ACCEPTED}.") from None
+            raise UserError(f"{error} The factory has to return {_ACCEPTED}.") from None
         raw = list(itertools.islice(iter(setup.batches), _MOST_BATCHES))
         if not raw:
             raise UserError("the factory's batches are empty, and a model is compiled for an example")

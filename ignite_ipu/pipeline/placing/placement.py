@@ -299,7 +299,7 @@ def layers_per_ipu(counts: Sequence[int], layers: int) -> List[int]:
         total = f"{layers - left} layers" + (f" and {wild} wildcards of at least 1" if wild else "")
         raise PlanError(
             f"Layers per IPU are {list(counts)}, which is {total}, but the model has {layers} layers. Make them add "
-            "up, or use -1 for what is left."
+            "up, or use -1 for the rest."
         )
     shares = [left // wild + (n < left % wild) for n in range(wild)]
     return [shares.pop(0) if count == -1 else count for count in counts]

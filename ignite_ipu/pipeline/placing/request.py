@@ -62,7 +62,7 @@ class PipelineRequest:
             if spec != "auto":
                 raise PlanError(f'pipeline is {spec!r}; the only word it knows is "auto". Pass a list of layer names.')
             if ipus is None:
-                raise PlanError('pipeline="auto" has to know how many IPUs there are: pass ipus=4, for example.')
+                raise PlanError('pipeline="auto" needs a number of IPUs: pass ipus=4, for example.')
             if execution not in (None, "pipelined", "sharded"):
                 raise PlanError(
                     f'pipeline="auto" plans pipelined and sharded execution, not {execution}. List the layers at which '

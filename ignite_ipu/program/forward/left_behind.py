@@ -90,8 +90,8 @@ class Added(Place):
         if self.read() is not _MISSING:
             raise CaptureError(
                 f"Each call of the model, as that at {current_line()}, adds tensors to a list that still has those of "
-                "the call before, but a compiled program leaves those of one call. Clear the list before each call, "
-                "and keep in the loop what is needed of it later."
+                "the previous call. A compiled program returns those of one call. Clear the list before each call, "
+                "and keep its tensors in the loop if they are needed later."
             )
 
 

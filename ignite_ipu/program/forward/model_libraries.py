@@ -87,7 +87,7 @@ def _called_reentrantly(function: Callable[..., Any], preserve_rng_state: bool, 
     if torch.is_grad_enabled() and not any(isinstance(value, torch.Tensor) and value.requires_grad for value in args):
         raise LossError(
             "torch.utils.checkpoint with use_reentrant=True (the default of some versions of PyTorch) was given no "
-            "tensor that requires gradients, so natively the layers in it get none. Say use_reentrant=False."
+            "tensor that requires gradients, so PyTorch computes none for the layers in it. Pass use_reentrant=False."
         )
     return function(*args)
 

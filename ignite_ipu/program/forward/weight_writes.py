@@ -56,15 +56,15 @@ class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if memory in self._constants:
                     raise SessionError(
                         f"A forward writes into the buffer {self._constants[memory]} at {current_line()}, but PopTorch "
-                        "compiles buffers in that are no floats: it would keep its value. Make it a torch.float32 "
-                        "buffer; or count in the loop, and pass the number to the model as a tensor. (A BatchNorm "
-                        "counts for momentum=None: give it a momentum.)"
+                        "compiles buffers of integers and booleans in: it would keep its value. Make it a "
+                        "torch.float32 buffer; or count in the loop, and pass the number to the model as a tensor. (A "
+                        "BatchNorm counts for momentum=None: give it a momentum.)"
                     )
                 if memory in self._weights:
                     raise SessionError(
                         f"A forward writes into the weight {self._weights[memory]} at {current_line()}, and a compiled "
-                        "program would write into a copy that nobody sees. Write it in the loop, before the model is "
-                        "called: under torch.no_grad(), weight.copy_(...); or compute with what it would be "
+                        "program would write into a copy of its own. Write it in the loop, before the model is "
+                        "called: under torch.no_grad(), weight.copy_(...). Or compute with the new value "
                         "(w = F.normalize(weight))."
                     )
 

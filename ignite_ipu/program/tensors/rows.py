@@ -26,8 +26,8 @@ def row_count(structure: Any) -> int:
             "prepare_batch can take tensors out of a class of your own."
         )
     raise RowsError(
-        f"The tensors of the batch have different numbers of rows ({sorted(counts)}), so it cannot be told which rows "
-        "belong to one sample. Give each one row per sample."
+        f"The tensors of the batch have different numbers of rows ({sorted(counts)}), so rows cannot be assigned to "
+        "samples. Give each one row per sample."
     )
 
 

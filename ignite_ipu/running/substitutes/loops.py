@@ -141,7 +141,7 @@ class CapturedLoops(CaptureObserver):
             if isinstance(module, torch.jit.ScriptModule):
                 raise self._substitutes.refusal(
                     f"{type(module).__name__}()",
-                    "what torch.jit makes of a model is no Python that PopTorch could trace. Call the model itself.",
+                    "torch.jit replaces a model by code that PopTorch cannot trace. Call the model itself.",
                 )
             refuse_transforms(module)
             session = self._session_that_trains(module)
@@ -231,8 +231,8 @@ class CapturedLoops(CaptureObserver):
         if model.training and torch.is_grad_enabled():
             raise self._substitutes.refusal(
                 f"{type(model).__name__}()",
-                "a trainer trains this model already, and one program trains a model. For a look at what it computes, "
-                "call model.eval() and use torch.no_grad(); what is to be trained belongs into the trainer's model, "
+                "a trainer trains this model already, and one program trains a model. To see its results, "
+                "call model.eval() and use torch.no_grad(). Code to be trained belongs in the trainer's model, "
                 "model_fn or loss_fn.",
             )
         self._substitutes.note(f"{type(model).__name__}()", "an inference program")

@@ -318,10 +318,10 @@ class Weights:
             names, self._lost = self._lost, []
             self._versions = _count_edits(self._tensors)
             raise LostEditError(
-                f"{listed(names)} of the model was written through a tensor that shares its memory (what detach(), a "
-                "view or an index returned before the last training step), while the newest weights were on the "
-                "device: the write is lost. Write into the parameter itself, or take the sharing tensor again after "
-                "each step."
+                f"{listed(names)} of the model was written through a tensor that shares its memory, while the newest "
+                "weights were on the device: the write is lost. Such tensors are results of detach(), a view or an "
+                "index before the last training step. Write into the parameter itself, or take the sharing tensor "
+                "again after each step."
             )
         if not edited:
             return False

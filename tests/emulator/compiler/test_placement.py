@@ -255,7 +255,7 @@ def test_values_do_not_flow_back_in_a_pipeline() -> None:
     blocks: List[Block] = [("a", 0), ("b", 1), ("c", 0)]
     placement = placed(PipelinedExecution(), *blocks)
     placement.check_graph(chain(*placement.blocks[:2]))
-    with pytest.raises(Error, match=r"Block 'c' \(stage 0\) reads what block 'b' \(stage 1\) makes"):
+    with pytest.raises(Error, match=r"Block 'c' \(stage 0\) reads results of block 'b' \(stage 1\)"):
         placement.check_graph(chain(*placement.blocks))
     for strategy in (
         ShardedExecution(),
@@ -268,7 +268,7 @@ def test_values_do_not_flow_back_in_a_pipeline() -> None:
 
 def test_nor_from_a_later_phase_to_an_earlier_one() -> None:
     placement = placed(SerialPhasedExecution("a", "b"), ("b", 0), ("a", 0))
-    with pytest.raises(Error, match=r"Block 'a' \(phase 0\) reads what block 'b' \(phase 1\) makes"):
+    with pytest.raises(Error, match=r"Block 'a' \(phase 0\) reads results of block 'b' \(phase 1\)"):
         placement.check_graph(chain(*placement.blocks))
 
 
