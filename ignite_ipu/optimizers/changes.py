@@ -1,4 +1,4 @@
-"""Hyper-parameters of a user's optimizer, compared with what the device was told last."""
+"""Hyper-parameters of a user's optimizer, compared with the last values sent to the device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOSS_SCALING = "loss_scaling"
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A hyper-parameter of a group, or of the whole optimizer, that differs from what the device was told."""
+    """A hyper-parameter of a group, or of the whole optimizer, that differs from the value on the device."""
 
     group: Optional[int]
     attribute: str
@@ -35,7 +35,7 @@ class Settings:
 
 
 class HyperParameters:
-    """Compares a user's optimizer with what the device's was told last, and tells it."""
+    """Compares a user's optimizer with the last values sent to the device, and sends the differences."""
 
     def __init__(self, conversion: Conversion) -> None:
         self._conversion = conversion
@@ -51,7 +51,7 @@ class HyperParameters:
         self._seen: List[Any] = []
 
     def changes(self) -> Tuple[Change, ...]:
-        """Return what differs from what the device was told last, in O(number of groups)."""
+        """Return the differences from the last values sent to the device, in O(number of groups)."""
         groups = self._source.param_groups
         if list(map(len, map(_parameters, groups))) != self._sizes:
             raise OptimizerError(
@@ -77,7 +77,7 @@ class HyperParameters:
             for change in changes:
                 if change.attribute in constants:
                     raise _constant_changed(change, self._conversion)
-            # All that a conversion refuses depends on what is zero or False.
+            # All refusals of a conversion depend on values that are zero or False.
             if any(bool(change.old) != bool(change.new) for change in changes):
                 refuse_what_the_device_lacks(self._conversion.source, self._conversion.kind)
         except OptimizerError:
@@ -90,7 +90,7 @@ class HyperParameters:
             self._write((change, change.new) for change in changes)
 
     def restore(self, changes: Sequence[Change]) -> None:
-        """Write the values of before into the device's optimizer."""
+        """Write the previous values into the device's optimizer."""
         self._write((change, change.old) for change in changes)
 
     def note_told(self) -> None:
@@ -133,7 +133,7 @@ class HyperParameters:
 
 
 def _constant_changed(change: Change, conversion: Conversion) -> ConstantAttributeError:
-    """Return the error for a change of what cannot change, with what to do."""
+    """Return the error for a change of a constant, with the way out."""
     name = change.attribute
     where = "" if change.group is None else f" of parameter group {change.group}"
     text = (

@@ -65,7 +65,7 @@ class HostUpdates:
         return optimizer
 
     def compiled_in(self) -> Dict[str, str]:
-        """Return in words, by name, what a compiled program has of the update."""
+        """Return in words, by name, the parts of the update in a compiled program."""
         return {"the optimizer": "none, gradients come back", "its loss_scaling": repr(self.loss_scaling)}
 
 
@@ -82,7 +82,7 @@ class HostLink:
     """Stands where an `OptimizerLink` stands for updates on the device, and has nothing to send or to bring back.
 
     Attributes:
-        steps: Updates made so far, as far as they are counted.
+        steps: Counted updates so far.
         loaded: Whether a state was loaded that a device has yet to take: never.
     """
 

@@ -1,7 +1,8 @@
 """The user's optimizer as the handle of the one on the device.
 
-What the user or a scheduler writes into its `param_groups` reaches the device before the next step, once and only if it
-changed; its `state`, `state_dict()` and `load_state_dict()` speak of the state on the device, in torch's structure.
+Values that the user or a scheduler writes into its `param_groups` reach the device before the next step, once and only
+if they changed. Its `state`, `state_dict()` and `load_state_dict()` refer to the state on the device, in torch's
+structure.
 
 Parameters of a model that PopTorch has wrapped download the weights when they are touched, so nothing here touches one
 after the link is made.
@@ -93,14 +94,14 @@ class OptimizerLink:
         self._shown: Optional[List[Any]] = None
         # Before it has any state.
         self._stand_in = copy.copy(self._device)
-        # What may be refused comes first: an optimizer whose link fails is as it was.
+        # Checks come first: an optimizer whose link fails is unchanged.
         shows = not conversion.passed_through
         if shows and self._source.__dict__["state"]:
             self._send_state()
         self._let_go = _handle(self._source, self, shows)
 
     def changes(self) -> Tuple[Change, ...]:
-        """Return what differs from what the device was told last, in O(number of groups)."""
+        """Return the differences from the last values sent to the device, in O(number of groups)."""
         return self._numbers.changes()
 
     def expect_changes(self, names: Iterable[str]) -> None:
@@ -141,7 +142,7 @@ class OptimizerLink:
             try:
                 executor.setOptimizer(self._device)
             except BaseException:
-                # PopTorch has noted what it refused, and cannot read the state until it accepts something else.
+                # PopTorch keeps a refused value, and cannot read the state until it accepts another one.
                 numbers.restore(changes)
                 with contextlib.suppress(Exception):
                     executor.setOptimizer(self._device)
@@ -152,7 +153,7 @@ class OptimizerLink:
             self._send_state(strict=False)
 
     def stepped(self, updates: int) -> None:
-        """Note that the device made `updates` weight updates, for whoever asks for the state or schedules by steps."""
+        """Count `updates` weight updates of the device, for reads of the state and schedules by steps."""
         self._newer_on_device = True
         self._loaded = self._given_up = False
         self.steps += updates
@@ -189,7 +190,7 @@ class OptimizerLink:
         self._newer_on_device = False
 
     def show_state(self) -> Any:
-        """Return the state, as new as the device's; what is written into it reaches the device with the next update."""
+        """Return the state, as new as the device's; values written into it reach the device with the next update."""
         self._check_shown()
         self.refresh_state()
         state = self._source.__dict__["state"]
@@ -210,7 +211,7 @@ class OptimizerLink:
             self._send_state(strict=False)
 
     def _signature(self) -> List[Any]:
-        """Return what differs when somebody has written into the state."""
+        """Return the differences if the state was written into."""
         return [
             (id(parameter), name, id(value), version_of(value) if isinstance(value, torch.Tensor) else value)
             for parameter, entries in self._source.__dict__["state"].items()
@@ -218,7 +219,7 @@ class OptimizerLink:
         ]
 
     def _of_the_device(self, entries: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what the device's update reads; scripts may keep more with a parameter."""
+        """Return the entries that the device's update reads; scripts may keep more with a parameter."""
         known = (*self.conversion.kind.slots, "step")
         return {name: value for name, value in entries.items() if name in known}
 
@@ -252,7 +253,7 @@ class OptimizerLink:
         return self._loaded or (ask and bool(self._device.ipu_state_is_dirty))
 
     def tell(self, executor: Executor, settings: Settings) -> None:
-        """Tell the device hyper-parameters of an earlier moment, or again those of now."""
+        """Send the device hyper-parameters of an earlier moment, or the current ones again."""
         self._numbers.write(settings)
         executor.setOptimizer(self._device)
         self._rescale(settings.loss_scaling)
@@ -278,7 +279,7 @@ class OptimizerLink:
         return copy.copy(self._stand_in)
 
     def give_up(self) -> None:
-        """Expect nothing newer from the device, which may answer no more: what was read of it last is the newest."""
+        """Expect nothing newer from the device, which may no longer answer: the values read last are the newest."""
         # A state that detaching keeps for the next time has not been loaded by anybody.
         self._loaded, self._given_up = self.loaded, True
         self._device.host_state_is_dirty = False
@@ -332,7 +333,7 @@ class OptimizerLink:
         return {name: current.get(name) for name in _OF_THE_DEVICE}
 
     def _rescale(self, scaling: Any) -> None:
-        """Let velocities mean what they meant before the loss scaling changed: PopTorch leaves the numbers alone."""
+        """Rescale velocities after a change of the loss scaling: PopTorch leaves the numbers alone."""
         factor, slots = float(scaling) / self._scaling, self.conversion.kind.slots
         scaled = tuple(slots[name] + "___" for name in self.conversion.kind.scaled)
         if factor == 1.0 or not scaled or getattr(self._device, "use_combined_accum", False):

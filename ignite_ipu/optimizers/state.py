@@ -35,7 +35,7 @@ def state_to_torch(
     Parameters that the device keeps no state for (it never updated them) have none.
 
     Args:
-        device_state: What PopTorch's optimizer has under `ipu_state`.
+        device_state: The entry `ipu_state` of PopTorch's optimizer.
         names: Names of the parameters on the device, in the order of torch's numbers.
         param_groups: Hyper-parameters of each group, with the numbers of its parameters under `params`.
         steps: Updates made so far, for optimizers whose steps only torch counts.
@@ -78,10 +78,10 @@ def state_from_torch(
     """Return the device's state, by PopTorch's names, for torch's.
 
     Args:
-        state: torch's state by parameter number. What is missing starts at zero, as it does in torch.
+        state: torch's state by parameter number. Missing entries start at zero, as in torch.
         shapes: Shapes of the parameters, in the order of `names`.
         variable: Hyper-parameters that are variable on the device: their state exists even while they are zero.
-        known: What the device holds now, if that is known: only its entries are made, in their types.
+        known: The current state of the device, if known: only its entries are made, in their types.
     """
     result: Dict[str, torch.Tensor] = {}
     slots = [*kind.slots_of(param_groups, variable).items()]

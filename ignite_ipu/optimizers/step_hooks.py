@@ -29,7 +29,7 @@ class StepHooks:
         self._known_step: Any = None
 
     def before(self, updates: int, written: Callable[[], bool]) -> None:
-        """Call the hooks before an update; `written` tells whether somebody wrote into weights since it was asked."""
+        """Call the hooks before an update; `written` returns whether weights were written since its last call."""
         step = self._optimizer.__dict__.get("step")
         if step is not self._known_step:
             self._check_step(step)
@@ -115,5 +115,5 @@ def of_scripts(*hooks: Dict[Any, Callable[..., Any]]) -> List[Callable[..., Any]
 
 
 def _called(function: Callable[..., Any]) -> str:
-    """Return what messages call a function."""
+    """Return the name of a function in messages."""
     return f"{getattr(function, '__qualname__', type(function).__qualname__)}()"

@@ -130,12 +130,12 @@ def _plan(args: argparse.Namespace) -> int:
 def plan_measured(
     args: argparse.Namespace, profile: Profile, optimizer: Any, note: Callable[[Plan], None], **setting: Any
 ) -> int:
-    """Plan what was measured, print the plans and write the files; return 0 if a plan fits, 1 if none does.
+    """Plan the measured model, print the plans and write the files; return 0 if a plan fits, 1 if none does.
 
     Args:
         args: The command's arguments.
         profile: A micro-batch.
-        optimizer: What trains, where the arguments name none; None for AdamW.
+        optimizer: The optimizer, if the arguments name none; None for AdamW.
         note: Called with the best plan, after it was printed and saved.
         setting: Further arguments of `compare`.
 
@@ -184,7 +184,7 @@ def _present(plan: Plan, args: argparse.Namespace) -> None:
 
 
 def _built(target: str) -> Tuple[nn.Module, Any, Any, Callable[[], Any]]:
-    """Return what the factory has made, model, inputs and perhaps an optimizer, and the factory."""
+    """Return the results of the factory (model, inputs and perhaps an optimizer), and the factory."""
     from torch import nn
 
     with blamed_on(target):

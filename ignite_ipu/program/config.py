@@ -98,10 +98,10 @@ def _layers(name: str, value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class IPUConfig:
-    """Settings of a run on IPUs; what is left out is left to PopTorch's options, to a plan, or has its default.
+    """Settings of a run on IPUs; PopTorch's options, a plan or the default decide those that are left out.
 
     `create_ipu_trainer`, `create_ipu_evaluator`, `IPUAccelerator`, `ipu_prepare`, `ipu_step` and `ignite-ipu run` take
-    it, or a file or dictionary with the same names. It prints as what differs from the defaults.
+    it, or a file or dictionary with the same names. It prints the differences from the defaults.
 
     Attributes:
         device_iterations: Weight updates per device call of a trainer; micro-batches per replica of an evaluator's.
@@ -120,7 +120,8 @@ class IPUConfig:
         seed: Of the device's random numbers; seeds the host's torch, too.
         share_ipus: Let training and inference take turns on the same IPUs instead of each having their own, as they do
             where the machine has not enough for both.
-        pipeline: What spreads the model over several IPUs: names or indices of the layers at which stages begin, pairs
+        pipeline: Distribution of the model over several IPUs: names or indices of the layers at which stages begin,
+            pairs
             of these with an IPU, a mapping of them to IPUs, layers per IPU such as `[4, -1, -1, 4]`, a `Placement`, a
             `Plan` or the JSON file of one, or "auto", which plans with the first batch. Of several models in a loop, a
             mapping of the names of their classes to these, or to the IPU of the whole model. It replaces the execution
@@ -143,11 +144,11 @@ class IPUConfig:
             which the optimizer keeps its sums and moments, "float32" or "float16".
         weight_sync: When a trainer copies the newest weights to the host: one of `WEIGHT_SYNC`.
         loader_mode: `poptorch.DataLoaderMode` or its name, for loaders that are swapped.
-        drop_last: Leave out the samples at the end of the data that do not fill a device call, and say how many they
-            are; False to train on them, too, by programs of their size.
+        drop_last: Leave out the samples at the end of the data that do not fill a device call, and log their number;
+            False to train on them, too, by programs of their size.
         compile: Let the emulator compile programs by torch.compile's back end, in the background: long runs get faster.
             IPUs compile programs always.
-        options: `poptorch.Options`, or a mapping of their setters' names to what they are called with, such as
+        options: `poptorch.Options`, or a mapping from names of setters to their arguments, such as
             `{"Precision.enableStochasticRounding": True}`.
 
     Raises:
@@ -249,10 +250,10 @@ class IPUConfig:
         return cls(**values)
 
     def to_dict(self, partly: bool = False) -> Dict[str, Any]:
-        """Return what differs from the defaults as plain data, from which `from_dict` makes the same again.
+        """Return the differences from the defaults as plain data, from which `from_dict` makes the same again.
 
         Args:
-            partly: Leave out, with a warning, what has no plain form: an object as options, plan or placement.
+            partly: Leave out, with a warning, values without a plain form: an object as options, plan or placement.
 
         Raises:
             OptionsError: A setting has no plain form.
@@ -282,7 +283,7 @@ class IPUConfig:
 
     @classmethod
     def from_sources(cls, sources: Iterable[settings.Source]) -> IPUConfig:
-        """Return the configuration of several places; a later one replaces what an earlier one says.
+        """Return the configuration of several places; a later one replaces the values of an earlier one.
 
         Raises:
             OptionsError: A place names no setting, or a value is of another kind; the message begins with the place.
@@ -305,7 +306,7 @@ class IPUConfig:
         return cls.from_sources(environment_sources())
 
     def save(self, path: Union[str, os.PathLike[str]], partly: bool = False) -> None:
-        """Write what differs from the defaults to a file, as YAML if it is called so, else as JSON.
+        """Write the differences from the defaults to a file, as YAML by its ending, else as JSON.
 
         Args:
             path: The file, or a folder for `ipu_config.json` in it.

@@ -1,4 +1,4 @@
-"""The structure of a batch: flattened for the device, and compared with what was compiled.
+"""The structure of a batch: flattened for the device, and compared with the compiled one.
 
 A compiled model takes tensors only, each with samples along dimension 0. A user's batch may nest tensors in tuples,
 lists, dictionaries, dataclasses and other records and hold other values beside them. One rule covers those:
@@ -65,7 +65,7 @@ _SCALAR = _Node("scalar")
 
 @dataclasses.dataclass(frozen=True)
 class BatchLayout:
-    """Layout of a batch: where its values lie, what surrounds them, and the tensors' shapes and types."""
+    """Layout of a batch: the places of its values, their containers, and the tensors' shapes and types."""
 
     _names: Tuple[str, ...]
     _parts: Tuple[_Node, ...]
@@ -122,7 +122,7 @@ class BatchLayout:
                 )
 
     def describe(self) -> Dict[str, str]:
-        """Return what a program compiled for this batch depends on: shape and type, or frozen value, by place."""
+        """Return the properties that a program for this batch depends on: shape and type, or value, by place."""
         found = {path: _describe(tensor) for path, tensor in zip(self._paths, self._tensors)}
         for path, node in (each for name, part in zip(self._names, self._parts) for each in part.inside(name)):
             if node.kind in ("frozen", "constant"):
@@ -140,7 +140,7 @@ class BatchLayout:
         return ", ".join(f"{path} {tuple(tensor[0])}" for path, tensor in zip(self._paths, self._tensors) if tensor)
 
     def check(self, other: BatchLayout) -> None:
-        """Refuse a batch that differs from this one, the compiled one, in what a compiled program fixes."""
+        """Refuse a batch that differs from this one, the compiled one, in a property that a program fixes."""
         if self._parts != other._parts:
             for name, expected, given in zip(self._names, self._parts, other._parts):
                 _compare(expected, given, name)
@@ -230,7 +230,7 @@ def _unflatten(node: _Node, leaves: Iterator[Any]) -> Any:
 
 
 def _leaf(value: Any, path: str, micro_batches: int) -> Any:
-    """Return what the device is given for a value."""
+    """Return the device's input for a value."""
     if isinstance(value, torch.Tensor):
         if value.dtype in _UNSUPPORTED:
             raise BatchError(

@@ -1,4 +1,4 @@
-"""Micro-batches of one device call, joined along their rows, and what belongs to each of them in a call's tensors.
+"""Micro-batches of one device call, joined along their rows, and the part of each in a call's tensors.
 
 A compiled program cuts every input of a call into micro-batches of equal size along dimension 0. Rows need not be
 samples: the nodes of a graph and its edges are rows, too, as many as the micro-batch has of each.
@@ -97,7 +97,7 @@ def select(structure: Any, positions: Sequence[int], micro_batches: int) -> Any:
 
 
 def split(structure: Any, micro_batches: int) -> List[Any]:
-    """Return the micro-batches of what a call takes or returns, each with its part of every tensor's rows."""
+    """Return the micro-batches of a call's arguments or results, each with its part of every tensor's rows."""
     if micro_batches == 1:
         return [structure]
 

@@ -31,7 +31,7 @@ _DEFAULTS = IPUConfig()
 def with_replicas(config: IPUConfig, ipus_per_replica: int = 1, shared: Optional[int] = None) -> IPUConfig:
     """Return the settings with a number for `replication_factor="auto"`: the most replicas the machine has IPUs for.
 
-    PopTorch tells how many IPUs there are, not how many of them are free. Replicas share so many micro-batches of an
+    PopTorch reports the number of IPUs, not the number of free ones. Replicas share so many micro-batches of an
     update evenly as are `shared`; if that is None, each has as many of its own.
     """
     if config.replication_factor != "auto":
@@ -61,8 +61,8 @@ def training_options(config: IPUConfig = _DEFAULTS, *, ipus_per_replica: int = 1
     """Return the `poptorch.Options` that a model is trained with.
 
     Args:
-        config: Settings; its own options stay as they are. Options that do not say which outputs come back return all
-            of them: the mean loss of a call, and labels that match, need them all.
+        config: Settings; its own options stay as they are. Options without an output mode return all outputs: the mean
+            loss of a call, and matching labels, need them all.
         ipus_per_replica: IPUs that one copy of the model takes.
         alone: Whether the program is of this process alone.
 
@@ -209,7 +209,7 @@ def own_options(config: IPUConfig, alone: bool = False) -> Options:
 
 @contextlib.contextmanager
 def misspelt_settings_named() -> Iterator[None]:
-    """Have a compilation that PopTorch refuses for a name given to `_Popart.set` say which one may be meant."""
+    """Add the nearest known name to PopTorch's refusal of a name given to `_Popart.set`."""
     try:
         yield
     except Exception as error:
@@ -226,7 +226,7 @@ def misspelt_settings_named() -> Iterator[None]:
 
 
 def _calls(setter: Any, value: Any) -> List[Any]:
-    """Return what a setter is called with: of a name and a value, as `_Popart.set` has, each item of a mapping."""
+    """Return the arguments of a setter's calls: of a name and a value, as `_Popart.set` has, each item of a mapping."""
     parameters = inspect.signature(setter).parameters.values()
     needed = [each for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD]
     return list(map(list, value.items())) if isinstance(value, Mapping) and len(needed) > 1 else [value]
@@ -249,7 +249,7 @@ def _setter(options: Options, name: str) -> Any:
 
 
 def _set_factors(options: Options, config: IPUConfig) -> None:
-    """Write the batching factors into `options`, unless that would contradict what they say already."""
+    """Write the batching factors into `options`, unless they contradict existing values."""
     replicas = config.replication_factor
     assert not isinstance(replicas, str)  # `with_replicas` has been there
     for setter, current, wanted in (

@@ -1,4 +1,4 @@
-"""`ignite-ipu config`: asks what a run on IPUs is to be like and writes the answers to a file for `--ipu-config`."""
+"""`ignite-ipu config`: prompts for the settings of runs on IPUs and writes the answers to a file for `--ipu-config`."""
 
 from __future__ import annotations
 

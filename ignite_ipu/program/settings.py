@@ -47,7 +47,7 @@ class Source(NamedTuple):
 
 
 def merged(sources: Iterable[Source]) -> Dict[str, Any]:
-    """Return the settings of all sources; a later source replaces what an earlier one says."""
+    """Return the settings of all sources; a later source replaces the values of an earlier one."""
     found: Dict[str, Any] = {}
     for source in sources:
         for name, value in source.settings.items():
@@ -106,7 +106,7 @@ def read_assignment(text: str) -> Source:
 
 
 def write_file(path: Union[str, os.PathLike[str]], settings: Mapping[str, Any]) -> None:
-    """Write plain settings to a file, as YAML if its ending says so, else as JSON; a folder gets `ipu_config.json`.
+    """Write plain settings to a file, as YAML by its ending, else as JSON; a folder gets `ipu_config.json`.
 
     Raises:
         OptionsError: PyYAML is needed and not installed.

@@ -121,7 +121,7 @@ class BatchStep(nn.Module):
         self.shapes: List[Tuple[Tuple[int, ...], Tuple[int, ...]]] = []
 
     def train(self, mode: bool = True) -> BatchStep:
-        """Set the mode of the model's modules; what is called beside it, such as a loss, stays in its own."""
+        """Set the mode of the model's modules; modules beside it, such as a loss, keep their own."""
         self.training = mode
         self.model.train(mode)
         return self
@@ -131,11 +131,11 @@ class BatchStep(nn.Module):
         self.maximizes = maximizes
 
     def marked_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return what the device minimises, marked as PopTorch's loss."""
+        """Return the value that the device minimises, marked as PopTorch's loss."""
         return backend.poptorch().identity_loss(-loss if self.maximizes else loss, reduction="none")
 
     def arguments(self, *parts: Any, micro_batches: int) -> List[Any]:
-        """Return what to call the compiled step with for one batch: `x, y` for training, `x` for evaluation.
+        """Return the arguments of the compiled step for one batch: `x, y` for training, `x` for evaluation.
 
         The first batch decides the layout the step is compiled for; later ones must have the same.
 
@@ -172,7 +172,7 @@ class BatchStep(nn.Module):
         raise NotImplementedError
 
     def python_state(self) -> PythonState:
-        """Return what the compiled step has from Python as constants."""
+        """Return the Python values that are constants of the compiled step."""
         return PythonState(self.model, self.model_fn, self.model_transform)
 
     @contextlib.contextmanager
@@ -186,7 +186,7 @@ class BatchStep(nn.Module):
 
     @contextlib.contextmanager
     def guarded(self, training: bool = False) -> Iterator[bool]:
-        """Refuse what no IPU computes while the model is traced, in training backwards, too; gives whether it is."""
+        """Refuse operations that no IPU computes, while the model is traced; yields whether it is traced."""
         traced: bool = backend.poptorch().isRunningOnIpu()
         if traced:
             with contextlib.ExitStack() as stack:
@@ -197,7 +197,7 @@ class BatchStep(nn.Module):
                     stack.enter_context(GradientHookGuard())
                 else:
                     stack.enter_context(StatisticsWritten())
-                # The loss, and what else follows the model, belongs to the last block of a model annotated by hand.
+                # The loss, and other operations after the model, belong to the last block of a model annotated by hand.
                 stack.enter_context(mock.patch.object(backend.poptorch().Block, "__exit__", _stay_open))
                 traced_buffers = named_tensors(self, BUFFERS)
                 known = {name: (traced_buffers[name], value) for name, value in self.host_buffers.items()}
@@ -210,7 +210,7 @@ class BatchStep(nn.Module):
             yield False
 
     def call_on_host(self, leaves: Sequence[Any], micro_batches: int) -> Callable[[OperatorRecorder], Any]:
-        """Return a call of this on the host, as often as somebody likes, which leaves weights and buffers as they are.
+        """Return a repeatable call of this on the host, which leaves weights and buffers as they are.
 
         Of the arguments of a device call, one micro-batch is kept.
         """
@@ -236,18 +236,18 @@ class BatchStep(nn.Module):
         return call
 
     def loss_of(self, output: Any) -> torch.Tensor:
-        """Return the loss in what a call of this returns, if it trains."""
+        """Return the loss in the result of a call of this, if it trains."""
         raise NotImplementedError
 
     def run_with(self, model: nn.Module, *leaves: Any) -> Any:
-        """Return what a micro-batch computes with another model in the place of the user's, without marks."""
+        """Return the result of a micro-batch with another model in the place of the user's, without marks."""
         x, *_ = self.batch(leaves)
         return self.model_transform(self.model_fn(model, x))
 
     def find_attributes(self, leaves: Sequence[Any], micro_batches: int, training: bool) -> bool:
         """Find the attributes that forward computes from weights alone, for a batch's leaves; return whether any are.
 
-        To be called before PopTorch wraps this; it calls the model on the host, and has them hold what that computes.
+        To be called before PopTorch wraps this; it calls the model on the host, and stores the results in them.
         """
         if self.keeps_attributes and not self._is_searched:
             self._is_searched = True
@@ -265,7 +265,7 @@ class BatchStep(nn.Module):
         return bool(self.computed.places)
 
     def compute_attributes(self, leaves: Sequence[Any], micro_batches: int) -> None:
-        """Put into those attributes what the host computes from its weights."""
+        """Set those attributes to the values that the host computes from its weights."""
         inputs = first_micro_batch(leaves, micro_batches)
         with draws_put_back(), self.on_host():
             values = self.computed.computed(self.model, lambda: self.forward(*inputs))
@@ -318,7 +318,7 @@ class BatchStep(nn.Module):
                 self.host_buffers[name] = value.clone()
 
     def with_writes(self, output: Any) -> Any:
-        """Return an output, and beside it what forward has written into buffers, each with one row per micro-batch."""
+        """Return an output, and the buffers that forward has written, each with one row per micro-batch."""
         if not self.writes:
             return output
         buffers = dict(self.model.named_buffers(remove_duplicate=False))
@@ -332,7 +332,7 @@ class BatchStep(nn.Module):
     def on_host(self) -> Iterator[_OnHost]:
         """Let this be called natively in the `with` block, with ordinary tensors as weights; gives these."""
         found: Dict[int, torch.Tensor] = {}
-        # Of a wrapped one, whoever looks at forward downloads.
+        # Reading forward of a wrapped one downloads.
         wrapped, self.__class__ = type(self), self._unwrapped
         before, variable, counters, buffers = [], [], [], []
         # A copy that is made in inference mode counts no writes.
@@ -345,7 +345,7 @@ class BatchStep(nn.Module):
                     for name, tensor in sorted(tensors.items()):
                         if tensor is None or id(tensor) in found:
                             continue
-                        # Buffers may be written into. Of weights nobody needs the newest values.
+                        # Buffers may be written into. The newest values of weights are not needed.
                         now = found[id(tensor)] = plain(tensor).clone() if kind == BUFFERS else plain(tensor)
                         if now.is_floating_point() or name in _COUNTERS:
                             variable.append(now)
@@ -374,7 +374,7 @@ class BatchStep(nn.Module):
         self.layouts.clear()
 
     def describe_layout(self) -> Dict[str, str]:
-        """Return what the compiled step depends on in its batches, by place; empty before the first batch."""
+        """Return the properties of batches that the step depends on, by place; empty before the first batch."""
         return self.layouts[0].describe() if self.layouts else {}
 
     def batch(self, leaves: Sequence[Any]) -> Tuple[Any, ...]:
@@ -384,7 +384,7 @@ class BatchStep(nn.Module):
         return self.layouts[0].rebuild(leaves)
 
     def in_half(self) -> ContextManager[Any]:
-        """Return a context for what is computed in half precision on an IPU, if anything is."""
+        """Return a context for operations in half precision on an IPU, if there are any."""
         halves = self.half_products and backend.poptorch().isRunningOnIpu()
         return HalfProducts() if halves else contextlib.nullcontext()
 
@@ -477,7 +477,7 @@ def _stay_open(block: Any, *error: Any) -> None:
 
 
 def first_micro_batch(leaves: Sequence[Any], micro_batches: int) -> List[Any]:
-    """Return copies of what the first of a call's micro-batches takes of its arguments."""
+    """Return copies of the part of a call's arguments that its first micro-batch takes."""
     return [leaf[: len(leaf) // micro_batches].clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 
@@ -497,7 +497,7 @@ def check_output(output: Any) -> None:
 
 
 def describe_value(value: Any) -> str:
-    """Return what a message calls a value."""
+    """Return the description of a value in messages."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, (tuple, list)):

@@ -89,11 +89,11 @@ class TrainingStep(BatchStep):
         return loss
 
     def tracks_statistics(self) -> bool:
-        """Tell whether there are normalisations with statistics: replicas are what processes are natively."""
+        """Return whether the model has batch statistics, which each replica keeps for itself."""
         return any(isinstance(each, NormWithStatistics) and each.running_mean is not None for each in self.modules())
 
     def python_state(self) -> PythonState:
-        """Return what the compiled step has from Python as constants, the loss's included."""
+        """Return the Python values that are constants of the compiled step, the loss's included."""
         return PythonState(self.model, self.model_fn, self.model_transform, self.loss_fn)
 
     def forward(self, *leaves: Any) -> Any:
@@ -148,7 +148,7 @@ class TrainingStep(BatchStep):
         if loss.requires_grad:
             return
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        # Where a trace keeps no record of what is differentiable, a weight's own sum is not, either.
+        # If a trace keeps no record of differentiable values, a weight's own sum is not differentiable, either.
         if not trained or not trained[0].sum().requires_grad:
             return
         raise LossError(
@@ -196,7 +196,7 @@ def find_loss(output: Any) -> torch.Tensor:
 
 
 def _scalar(loss: Any, traced: bool) -> torch.Tensor:
-    """Return the loss as a 0-dimensional tensor, or say why it is none."""
+    """Return the loss as a 0-dimensional tensor, or raise an error with the reason why it is none."""
     if not isinstance(loss, torch.Tensor):
         raise LossError(
             f"The loss is {describe_value(loss)}, not a tensor. Return the tensor itself, without calling item() or "

@@ -1,4 +1,4 @@
-"""Running an unmodified GPU script on IPUs: what it asks of CUDA, Ignite and PyTorch is substituted while it runs."""
+"""Running an unmodified GPU script on IPUs: its calls of CUDA, Ignite and PyTorch are substituted while it runs."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Patches:
 
     def __init__(self) -> None:
         self._restore: List[Callable[[], None]] = []
-        # What module attributes were replaced by, by `id` of the original, which is kept with it.
+        # Replacements of module attributes, by `id` of the original, which is kept with it.
         self._of_modules: Dict[int, Tuple[Any, Any]] = {}
 
     def set(self, owner: Any, name: str, value: Any) -> None:
@@ -37,15 +37,15 @@ class Patches:
         self._restore.append(lambda: patch.__exit__(None, None, None))
 
     def set_everywhere(self, package: str, original: Any, value: Any) -> None:
-        """Replace an object under every name that loaded modules of a package know it by."""
-        # A copy in one step: another thread, or what is finalized on the way, may import modules.
+        """Replace an object under every name that it has in loaded modules of a package."""
+        # A copy in one step: another thread, or a finalizer, may import modules.
         for module_name, module in sys.modules.copy().items():
             if module_name == package or module_name.startswith(package + "."):
                 for name in [name for name, found in list(vars(module).items()) if found is original]:
                     self.set(module, name, value)
 
     def set_held_names(self) -> None:
-        """Replace what was replaced in modules also under the names by which other modules imported it before."""
+        """Replace the replaced objects also under the names by which other modules imported them before."""
         replaced = self._of_modules.copy()
         for module in list(sys.modules.copy().values()):
             file = getattr(module, "__file__", None) or "<none>"
@@ -94,7 +94,7 @@ def _stand_in_scripts(original: Any, value: Any, restore: List[Callable[[], None
 
 
 class Substitutes(Patches):
-    """Substitutes for what a script calls, until `undo`: in the order in which they were met, and what is refused.
+    """Substitutes for calls of a script, until `undo`, in their order, and refusals.
 
     Both are of the script's current line, unless another one is given.
 
@@ -177,7 +177,7 @@ class Substitutes(Patches):
         self.own_calls(owner, name, refused, packages)
 
     def maps(self, frame: Optional[FrameType], text: str, became: str, of_libraries: bool = False) -> bool:
-        """Tell whether a call is the script's, passed on for it, or of any library; note what it became if so."""
+        """Return whether a call is the script's, passed on for it, or of any library; record its substitution if so."""
         line, own = self.code.line_behind(frame)
         if own or of_libraries:
             self.note(text, became, line)

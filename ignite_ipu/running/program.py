@@ -1,4 +1,4 @@
-"""Programs that are run: a script, or a module by its name as `python -m` runs it; and what they import.
+"""Programs that are run: a script, or a module by its name as `python -m` runs it; and their imports.
 
 Nothing is imported to find out.
 """
@@ -95,7 +95,7 @@ def module_program(name: str) -> Main:
 
 
 def _module_specs(name: str) -> List[importlib.machinery.ModuleSpec]:
-    """Return what Python finds for each part of a dotted name, as far as it finds any."""
+    """Return Python's specs for the parts of a dotted name, up to the first that is not found."""
     found: List[importlib.machinery.ModuleSpec] = []
     locations: Optional[List[str]] = None
     for part in name.split("."):
@@ -111,7 +111,7 @@ def _module_specs(name: str) -> List[importlib.machinery.ModuleSpec]:
 
 
 def _refuse_binary(path: str) -> None:
-    """Refuse what cannot be Python's text; a mistake in it is Python's to show."""
+    """Refuse files that cannot be Python's text; Python reports mistakes in it."""
     if path.endswith(".pyc"):
         return
     try:
@@ -143,7 +143,7 @@ def is_beside(folder: str, module: str) -> bool:
 
 
 def _all_imports(program: Main) -> Iterator[str]:
-    """Yield what a program and its own modules that it imports import."""
+    """Yield the imports of a program and of its own modules."""
     waiting = [os.path.abspath(program.path), *_files_of(program.folder, program.module or "")]
     seen: Set[str] = set()
     while waiting:
@@ -169,7 +169,7 @@ def _imports(file: str, folder: str) -> Set[str]:
     try:
         tree = ast.Module([node for text in _texts(file) for node in ast.parse(text).body], [])
     except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
-        return set()  # running it says what is wrong
+        return set()  # running it shows the error
     names: Set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

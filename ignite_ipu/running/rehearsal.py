@@ -1,4 +1,4 @@
-"""Rehearsal of a script: its executors compile and do not run, and the host computes what a call returns."""
+"""Rehearsal of a script: its executors compile and do not run, and the host computes the results of calls."""
 
 from __future__ import annotations
 
@@ -54,8 +54,9 @@ class Rehearsal:
 def rehearsed(most_calls: Optional[int], saves: bool) -> Iterator[Rehearsal]:
     """Have executors compile and not run in the `with` block.
 
-    A call returns what one of its micro-batches computes on the host with the weights of then, for all that come back,
-    and the same in every later call. Nothing is trained. `RehearsalEnd` ends the script after `most_calls` calls in a
+    A call returns the host's result of one of its micro-batches, with the weights at that time, repeated for all
+    micro-batches. Later calls return the same. Nothing is trained. `RehearsalEnd` ends the script after `most_calls`
+    calls in a
     row that needed nothing compiled, and at the first file with weights unless it `saves` them.
     """
     rehearsal, patches, poptorch = Rehearsal(most_calls), Patches(), backend.poptorch()
@@ -83,7 +84,7 @@ def _save(original: Callable[..., Any], value: Any, file: Any, *args: Any, **kwa
 
 
 def _is_temporary(path: Any) -> bool:
-    """Tell whether a file is the system's to remove: a learning rate finder keeps the weights of before in one."""
+    """Return whether a file is temporary: a learning rate finder keeps previous weights in one."""
     temporary, here = map(os.path.realpath, (tempfile.gettempdir(), os.getcwd()))
     # One that `tempfile` has opened may be known by its number alone.
     place = os.path.realpath(f"/proc/self/fd/{path}" if isinstance(path, int) else path) + os.sep
@@ -104,7 +105,7 @@ def _wrapped(rehearsal: Rehearsal, wrap: Callable[..., Executor], step: Any, *gi
     results: List[Any] = []
 
     class Rehearsed(type(executor)):  # type: ignore[misc]
-        """An executor whose IPUs are elsewhere; what only they know is left alone."""
+        """An executor whose IPUs are elsewhere; values that only they have are not touched."""
 
         rng_state: Optional[List[int]] = None
 
@@ -116,7 +117,7 @@ def _wrapped(rehearsal: Rehearsal, wrap: Callable[..., Executor], step: Any, *gi
             rehearsal.note(f"{kind} of {step.model.__class__.__name__.replace('Poptorch', '')}: {shapes}")
 
         def __call__(self, *args: Any) -> Any:
-            """Return what one micro-batch gave on the host, for all that come back."""
+            """Return the host's result of one micro-batch, repeated for all micro-batches."""
             rehearsal.note_call()
             if not results:
                 results.append(_on_host(step, args, self.options))

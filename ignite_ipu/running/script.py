@@ -23,7 +23,7 @@ def run_script(
     config: Configuration = None,
     substitutions: Optional[List[Substitution]] = None,
 ) -> None:
-    """Run a script as `__main__` on IPUs; what it changes in PyTorch and Ignite is changed back afterwards.
+    """Run a script as `__main__` on IPUs; changes of PyTorch and Ignite are undone afterwards.
 
     A script that uses PopTorch, itself or by a package built on it, runs as it is, on the emulator where there is no
     SDK. With `IGNITE_IPU_BACKEND=native` every script runs as it is.
@@ -38,7 +38,7 @@ def run_script(
         OptionsError: The config cannot be read.
         RunError: Something in it cannot be mapped to IPUs; the message names the line.
         UserError: There is no such script, or it is no text.
-        BaseException: What the script raises, `SystemExit` too.
+        BaseException: Any exception of the script, `SystemExit` too.
     """
     program = script_program(path)
     with started(path, argv, program.folder):
@@ -62,7 +62,7 @@ def run_module(
         OptionsError: The config cannot be read.
         RunError: Something in it cannot be mapped to IPUs; the message names the line.
         UserError: There is no such module, or it is no text.
-        BaseException: What the module raises, `SystemExit` too.
+        BaseException: Any exception of the module, `SystemExit` too.
     """
     # Python's own first argument, too, is this until the module is found and its packages are imported.
     with started("-m", argv, os.getcwd()):

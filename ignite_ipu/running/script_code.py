@@ -1,10 +1,10 @@
-"""A script's own lines, and what is substituted at them.
+"""A script's own lines, and the substitutions at them.
 
 The script's own are all files that no package manager has installed: also those of a project in whose folder it is one
 of many. Of a module that is run by its name they are those of its package, too. Its questions are answered as if there
-were a GPU, and its lines are those that messages name. What trains in an installed package is captured in the same way,
-and what it does to a GPU is left out. But whether there is one, it is told truly: nobody can edit a package that goes
-on to ask a GPU for what an IPU has not.
+were a GPU, and its lines are those that messages name. Training in an installed package is captured in the same way,
+and its calls to a GPU are left out. But its query for a GPU gets the true answer: such a package may go on to use
+features that an IPU lacks, and users cannot edit it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ignite_ipu.program.user_code import Owner, is_users_file, owner_of
 Line = Tuple[str, int]
 """File and number of a line."""
 
-# The files of what decorates functions of libraries, as for their deprecation.
+# Files of decorators of library functions, as for their deprecation.
 _PASSING_ON = ("typing_extensions.py", "contextlib.py")
 
 
@@ -85,8 +85,8 @@ class Substitution:
 
     Attributes:
         file, line: Where the script has it.
-        original: What the script called.
-        became: What it means now.
+        original: The called object.
+        became: Its substitute, in words.
     """
 
     file: str

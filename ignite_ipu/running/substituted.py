@@ -17,7 +17,7 @@ _ACTIVE: List[Substitutes] = []
 
 
 def substitute(code: ScriptCode, folder: str, config: IPUConfig, late: bool = False) -> Substitutes:
-    """Substitute what a program asks of CUDA, PyTorch, Ignite and accelerate, until `undo` of the result.
+    """Substitute a program's calls of CUDA, PyTorch, Ignite and accelerate, until `undo` of the result.
 
     Args:
         code: The program.

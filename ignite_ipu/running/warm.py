@@ -1,7 +1,7 @@
-"""`ignite-ipu warm SCRIPT ARGS...`: compile what a script will need into the executable cache, without IPUs.
+"""`ignite-ipu warm SCRIPT ARGS...`: compile the programs of a script into the executable cache, without IPUs.
 
-The script is rehearsed: programs are compiled for IPUs that are elsewhere, and not run: the host computes what a call
-returns. Exit codes: those of `ignite-ipu run`; 1, too, when nothing was compiled.
+The script is rehearsed: programs are compiled for remote IPUs, and not run: the host computes the results of calls.
+Exit codes: those of `ignite-ipu run`; 1, too, when nothing was compiled.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gradients that a training program brings back to the host with every call.
 
-PopTorch returns what is anchored, and anchors are compiled in. A gradient comes back raw: one block for each
+PopTorch returns anchored tensors, and anchors are compiled in. A gradient comes back raw: one block for each
 micro-batch and replica that the output mode returns, multiplied by the loss scaling. A parameter that the loss does not
 depend on has none, and an anchor of it stops the compilation, so the loss is computed on the host before.
 """
@@ -65,7 +65,7 @@ class AnchoredGradients:
         """Return the options to compile a module with, for a call with these arguments.
 
         Raises:
-            OptionsError: The output mode does not return what the gradient of a whole update is computed from.
+            OptionsError: The output mode does not return all parts of the gradient of an update.
         """
         options = options.clone()
         _check_output_mode(options)
@@ -159,7 +159,7 @@ def leaves_of_graph(tensor: torch.Tensor) -> Set[int]:
 
 
 def _trained(step: nn.Module) -> Set[str]:
-    """Return the first name of each parameter that requires gradients, which is what PopTorch calls it."""
+    """Return the first name of each parameter that requires gradients, which is its name in PopTorch."""
     names: Dict[int, str] = {}
     with DisableTorchFunctionSubclass():
         for name, tensor in named_tensors(step, PARAMETERS).items():

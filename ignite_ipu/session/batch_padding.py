@@ -1,8 +1,8 @@
 """Finds out whether predictions change with the rows that fill a batch up, or where a larger batch is cut.
 
 They do when a forward mixes the rows of a batch: batch normalisation without running statistics, a mean over the batch,
-the similarities of all samples; or when rows are no samples, but steps in time. No look at the model tells that, but
-the same rows beside others do.
+the similarities of all samples; or when rows are no samples, but steps in time. The model's code does not show that,
+but the same rows beside others do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class FillingCheck:
     def checked(self, program: ModelProgram, batch: Any, valid: int, call: Callable[[Any], Any]) -> Any:
         """Return `call(batch)` for one micro-batch of which all but the first `valid` rows are filling.
 
-        `call` calls the program and drops what it returns for the filling.
+        `call` calls the program and drops its results for the padding.
         """
         output = call(batch)
         self.check(program, batch, valid, output, call)
@@ -103,7 +103,7 @@ def _moved(tensor: torch.Tensor, half: int) -> torch.Tensor:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Tell whether two structures hold the same numbers, but for what rounding does to them."""
+    """Return whether two structures hold the same numbers, except for rounding."""
     return all(map(_close, tensors_in(one), tensors_in(other)))
 
 

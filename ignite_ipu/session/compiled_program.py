@@ -1,4 +1,4 @@
-"""`CompiledProgram`: what PopTorch has made of a program's module, and when that is stale."""
+"""`CompiledProgram`: the compiled form of a program's module, and the detection of stale ones."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS
 
 
 class CompiledProgram:
-    """An executor with a program in it, and what of Python and of buffers that program has as constants.
+    """An executor with a program in it, and the Python values and buffers that are constants of the program.
 
-    What is `changed` are names of Python values that forward changed in the trace, as each trace of the model would
-    again.
+    `changed` are names of Python values that forward changed in the trace, as each trace of the model does.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class CompiledProgram:
         return names
 
     def computed_otherwise(self) -> str:
-        """Return in words what a call on the host computes otherwise than when this was compiled; empty for nothing.
+        """Return in words the differences of a call on the host from the compiled one; empty for none.
 
         Values that code names are left to `changed_values`.
         """

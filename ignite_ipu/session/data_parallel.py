@@ -72,7 +72,7 @@ class _Job:
         dist.all_gather_object(self.peers, _Peer(socket.gethostname(), os.getpid()))
 
     def agree(self, program: int, gradients: bool, on_host: bool, repeated: bool = False) -> Agreement:
-        """Return what all processes mean at this point, to which each of them comes.
+        """Return the values of all processes at this point, which each of them reaches.
 
         Args:
             program: A number that is the same for the same update, as `digest` returns.
@@ -100,7 +100,7 @@ class _Job:
         return Agreement(bool(some_on_host), bool(some_read), high == -low)
 
     def differing(self, own: str) -> str:
-        """Return what each process says, of those that say different things; all of them must come here."""
+        """Return the value of each process, if the values differ; all processes must call this."""
         said: List[Any] = [None] * self.size
         with self.reporting():
             dist.all_gather_object(said, own)
@@ -239,7 +239,7 @@ def has_reducers() -> bool:
 
 
 def reducer_of(model: nn.Module) -> Optional[Reducer]:
-    """Return what averages the gradients of a wrapped model; None for any other."""
+    """Return the averaging of gradients of a wrapped model; None for any other."""
     return _REDUCERS.get(model)
 
 

@@ -18,7 +18,7 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 PathLike = Union[str, "os.PathLike[str]"]
 _LARGEST_CONTRACT = 1 << 24
 _COMPUTED = "what forward computes"
-# Options that say where a program is compiled, kept and run, and what is told of it.
+# Options for the place of compilation, storage and execution, and for reports.
 _OF_THE_MACHINE = frozenset(
     (
         *("compilation_progress_bar_fn", "connection_type", "ipu_id", "ipu_version", "use_model", "random_seed"),
@@ -29,7 +29,7 @@ _OF_THE_MACHINE = frozenset(
 
 
 def export(path: PathLike, executor: Executor, step: BatchStep, link: Optional[Link], computed: Optional[str]) -> None:
-    """Write a compiled program to a file, and what it was compiled from to another one with `.json` behind its name.
+    """Write a compiled program to a file, and its source to another one with the suffix `.json`.
 
     `computed` stands for the operators of forward, and is None where it is not known.
     """
@@ -74,7 +74,7 @@ class ExportedProgram:
             raise self._refusal(f"PopTorch says: {error}") from error
 
     def check(self, computed: Optional[str]) -> None:
-        """Refuse a program whose forward calls other operators than what was compiled."""
+        """Refuse a program whose forward calls other operators than the compiled one."""
         if None not in (computed, self._computed) and computed != self._computed:
             raise self._refusal("forward calls other operators, or computes with other constants")
 
@@ -90,7 +90,7 @@ def _beside(path: PathLike) -> Path:
 
 
 def _contract(executor: Executor, step: BatchStep, link: Optional[Link]) -> Dict[str, str]:
-    """Return in words all that a compiled program depends on, beside what forward computes."""
+    """Return in words all dependencies of a compiled program, beside the operations of forward."""
     found = {"the kind": "inference" if link is None else "training", **step.describe_layout()}
     with DisableTorchFunctionSubclass():
         for name, tensor in named_tensors(step).items():

@@ -23,13 +23,13 @@ from ignite_ipu.torch_names.engines import event_handlers_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD")
-# What has functions named `grad`, and what clears a gradient without a look at it.
+# Modules with functions named `grad`, and functions that clear a gradient without reading it.
 _MODULES = ("autograd", "func", "torch", "functorch")
 _CLEARING = ("zero_", "detach_", "requires_grad_")
 
 
 def log_cost(reader: str, parameters: Iterable[torch.Tensor]) -> None:
-    """Say that a step is compiled with its gradients, for whom, and what that costs."""
+    """Log that a step is compiled with its gradients, with the reader and the cost."""
     with DisableTorchFunctionSubclass():
         size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
     logger.warning(
@@ -43,8 +43,8 @@ def log_cost(reader: str, parameters: Iterable[torch.Tensor]) -> None:
 def gradient_reader(engines: Iterable[Engine] = ()) -> Optional[str]:
     """Return where running code, or code that it can reach by names, reads the gradients of parameters.
 
-    Looked through are the user's functions on the stack and what they name, the class of a library's loop on the stack,
-    and the handlers of engines: of these, and of those on the stack.
+    Searched are the user's functions on the stack and the functions that they name, the class of a library's loop on
+    the stack, and the handlers of engines: of these, and of those on the stack.
     """
     parts, codes = _running_code(sys._getframe(1), engines)
     found = (_reading_line(code) for code in (*Named(parts).codes, *codes))
@@ -60,7 +60,7 @@ def words_read() -> FrozenSet[str]:
 def _running_code(
     frame: Optional[FrameType], engines: Iterable[Engine] = ()
 ) -> Tuple[List[Tuple[str, Any]], List[CodeType]]:
-    """Return what leads to the user's code that is running, and a library's code that is."""
+    """Return the frames that lead to the running code of the user, and that of a library."""
     parts: List[Tuple[str, Any]] = []
     codes: List[CodeType] = []
     handlers = [handler for engine in engines for handler in _handlers_of(engine)]
@@ -78,7 +78,7 @@ def _running_code(
             handlers += _handlers_of(own)
         frame = frame.f_back
     for handler in handlers:
-        # Ignite wraps a handler for `every=...`, and `Engine.on` what is a method.
+        # Ignite wraps a handler for `every=...`, and `Engine.on` wraps a method.
         handler = getattr(handler, "__wrapped__", handler)
         code = getattr(handler, "__code__", None)
         codes += [code] if code is not None else _methods(handler)

@@ -20,11 +20,11 @@ class IPUEvents(EventEnum):
 
     - COMPILE_STARTED, COMPILE_COMPLETED: around the first step, which compiles the program.
     - DEVICE_ATTACHING, DEVICE_ATTACHED: around taking a program's IPUs; DEVICE_DETACHED: it gave them back.
-    - WEIGHTS_TO_HOST, WEIGHTS_TO_DEVICE: all weights were copied, by our doing; what PopTorch copies by itself when a
-      program is loaded, or when a weight is read, is part of that and fires nothing.
+    - WEIGHTS_TO_HOST, WEIGHTS_TO_DEVICE: all weights were copied by this library; PopTorch's own copies, when a program
+      is loaded or a weight is read, are part of that and fire no event.
     - OPTIMIZER_SENT: changed hyper-parameters went to the device.
     - SNAPSHOT_TAKEN: a `Recovery` handler has copied all that a device call changes.
-    - DEVICE_FAULT: a device call failed; `state.recovery` says how and what will be done.
+    - DEVICE_FAULT: a device call failed; `state.recovery` has the error and the decision.
     - DEVICE_RECOVERED: the failed call has been made good.
     - STATE_SAVED: the newest good state was written to a file, because the run is about to end.
     - RUN_FAILED: an exception ends the run; the IPUs have been given back.
@@ -49,7 +49,7 @@ class CallGuard(Protocol):
     """Makes the calls and copies of a session, and retries the ones that fail."""
 
     def train(self, leaves: Sequence[Any], batch: Any) -> Any:
-        """Return what the training program returns for one batch, after `session.prepare_call(leaves, batch)`."""
+        """Return the training program's result for one batch, after `session.prepare_call(leaves, batch)`."""
 
     def evaluate(self, program: Any, call: Callable[[], Any]) -> Any:
         """Return what `call` returns, which calls an inference program."""
@@ -65,7 +65,7 @@ class CallGuard(Protocol):
 
 
 class Gradients(Protocol):
-    """The gradients of parameters that somebody may look at or replace."""
+    """The gradients of parameters that code may read or replace."""
 
     def show(self, parameter: torch.Tensor) -> Optional[torch.Tensor]:
         """Return `parameter.grad`."""
@@ -93,17 +93,17 @@ class SessionHooks:
         guard: Makes the device calls instead of the session: a `Recovery` handler's; None without one.
         loading: Gives the context in which programs are compiled and brought to their IPUs.
         check_evaluation: Called before each evaluation, to refuse it.
-        before_buffer_read: Called before somebody reads the values of buffers, which calls may have yet to write.
+        before_buffer_read: Called before the values of buffers are read, which calls may have yet to write.
         before_buffers_written: Called with buffers that a call of an inference program has written, before the host's
             copies get the values.
         after_edits: Called with the tensors that were found to be written on the host, each with its value before, if
             that was kept.
         refuse_frozen: Called with the reason when forward changes Python values in every call, which a program runs
-            once; None to warn of what a trace has changed, be it in every call or a cache of the first.
+            once; None to warn of changes in a trace, in every call or in a cache of the first.
         recorder: Does what `record` says; None where the host computes all.
         gradients: Shows and follows `parameter.grad`; None where the attribute is PyTorch's.
         shows_gradients: Whether steps bring gradients back, and `parameter.grad` has them.
-        withheld: Called when somebody asks for the newest weights or the optimizer's state, to refuse that.
+        withheld: Called on access to the newest weights or the optimizer's state, to refuse it.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class SessionHooks:
         self.recorder = self.gradients = None
 
     def record(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return what a function of PyTorch's that is called with weights gives, `NotImplemented` for the host's."""
+        """Return the result of a PyTorch function that is called with weights, `NotImplemented` for the host's."""
         return NotImplemented if self.recorder is None else self.recorder(func, args, kwargs)
 
     def check_shown(self) -> None:
@@ -149,7 +149,7 @@ class SessionHooks:
         logger.debug("%s", event.value)
         self.fired[event] += 1
         for engine in list(self.engines):
-            # Handlers of the event that is being handled may still ask which one that is.
+            # Handlers of the current event may still read its name.
             last = engine.last_event_name
             engine.fire_event(event)
             engine.last_event_name = last

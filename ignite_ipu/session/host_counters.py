@@ -27,7 +27,7 @@ def counts_on_host(module: nn.Module, name: str) -> bool:
 def counter_warnings_aside(model: nn.Module, first: bool) -> Iterator[None]:
     """Hold back PopTorch's warnings, one for each counter, that a program has integers as constants.
 
-    They would alarm: the host advances these counters. If it is the `first` compilation, one line of the log says so.
+    They would alarm: the host advances these counters. The `first` compilation is logged.
     """
     modules = model.named_modules()
     names = [f"{path}.{name}" for path, each in modules for name in buffers_of(each) if counts_on_host(each, name)]

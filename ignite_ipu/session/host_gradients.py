@@ -32,7 +32,7 @@ def accumulate(anchored: AnchoredGradients, gradients: Sequence[torch.Tensor]) -
             if before is None:
                 set_gradient(parameter, gradient)
             elif before.requires_grad:
-                hooked.append(number)  # the loop has put a tensor with a history there: autograd knows what to do
+                hooked.append(number)  # the loop has put a tensor with a history there: autograd handles it
             else:
                 present.append(before)
                 more.append(gradient)

@@ -94,7 +94,7 @@ class Inference:
         self._kinds: weakref.WeakKeyDictionary[ModelProgram, List[ModelProgram]] = weakref.WeakKeyDictionary()
         # Programs for one micro-batch, by those for several.
         self._singles: weakref.WeakKeyDictionary[ModelProgram, ModelProgram] = weakref.WeakKeyDictionary()
-        # Each with what it was made from.
+        # Each with its source.
         self._made: List[Tuple[IPUConfig, Optional[Options], Options]] = []
 
     def options(self, config: IPUConfig = _DEFAULTS) -> Options:
@@ -126,10 +126,10 @@ class Inference:
         """Return the program that evaluates the model so; evaluators that ask for the same share one.
 
         Args:
-            pipeline: What puts the model on several IPUs; the trainer's layers are put where they train when None.
-            instead_of: What has evaluated for the caller so far, destroyed if another does from now on.
-            place: Makes what puts the model there; `Placing` when None.
-            reports_frozen: Whether to say that forward changes Python values, which a program does not do again.
+            pipeline: The placement on several IPUs; None takes that of the trainer.
+            instead_of: The previous program of the caller, destroyed if another one replaces it.
+            place: Makes the placement; `Placing` when None.
+            reports_frozen: Whether to report that forward changes Python values, which a program does not repeat.
         """
         programs = self.programs
         programs.states.follow()
@@ -151,7 +151,7 @@ class Inference:
         return program
 
     def drop(self, program: ModelProgram) -> None:
-        """Destroy a program that nobody needs any more, with those for other shapes."""
+        """Destroy an unused program, with those for other shapes."""
         programs = self.programs
         if program in self._singles:
             self.drop(self._singles.pop(program))
@@ -216,7 +216,7 @@ class Inference:
         return _in_order(_joined(results, "The prediction", join_results), program.shapes)
 
     def calls(self, program: ModelProgram, inputs: Sequence[Any]) -> Iterator[List[Piece]]:
-        """Yield what the device calls take for micro-batches with these inputs: as many pieces as a program does.
+        """Yield the inputs of device calls for these micro-batches: as many pieces as a program takes.
 
         A micro-batch with fewer rows than the program's is filled up; one with more is cut where that does not change
         the predictions, and else the program is compiled again for it.
@@ -268,7 +268,7 @@ class Inference:
         return _joined([self.infer(program, batch) for batch in inputs], "The prediction", join_results)
 
     def _kept(self, program: ModelProgram, call: Sequence[Piece], output: Any) -> List[Any]:
-        """Return what a call has returned for samples rather than filling."""
+        """Return the results of a call for samples, without those of padding."""
         group = program.calls.input_group_size
         if call[0].valid is None and call[0].rows:
             self.filling.keep_sample(program, call[0].batch)
@@ -287,12 +287,12 @@ class Inference:
         return kept
 
     def _of_one(self, program: ModelProgram, valid: int, batch: Any) -> Any:
-        """Return what the program returns for the first `valid` rows of one micro-batch."""
+        """Return the program's results for the first `valid` rows of one micro-batch."""
         output = self.infer(program, join([batch] * program.micro_batches, "x"))
         return take_rows(split(output, program.calls.micro_batches)[0], valid, row_count(batch))
 
     def infer(self, program: ModelProgram, *parts: Any) -> Any:
-        """Return what an inference program returns for the parts of one batch, by the newest weights."""
+        """Return the results of an inference program for the parts of one batch, by the newest weights."""
         guard = self.programs.hooks.guard
         layout, leaves = program.step.flattened(parts, program.micro_batches)
         program = self._for_shapes(program, layout)
@@ -340,7 +340,7 @@ class Inference:
         return found
 
     def call(self, program: ModelProgram, leaves: Sequence[Any], x: Any) -> Any:
-        """Make one call of an inference program by the newest weights; `x` is what the leaves were taken from."""
+        """Make one call of an inference program by the newest weights; the leaves were taken from `x`."""
         programs, executor = self.programs, self._loaded(program, leaves, x)
         programs.active = program
         programs.weights.to_inference(executor)
@@ -398,7 +398,7 @@ def _filled(group: Sequence[Piece], count: int) -> List[Piece]:
 
 
 def _joined(parts: Sequence[Any], name: str, joining: Callable[[Sequence[Any], str], Any] = join) -> Any:
-    """Return what micro-batches have as one, for the code that gets the outputs of a call."""
+    """Return the joined micro-batches, for the code that gets the outputs of a call."""
     try:
         return shown(joining(parts, name))
     except NotJoined as error:
@@ -409,5 +409,5 @@ def _joined(parts: Sequence[Any], name: str, joining: Callable[[Sequence[Any], s
 
 
 def _compiled_from(options: Options) -> Dict[str, Any]:
-    """Return what PopTorch's compiler is told."""
+    """Return the compiler options of PopTorch."""
     return {name: value for name, value in options.toDict().items() if name != _PROGRESS_BAR}

@@ -45,8 +45,8 @@ class Placing:
 
     Attributes:
         placement: The placement, None while "auto" has seen no batch.
-        inference: What evaluators are asked for that ask for nothing themselves.
-        plan: The plan behind it, or what the first batch let us estimate of it; None before, and where neither is.
+        inference: Default request of evaluators.
+        plan: The plan behind it, or its estimate by the first batch; None before, and if there is neither.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Placing:
             self._check(self.placement)
 
     def again(self, step: BatchStep, options: Options) -> Placing:
-        """Return what puts the model on its IPUs with other options."""
+        """Return the placement of the model with other options."""
         return Placing(self.request, step, options, self._training, self._optimizer)
 
     @property
@@ -84,7 +84,7 @@ class Placing:
         return None if self.placement is None else check_ipus(self._options, self.placement.ipus_per_replica)
 
     def prepare(self, step: BatchStep, leaves: Sequence[Any]) -> None:
-        """Do what needs a batch, before the model is wrapped: plan, or estimate the memory of what was described.
+        """Plan, or estimate the memory of a placement, with the first batch and before the model is wrapped.
 
         With batches of another shape, the module that will be wrapped is another one.
         """
@@ -210,7 +210,7 @@ class Placing:
         try:
             self.plan = self._estimate(placement, leaves)
         except Exception as error:
-            # Only a service: what a model does to shapes alone says nothing about what it does on an IPU.
+            # Optional: a model that fails with shapes alone may still run on an IPU.
             logger.info("The memory that the pipeline needs could not be estimated: %s", error)
             return
         if self.plan.fullest > 1:
@@ -264,7 +264,7 @@ def _profile(step: BatchStep, leaves: Sequence[Any], micro_batches: int, trainin
 
 
 def _optimizer_location(options: Options) -> Dict[str, int]:
-    """Return what the options say about the optimizer's state, empty if nothing."""
+    """Return the options' place of the optimizer's state, empty without one."""
     locations = options.TensorLocations
     return dict(locations.location_optimizer) if locations.exists("location_optimizer") else {}
 

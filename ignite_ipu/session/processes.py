@@ -34,7 +34,7 @@ def connected() -> Tuple[int, int]:
 def describe_processes(options: Options) -> None:
     """Make the options speak of the processes that are connected.
 
-    On the emulator the options are completed. On a Pod PopRun starts the processes and its options know them.
+    On the emulator the options are completed. On a Pod PopRun starts the processes, and its options have their numbers.
     """
     rank, processes = connected()
     _refuse_launched(processes)

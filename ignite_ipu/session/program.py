@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
     from ignite_ipu.session.placement import Placing
 
-# In the place of a random state that nobody knows any more.
+# In the place of a lost random state.
 _NO_STATE = [0]
 _SEEDS = 2**31
 _T = TypeVar("_T")
@@ -60,7 +60,7 @@ class ModelProgram:
     """A module compiled for training or for evaluation on first use, with the options that were `asked` for.
 
     Args:
-        placing: What puts the model on several IPUs; None for a model that is on one, or says so itself.
+        placing: The placement on several IPUs; None for a model on one IPU, or with its own annotations.
         link: The tie to the user's optimizer; None where nothing is trained. With a `HostLink` the program brings
             gradients back and leaves the weights as they are, so that those of the host are the newest.
         on_trace: Called with this program, and the Python values that forward changed in its trace.
@@ -72,9 +72,9 @@ class ModelProgram:
         calls: The arithmetic of a call with micro-batches of one sample.
         micro_batches: Micro-batches that one call's inputs hold.
         micro_batches_per_replica: Forward passes of one replica in one call.
-        changed: Why it has to be compiled once more, in words; empty for what only its user has asked for.
+        changed: Reasons for another compilation, in words; empty if only the user requested it.
         shapes: Sizes and strides of the tensors that forward returns on the host, where it can be called there.
-        varying: Names of what every call of forward on the host changes, or finds changed.
+        varying: Names of values that every call of forward on the host changes, or finds changed.
         trained_names: Names of the parameters that it trained when it was set aside.
         taking_gradients: Whether buffers of the last call are on their way to the host, with a `HostLink`.
         gradients: The gradients that it brings back with every call, None for none; settled before the first call.
@@ -216,7 +216,7 @@ class ModelProgram:
         return gradients * self.calls.micro_batches, weights
 
     def host_update_cost(self) -> str:
-        """Return in words what an update on the host copies."""
+        """Return in words the copies of an update on the host."""
         gradients, weights = self.host_update_bytes()
         buffers = ", and the weights with the buffers that a call writes" if self._writes_buffers else ""
         return (
@@ -271,7 +271,7 @@ class ModelProgram:
             self._own_statistics |= asked.broadcast_buffers and asked.input_group_size < asked.replication_factor
 
     def show_attributes(self, leaves: Sequence[Any]) -> None:
-        """Put into attributes that forward computes from weights alone what they are after a call."""
+        """Set attributes that forward computes from weights alone to their values after a call."""
         if not self.step.computed.places:
             return
         if self.training:
@@ -289,7 +289,7 @@ class ModelProgram:
         return self._writes[0]
 
     def take_writes(self, outputs: Any) -> Any:
-        """Return the output of an inference call, after what it has written is where PyTorch would have it."""
+        """Return the output of an inference call, after copying the written buffers to PyTorch's."""
         names = self.step.writes
         if names:
             outputs, *written = outputs
@@ -323,7 +323,7 @@ class ModelProgram:
             self.set_random_state([int(self.options.random_seed) if seeded else torch.initial_seed() % _SEEDS])
 
     def place(self, *parts: Any) -> None:
-        """Plan or estimate what needs a batch, unless that was done when the program was compiled; see `Placing`."""
+        """Plan or estimate with a batch, unless that was done when the program was compiled; see `Placing`."""
         if self.placing is not None and self.executor is None:
             step = self.step.again()
             self.placing.prepare(step, step.arguments(*parts, micro_batches=self.micro_batches))
@@ -380,13 +380,13 @@ class ModelProgram:
         self._file = executable
 
     def detach(self) -> None:
-        """Give the IPUs back and keep the compiled program; what only the device knew is saved on the host."""
+        """Release the IPUs and keep the compiled program; state of the device is saved on the host."""
         if self.ready:
             self._copied(lambda executor: executor.detachFromDevice())
             self._hooks.fire(IPUEvents.DEVICE_DETACHED)
 
     def _copied(self, action: Callable[[Executor], _T]) -> Optional[_T]:
-        """Return what copies from the executor's IPUs, retried if need be: then there may be another executor."""
+        """Return a function that copies from the executor's IPUs, with retries: then there may be another executor."""
 
         def copy() -> Optional[_T]:
             return None if self.executor is None else action(self.executor)
@@ -394,7 +394,7 @@ class ModelProgram:
         return self._hooks.copy(copy) if self.training else copy()
 
     def abandon(self, random_state: Optional[List[int]] = None) -> None:
-        """Let go of IPUs whose memory is lost, without a thought for what was on them; `load` takes IPUs again.
+        """Release IPUs whose memory is lost, without reading them; `load` takes IPUs again.
 
         The random stream goes on from a state, where one is known.
         """
@@ -419,7 +419,7 @@ class ModelProgram:
         self._random_state = random_state or self._random_state
 
     def _drop(self, executor: Executor) -> None:
-        """Let go of an executor that keeps its IPUs whatever is asked of it: they are free when nobody has it."""
+        """Drop an executor that does not release its IPUs: they are free when it is garbage-collected."""
         with contextlib.suppress(Exception):
             executor.destroy()
         self._weights.counters.forget()
@@ -496,7 +496,7 @@ class ModelProgram:
                 unwrap_tensors(self.step)
 
     def go_on(self) -> None:
-        """Train with this program again, after `wait`, and with the weights of then."""
+        """Train with this program again, after `wait`, and with the weights at that time."""
         if self.executor is not None:
             if self._updates:
                 put_classes(self.step, self._classes)
@@ -551,7 +551,7 @@ class ModelProgram:
         changed = attributes.changed(before)
         kept.put_back(kept=self.step.computed.names(self.step))
         retrace = Retrace(self.step.call_on_host(leaves, self.micro_batches), self.step.python_state)
-        # What the trace has imported, for example, was not there before.
+        # Imports of the trace, for example, were absent before.
         python, kept = self.step.python_state(), ModuleAttributes(self.step)
         self._counted = counted_by_norms(self.step)
         try:

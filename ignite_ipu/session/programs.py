@@ -21,7 +21,7 @@ from ignite_ipu.session.training import Trained
 from ignite_ipu.session.weights.model_states import ModelStates
 from ignite_ipu.session.weights.tracker import Weights
 
-# In what PopTorch says where no device is free.
+# Part of PopTorch's message if no device is free.
 _NO_IPUS = "Failed to acquire"
 Lost = Tuple[str, Exception]
 """Weights that could not be brought to the host, and why."""
@@ -29,7 +29,7 @@ _ALL: weakref.WeakSet[SharedWeights] = weakref.WeakSet()
 
 
 class SharedWeights:
-    """Finds out what other models with some of the same weights have trained, as an encoder and the model around it.
+    """Finds the training of other models with some of the same weights, as an encoder and the model around it.
 
     Each has a session of its own, and one of them is trained. The others' programs are out of date after that, which
     only the one that trained knows.
@@ -42,7 +42,7 @@ class SharedWeights:
         self._known = 0
         # By other model: its updates, a list of one number, and how many they were when it was asked last.
         self._others: Dict[weakref.ref[SharedWeights], Tuple[Sequence[int], int]] = {}
-        # What the host had when this began needs no copy.
+        # Values that the host had at the start need no copy.
         self._before = {weakref.ref(each): each._weights.updates[0] for each in _ALL if not each._weights.host_is_stale}
         _ALL.add(self)
         self.look_again()
@@ -52,7 +52,7 @@ class SharedWeights:
         SharedWeights._looks += 1
 
     def take_over(self) -> None:
-        """Bring what others have trained to the host, from where it is uploaded before the next call."""
+        """Bring weights that others have trained to the host; they are uploaded before the next call."""
         if self._known != SharedWeights._looks:
             self._known = SharedWeights._looks
             mine = set(map(id, self._weights.tensors))
@@ -66,7 +66,7 @@ class SharedWeights:
             other = reference()
             if updates[0] != seen:
                 self._others[reference] = updates, updates[0]
-                # What this model trained, the other took over before it trained more.
+                # The other model took over the weights of this one before it trained more.
                 self._weights.to_host()
                 if other is not None:
                     other._weights.to_host()  # else it did that when its session ended
@@ -201,9 +201,9 @@ class Programs:
         )
 
     def give_back(self) -> List[Lost]:
-        """Bring the newest weights and the programs' states to the host and destroy the programs; return what was lost.
+        """Bring the newest weights and the programs' states to the host and destroy the programs; return the losses.
 
-        What is withheld is shown: nobody could ask for it later.
+        Withheld values are shown: they cannot be read later.
         """
         if self.hooks.withheld is not None:
             logger.warning(
@@ -253,7 +253,7 @@ class Programs:
                 retrace.is_due = True
 
     def look_again(self) -> None:
-        """Trace modules a second time before somebody gets the weights, unless that was a while ago."""
+        """Trace modules a second time before the weights are read, unless that was recent."""
         for program in self:
             if program.compiled is not None and program.compiled.retrace.is_worth_it:
                 self.changes.look_again(program)
@@ -272,7 +272,7 @@ def _has_ipus(count: int) -> bool:
 
 @contextlib.contextmanager
 def _dying_workers_waiting() -> Iterator[None]:
-    """Let no worker process that dies interrupt what is done meanwhile.
+    """Context in which a worker process that dies causes no interruption.
 
     `torch.utils.data` handles the signal of a worker's death by an exception, wherever the main thread is just then.
     """
@@ -287,7 +287,7 @@ def _dying_workers_waiting() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGCHLD, handler)
     if waiting:
-        # Whoever reads the next batch is told of a dead worker, too.
+        # The next batch also raises the error of a dead worker.
         with contextlib.suppress(RuntimeError):
             handler(*waiting[-1])
 

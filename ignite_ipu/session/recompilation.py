@@ -1,6 +1,6 @@
 """Finds out whether a model is still the one that its programs were compiled from.
 
-They hold its parameters and buffers of then, and have Python values and whole numbers in buffers as constants.
+They hold its parameters and buffers at that time, and have Python values and whole numbers in buffers as constants.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ModelChanges:
         self._weights = weights
         self._compile_again = compile_again
         self._hooks = hooks
-        # What had been counted when the model had the tensors of the session.
+        # The counts at the time when the model had the tensors of the session.
         self._registrations = REGISTRATIONS.count
         self._reported: Set[str] = set()
 
@@ -66,7 +66,7 @@ class ModelChanges:
         return self._weights.replaced(self._model), self._weights.replaced_beside()
 
     def follow(self, program: ModelProgram) -> None:
-        """Have a program compiled again if what it has as constants has changed."""
+        """Compile a program again if its constants have changed."""
         if self._registrations != REGISTRATIONS.count:
             self.refuse_replaced()
         traced = program.traced
@@ -79,7 +79,7 @@ class ModelChanges:
             self.follow_trace(program)
 
     def follow_trace(self, program: ModelProgram) -> None:
-        """Do as `follow`, where somebody else compares the Python values that code names."""
+        """Do as `follow`, for callers that compare the Python values of the code themselves."""
         traced = program.traced
         if traced is None:
             return
@@ -124,7 +124,7 @@ class ModelChanges:
                 ", ".join(dict.fromkeys([*changed, *program.varying])),
                 _FROZEN_REMEDY,
             )
-        elif program.varying:  # what the trace set up, such as a cache, stays as it is in another call
+        elif program.varying:  # results of the trace, such as a cache, stay the same in another call
             refuse(changes_in_every_call(f"The forward of {name}", program.varying))
 
     def _replace(self, program: ModelProgram, changed: Sequence[str], message: str) -> None:

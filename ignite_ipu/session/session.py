@@ -69,7 +69,7 @@ class IPUSession:
         evaluations: The inference programs.
         inference: Makes these, and evaluates with them.
         data: The arithmetic from sample to epoch of the trainer's data, once it is known.
-        uneven: What the latest update had, if it was made by micro-batches of several shapes; else None.
+        uneven: The micro-batches of the latest update, if they had several shapes; else None.
 
     Raises:
         SessionError: Some of the model is on another device than the CPU, or in memory that processes share.
@@ -145,15 +145,15 @@ class IPUSession:
         place: Optional[MakePlacing] = None,
         alone: bool = False,
     ) -> Trained:
-        """Say what training this model means; the program is compiled when the first batch comes.
+        """Define the training of this model; the program is compiled with the first batch.
 
         Args:
             step: The module that trains.
             conversion: The optimizer; `HostUpdates` where PyTorch makes the updates, with gradients of the program's.
             options: `poptorch.Options` for training.
-            pipeline: What puts the model on several IPUs.
+            pipeline: The placement on several IPUs.
             share_ipus: Let training and inference take turns on the same IPUs instead of each having their own.
-            place: Makes what puts the model there; `Placing` when None.
+            place: Makes the placement; `Placing` when None.
             alone: Whether the gradients are of this process alone, whatever others are connected.
 
         Raises:
@@ -277,7 +277,7 @@ class IPUSession:
             BatchError: The batch cannot be cut, is not like the first one, or has one shape too many.
             ConstantAttributeError: A hyper-parameter that is compiled in was changed.
             OptimizerError: Hooks around the optimizer's step cannot be honoured, or the step was replaced.
-            LostEditError: Somebody wrote into a weight where the newest one was not.
+            LostEditError: A weight was written while its newest value was elsewhere.
         """
         self.uneven = None
         program, leaves = self._program_for(x, y, call)
@@ -309,8 +309,7 @@ class IPUSession:
     def train_one_by_one(self, batches: Sequence[Tuple[Any, Any]]) -> Tuple[List[Any], torch.Tensor]:
         """Train on micro-batches of several shapes, by a program for each shape, whose gradients make one update.
 
-        For updates on the host. An update is by the mean of the micro-batches' gradients, or by their sum where the
-        options say so.
+        For updates on the host. An update uses the mean of the micro-batches' gradients, or their sum by the options.
 
         Args:
             batches: Inputs and targets of each micro-batch.
@@ -368,7 +367,7 @@ class IPUSession:
         return results[0]
 
     def call_for_gradients(self, program: ModelProgram, leaves: Sequence[Any], batch: Any, share: float = 1.0) -> Any:
-        """Return what a call of a program gives, and add its gradients, times a share, to those of the parameters."""
+        """Return the result of a program's call, and add its gradients, times a share, to those of the parameters."""
         guard = self.hooks.guard
         if guard is None:
             results = self.prepare_call(leaves, batch)(*leaves)
@@ -399,13 +398,13 @@ class IPUSession:
         return program
 
     def _program_for(self, x: Any, y: Any, call: Optional[BatchGeometry]) -> Tuple[ModelProgram, List[Any]]:
-        """Return the program for a global batch, whose turn it is from now on, and what to call it with."""
+        """Return the program for a global batch, now the current one, and its arguments."""
         trained = self.with_trainer()
         program = trained.program
         self.weights.notice_edits()
         self.changes.follow(program)
         if self._looks != self.weights.looks:
-            # Somebody accessed a parameter, which is also how one is frozen.
+            # A parameter was accessed, which is also how one is frozen.
             self._looks = self.weights.looks
             trained.follow_trainable()
         options = trained.options_of(call)
@@ -446,7 +445,7 @@ class IPUSession:
             batch: The batch they come from.
 
         Raises:
-            SessionError: The model has no trainer, or somebody has registered hooks on gradients.
+            SessionError: The model has no trainer, or hooks on gradients are registered.
             LossError: All parameters are frozen.
         """
         programs = self._programs
@@ -485,8 +484,8 @@ class IPUSession:
     def check_model(self) -> None:
         """See at the start of an epoch whether the programs still fit the model.
 
-        Layers that were frozen or unfrozen make the training program be compiled again. It takes a look at every
-        parameter, so it is done in a step only after somebody accessed one.
+        Layers that were frozen or unfrozen make the training program be compiled again. It inspects every parameter, so
+        a step does it only after an access to one.
 
         Raises:
             SessionError: Some were replaced, added or removed.
@@ -496,7 +495,7 @@ class IPUSession:
             self.trained.follow_trainable()
 
     def end_pass(self, always: bool = True) -> None:
-        """Look at the end of a pass over data whether the programs still compute what the model's code does.
+        """Check at the end of a pass over data whether the programs still match the model's code.
 
         Args:
             always: Look however few calls there were since the last time.
@@ -523,7 +522,7 @@ class IPUSession:
         refuse_losses(self._programs.give_back())
 
     def release_after_failure(self) -> None:
-        """Do as `release` while another exception is on its way: what fails is logged, not raised."""
+        """Do as `release` during another exception: failures are logged, not raised."""
         for what, error in self._programs.give_back():
             logger.error("Could not bring %s to the host.", what, exc_info=error)
 

@@ -60,13 +60,13 @@ def _training(trained: Trained, programs: Programs, data: Optional[str]) -> List
 
 
 def _host_updates(updates: HostUpdates, program: ModelProgram) -> str:
-    """Return what makes the updates, and what an update costs."""
+    """Return the place and the cost of updates."""
     made_by = "PyTorch" if updates.source is None else f"PyTorch's {type(updates.source).__name__}"
     return f"{made_by}, on the host: {program.host_update_cost()}"
 
 
 def _pipeline(placing: Placing, placement: Placement, calls: BatchGeometry) -> List[str]:
-    """Return where layers run, in which order stages work, and what is planned or estimated of time and memory."""
+    """Return the places of layers, the order of stages, and planned or estimated times and memory."""
     from ignite_ipu.pipeline.units import bytes_text
 
     stages, plan, micro_batches = placement.stages, placing.plan, calls.gradient_accumulation
@@ -123,7 +123,7 @@ def _ipus(trained: ModelProgram, programs: Programs) -> str:
         text = f"{training} for training"
     else:
         text = f"{training} for training and {' + '.join(map(str, evaluation))} for evaluation, at the same time"
-    # What blocks in a forward name is known to PopTorch alone.
+    # Only PopTorch has the names of blocks in a forward.
     return (
         text if trained.placing is not None else f"{text}; those that poptorch.Blocks in the model name are not counted"
     )

@@ -41,7 +41,7 @@ def leave_out_compiler(model: nn.Module, log: bool = True) -> None:
     for module in model.modules():
         if is_compiled(module) and type(module).__mro__[1] is nn.Module:
             name, kind = type(compiled_original(module)).__name__, _called_plainly(type(module))
-            for attribute in ("forward", "_forward"):  # PyTorch keeps what calls its compiler in the object
+            for attribute in ("forward", "_forward"):  # PyTorch keeps the call of its compiler in the object
                 module.__dict__.pop(attribute, None)
             module.__class__ = kind
         elif compiled_call_of(module) is not None:
@@ -64,7 +64,7 @@ def _called_plainly(base: Any) -> Any:
         return nn.Module.__call__(self, *args, **kwargs)
 
     def initialize(self: Any) -> None:
-        """Leave out what PyTorch does for a new wrapper, and for one from a file."""
+        """Leave out PyTorch's work for a new wrapper, and for one from a file."""
 
     def deepcopy(self: Any, memo: Dict[int, Any]) -> Any:
         made: Any = object.__new__(type(self))

@@ -202,7 +202,7 @@ class Trained:
         self.link.send_again(self._trainable.names())
 
     def _set_aside(self) -> bool:
-        """Keep the program for later, and tell whether there is a compiled one to keep."""
+        """Keep the program for later, and return whether there is a compiled one to keep."""
         compiled = self.program.compiled
         if compiled is None:
             return False

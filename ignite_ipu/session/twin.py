@@ -39,7 +39,7 @@ class Twins:
                         if tensor is None:
                             continue
                         if id(tensor) not in twins:
-                            # What is written to the data of a tensor does not count as a write to the tensor.
+                            # A write to the data of a tensor does not count as a write to the tensor.
                             same = _DATA.__get__(tensor)
                             is_parameter = isinstance(tensor, nn.Parameter)
                             twins[id(tensor)] = nn.Parameter(same, requires_grad(tensor)) if is_parameter else same
@@ -156,7 +156,8 @@ class TwinExecutor:
                 tensor.copy_(values)
 
     def _leave(self, name: str) -> None:
-        # PopTorch downloads what may be newer on the device before it gives IPUs back, and nothing is, after an upload.
+        # PopTorch downloads values that may be newer on the device before it releases IPUs; after an upload there are
+        # none.
         if self._executor.isCompiled() and self._executor.isAttachedToDevice():
             self.copyWeightsToDevice()
         self._in_place(name)

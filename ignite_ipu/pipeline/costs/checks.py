@@ -83,7 +83,7 @@ def shared_weight_problems(profile: Profile, ipus: Sequence[int]) -> List[str]:
 def memory_problem(
     memory: MemoryModel, begin: int, end: int, stage: int, stages: int, machine: Machine, ipu: int
 ) -> Optional[str]:
-    """Check one stage's estimated memory, and name its biggest tensors and what would help."""
+    """Check one stage's estimated memory; the error names its biggest tensors and the ways out."""
     need = memory.stage(begin, end, stage, stages)
     if need.total <= machine.usable_memory:
         return None

@@ -20,14 +20,14 @@ class Machine:
     you have measured.
 
     Args:
-        name: What tables call this machine.
+        name: Name of this machine in tables.
         memory: In-Processor-Memory of one IPU.
         float16_flops: Peak rate of one IPU when a layer's parameters are 16 bits wide.
         float32_flops: Peak rate of one IPU otherwise.
-        memory_bandwidth: What one IPU reads and writes in its own memory, bytes per second.
-        ipu_link_bandwidth: What one IPU sends over IPU-Links in one direction, bytes per second.
-        gateway_bandwidth: What one unit sends to other link domains in one direction, bytes per second.
-        host_bandwidth: What one unit and its host exchange in one direction, bytes per second.
+        memory_bandwidth: Reads and writes of one IPU in its own memory, bytes per second.
+        ipu_link_bandwidth: Bytes per second of one IPU over IPU-Links in one direction.
+        gateway_bandwidth: Bytes per second of one unit to other link domains in one direction.
+        host_bandwidth: Bytes per second between one unit and its host in one direction.
         ipus_per_unit: IPUs that share a host link and a gateway (one IPU-M2000).
         ipus_per_link_domain: IPUs that reach one another over IPU-Links alone.
         ipus_per_process: IPUs that one PopTorch process may request; more need `poptorch.Options.Distributed`.

@@ -27,7 +27,7 @@ class Partition:
     Args:
         bounds: Where stages begin, and the end: stage s holds the layers `bounds[s]` up to `bounds[s + 1]`.
         slowest: Time of the slowest stage.
-        moved: Sum over the cuts of what they move, in the unit of `cut_bytes`.
+        moved: Sum over the cuts of the moved bytes, in the unit of `cut_bytes`.
     """
 
     bounds: Tuple[int, ...]
@@ -51,7 +51,7 @@ def partition(
 
     Args:
         stage_times: The time of stages; no stage is faster than the last with the same layers.
-        cut_bytes: What a cut after each layer but the last moves; nothing by default.
+        cut_bytes: Bytes that a cut after each layer but the last moves; 0 by default.
     """
     if stages < 1 or stages > layers:
         raise PlanError(
@@ -116,7 +116,7 @@ def partition_chain(
     Args:
         times: One per layer.
         memory: One per layer, in the unit of `limit`.
-        limit: What one stage may hold.
+        limit: Largest memory of one stage.
         cut_times: Transfer time over the cut after each layer but the last; both stages spend it.
 
     Returns:

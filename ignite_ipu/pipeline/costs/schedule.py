@@ -13,7 +13,7 @@ from ignite_ipu.errors import PlanError
 class StageTime:
     """Seconds, or any unit of time, that one stage takes for one micro-batch.
 
-    `recompute` is what it spends on repeating its forward pass just before the backward pass.
+    `recompute` is the time of repeating its forward pass just before the backward pass.
     """
 
     forward: float
@@ -36,7 +36,7 @@ _Row = Tuple[int, int, str, int, float, float]
 
 
 class _Slots(Sequence[Slot]):
-    """Slots of all device iterations, made of the first one's when they are read: most of a million nobody reads."""
+    """Slots of all device iterations, made of the first one's when they are read: most of a million are never read."""
 
     def __init__(self, first: List[_Row], iterations: int, span: float, micro_batches: int) -> None:
         self._first, self._iterations, self._span, self._micro_batches = first, iterations, span, micro_batches
@@ -63,7 +63,7 @@ class Schedule:
         filled: When the pipeline is full: the first stage has ended its first backward pass (training), or the last
             stage begins its first forward pass (inference).
         period: Time between two micro-batches in the steady state.
-        slots: What ran when, if asked for.
+        slots: All slots with their times, if requested.
     """
 
     makespan: float

@@ -24,7 +24,7 @@ class Strategy:
 
     Args:
         pipelined: Pipelined execution; False for sharded.
-        recompute: Keep only what enters a stage, and repeat its forward pass before its backward pass.
+        recompute: Keep only the inputs of a stage, and repeat its forward pass before its backward pass.
         offload_optimizer: Keep optimizer state off chip, and stream it through during the update.
         shard_optimizer: Split optimizer state between the replicas (replicated tensor sharding).
     """
@@ -48,7 +48,7 @@ class OptimizerState:
     """Tensors of the parameters' size that an optimizer keeps from one update to the next.
 
     Args:
-        name: What tables call it.
+        name: Name in tables.
         slots: Such tensors per trainable parameter, float32 each.
         accumulator: Whether gradients need a tensor of their own to accumulate in; PopTorch's SGD with
             `use_combined_accum=True` accumulates in its momentum.
@@ -67,7 +67,7 @@ _BY_NAME: Dict[str, int] = {"sgd": 0, "sgd-momentum": 1, "adam": 2, "adamw": 2, 
 
 
 def optimizer_state(optimizer: Union[Optimizer, OptimizerState, str]) -> OptimizerState:
-    """Return what an optimizer keeps, for an instance from torch or PopTorch or for a name.
+    """Return the state that an optimizer keeps, for an instance from torch or PopTorch or for a name.
 
     Raises:
         PlanError: An optimizer that PopTorch does not have.
@@ -140,12 +140,12 @@ def _spans(profile: Profile) -> _Spans:
     for saver, layer in enumerate(layers):
         for tensor in layer.saved:
             kept[tensor.producer, saver] += tensor.bytes
-    # saved[i, j]: made in layer i or later and saved before layer j; what entered the stage is in `inbound`.
+    # saved[i, j]: made in layer i or later and saved before layer j; inputs of the stage are in `inbound`.
     saved = np.zeros((count + 1, count + 1))
     saved[:count, 1:] = np.cumsum(np.cumsum(kept[::-1], axis=0)[::-1], axis=1)
     inbound = np.zeros((count + 1, count + 1))
     inbound[1:count, :] = np.asarray(profile.cut_bytes, dtype=np.float64)[:, None] if count > 1 else 0.0
-    # To repeat its forward pass, the first stage needs what came from the host.
+    # To repeat its forward pass, the first stage needs its inputs from the host.
     entering = inbound.copy()
     entering[0, :] = profile.input_bytes
     return _Spans(
@@ -184,7 +184,7 @@ class MemoryModel:
         return weights, gradients, state, 2 * working, once, each
 
     def totals(self, stages: int, spans: Index) -> Callable[[int], Matrix]:
-        """Return what gives the bytes that a stage of `stages`, by its number, holds for these spans of layers."""
+        """Return a function of a stage's number that gives its bytes for these spans of layers."""
         *fixed, each = self._parts(spans)
         held: Any = sum(fixed)
         return lambda stage: held + self._kept(stage, stages) * each
@@ -236,7 +236,7 @@ class TimeModel:
 
 
 def _at_both_ends(machine: Machine, cut_bytes: Sequence[float]) -> Matrix:
-    """Return the seconds that a span spends on what crosses the cuts before and behind it."""
+    """Return the seconds that a span spends on the tensors that cross the cuts before and behind it."""
     cuts = np.asarray([0.0, *map(machine.link_seconds, cut_bytes), 0.0])
     both: Matrix = cuts[:, None] + cuts[None, :]
     return both

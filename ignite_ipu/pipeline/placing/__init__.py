@@ -1,1 +1,1 @@
-"""Layers put on IPUs by hooks, and what an engine is asked for."""
+"""Layers put on IPUs by hooks, and the requests to an engine."""

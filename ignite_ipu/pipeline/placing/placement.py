@@ -100,8 +100,8 @@ class Placement:
             spec: A plan or a placement, taken as it is; or a list, in one of these forms. Layer names, or indices into
                 `select_layers(model, granularity)` of which the first is 0: a stage begins at each, on the next IPU; a
                 pair `(layer, ipu)` says the IPU. A name may be a range, `layers.0-3`: the stage has these of their
-                container, and the next one in it begins behind them. Or layers per IPU, where one or more -1 share what
-                the others leave, as `[4, -1, -1, 4]`: earlier wildcards get the odd ones. The two lists of numbers
+                container, and the next one in it begins behind them. Or layers per IPU, where one or more -1 share the
+                remaining layers, as `[4, -1, -1, 4]`: earlier wildcards get the odd ones. The two lists of numbers
                 cannot be confused, since no IPU gets 0 layers. Or a mapping of layers to IPUs, in any order.
             execution: One of `EXECUTIONS`.
             granularity: Which modules count as layers for indices and layers per IPU.
@@ -224,7 +224,7 @@ class Placement:
         return [problem for problem in found if problem]
 
     def depth_problem(self, training: bool, accumulation: int, device_iterations: int) -> Optional[str]:
-        """Return what is wrong with so few micro-batches per weight update or, at inference, per call."""
+        """Return the problems of so few micro-batches per weight update or, at inference, per call."""
         if self.execution != "pipelined" or self.ipus_per_replica == 1:
             return None
         if training:
@@ -269,7 +269,7 @@ def configure(plan: Planned, options: Options) -> Options:
 
 
 def save_memory(strategy: Strategy, replicas: int, options: Options) -> None:
-    """Set what a strategy of training says about the optimizer's state and about recomputation."""
+    """Set a training strategy's place of the optimizer's state and its recomputation."""
     shard = strategy.shard_optimizer and replicas > 1
     if strategy.offload_optimizer or shard:
         settings = backend.poptorch().TensorLocationSettings()

@@ -22,7 +22,7 @@ class PipelineRequest:
 
     Args:
         spec: A description, a plan, a placement, or "auto".
-        execution: One of `EXECUTIONS`; None for what plan or placement say, and for pipelined otherwise.
+        execution: One of `EXECUTIONS`; None for that of the plan or placement, or pipelined.
         ipus: IPUs there are for all replicas; None for as many as it takes.
         memory_per_ipu: Bytes of one IPU to hold the estimates to; None for a Mk2's, which a described pipeline may
             exceed with a warning.

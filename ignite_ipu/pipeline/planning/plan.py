@@ -1,4 +1,4 @@
-"""A plan: which layers run on which IPU, with which settings, and what that is estimated to give."""
+"""A plan: the IPU of each layer, the settings, and the estimates."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class Plan(Tabled):
         device_iterations: Repetitions per call.
         update_seconds: Weight update with all-reduce and off-chip traffic.
         iteration: Simulated schedule of one device iteration when training, of the whole call at inference.
-        problems: What keeps the plan from running; empty if nothing does.
-        reasons: Why the settings are what they are.
+        problems: Reasons why the plan cannot run; empty if it can.
+        reasons: Reasons for the settings.
     """
 
     profile: Profile
@@ -178,7 +178,7 @@ class Plan(Tabled):
         )
 
     def placement(self) -> Placement:
-        """Return what puts the model on its IPUs without an edit of it."""
+        """Return the placement of the model on its IPUs, which needs no edit of it."""
         self.check()
         first = [self.profile.layers[stage.begin] for stage in self.stages]
         starts = [Start(layer.module, stage.ipu, layer.call) for layer, stage in zip(first, self.stages)]

@@ -1,7 +1,7 @@
 """Plans as files: planned once, shared, and held to the model that they were made for.
 
-A file holds what was measured and what was decided. What follows from these, the times and the memory of every stage,
-is worked out again when it is read, so no file can claim that something fits.
+A file holds the measurements and the decisions. The times and the memory of every stage are computed again when it is
+read, so no file can claim that a plan fits.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def load_plan(path: Union[str, os.PathLike[str]], model: Optional[nn.Module] = N
 
     Raises:
         PlanError: The file is no plan, is of another version, contradicts itself, or is for another model; the message
-            names what differs. The plan does not fit the machine that it is for.
+            names the differences. The plan does not fit the machine that it is for.
         OSError: It cannot be read.
     """
     name = os.fspath(path)
@@ -112,7 +112,7 @@ def _planned(name: str) -> Plan:
     if len(data) > _LARGEST_FILE:
         _refuse(f"it has more bytes than a plan, which has at most {_LARGEST_FILE}")
     try:
-        # What nests too deep for Python's own limit is refused by it.
+        # Python's own limit refuses deeper nesting.
         read = json.loads(data.decode("utf-8"), parse_constant=lambda text: _refuse(f"{text} is no number"))
     except (ValueError, RecursionError) as error:
         if isinstance(error, PlanError):
@@ -168,7 +168,7 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         if type(value) not in (int, float) or not 0 <= value <= _LARGEST or not math.isfinite(value):
             _refuse(f"its {where} is no number from 0 on")
         return float(value)
-    # What is left are tuples of one kind of item.
+    # The remaining types are tuples of one kind of item.
     if not isinstance(value, list):
         _refuse(f"its {where} is no list")
     return tuple(_value(kind.__args__[0], entry, where) for entry in value)

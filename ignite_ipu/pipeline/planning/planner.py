@@ -177,7 +177,7 @@ def _best_spans(ipus: int, memory: MemoryModel, time: TimeModel, machine: Machin
 
 
 def _given_spans(profile: Profile, sizes: Sequence[int], ipus: Optional[Sequence[int]]) -> List[_Span]:
-    """Return a layout that somebody chose: layers per stage, and the stages' IPUs (in order by default)."""
+    """Return a given layout: layers per stage, and the stages' IPUs (in order by default)."""
     if any(size < 1 for size in sizes) or sum(sizes) != len(profile.layers):
         raise PlanError(
             f"The stages hold {list(sizes)} layers, {sum(sizes)} in all, but {profile.model} has "
@@ -207,7 +207,7 @@ def _solve(
     stages = ipus + folded
     closed = np.broadcast_to(_closed(profile, tail)[:, None], (tail + 1, tail + 1))
     by_time = memory.strategy.pipelined and limit < np.inf
-    # What the first IPU has besides, when the last layers are a stage of its own.
+    # The additional layers of the first IPU, if the last layers are a stage of its own.
     held_besides = float(memory.totals(stages, (tail, layers))(stages - 1)) if folded else 0.0
     spent_besides = float(seconds[tail, layers]) if folded else 0.0
 

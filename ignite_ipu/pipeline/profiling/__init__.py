@@ -1,1 +1,1 @@
-"""A model measured on the host: its layers, what they compute and what crosses between them."""
+"""A model measured on the host: its layers, their work and the tensors between them."""

@@ -39,7 +39,7 @@ def measure(
     fake: bool = True,
     call: Optional[Callable[..., Any]] = None,
 ) -> Profile:
-    """Run the model's forward once on the host and return what each layer holds, computes and hands on.
+    """Run the model's forward once on the host and return the memory, the work and the outputs of each layer.
 
     Nothing of the model changes: neither weights, buffers, training flags nor random state.
 
@@ -145,7 +145,7 @@ def _arguments(inputs: Inputs) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
 
 @contextmanager
 def _plain_operators() -> Iterator[None]:
-    """Keep torch from fusing what an IPU runs operator by operator, and from hiding matrix products in it."""
+    """Prevent torch from fusing operators that an IPU runs one by one, and from hiding matrix products in them."""
     attention = torch.backends.cuda
     flash = attention.flash_sdp_enabled()  # type: ignore[no-untyped-call]
     efficient = attention.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
@@ -231,7 +231,7 @@ class _Stored:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that follows one forward pass; tensors are told apart by storage, so a view is what it views."""
+    """A dispatch mode that follows one forward pass; tensors are compared by storage: a view counts as its base."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

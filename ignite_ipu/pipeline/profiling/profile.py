@@ -1,4 +1,4 @@
-"""A model as the planner sees it: a chain of layers with what each holds, computes and hands on."""
+"""A model for the planner: a chain of layers with the memory, the work and the outputs of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SavedTensor(TensorSize):
 
 @dataclass(frozen=True)
 class Layer:
-    """Layer of the chain: what it holds and does for one micro-batch.
+    """Layer of the chain, with its memory and work for one micro-batch.
 
     A layer is everything from the start of its module's forward to the start of the next layer's, the span that a
     PopTorch block opened there covers.
@@ -103,7 +103,7 @@ class SharedWeight:
 
 @dataclass(frozen=True)
 class Profile:
-    """A model measured for planning: layers in the order in which they run, and what flows between them.
+    """A model measured for planning: layers in the order in which they run, and the tensors between them.
 
     Args:
         model: Class name of the model.

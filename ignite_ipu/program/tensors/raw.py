@@ -16,7 +16,7 @@ from torch import nn
 from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
-# The base class, so that these stay the originals when somebody replaces `torch.Tensor.grad`.
+# The base class, so that these stay the originals if `torch.Tensor.grad` is replaced.
 _OF_TENSORS: Any = torch.Tensor.__base__
 GRADIENT: Any = _OF_TENSORS.grad
 """The attribute, as PyTorch's functions for it know it."""

@@ -46,7 +46,7 @@ def split_rows(structure: Any, rows: int) -> Iterator[Tuple[Any, int]]:
 
 
 def take_rows(structure: Any, valid: int, rows: int) -> Any:
-    """Return the first `valid` of the `rows` rows of a model's output, dropping what was computed from filling."""
+    """Return the first `valid` of the `rows` rows of a model's output, without the results of padding."""
     if valid == rows:
         return structure
     return map_tensors(structure, lambda tensor: _checked(tensor, rows)[:valid])

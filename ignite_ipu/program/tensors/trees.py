@@ -1,4 +1,4 @@
-"""Nested values: what containers hold, and how containers are made again of other parts.
+"""Nested values: the parts of containers, and containers made of other parts.
 
 `torch.utils._pytree` does less: it takes subclasses of lists and dictionaries, mappings of other kinds and objects with
 fields for leaves, and in PyTorch 2.0 torch's own named results, too.
@@ -31,7 +31,7 @@ class Container(NamedTuple):
     parts: List[Any]
 
     def maker(self) -> Make:
-        """Return what makes such a container of other parts; it keeps none of these."""
+        """Return a function that makes such a container of other parts; it keeps none of these."""
         kind = type(self.value)
         if isinstance(self.value, (list, tuple)):
             # torch's own named results (torch.return_types) take one sequence, like tuples; namedtuples have _make.
@@ -71,7 +71,7 @@ class Container(NamedTuple):
             return self._maker_of_fixed_mappings(kind)
 
         def make(parts: Sequence[Any]) -> Any:
-            # A copy keeps what a subclass carries besides its items, as the outputs of transformers' models do.
+            # A copy keeps the additional attributes of a subclass, as of the outputs of transformers' models.
             built = copy.copy(template)
             for key, part in zip(keys, parts):
                 built[key] = part
@@ -80,7 +80,7 @@ class Container(NamedTuple):
         return make
 
     def _maker_of_fixed_mappings(self, kind: Any) -> Make:
-        """Return what makes dictionaries of a class that forbids changes: entries and attributes are set past it."""
+        """Return a maker of dictionaries of a class that forbids changes: it bypasses the class."""
         keys, base = self.keys, _base_of(self.value)
         places = {id(part): position for position, part in enumerate(self.parts)}
         attributes = getattr(self.value, "__dict__", {})
@@ -128,7 +128,7 @@ def restore_contents(container: Any, before: Any) -> None:
 
 
 def opened(value: Any) -> Optional[Container]:
-    """Return what a list, a tuple or a mapping of any kind holds, None for another value."""
+    """Return the items of a list, a tuple or a mapping of any kind, None for another value."""
     if isinstance(value, (list, tuple)):
         return Container(value, (), list(value))
     if isinstance(value, Mapping):
@@ -137,7 +137,7 @@ def opened(value: Any) -> Optional[Container]:
 
 
 def opened_object(value: Any) -> Optional[Container]:
-    """Return what a deque, a slice, a namespace or a dataclass holds, None for another value."""
+    """Return the parts of a deque, a slice, a namespace or a dataclass, None for another value."""
     kind = type(value)
     if kind is deque:
         return Container(value, (value.maxlen,), list(value))  # its one property beside the parts
@@ -152,7 +152,7 @@ def opened_object(value: Any) -> Optional[Container]:
 
 
 def opened_record(value: Any) -> Optional[Container]:
-    """Return what an object with tensors holds, such as a dataclass; None for another value.
+    """Return the parts of an object with tensors, such as a dataclass; None for another value.
 
     They are attributes, or are in lists, tuples, dictionaries and dataclasses among these.
     """
@@ -179,7 +179,7 @@ def _holds_tensors(value: Any, seen: Set[int]) -> bool:
         return True
     if isinstance(value, (list, tuple)):
         parts: Any = value
-    elif type(value) in (dict, OrderedDict, defaultdict):  # other mappings may compute what they hold
+    elif type(value) in (dict, OrderedDict, defaultdict):  # other mappings may compute their items
         parts = value.values()
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         parts = attributes_of(value).values()
@@ -192,7 +192,7 @@ def _holds_tensors(value: Any, seen: Set[int]) -> bool:
 
 
 def leaves_of(value: Any, records: bool = True) -> Iterator[Any]:
-    """Yield what is no list, tuple, mapping or, if it counts, record (`opened_record`) in a nested value, in order."""
+    """Yield the leaves in order: all but lists, tuples, mappings and, if they count, records (`opened_record`)."""
     # Tensors first: whether something else is a mapping takes longer to find out.
     container = (
         None if isinstance(value, torch.Tensor) else opened(value) or (opened_record(value) if records else None)

@@ -1,4 +1,4 @@
-"""`torch.cuda` as a script sees it: there is one device, and what is done to it happens elsewhere.
+"""`torch.cuda` for a script: there is one device, and its work happens elsewhere.
 
 Only calls from the script's own lines are answered so. A library that asks gets the true answer.
 """

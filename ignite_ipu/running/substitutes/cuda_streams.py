@@ -110,7 +110,7 @@ def substitute_streams(substitutes: Substitutes) -> None:
 
 
 def _of_scripts(name: str, original: Any, host: Any, became: str, substitutes: Substitutes) -> Any:
-    """Return what stands for a class of `torch.cuda`: called by the script, it makes an object of the host."""
+    """Return the substitute of a class of `torch.cuda`: called by the script, it makes an object of the host."""
 
     class OfScripts(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:

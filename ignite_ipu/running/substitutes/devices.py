@@ -42,7 +42,7 @@ def is_gpu(device: Any) -> bool:
 
 
 def substitute_devices(substitutes: Substitutes, placed: PlacedModels) -> None:
-    """Keep on the host what the script sends to a GPU, itself or through torch, Ignite and accelerate.
+    """Keep objects on the host that the script sends to a GPU, itself or through torch, Ignite and accelerate.
 
     On a machine without a GPU this holds for libraries, too: they could only have got the device from the script.
     """
@@ -70,7 +70,7 @@ class _Moves:
 
     def __init__(self, substitutes: Substitutes, placed: PlacedModels) -> None:
         self._substitutes, self._placed = substitutes, placed
-        # A GPU of the machine may be what libraries use for themselves.
+        # Libraries may use a GPU of the machine for themselves.
         self._of_libraries = not torch.cuda.is_available()
 
     def _mapped(self, frame: FrameType, text: str, became: str = "stays on the host") -> bool:
@@ -179,7 +179,7 @@ def _substitute_types(substitutes: Substitutes) -> None:
 
 
 def _host_type(name: str, original: Any, host: Any, substitutes: Substitutes) -> Any:
-    """Return what stands for a type of GPU tensors: called by the script, it makes a tensor of the host."""
+    """Return the substitute of a type of GPU tensors: called by the script, it makes a tensor of the host."""
 
     class HostType(type):
         dtype = original.dtype

@@ -78,7 +78,7 @@ class EngineWeights:
 class _Gradients:
     def __init__(self, substitutes: Substitutes, trained: EngineWeights) -> None:
         self._substitutes, self._trained = substitutes, trained
-        # Where PopTorch's classes of parameters pass on what they are asked for.
+        # Methods by which PopTorch's classes of parameters pass on accesses.
         self._wrappers = (_package(str(backend.poptorch().__file__)), access.__file__)
 
     def clip(

@@ -1,7 +1,7 @@
 """Models that run on the host: copies that a script exports, and averaged ones whose batch statistics it computes.
 
-`torch.jit.trace`, `torch.onnx.export` and their like get an ordinary copy. What they return is no Python that PopTorch
-could trace, so running it is refused. Models and losses that call a scripted function compute the Python function.
+`torch.jit.trace`, `torch.onnx.export` and their like get an ordinary copy. PopTorch cannot trace their results, so
+running them is refused. Models and losses that call a scripted function compute the Python function.
 `torch.optim.swa_utils.update_bn` makes forward passes in training mode without gradients, which only the host does.
 """
 
@@ -80,7 +80,7 @@ def substitute_averages(substitutes: Substitutes) -> None:
 
 @contextlib.contextmanager
 def _kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Have the new statistics in the buffers of before, which the device knows: PyTorch 2.0 makes new ones."""
+    """Write the new statistics into the previous buffers, which the device uses: PyTorch 2.0 makes new ones."""
     named = [(module, name) for module in model.modules() for name, _ in module.named_buffers(recurse=False)]
     before = [getattr(module, name) for module, name in named]
     try:

@@ -102,7 +102,7 @@ def _needs_factories(config: IPUConfig) -> bool:
 
 
 def _of_evaluator(config: IPUConfig, model: Any) -> IPUConfig:
-    """Return the settings of an evaluator: what its model's trainer does not say, everything where there is none."""
+    """Return the settings of an evaluator: those that its model's trainer does not have, or all without a trainer."""
     settings = {name: getattr(config, name) for name in ("mixed_precision", "loader_mode")}
     session = known_session(unwrapped(model)) if isinstance(model, nn.Module) else None
     if config.said() and (session is None or session.training is None):

@@ -159,7 +159,7 @@ class CapturedLoops(CaptureObserver):
         return __call__
 
     def _may_write(self, module: nn.Module, arguments: Any) -> bool:
-        """Tell whether a module without parameters, as a part of what a step trains, may write into its buffers."""
+        """Return whether a module without parameters, as a part of a trained step, may write into its buffers."""
         held = module.training and torch.is_grad_enabled() and any(each is not None for each in module.buffers())
         return held and bool(deferred_values(arguments)) and bool(self._roots_of(module))
 
@@ -208,7 +208,7 @@ class CapturedLoops(CaptureObserver):
         self._capture_optimizer(optimizer)
 
     def adopt(self, existing: Existing) -> None:
-        """Capture what the program made before."""
+        """Capture the models that the program made before."""
         for optimizer in existing.optimizers:
             self._asked.update(existing.modules)
             self._capture_optimizer(optimizer)
@@ -227,7 +227,7 @@ class CapturedLoops(CaptureObserver):
         return next((session for session in sessions if session.training is not None), None)
 
     def _evaluate(self, session: IPUSession, model: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Return what a model computes that a trainer of Ignite's trains, or a part of one."""
+        """Return the result of a model, or a part of one, that a trainer of Ignite trains."""
         if model.training and torch.is_grad_enabled():
             raise self._substitutes.refusal(
                 f"{type(model).__name__}()",

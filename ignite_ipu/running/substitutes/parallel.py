@@ -19,7 +19,7 @@ from ignite_ipu.torch_names.modules import compiled_original
 
 
 def substitute_parallel(substitutes: Substitutes) -> None:
-    """Let models that the script wraps for several GPUs be what they are on one: parameters are called `module...`.
+    """Replace `DataParallel` wrappers by a single-device wrapper with the same `module.` prefix.
 
     Processes that a launcher has started are connected by gloo, and `DistributedDataParallel` averages their gradients.
     Spawned ones are refused, but a single one, which is a call.

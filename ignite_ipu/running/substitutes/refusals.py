@@ -24,7 +24,7 @@ _OF_MODULES = "torch.nn.Module."
 
 
 def refuse_unmappable(substitutes: Substitutes) -> None:
-    """Refuse, at the script's own lines, what would train another way than it says."""
+    """Refuse, at the script's own lines, code that would train differently than it is written."""
 
     def compile_(line: Any, original: Any, model: Any = None, **kwargs: Any) -> Any:
         if model is None:  # a decorator

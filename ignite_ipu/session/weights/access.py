@@ -5,10 +5,10 @@ weights whatever a tensor is asked for. The same classes do three things more he
 them for a model that is evaluated alone, where `parameter.data.mul_(...)` is how moving averages of weights are usually
 written: those of teachers, momentum encoders and target networks.
 
-- They notice when somebody may have written into a weight: asking every tensor whether it was written into takes longer
-  than everything else that happens on the host in a training step.
-- They download for values alone, not for what a tensor is: its class, its shape, whether it is trained.
-- What they hand out is ordinary, so that files need no PopTorch: what is computed from them, copies and pickles.
+- They detect possible writes into a weight: checking every tensor for writes takes longer than all other work of the
+  host in a training step.
+- They download for values alone, not for properties of a tensor: its class, its shape, whether it is trained.
+- Their results are ordinary, so that files need no PopTorch: computed tensors, copies and pickles.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ignite_ipu.torch_names.tensors import COUNT_OF_WRITES, DisableTorchFunction
 
 # Through these, memory is written without PyTorch counting it as a change of the tensor.
 _UNCOUNTED = frozenset(("data", "numpy", "untyped_storage", "storage", "data_ptr", "__array__", "__dlpack__"))
-# What says nothing about a tensor's values, reading and writing.
+# Attributes that do not concern a tensor's values, for reading and writing.
 _METADATA = frozenset(
     (
         *("shape", "size", "dim", "ndim", "ndimension", "numel", "nelement", "__len__", "dtype", "device", "layout"),
@@ -46,7 +46,7 @@ _METADATA = frozenset(
         *("__class__", "__torch_function__", "__torch_dispatch__"),
     )
 )
-# Methods say what they do when they are called.
+# Methods record their effect when they are called.
 _SILENT = _METADATA.union(
     name
     for name in dir(torch.Tensor)
@@ -63,11 +63,11 @@ class AccessTracker:
         before_first: A bound method, held weakly: called before the first download by access since `forget`, with
             whether it is to bring the newest weights.
         hooks: The session's, held weakly, which may refuse an access that shows values.
-        on_host: Whether nobody trains, so that memory which was handed out stays that of the newest values.
+        on_host: Whether no training takes place, so that shared memory keeps the newest values.
 
     Attributes:
-        any: Whether somebody accessed a tensor, in any way that may have written into it.
-        read: Whether somebody accessed one in a way that downloads.
+        any: Whether a tensor was accessed in any way that may have written into it.
+        read: Whether one was accessed in a way that downloads.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class AccessTracker:
         self._on_host = on_host
         self.replaced = False  # whether a tensor was given other memory
         self._before: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
-        # By the same keys, weakly: `parameter.data`, through which somebody may write for as long as it is there.
+        # By the same keys, weakly: `parameter.data`, through which writes are possible as long as it exists.
         self._handed_out: Dict[int, List[weakref.ref[torch.Tensor]]] = {}
         self._classes = _classes_of(tensors)
         for tensor_class in self._classes:
@@ -123,7 +123,7 @@ class AccessTracker:
 
     @property
     def serves(self) -> bool:
-        """True while somebody asks."""
+        """True while there are watchers."""
         return not self.ended and self._before_first() is not None
 
     def recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -251,14 +251,14 @@ def _deepcopy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
 
 
 def _reduce_ex(tensor: torch.Tensor, protocol: Any = 2) -> Any:
-    # The same memory, since files keep what tensors share.
+    # The same memory, since files keep shared memory.
     ordinary = _ordinary(tensor.detach(), tensor)
     ordinary.__dict__.update(tensor.__dict__)
     return ordinary.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
 
 def _ordinary(values: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return values as what a tensor was before it was wrapped: a parameter or not."""
+    """Return values in the class of a tensor before it was wrapped: a parameter or not."""
     return nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
 
 
@@ -279,7 +279,7 @@ def _replaces_gradient(func: Any) -> bool:
 
 
 def _is_gradient(attribute: Any) -> bool:
-    """Return whether this is `Tensor.grad`: PyTorch's, or what stands for it now, which PyTorch passes on."""
+    """Return whether this is `Tensor.grad`: PyTorch's, or its current replacement, which PyTorch passes on."""
     return attribute is GRADIENT or attribute is torch.Tensor.grad
 
 
@@ -318,7 +318,7 @@ def watch_tensors(tensors: Iterable[torch.Tensor], buffers: bool = False) -> Non
 
 
 def unwatch_tensors(tensors: Iterable[torch.Tensor], always: bool = True) -> None:
-    """Give tensors PyTorch's class back, `always` where somebody still asks, too."""
+    """Restore PyTorch's class of tensors; `always` also with remaining watchers."""
     for tensor in tensors:
         tensor_class = type(tensor)
         if is_watched(tensor_class) and (always or not any(each.serves for each in tensor_class.__dict__[_HOLDER])):

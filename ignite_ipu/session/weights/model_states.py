@@ -18,7 +18,7 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
 class LiveState(OrderedDict):  # type: ignore[type-arg]
-    """A model's state dictionary, whose tensors are the newest whenever somebody reads one of them from it.
+    """A model's state dictionary, whose tensors are the newest whenever one of them is read from it.
 
     Natively they are the memory of the model's weights; here the newest may be on the device. Copies and files of it
     are ordinary dictionaries.
@@ -141,7 +141,7 @@ def _unnoticed(value: Any) -> Any:
 class ModelStates:
     """Has the states that a model and its parts hand out show the newest weights, after a call of `before`.
 
-    What is loaded into a model, PyTorch writes into its tensors, which is noticed there. To end it, call `leave`.
+    PyTorch writes loaded values into a model's tensors, which is detected there. To end it, call `leave`.
     """
 
     leave: weakref.finalize[Any, Weights]

@@ -34,7 +34,7 @@ class _BatchCounters:
     """Counters of the batches that layers have seen, `num_batches_tracked`, which no device advances.
 
     They are integers, and so constants of a program, from which nothing is computed. The host's are advanced by the
-    calls since the last time when somebody gets the weights.
+    calls since the last time when the weights are read.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class _BatchCounters:
 
 
 def counted_by_norms(module: nn.Module) -> Counted:
-    """Return what one forward counts in which every normalisation that is in training mode is called once."""
+    """Return the counts of one forward that calls every normalisation in training mode once."""
     norms = [each for each in module.modules() if isinstance(each, NormWithStatistics) and each.training]
     return [(each.num_batches_tracked, 1) for each in norms if each.num_batches_tracked is not None]
 
@@ -86,7 +86,7 @@ class Weights:
         updates: How often the training program was called; a list of one number, for those who outlive this.
         looks: How often `notice_edits` looked at every tensor.
         edits: How often the host's weights were found or said to be set.
-        host_is_stale: Whether somebody has trained since the host's copy was brought or written.
+        host_is_stale: Whether training took place since the host's copy was downloaded or written.
 
     PopTorch refreshes an inference executor by itself only when it wraps the same module object as the training one and
     was made after it, and then copies twice the first time. Our executors wrap different modules on purpose, so that
@@ -138,9 +138,9 @@ class Weights:
                 self.watch_parameters()
 
     def watch_parameters(self) -> bool:
-        """Notice what is done with parameters, while nobody trains; return whether writes may have been missed so far.
+        """Detect accesses to parameters outside of training; return whether writes may have been missed so far.
 
-        Where calls are recorded, also what is done with buffers, which these write later.
+        With recorded calls, also accesses to buffers, which these write later.
         """
         watch_tensors(self._tensors, buffers=self._hooks.recorder is not None)
         if self._accesses is not None and self._accesses.watches(self._tensors):
@@ -151,9 +151,9 @@ class Weights:
         return True
 
     def unwatch(self, always: bool = True) -> None:
-        """Let parameters be ordinary ones, for PopTorch to wrap or for whoever goes on with them natively.
+        """Make parameters ordinary ones, for PopTorch to wrap or for further use on the host.
 
-        `always` means where somebody else still watches them, too.
+        `always` also with other watchers.
         """
         if self._training is None:
             self._forget_accesses()
@@ -514,7 +514,7 @@ def _differing(before: Dict[str, torch.Tensor], now: Dict[str, torch.Tensor]) ->
 
 
 def _beside_the_model(step: nn.Module) -> Dict[str, torch.Tensor]:
-    """Return by name what a program's module holds outside its child `model`, such as a loss's buffers."""
+    """Return by name the tensors of a program's module outside its child `model`, such as a loss's buffers."""
     return {
         f"{prefix}.{name}": tensor
         for prefix, part in modules_of(step).items()
