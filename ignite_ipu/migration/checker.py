@@ -1,4 +1,4 @@
-"""Applies every rule to a file and places what they find."""
+"""Applies every rule to a file and places the findings."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _check_file(rules: Sequence[str], path: str) -> Tuple[List[Finding], int]:
 
 
 def on_all_cores(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-    """Yield what a function makes of each item, in their order; raises `UserError` when a process dies.
+    """Yield the results of a function for each item, in order; raises `UserError` when a process dies.
 
     Many items are shared among forks of this process, one a core, if it has no other threads; functions and results are
     pickled then. Few are worked on here, and all of them where processes are not made by forks.
@@ -97,7 +97,7 @@ def on_all_cores(function: Callable[[Item], Result], items: Sequence[Item]) -> I
         yield from map(function, items)
         return
     forks = multiprocessing.get_context("fork")
-    # Ctrl-C is for the process that asked, which lets the others finish what they have in hand.
+    # Ctrl-C is for the parent process, which lets the others finish their items.
     with ProcessPoolExecutor(cores, forks, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         try:
             yield from pool.map(function, items, chunksize=_TAKEN_AT_ONCE)
@@ -120,7 +120,7 @@ def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
     for rule in all_rules().values() if rules is None else rules:
         for hit in () if rule.check is None else rule.check(program):
             first = getattr(hit.node, "lineno", 1)
-            # A comment counts at the first line of what it concerns and at the last, where long calls have room.
+            # A comment counts at the first line of its statement and at the last, where long calls have room.
             last = getattr(hit.node, "end_lineno", None) if isinstance(hit.node, ast.expr) else None
             if program.is_suppressed(rule.name, (first, last or first)):
                 suppressed += 1
@@ -132,7 +132,7 @@ def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
 
 
 def _is_handled(program: Program, finding: Finding) -> bool:
-    """Return whether the program's engines, captured loops or substitutes compute what breaks a rule."""
+    """Return whether the program's engines, captured loops or substitutes support code that breaks a rule."""
     rewritten = all_rules()[finding.rule].rewritten
     if finding.run is Outcome.ON_HOST:
         return program.is_automatic

@@ -1,7 +1,7 @@
 """Texts of rules and rewrites, which are their modules' docstrings: reports and the documentation show them.
 
 The summary is the first line and the rationale the next paragraph; "Remedy:" and an example follow. An example is the
-difference of two programs, with `- ` in front of what the first alone has and `+ ` of what the second alone has. It is
+difference of two programs, with `- ` in front of lines of the first alone and `+ ` of lines of the second alone. It is
 written out under "Example:", or as a part of a small model ("In forward:", with or without "In __init__:"), of a
 training loop ("In the loop:", "Before the loop:", "After the loop:"), or of a program "With PopTorch:".
 """

@@ -47,7 +47,7 @@ class Outcome(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Hit:
-    """A node that breaks a rule, before it is placed in a file; what is None there is as the rule has it."""
+    """A node that breaks a rule, before it is placed in a file; fields that are None have the rule's values."""
 
     node: ast.AST
     message: str
@@ -67,7 +67,7 @@ class Rule:
         name: The name users write in suppressions; also the module's, the test's and the docs page's.
         severity: `error` fails or trains wrongly, `warning` differs silently, `note` is worth knowing.
         run: What `ignite-ipu run` makes of the example, and mostly of such code.
-        summary, rationale, remedy: What the rule looks for, why it matters on an IPU, and what to do about it.
+        summary, rationale, remedy: The finding, the reason why it matters on an IPU, and the way out.
         example: A smallest program that breaks the rule and the same program mended, as their difference.
         check: Yields the places that break the rule. None when only a trace shows them (`check --run`).
         rewritten: True if `run` handles such code by what it puts in the place of PyTorch's own, so that `migrate` has

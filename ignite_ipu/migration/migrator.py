@@ -2,8 +2,8 @@
 
 Moving half of a training program would train on the host's CPU without a word. So a file whose rewritten form still
 has errors keeps its text, with the one import that captures it when it runs. If `run` refuses it, it is left alone,
-byte for byte, and the errors are the remarks. So are files that hang together with it, those
-that a script reaches which trains, itself or by what it imports; tests follow what they test, and decide nothing.
+byte for byte, and the errors are the remarks. So are files that belong together with it: a script that trains, and the
+files that it imports. Tests follow the tested code, and decide nothing.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from ignite_ipu.migration.source.file import Source
 
 _ACCELERATOR = "ignite_ipu.IPUAccelerator"
 _TEST = re.compile(r"(test_.*|.*_test|conftest)\.py")
-# What a remedy says of `migrate`, which has just declined.
+# Part of a remedy about `migrate`, which has just declined.
 _OFFER = re.compile(r" `ignite-ipu migrate` does [^.]*\.|, which `ignite-ipu migrate` does[^.]*(?=\.)")
 
 
 @dataclass
 class Migration:
-    """A file with its new Python and the rewrites that changed it, or `blocked` by what cannot be moved and as it was.
+    """A file with its new Python and the rewrites that changed it, or unchanged and `blocked` by other code.
 
     Remarks are for a person to know, or to act on. A file `trains` if it makes optimizers, trainers or training steps.
     """
@@ -56,7 +56,7 @@ class Migration:
 
     @property
     def outcome(self) -> str:
-        """Word for what became of it: "migrated", "unchanged" or "left alone"."""
+        """Word for the result: "migrated", "unchanged" or "left alone"."""
         return "left alone" if self.blocked else "migrated" if self.changed else "unchanged"
 
     @property
@@ -77,7 +77,7 @@ class Migration:
 
 
 def left_alone(source: Source, line: int, reason: str) -> Migration:
-    """Return what became of a file that has one reason to stay as it is."""
+    """Return the result for a file that has one reason to stay unchanged."""
     return Migration(source, source.text, blocked=True, remarks=[Remark(line, "migrate", reason)])
 
 
@@ -128,7 +128,7 @@ def _migrated(source: Source, program: Program) -> Migration:
 
 
 def _may_stay(finding: Finding) -> bool:
-    """Tell whether a captured loop or an engine computes what breaks a rule, as `run` does."""
+    """Return whether a captured loop or an engine supports code that breaks a rule, as `run` does."""
     return finding.run is Outcome.HANDLED and not all_rules()[finding.rule].rewritten
 
 
@@ -192,7 +192,7 @@ def _reasons(source: Source, errors: List[Finding]) -> List[Remark]:
     reasons: List[Finding] = []
     for error in errors:
         same = [finding for finding in original if _signature(finding) == _signature(error)]
-        # A rewrite may have changed what the message says; the rule still finds the place.
+        # A rewrite may have changed the message; the rule still finds the place.
         reasons += same or [finding for finding in original if finding.rule == error.rule] or [error]
     remarks = {Remark(_line(source, f), f.rule, f"{f.message}. {_OFFER.sub('', f.remedy)}") for f in reasons}
     return sorted(remarks, key=lambda remark: (remark.line, remark.subject))
@@ -218,7 +218,7 @@ class Group:
 
 
 def decide_together(migrations: Sequence[Migration]) -> Tuple[List[Migration], List[Group]]:
-    """Leave alone what hangs together with a file that is left alone; returns also the groups of two files or more."""
+    """Leave files alone that belong to one that is left alone; also returns the groups of two or more."""
     by_path = {os.path.realpath(migration.source.path): migration for migration in migrations}
     reached = CodeBase(by_path).reached({path: migration.imports for path, migration in by_path.items()})
     groups: List[Group] = []

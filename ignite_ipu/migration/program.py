@@ -25,7 +25,7 @@ _SUPPRESSION = re.compile(r"#\s*ignite-ipu:\s*ignore(?:\[(?P<rules>[^\]]*)\])?(?
 
 
 class Program(ParsedFile):
-    """A parsed file, with what it trains and what happens in the code that is traced."""
+    """A parsed file, with its trained models and the facts of its traced code."""
 
     @cached_property
     def training(self) -> Training:
@@ -67,7 +67,7 @@ class Program(ParsedFile):
         found: Dict[int, Set[str]] = defaultdict(set)
         # Finding comments takes as long as parsing does.
         text = self.source.text if "ignite-ipu" in self.source.text else ""
-        # The parser accepted the text, so only its very end can be at fault; what was found before it counts.
+        # The parser accepted the text, so only its very end can be at fault; earlier cells count.
         with contextlib.suppress(tokenize.TokenError, SyntaxError):
             for token in tokenize.generate_tokens(io.StringIO(text, newline=None).readline):
                 match = _SUPPRESSION.search(token.string) if token.type == tokenize.COMMENT else None

@@ -1,4 +1,4 @@
-"""Runs a script in a process of its own and writes what a recorder saw: `python -m ignite_ipu.parity.child REQUEST`.
+"""Runs a script in a process of its own and writes its record: `python -m ignite_ipu.parity.child REQUEST`.
 
 The request is a JSON object: side, record, updates, seed, everything, keep_dropout, module, script, arguments, config.
 """

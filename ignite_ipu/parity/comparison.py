@@ -50,7 +50,7 @@ class Difference:
 
     @property
     def ratio(self) -> float:
-        """The difference in units of what is allowed."""
+        """The difference in units of the allowed one."""
         if self.agrees and not self.size:
             return 0.0
         return self.size / self.allowed if self.allowed else math.inf
@@ -70,7 +70,7 @@ class ScriptParity:
         differences: Every compared value, in the order of the run on the host.
         updates: Updates of the run on the host.
         losses: Losses per backward pass, on the host and on the device.
-        remarks: What was changed to make the runs comparable, and what could not be compared.
+        remarks: Changes that make the runs comparable, and values that could not be compared.
     """
 
     differences: Tuple[Difference, ...]
@@ -93,7 +93,7 @@ class ScriptParity:
         return {kind: count for kind, count in found.items() if count}
 
     def growth(self) -> List[Tuple[int, float]]:
-        """Return the largest difference of each update, in units of what is allowed."""
+        """Return the largest difference of each update, in units of the allowed one."""
         largest: Dict[int, float] = {}
         for each in self.differences:
             largest[each.update] = max(largest.get(each.update, 0.0), each.ratio)
@@ -162,7 +162,7 @@ def _distance(kind: str, native: Optional[Fingerprint], device: Optional[Fingerp
 
 
 def _of_lines(native: str, device: str, tolerance: float) -> Distance:
-    """Compare two lines: their words, and their numbers as far as these are printed; times are left out."""
+    """Compare two lines: their words, and their numbers to the last printed digit; times are left out."""
     mine, theirs = (_TIMES.sub("#", line) for line in (native, device))
     different = Distance(math.inf, 0.0, f"{native!r} is {device!r}")
     if _NUMBER.sub("", mine) != _NUMBER.sub("", theirs):

@@ -1,7 +1,7 @@
 """The same training steps natively and on the device, from the same state, compared layer by layer.
 
 Forward hooks see every layer's output; on the device the compiled step returns them beside its predictions. Gradients
-come back as anchored tensors. All of it is what any program can ask of PopTorch.
+come back as anchored tensors. It uses only public features of PopTorch.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ HONOURED = (
 )
 """Settings under which the device's results can be compared with native ones."""
 
-# What the device makes of a type; other types stay what they are.
+# The device's type for each type; other types stay the same.
 _KEPT: Dict[torch.dtype, Tuple[torch.dtype, ...]] = {torch.float64: (torch.float64, torch.float32)}
 
 
@@ -55,7 +55,7 @@ class Difference:
     """Distance between the two values of one result, of a kind in `_KINDS`, of one update, which count from 1.
 
     The `largest` absolute difference may be as large as `allowed`; `scale` is the largest absolute value natively, and
-    `dtype` the device's. A remark says what else is different: shape, type, values that are not finite.
+    `dtype` the device's. A remark has further differences: shape, type, values that are not finite.
     """
 
     step: int
@@ -86,7 +86,7 @@ class Difference:
 class ParityReport:
     """Differences of every result, in the order in which they are computed, after some updates of so many batches.
 
-    Remarks say what was changed to make results comparable.
+    Remarks list the changes that make results comparable.
     """
 
     differences: Tuple[Difference, ...]
@@ -279,7 +279,7 @@ def _train_on_device(
     trainer = _trainer(
         setup, config, replicas, model_fn=observed, output_transform=lambda x, y, y_pred, loss: (y_pred[1:], loss)
     )
-    # Whoever compares says what was raised; Ignite would say it twice before.
+    # The comparison reports exceptions; Ignite would log them twice before.
     trainer.logger = logging.Logger(__name__, logging.CRITICAL)
     choose = None if gradients is None else lambda name, parameter: name in gradients
     Gradients(choose, allow_unused=True).attach(trainer)
@@ -415,7 +415,7 @@ def _switch_off_dropout(model: nn.Module) -> List[str]:
 
 
 def _incomparable_buffers(model: nn.Module, replicas: int) -> List[str]:
-    """Return what of a model's buffers the device keeps in another way."""
+    """Return the buffers of a model that the device keeps in another way."""
     counters = [name for name, buffer in model.named_buffers() if not buffer.is_floating_point()]
     remarks = [f"Integers are constants of a compiled program, left out: {', '.join(counters)}."] if counters else []
     if replicas > 1 and any(buffer.is_floating_point() for buffer in model.buffers()):
@@ -449,7 +449,7 @@ def _natively() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _users(what: str) -> Iterator[None]:
-    """Say of what the user's code raises that it is no failure of the comparison."""
+    """Mark exceptions of the user's code: they are no failures of the comparison."""
     try:
         yield
     except Exception as error:

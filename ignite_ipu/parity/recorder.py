@@ -101,7 +101,7 @@ class Recorder:
         patches.set(sys, "stdout", _Lines(sys.stdout, self._printed))
 
     def stop(self) -> None:
-        """Observe no more, and resolve what is still deferred."""
+        """Stop observing, and resolve deferred values."""
         stdout = sys.stdout
         if isinstance(stdout, _Lines):
             stdout.end()
@@ -164,7 +164,7 @@ class Recorder:
         return original(module, *args, **kwargs)
 
     def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # Within a call of a model, or in what this library calls to trace it.
+        # Within a call of a model, or in a trace of it by this library.
         inner = self._calls.depth or EAGER.is_on or type(module).__module__.startswith(_OURS)
         if inner or next(itertools.chain(module.parameters(), module.buffers()), None) is None:
             return original(module, *args, **kwargs)
@@ -202,7 +202,7 @@ class Recorder:
         line = users_line()
         order = [each for group in optimizer.param_groups for each in group["params"]]
         names = self._names_of(optimizer, order)
-        with DisableTorchFunction():  # as for subclasses, so for what guards hooks against reads of gradients
+        with DisableTorchFunction():  # as for subclasses, so for the guards of hooks against reads of gradients
             gradients = [gradient_of(each) is not None or has_gradient(each) for each in order]
         # Of a trainer whose steps are device calls it is not known.
         missing = None if _is_updated_by_calls(optimizer) else "is None"

@@ -62,7 +62,7 @@ def _ratio(ratio: float) -> str:
 
 
 def as_html(parity: ScriptParity, title: str) -> str:
-    """Return a page without outside resources: the verdict, the loss curves, the growth, and what differs."""
+    """Return a page without outside resources: the verdict, the loss curves, the growth, and the differences."""
     verdict = "The same" if parity.agrees else "Different"
     name = html.escape(title)
     body = [

@@ -72,7 +72,7 @@ def _record(side: str, path: str, request: Dict[str, Any]) -> Dict[str, Any]:
     elif environment.get(backend.VARIABLE) == "native":
         del environment[backend.VARIABLE]
     words = [sys.executable, "-m", "ignite_ipu.parity.child", json.dumps({**request, "side": side, "record": path})]
-    # What the script prints is no part of the report; its errors are shown as they come.
+    # Output of the script is no part of the report; its errors are shown at once.
     done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
     run = f"The run on the {side}"
     if done.returncode or not os.path.exists(path):

@@ -1,1 +1,1 @@
-"""`ignite-ipu selftest`: small programs that check, on the machine at hand, what the documentation promises."""
+"""`ignite-ipu selftest`: small programs that check the promises of the documentation on this machine."""

@@ -14,7 +14,7 @@ from ignite_ipu import IPUSession, backend, create_ipu_evaluator, create_ipu_tra
 
 Batch = Tuple[torch.Tensor, torch.Tensor]
 
-# Both compute in float32; sums in another order and other kernels for exp and tanh are what may differ.
+# Both compute in float32; sums in another order and other kernels for exp and tanh may differ.
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-4
 
 
@@ -196,7 +196,7 @@ def agree(found: Any, expected: Any, what: str, rtol: float = _RELATIVE, atol: f
 
 
 def moved(model: nn.Module, untrained: Any = None) -> None:
-    """See that training has changed the weights of a `network()`, or those given, by more than what may differ."""
+    """Check that training has changed the weights of a `network()`, or those given, by more than the tolerance."""
     before = _plain(network() if untrained is None else untrained)
     change = max((a - b).abs().max().item() for a, b in zip(_plain(model).values(), before.values()))
     expect(change > 30 * _ABSOLUTE, f"training has changed no weight by more than {change}")

@@ -57,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
     except (BackendError, ValueError) as error:
         raise UserError(str(error)) from error
     progress = Progress("Checking", len(chosen))
-    # Asked for once, and only if somebody reads it: it starts the SDK's own tools.
+    # Computed once, and only on a read: it starts the SDK's own tools.
     read = args.report is not None or args.format == "json"
     machine = {"device": _device(), "environment": environment_report()} if read else {}
     started = time.perf_counter()
@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> int:
         return so_far if running is None else {**so_far, "running": running.name}
 
     with contextlib.ExitStack() as stack:
-        # The garbage collections after each program leave out what is in memory now, and so take no time. What somebody
+        # The garbage collections after each program leave out the present objects, and so take no time. What somebody
         # else has frozen could not be had back.
         if not gc.get_freeze_count():
             gc.collect()
@@ -76,7 +76,7 @@ def main(args: argparse.Namespace) -> int:
             stack.callback(gc.unfreeze)
         for promise in chosen:
             progress.show(promise.name)
-            # What takes the process down leaves behind which program was running.
+            # If the process dies, the file has the running program.
             _write(args.report, report(running=promise))
             outcomes.append(runner.run(promise, ipus))
             progress.clear()
@@ -122,7 +122,7 @@ def _row(outcome: PromiseOutcome, width: int) -> TextLine:
 
 
 def _closing_lines(outcomes: Sequence[PromiseOutcome], seconds: float) -> List[TextLine]:
-    """Return what stands under the table: the promises that are broken, and how many there are of each result."""
+    """Return the text under the table: the broken promises, and the number of each result."""
     lines = []
     for outcome in outcomes:
         if outcome.result == FAILED:
@@ -143,7 +143,7 @@ def _closing_lines(outcomes: Sequence[PromiseOutcome], seconds: float) -> List[T
 
 
 def _content(outcomes: Sequence[PromiseOutcome], seconds: float, machine: Dict[str, Any]) -> Dict[str, Any]:
-    """Return all of it as JSON knows it, with what the programs run on: versions, backend and devices."""
+    """Return the report as plain data, with versions, backend and devices."""
     entries = [
         {
             "name": each.promise.name,

@@ -55,14 +55,14 @@ def _try_on_a_bench(promise: Promise, outcome: PromiseOutcome, folder: Path) -> 
 
 
 def _try(call: Callable[[], None], outcome: PromiseOutcome, doing: str) -> None:
-    """Call, and note what is raised: of several errors the first is the reason."""
+    """Call, and record exceptions: of several errors the first is the reason."""
     try:
         call()
     except Skipped as reason:
         outcome.result, outcome.reason = SKIPPED, str(reason)
     except (Exception, SystemExit) as error:
         text = traceback.format_exc()
-        # What has failed is not kept alive by its traceback, nor the IPUs that its frames hold.
+        # A traceback must not keep failed programs alive, nor the IPUs that its frames hold.
         traceback.clear_frames(error.__traceback__)
         if outcome.result == FAILED:
             outcome.messages.append(text)
@@ -78,7 +78,7 @@ def _one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _heard(outcome: PromiseOutcome) -> Iterator[None]:
-    """Note warnings and what is logged, in place of writing it between the rows of the table."""
+    """Record warnings and the log, in place of writing them between the rows of the table."""
     notes = _Notes(outcome.messages)
     loggers = [(each, each.handlers) for each in map(logging.getLogger, _LOGGERS)]
     for logger, _ in loggers:

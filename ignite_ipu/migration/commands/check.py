@@ -1,7 +1,7 @@
-"""`ignite-ipu check`: report what will not work, or will silently differ, on an IPU, without running anything.
+"""`ignite-ipu check`: report code that will not work, or will silently differ, on an IPU, without running it.
 
 `--run` is the one exception: it imports the module it is given, calls the factory, and compiles its model on the
-emulator, to report what only a trace shows. Findings are written for people, for programs (JSON) and for code hosts
+emulator, to report findings of a trace. Findings are written for people, for programs (JSON) and for code hosts
 (SARIF 2.1.0).
 
 Exit codes: 0 when nothing is found that fails the check, 1 when something is, 2 when the command itself is wrong.
@@ -80,7 +80,7 @@ def main(args: argparse.Namespace) -> int:
     if args.fail_on == "never":
         return 0
     limit = Severity(args.fail_on).rank
-    # `run` trains what it updates on the host.
+    # `run` trains host-updated models on the host.
     trained = (Outcome.ON_HOST,) if args.purpose == "run" else ()
     return 1 if any(each.severity.rank <= limit and each.run not in trained for each in report.findings) else 0
 

@@ -45,7 +45,7 @@ def text_report(report: CheckReport) -> str:
 
 
 def summary(report: CheckReport) -> str:
-    """Return one line that counts what was found."""
+    """Return one line that counts the findings."""
     counts = ((report.count(severity), severity.value) for severity in Severity)
     found = _counted(*((count, f"{name}{'' if count == 1 else 's'}") for count, name in counts))
     files = f"{report.files} file{'' if report.files == 1 else 's'}"

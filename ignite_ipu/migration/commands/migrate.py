@@ -1,4 +1,4 @@
-"""`ignite-ipu migrate`: rewrite GPU code for IPUs, leaving alone what cannot be moved.
+"""`ignite-ipu migrate`: rewrite GPU code for IPUs, and leave other code alone.
 
 Exit codes: 0 when everything is migrated or there was nothing to do, 1 when something was left alone or needs a
 person's eye, 2 when the command itself is wrong.
@@ -90,7 +90,7 @@ def _migrated(path: str) -> Migration:
 
 
 def _write(args: argparse.Namespace, found: Discovery, migrations: List[Migration]) -> Iterator[str]:
-    """Write what is to be written, and yield what could not be."""
+    """Write the files, and yield those that could not be written."""
     from ignite_ipu.migration.source.writing import copy_rest, replace_file, write_new_file
 
     folders = [path for path in args.paths if os.path.isdir(path)]
@@ -155,7 +155,7 @@ def _summary(migrations: Sequence[Migration]) -> str:
 
 
 def _together(group: Group) -> str:
-    """Return one sentence that says which files hang together, and what became of them."""
+    """Return one sentence on the files that belong together, and their treatment."""
     names = listed(group.paths, most=len(group.paths))
     outcome = f"left alone together because of {group.because}" if group.because else "moved together"
     return f"{outcome}: {names}"

@@ -1,6 +1,6 @@
 """The page of `ignite-ipu migrate --report html`: one file that needs no network, to read and to send on.
 
-It shows what changes, what is left and why, and then every file with the lines of before and after side by side.
+It shows the changes and the remaining code with the reasons, and then every file with old and new lines side by side.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ field.addEventListener("input", () => {
 
 
 class Row(NamedTuple):
-    """A line of before beside one of after, with their numbers from 1; None where there is none."""
+    """An old line beside a new one, with their numbers from 1; None where there is none."""
 
     old: Optional[int]
     new: Optional[int]
@@ -112,7 +112,7 @@ def _sentence(name: str) -> str:
 
 
 def _left(migrations: Sequence[Migration], groups: Sequence[Group], skipped: Sequence[str]) -> Iterator[str]:
-    """Yield what was left alone or needs a look, with the reasons, and the files that move or stay together."""
+    """Yield code that was left alone or needs a look, with reasons, and files that move or stay together."""
     remarks = [(index, each, remark) for index, each in enumerate(migrations) for remark in each.remarks]
     if remarks or skipped:
         yield "<h2>What is left, and why</h2>"
@@ -211,7 +211,7 @@ def _cell(number: Optional[int], content: str, kind: str) -> str:
 
 
 def _marked(old: str, new: str) -> Tuple[str, str]:
-    """Return two lines as HTML in which what differs is marked, unless nearly all of it does."""
+    """Return two lines as HTML in which differences are marked, unless nearly all of it differs."""
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     if matcher.ratio() < _LIKE:
         return _text(old), _text(new)

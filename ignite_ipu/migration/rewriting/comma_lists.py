@@ -1,4 +1,4 @@
-"""Arguments of calls: what comes and goes leaves the rest alone.
+"""Arguments of calls: insertions and deletions leave the rest alone.
 
 A call with n arguments has n + 1 gaps, which hold its layout and comments. A comment at the end of a line is about the
 argument in front of it, and goes with that; one on a line of its own stays.

@@ -54,7 +54,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One kind of change, with the name of its module; the example is a smallest program with what becomes of it."""
+    """One kind of change, with the name of its module; the example is a smallest program with its result."""
 
     name: str
     summary: str

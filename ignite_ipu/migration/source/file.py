@@ -50,15 +50,15 @@ def read_source(path: Union[str, os.PathLike[str]]) -> Source:
     """Read a `.py` or `.ipynb` file.
 
     Raises:
-        SourceError: The file is too large, binary, not in the encoding it declares, or no notebook; the message says
-            which.
+        SourceError: The file is too large, binary, not in the encoding it declares, or no notebook; the message names
+            the reason.
         OSError: The file cannot be opened.
     """
     return decode_source(os.fspath(path), read_bytes(os.fspath(path)))
 
 
 def read_bytes(path: str) -> bytes:
-    """Return what is in a file of a size that source files have; raises as `read_source`."""
+    """Return the content of a file of a size that source files have; raises as `read_source`."""
     if not os.path.isfile(path):
         raise SourceError("is not a regular file")
     if os.path.getsize(path) > MAXIMUM_BYTES:
@@ -79,7 +79,7 @@ def decode_source(path: str, data: bytes) -> Source:
     except SyntaxError as error:
         if "declaration" not in str(error.msg):
             raise SourceError(f"has no usable encoding: {error.msg}") from None
-        # There is none in the first lines and they are not UTF-8; decoding them says which byte.
+        # There is none in the first lines and they are not UTF-8; decoding them names the byte.
         encoding = "utf-8"
     marked = data.startswith(codecs.BOM_UTF8)
     body = data[len(codecs.BOM_UTF8) :] if marked else data

@@ -1,4 +1,4 @@
-"""Results written: programs are replaced as a whole or not at all, and what stands beside them is copied."""
+"""Results written: programs are replaced as a whole or not at all, and files beside them are copied."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ignite_ipu.checkpoints.atomic_files import whole_file
 from ignite_ipu.errors import WriteError
 from ignite_ipu.migration.source.discovery import SKIPPED, is_environment
 
-# What tools keep for themselves and make again.
+# Files that tools keep for themselves and make again.
 _TOOLS = ".git .hg .svn .mypy_cache .pytest_cache .ruff_cache .ipynb_checkpoints .tox"
 _LEFT_OUT = SKIPPED.union(_TOOLS.split())
 
@@ -21,8 +21,8 @@ def replace_file(path: str, data: bytes, expected: bytes) -> None:
     """Give a file a new content, by renaming a complete and synced copy onto it.
 
     Its permissions are kept, and a link keeps pointing to it. At every moment the path holds the old content, from
-    which the new one was made and which is `expected`, or the new one. A `WriteError` says that the file is read-only
-    or has changed meanwhile, or that the system refuses.
+    which the new one was made and which is `expected`, or the new one. A `WriteError` if the file is read-only or has
+    changed meanwhile, or if the system refuses.
     """
     real = os.path.realpath(path)
     try:
@@ -54,7 +54,7 @@ def _write(path: str, data: bytes, mode: int) -> None:
 def copy_rest(top: str, output: str, written: Collection[str]) -> Iterator[Tuple[str, str]]:
     """Copy what is below a folder, with its permissions; links within it lead to the copies, others where they did.
 
-    Yielded are each path that could not be copied, and why; `written` are the relative names of what is there already.
+    Yields each path that could not be copied, with the reason; `written` are the relative names of existing files.
     """
     for folder, folders, files in os.walk(top):
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]

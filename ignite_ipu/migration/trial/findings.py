@@ -17,9 +17,9 @@ _ATTRIBUTE = re.compile(r"self\.\w+")
 
 
 def with_traced(found: Sequence[Finding], trial: Trial, rules: Mapping[str, Rule]) -> Tuple[List[Finding], int]:
-    """Add to the findings of the static rules what a trace showed of the rules that are wanted.
+    """Add findings of a trace to those of the static rules, for the selected rules.
 
-    Where both say the same of a line it is said once, by whichever says it is worse. Returned are all findings by file
+    If both report the same on a line, the more severe one is kept. Returned are all findings by file
     and line, and how many of the trace's a comment silenced.
     """
     named = [*(finding.path for finding in found), trial.target.rpartition(":")[0]]
@@ -38,7 +38,7 @@ def with_traced(found: Sequence[Finding], trial: Trial, rules: Mapping[str, Rule
         if program.is_suppressed(rule.name, _ends(program.tree, line)):
             suppressed += 1
             continue
-        # What stops this trace stops that of `run`.
+        # Reasons that stop this trace stop that of `run`.
         run = Outcome.REFUSED if severity is Severity.ERROR else rule.run
         new = place_hit(program, rule, Hit(_whole(program, line), note.message, None, severity, run))
         same = next((finding for finding in findings if _say_the_same(finding, new)), None)
@@ -57,7 +57,7 @@ def _say_the_same(known: Finding, new: Finding) -> bool:
     about, other = _ATTRIBUTE.findall(new.message), _ATTRIBUTE.findall(known.message)
     if known.line <= new.line <= known.end_line:
         return not about or not other or about == other
-    # What a trace can only say of a whole forward.
+    # Findings of a trace that concern a whole forward.
     return bool(about) and about == other
 
 

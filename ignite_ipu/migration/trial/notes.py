@@ -22,7 +22,7 @@ class CodePlace(NamedTuple):
 
 
 class Note(NamedTuple):
-    """One thing that a trace showed: the rule that it breaks, and what is wrong.
+    """One finding of a trace: the rule that it breaks, and the problem.
 
     There is no place when no line of the user's is to blame, and a severity when it differs from the rule's own.
     """

@@ -1,6 +1,6 @@
 """The promises, in groups; one module each.
 
-A module's public functions are its programs, under their names, and their docstrings what is promised on its `PAGE`.
+A module's public functions are its programs, under their names, and their docstrings the promises of its `PAGE`.
 Programs that are made of others stand in its `MORE`.
 """
 
@@ -30,7 +30,7 @@ class Promise(NamedTuple):
     """One promise, under the names of its group and its program, in one sentence and with the page in `docs/`.
 
     The program, which holds so many IPUs at once, raises if the promise is broken, and `Skipped` if that cannot be told
-    here. What some look at, only the emulator can provoke.
+    here. Some states can only be provoked by the emulator.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Promise(NamedTuple):
 class PromiseOutcome:
     """Outcome of one promise; the reason has one line, empty if it is ok.
 
-    `messages` are what was logged and warned of meanwhile.
+    `messages` are the log and the warnings of the program.
     """
 
     promise: Promise
@@ -72,7 +72,7 @@ def available() -> int:
 
 
 def needs(**attributes: Any) -> Callable[[Program], Program]:
-    """Note what of the decorated program's `Promise` is not as its group has it: `page`, `ipus`, `needs_emulator`."""
+    """Set fields of the program's `Promise` that differ from its group: `page`, `ipus`, `needs_emulator`."""
 
     def note(program: Program) -> Program:
         program.needs = attributes  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The batching arithmetic: what one device call consumes, and which updates it makes."""
+"""The batching arithmetic: the samples and the updates of one device call."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def all_three(bench: Bench) -> None:
 
 @needs(page="schedules.md")
 def counts(bench: Bench) -> None:
-    """Training drops what does not fill a call, and counts calls, updates, micro-batches and samples."""
+    """Training drops samples that do not fill a call, and counts calls, updates, micro-batches and samples."""
     trainer = bench.pair(device_iterations=2, gradient_accumulation_steps=3).trainer
     state = trainer.run(_samples(batch_size=4), max_epochs=2)  # 13 micro-batches of 4, and 2 samples
     found = state.epoch_length, state.iteration, state.weight_updates, state.micro_batches, state.samples
@@ -69,7 +69,7 @@ def counts(bench: Bench) -> None:
 
 
 def training_on_every_sample(bench: Bench) -> None:
-    """With drop_last=False what does not fill a call trains, too: the updates it fills, and one of the rest."""
+    """With drop_last=False samples that do not fill a call train, too: the updates they fill, and one of the rest."""
     pair = bench.pair(device_iterations=2, gradient_accumulation_steps=3, drop_last=False)
     state = pair.trainer.run(_samples(batch_size=4), max_epochs=2)
     pair.train(2 * list(_samples(batch_size=12)))  # 4 updates, and one of 6 samples

@@ -194,7 +194,7 @@ torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, f
 
 @needs(page="run.md")
 def script(bench: Bench) -> None:
-    """ignite-ipu run trains an unmodified GPU script on IPUs, and what it saves is plain and the newest."""
+    """ignite-ipu run trains an unmodified GPU script on IPUs, and saves plain tensors of the newest weights."""
     from ignite_ipu.cli.command import main
 
     data, pair = batches(), Pair()

@@ -24,7 +24,7 @@ from ignite_ipu.selftest.promises import needs
 
 PAGE = "checkpoints.md"
 
-# Run where neither PopTorch nor this library can be imported; prints the sums of what it has read from each file.
+# Run where neither PopTorch nor this library can be imported; prints the sums of the tensors in each file.
 _READER = """
 import json, sys
 

@@ -1,4 +1,4 @@
-"""Data from loaders: the samples and the order are the native ones, whoever loads them."""
+"""Data from loaders: the samples and the order are those of PyTorch, for every loader."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def of_poptorch(bench: Bench) -> None:
 
 @needs(page="metrics.md")
 def asynchronous(bench: Bench) -> None:
-    """An asynchronous loader gives the same batches, and what handlers keep of them is not overwritten."""
+    """An asynchronous loader gives the same batches, and batches that handlers keep are not overwritten."""
     loader = DataLoader(_data(), batch_size=4)
     kept: List[torch.Tensor] = []
     pair = bench.pair(device_iterations=2, config={"loader_mode": "Async"})

@@ -1,4 +1,4 @@
-"""Operators that the documentation says compile: they do, and give what PyTorch gives."""
+"""Operators that compile by the documentation: they compile, with PyTorch's results."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def padding_of_an_embedding(bench: Bench) -> None:
 
 
 class _ByOthers(nn.Module):
-    """Uses what PopTorch has no gradient or no operator for, or reads otherwise."""
+    """Uses functions without a gradient or an operator in PopTorch, or with another meaning."""
 
     def __init__(self) -> None:
         super().__init__()

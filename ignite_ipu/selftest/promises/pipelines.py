@@ -1,4 +1,4 @@
-"""Models over several IPUs compute and learn what they do on one."""
+"""Models over several IPUs compute and learn as on one."""
 
 from __future__ import annotations
 

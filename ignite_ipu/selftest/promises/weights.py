@@ -86,7 +86,7 @@ def taking_turns(bench: Bench) -> None:
 
 
 def written_weights(bench: Bench) -> None:
-    """Weights that are loaded, or written in place between epochs, are what training goes on from."""
+    """Training continues from weights that are loaded, or written in place between epochs."""
     data, pair = batches(2), bench.pair(lambda model: sgd(model, momentum=0))
 
     @torch.no_grad()
@@ -161,7 +161,7 @@ def before_the_first_step(bench: Bench) -> None:
 
 
 def dropping(bench: Bench) -> None:
-    """Dropping a trainer gives its IPUs back, also if the model knows it and its faults are guarded."""
+    """Dropping a trainer releases its IPUs, also if the model refers to it and its faults are guarded."""
     kept = []
     for number in range(3):
         model = network()
