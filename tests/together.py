@@ -14,6 +14,8 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List
 
+import torch._dynamo  # noqa: F401  # imported with the first optimizer, and by none of the processes again
+
 _SECONDS = 100.0
 
 

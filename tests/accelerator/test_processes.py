@@ -8,9 +8,10 @@ import random
 import sys
 import types
 
+import accelerate.utils
 import pytest
 import torch
-from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwargs, set_seed
+from accelerate.utils import DistributedDataParallelKwargs, set_seed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -19,6 +20,10 @@ from ignite_ipu.emulator.popdist.instances import Job
 from tests.accelerate_state import forget
 from tests.resilience.instances import kill_one
 from tests.together import together
+
+DataLoaderConfiguration = getattr(accelerate.utils, "DataLoaderConfiguration", None)
+if DataLoaderConfiguration is None:
+    pytest.skip("this accelerate has no DataLoaderConfiguration", allow_module_level=True)
 
 _SCRIPTS = "accelerate.test_utils.scripts"
 
