@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-import itertools
 import os
 import socket
 import time
@@ -33,7 +32,6 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _LOOK_SECONDS = 0.05
 _DEATH_SECONDS = 3.0
-_NUMBERS = itertools.count()
 _BACKEND = "gloo"  # which is in the messages of its errors
 
 
@@ -191,6 +189,7 @@ class Reducer:
     was in between.
 
     Attributes:
+        made: How many there have been in this process.
         number: Order in which models were wrapped, the same in all processes.
         ids: Of the parameters that were trained when the model was wrapped.
         job: The processes.
@@ -198,8 +197,11 @@ class Reducer:
         wrapper: Returns the wrapped model, as long as it lives.
     """
 
+    made = 0
+
     def __init__(self, model: nn.Module, broadcasts_buffers: bool) -> None:
-        self.number = next(_NUMBERS)
+        self.number = Reducer.made
+        Reducer.made += 1
         self.job = job()
         self.broadcasts_buffers = broadcasts_buffers
         with DisableTorchFunctionSubclass():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import FrozenSet, Optional, Sequence, Tuple
+from typing import Any, FrozenSet, Optional, Sequence, Tuple
 
 from torch import nn
 
@@ -21,6 +21,10 @@ class Averaging:
         self._model, self._modes = model, modes
         # The reducers, and the modes that they were found for.
         self._known: Tuple[Optional[ModesThen], Sequence[Reducer]] = (None, ())
+        # Those of the model and its parts, and how many there were then.
+        self._within: Tuple[int, Sequence[Reducer]] = (0, ())
+        # The number of the last update's program, after what it is of.
+        self._digest: Tuple[Any, ...] = (None, 0, None, 0)
 
     def reducers(self, modes: ModesThen) -> Sequence[Reducer]:
         """Return the reducers of an update's gradients; nothing for those of this process alone.
@@ -48,7 +52,9 @@ class Averaging:
         Args:
             own: The ids of the parameters that are updated; None for all.
         """
-        for reducer in reducers_within(self._model) if has_reducers() else ():
+        if self._within[0] != Reducer.made:
+            self._within = Reducer.made, reducers_within(self._model)
+        for reducer in self._within[1]:
             if reducer.local and (own is None or not own.isdisjoint(reducer.ids)):
                 return (
                     f"The update at {current_line()} is of gradients that no process has averaged: the last backward() "
@@ -58,15 +64,17 @@ class Averaging:
                 )
         return None
 
-    @staticmethod
-    def agree(reducer: Reducer, batches: Sequence[MicroBatch], modes: ModesThen, gradients: bool) -> bool:
+    def agree(self, reducer: Reducer, batches: Sequence[MicroBatch], modes: ModesThen, gradients: bool) -> bool:
         """Return whether a process reads gradients of an update that all processes make.
 
         Raises:
             CaptureError: They make different ones, or one of them makes its updates on the host.
         """
         graph, count = batches[0].graph, len(batches)
-        agreed = reducer.job.agree(digest(graph.description, count, modes.trained), gradients, False)
+        known, of_count, of_modes, _ = self._digest
+        if known is not graph or of_count != count or of_modes is not modes:
+            self._digest = graph, count, modes, digest(graph.description, count, modes.trained)
+        agreed = reducer.job.agree(self._digest[3], gradients, on_host=False)
         if agreed.on_host:
             raise CaptureError(f"Another process makes the update at {current_line()} on the host.")
         if not agreed.same:
