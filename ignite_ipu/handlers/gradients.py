@@ -68,7 +68,7 @@ class Gradients:
         if session.updates_on_host:
             return  # gradients are PyTorch's
         session.training.gradients = AnchoredGradients(f"model.{name}" for name in self._chosen)
-        session.hooks.shows_gradients = True
+        session.hooks.show_gradients()
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._show, session)
 
     @staticmethod

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections import Counter
-from typing import Any, Callable, ContextManager, Optional, Protocol, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Optional, Protocol, Sequence, Tuple, TypeVar
 
 import torch
 from ignite.engine import Engine, EventEnum
@@ -74,52 +73,80 @@ class Gradients(Protocol):
         """Follow `parameter.grad = gradient`, before it is done; None is for `del parameter.grad`, too."""
 
 
-def _allow() -> None:
-    pass
-
-
 Edited = Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]]
 """Tensors that were written, each with a copy of its value before; None where that was not kept."""
 
 
-def _ignore(tensors: Sequence[Any]) -> None:
-    pass
+class SessionFollower:
+    """Follows the uses of a model whose programs a session has. Its methods do nothing; subclasses override them.
+
+    Attributes:
+        records: Whether functions of weights are recorded.
+        refuses_frozen: Whether a forward is refused that changes Python values in every call. A program runs it once;
+            else a warning says what a trace has changed, be it in every call or a cache of the first.
+    """
+
+    records = refuses_frozen = False
+
+    @property
+    def gradients(self) -> Optional[Gradients]:
+        """Shows and follows `parameter.grad`; None where the attribute is PyTorch's."""
+        return None
+
+    def record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the result of a PyTorch function that is called with weights, `NotImplemented` for the host's."""
+        return NotImplemented
+
+    def check_shown(self) -> None:
+        """Follow a use of the newest weights or the optimizer's state, which may be refused."""
+
+    def give_back(self) -> bool:
+        """Allow all uses from now on; returns whether one would have been refused."""
+        return False
+
+    def check_evaluation(self) -> None:
+        """Follow an evaluation that begins, which may be refused."""
+
+    def before_buffer_read(self) -> None:
+        """Follow a read of buffers, which calls may have yet to write."""
+
+    def before_buffers_written(self, buffers: Sequence[torch.Tensor]) -> None:
+        """Follow a call of an inference program that has written buffers, before the host's copies get the values."""
+
+    def after_edits(self, edited: Edited) -> None:
+        """Follow writes of the host into tensors, which were found."""
+
+    def refuse_frozen(self, reason: str) -> None:
+        """Refuse a forward that changes Python values in every call."""
 
 
 class SessionHooks:
-    """Callbacks of one session.
+    """The observers of one session: its engines, a guard of its calls and a follower.
 
     Attributes:
         guard: Makes the device calls instead of the session: a `Recovery` handler's; None without one.
-        loading: Gives the context in which programs are compiled and brought to their IPUs.
-        check_evaluation: Called before each evaluation, to refuse it.
-        before_buffer_read: Called before the values of buffers are read, which calls may have yet to write.
-        before_buffers_written: Called with buffers that a call of an inference program has written, before the host's
-            copies get the values.
-        after_edits: Called with the tensors that were found to be written on the host, each with its value before, if
-            that was kept.
-        refuse_frozen: Called with the reason when forward changes Python values in every call, which a program runs
-            once; None to warn of changes in a trace, in every call or in a cache of the first.
-        recorder: Does what `record` says; None where the host computes all.
-        gradients: Shows and follows `parameter.grad`; None where the attribute is PyTorch's.
+        follower: Follows the uses of the model.
         shows_gradients: Whether steps bring gradients back, and `parameter.grad` has them.
-        withheld: Called on access to the newest weights or the optimizer's state, to refuse it.
     """
 
     def __init__(self) -> None:
         self.engines: weakref.WeakSet[Engine] = weakref.WeakSet()
         self.guard: Optional[CallGuard] = None
-        self.loading: Callable[[], ContextManager[Any]] = contextlib.nullcontext
-        self.check_evaluation: Callable[[], None] = _allow
-        self.before_buffer_read: Callable[[], None] = _allow
-        self.before_buffers_written: Callable[[Sequence[torch.Tensor]], None] = _ignore
-        self.after_edits: Callable[[Edited], None] = _ignore
-        self.refuse_frozen: Optional[Callable[[str], None]] = None
-        self.withheld: Optional[Callable[[], None]] = None
-        self.recorder: Optional[Callable[..., Any]] = None
-        self.gradients: Optional[Gradients] = None
+        self.follower = SessionFollower()
         self.shows_gradients = False
         self.fired: Counter[IPUEvents] = Counter()
+
+    def guard_by(self, guard: CallGuard) -> None:
+        """Have a guard make the device calls until `end_guard`."""
+        self.guard = guard
+
+    def follow_by(self, follower: SessionFollower) -> None:
+        """Have another follower until `end`."""
+        self.follower = follower
+
+    def show_gradients(self) -> None:
+        """Note that steps bring gradients back, which `parameter.grad` has."""
+        self.shows_gradients = True
 
     def end_guard(self) -> None:
         guard, self.guard = self.guard, None
@@ -127,20 +154,17 @@ class SessionHooks:
             guard.end()
 
     def end(self) -> None:
-        """Take off the callbacks around calls and programs."""
+        """Have neither a guard nor a follower any more."""
         self.end_guard()
-        self.loading, self.check_evaluation = contextlib.nullcontext, _allow
-        self.before_buffer_read, self.before_buffers_written, self.after_edits = _allow, _ignore, _ignore
-        self.recorder = self.gradients = None
+        self.follower = SessionFollower()
 
     def record(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the result of a PyTorch function that is called with weights, `NotImplemented` for the host's."""
-        return NotImplemented if self.recorder is None else self.recorder(func, args, kwargs)
+        return self.follower.record(func, args, kwargs)
 
     def check_shown(self) -> None:
-        """Refuse to show the newest weights and the optimizer's state where they are withheld."""
-        if self.withheld is not None:
-            self.withheld()
+        """Refuse to show the newest weights and the optimizer's state where the follower does."""
+        self.follower.check_shown()
 
     def copy(self, action: Callable[[], _T]) -> _T:
         return action() if self.guard is None else self.guard.copy(action)

@@ -305,7 +305,7 @@ class Inference:
 
     def _follow(self, program: ModelProgram, layout: BatchLayout) -> None:
         programs = self.programs
-        programs.hooks.check_evaluation()
+        programs.hooks.follower.check_evaluation()
         programs.weights.notice_edits()
         programs.changes.follow(program)
         program.step.settle(layout)

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 import weakref
-from typing import Any, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from torch import nn
 
@@ -127,10 +127,8 @@ class Programs:
         self.share_ipus = self.share_ipus or self._exceed_machine(wanted)
         if self.share_ipus:
             self.detach(but=wanted)
-        around: ContextManager[Any] = self.hooks.loading()
         try:
-            with around:
-                yield
+            yield
             _LOADED[:] = [known for known in _LOADED if known() not in (self, None)]
             _LOADED.append(weakref.ref(self))
         except Exception as error:
@@ -205,12 +203,11 @@ class Programs:
 
         Withheld values are shown: they cannot be read later.
         """
-        if self.hooks.withheld is not None:
+        if self.hooks.follower.give_back():
             logger.warning(
                 "The weights and the optimizer's state that come to the host include an update whose optimizer.step() "
                 "has not been called: a value that was read after backward() has made it run."
             )
-            self.hooks.withheld = None
         lost: List[Lost] = []
         with _dying_workers_waiting():
             try:

@@ -102,9 +102,10 @@ class ModelChanges:
         if not found:
             return
         name, used = type(program.step.model).__qualname__, _WITHIN % calls if calls else ""
-        refuse = self._hooks.refuse_frozen
-        if calls and refuse is not None:
-            refuse(_COMPUTED_OTHERWISE % (name, found, used, "what was computed since then is not what the code says"))
+        follower = self._hooks.follower
+        if calls and follower.refuses_frozen:
+            late = "what was computed since then is not what the code says"
+            follower.refuse_frozen(_COMPUTED_OTHERWISE % (name, found, used, late))
         logger.warning(_COMPUTED_OTHERWISE, name, found, used, "it is compiled again")
         self.refuse_replaced()
         self._compile_again(program)
@@ -115,8 +116,8 @@ class ModelChanges:
 
         Where a hook refuses that, values count which it changes in every call; else all.
         """
-        name, refuse = type(program.step.model).__qualname__, self._hooks.refuse_frozen
-        if refuse is None:
+        name, follower = type(program.step.model).__qualname__, self._hooks.follower
+        if not follower.refuses_frozen:
             logger.warning(
                 "The forward of %s changed Python values while it was traced (%s), and a compiled program does not run "
                 "it again: what it changes in every call has the values of the first. %s",
@@ -125,7 +126,7 @@ class ModelChanges:
                 _FROZEN_REMEDY,
             )
         elif program.varying:  # results of the trace, such as a cache, stay the same in another call
-            refuse(changes_in_every_call(f"The forward of {name}", program.varying))
+            follower.refuse_frozen(changes_in_every_call(f"The forward of {name}", program.varying))
 
     def _replace(self, program: ModelProgram, changed: Sequence[str], message: str) -> None:
         self.refuse_replaced()

@@ -76,7 +76,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
     books.gradients.use(update.own, update.early.line, made, update.training.clipping.norm)
     for loss in losses:
         loss.value.went_backward = functools.partial(_confirm, update, made)
-    loop.session.hooks.withheld = update.early
+    loop.withheld.update = update.early
 
 
 def _confirm(update: FusedUpdate, made: Mapping[Loss, Made]) -> None:

@@ -229,7 +229,7 @@ class FusedUpdate:
                     "the optimizer's hyper-parameters were changed in between. Read the value after optimizer.step()."
                 )
             self.training.clipping.finish(self.early.line)
-            self.loop.session.hooks.withheld = None
+            self.loop.withheld.update = None
             self.early = None
             return
         self.look()

@@ -48,7 +48,7 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
     )
     zeros = [each for each in loop.modes.parameters if _is_zero(books, each)]
     states = [update.training.random_state() for update in books.updates]
-    loop.session.hooks.withheld = None
+    loop.withheld.update = None
     stepped: Dict[int, int] = {}
     for update in books.updates:
         update.training.forget_program()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import (
     TYPE_CHECKING,
     AbstractSet,
@@ -30,9 +29,9 @@ from ignite_ipu.deferred.graph.owners import Captured, release_optimizer
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.buffers import BufferBook
 from ignite_ipu.deferred.model.edits import WeightEdits
+from ignite_ipu.deferred.model.following import LoopFollower, Withheld
 from ignite_ipu.deferred.model.obstacles import refuse_spent
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
-from ignite_ipu.deferred.tensor.tensor import record_on_weights
 from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import requires_grad
@@ -211,6 +210,7 @@ class Loop:
 
     Attributes:
         now: The loop that this one has become a part of, or this one.
+        withheld: The update that was made before its step, whose weights are not shown.
         models: The captured models, parts of others included.
         modes: The modes of the module.
         edits, buffers: What was written on the host, and the book of buffers that calls write.
@@ -227,6 +227,7 @@ class Loop:
         self._asked_places = places
         self.models: List[Captured] = []
         self._has_told_of_host_reads = False
+        self.withheld = Withheld()
         self.now = self
         self._absorbed = [self]
         self._begin()
@@ -242,18 +243,12 @@ class Loop:
         self.evaluation = CapturedEvaluation(session, config, self.places)
         self.updates = self.setup.updates(self)
         self.guide(session)
-        session.hooks.recorder = record_on_weights
         session.weights.watch_parameters()
 
     def guide(self, session: IPUSession) -> None:
         """Let a session, which may be that of an engine over a part, go by what is captured."""
-        hooks = session.hooks
-        hooks.gradients = self.updates.gradients.shown
-        hooks.check_evaluation = functools.partial(self.buffers.before_evaluation, self.name)
-        hooks.before_buffer_read = self.buffers.before_read
-        hooks.before_buffers_written = self.buffers.before_written
-        hooks.after_edits = self.edits.found
-        hooks.refuse_frozen = _refuse
+        shown, records = self.updates.gradients.shown, session is self.session
+        session.hooks.follow_by(LoopFollower(self.name, self.buffers, self.edits, shown, self.withheld, records))
 
     @property
     def name(self) -> str:
@@ -420,7 +415,3 @@ class Loop:
                 release_optimizer(optimizer)
             for model in self.models:
                 model.release()
-
-
-def _refuse(reason: str) -> None:
-    raise CaptureError(reason)

@@ -166,7 +166,7 @@ class _GuardedTraining:
         self._images = RunImages(session.model, session.weights, trained.link, {"trainer": trainer, **others})
         self._lets_pass = False
         self._streams: weakref.WeakKeyDictionary[ModelProgram, _Stream] = weakref.WeakKeyDictionary()
-        session.hooks.guard = self
+        session.hooks.guard_by(self)
         trainer.state.recovery = self._status  # type: ignore[attr-defined]
         trainer.add_event_handler(Events.STARTED, self._begin)
         trainer.add_event_handler(Events.COMPLETED, self._drop_image)

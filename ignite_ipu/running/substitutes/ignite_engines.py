@@ -32,6 +32,7 @@ from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.script_code import Line
 from ignite_ipu.running.substitutes.gradients import EngineWeights
 from ignite_ipu.session.data_parallel import wrapped
+from ignite_ipu.session.hooks import SessionFollower
 from ignite_ipu.session.processes import connected, unwrapped
 from ignite_ipu.session.session import IPUSession, known_session
 
@@ -111,6 +112,18 @@ def _of_evaluator(config: IPUConfig, model: Any) -> IPUConfig:
     return IPUConfig(**settings)
 
 
+class _FrozenRefusal(SessionFollower):
+    """Refuses a trainer whose model changes Python values in every call."""
+
+    refuses_frozen = True
+
+    def __init__(self, substitutes: Substitutes, what: str, line: Any) -> None:
+        self._substitutes, self._what, self._line = substitutes, what, line
+
+    def refuse_frozen(self, reason: str) -> None:
+        raise self._substitutes.refusal(self._what, reason, self._line)
+
+
 def _factory(
     original: Callable[..., Any],
     ours: Callable[..., Any],
@@ -147,9 +160,6 @@ def _factory(
             became += f", which takes the model over from the trainer of {before}"
         substitutes.note(f"{original.__name__}()", became, line)
 
-        def refuse_frozen(text: str) -> None:
-            raise substitutes.refusal(f"{original.__name__}()", text, line)
-
         def note_data(engine: Engine) -> None:
             if isinstance(engine.state.dataloader, backend.poptorch().DataLoader):
                 substitutes.note("run(DataLoader)", "over a poptorch.DataLoader of the same data")
@@ -160,7 +170,7 @@ def _factory(
         if succession is not None:
             succession.add(engine, line)
             engine.pins_random_states = False  # the script's epochs start where its handlers have left the generators
-        engine.ipu.hooks.refuse_frozen = refuse_frozen
+        engine.ipu.hooks.follow_by(_FrozenRefusal(substitutes, f"{original.__name__}()", line))
         trained.add(engine.ipu)
         return engine
 

@@ -135,7 +135,7 @@ class AccessTracker:
     def gradients(self) -> Optional[Gradients]:
         """The object that shows the gradients of the tensors; None where the attribute is PyTorch's."""
         hooks = None if self.ended else self._hooks()
-        return None if hooks is None else hooks.gradients
+        return None if hooks is None else hooks.follower.gradients
 
     def note(self, reads: bool, brings: bool = True, buffers: bool = False) -> None:
         """Take notice of an access, which may read values or asks for none, and for which they are to be brought.
@@ -149,7 +149,7 @@ class AccessTracker:
         if hooks is not None:
             hooks.check_shown()
             if buffers:
-                hooks.before_buffer_read()
+                hooks.follower.before_buffer_read()
         if not self.read:
             self.read = True
             before_first = self._before_first()

@@ -142,7 +142,7 @@ class Weights:
 
         With recorded calls, also accesses to buffers, which these write later.
         """
-        watch_tensors(self._tensors, buffers=self._hooks.recorder is not None)
+        watch_tensors(self._tensors, buffers=self._hooks.follower.records)
         if self._accesses is not None and self._accesses.watches(self._tensors):
             return False
         self._forget_accesses()
@@ -191,7 +191,7 @@ class Weights:
             self._forget_accesses()
             self.host_is_stale = False
             self.counters.advance()
-        if self._training is None and self._hooks.recorder is not None:
+        if self._training is None and self._hooks.follower.records:
             self.watch_parameters()
         elif not self._inference:
             self.unwatch()
@@ -293,7 +293,7 @@ class Weights:
 
         The other programs get them before their next call.
         """
-        self._hooks.before_buffers_written([tensor for tensor, _ in values])
+        self._hooks.follower.before_buffers_written([tensor for tensor, _ in values])
         self._put(values, but=executor)
         self.updates[0] += 1
 
@@ -312,7 +312,7 @@ class Weights:
         found = self._edited() if edited else ()
         if accesses is not None:
             accesses.forget()
-        if self._training is None and not self._steps and (self._inference or self._hooks.recorder is not None):
+        if self._training is None and not self._steps and (self._inference or self._hooks.follower.records):
             edited |= self.watch_parameters()
         if self._lost:
             names, self._lost = self._lost, []
@@ -326,7 +326,7 @@ class Weights:
         if not edited:
             return False
         self.host_changed()
-        self._hooks.after_edits(found)
+        self._hooks.follower.after_edits(found)
         return True
 
     @contextlib.contextmanager
@@ -413,7 +413,7 @@ class Weights:
 
     def show(self) -> None:
         """Make the host's copy the newest for somebody who may also write into it, by memory that was handed out."""
-        self._hooks.before_buffer_read()
+        self._hooks.follower.before_buffer_read()
         self.to_host()
         if self._accesses is not None:
             self._accesses.note(reads=False)

@@ -16,6 +16,7 @@ import ignite_ipu.emulator as poptorch
 from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import Retrace
+from ignite_ipu.session.hooks import SessionFollower
 from tests.supervised import assert_same_weights, network, task
 
 
@@ -164,6 +165,18 @@ def test_a_forward_that_counts_its_calls_is_reported_once(caplog):
     assert "Counting" in record.message and "(calls)" in record.message and "buffer" in record.message
 
 
+class Refusing(SessionFollower):
+    """Keeps the reasons for which models would be refused."""
+
+    refuses_frozen = True
+
+    def __init__(self):
+        self.reasons = []
+
+    def refuse_frozen(self, reason):
+        self.reasons.append(reason)
+
+
 @pytest.mark.parametrize("kind", [Counting, Caching])
 def test_only_what_every_call_changes_is_refused_where_that_is_asked_for(kind):
     """And looking for it leaves statistics and random states alone."""
@@ -171,13 +184,13 @@ def test_only_what_every_call_changes_is_refused_where_that_is_asked_for(kind):
     native.load_state_dict(model.state_dict())
     settings = (nn.functional.cross_entropy,)
     trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), *settings)
-    reasons = []
-    trainer.ipu.hooks.refuse_frozen = reasons.append
+    follower = Refusing()
+    trainer.ipu.hooks.follow_by(follower)
     before = torch.get_rng_state()
     loader = DataLoader(task(), batch_size=16, generator=torch.Generator())
     trainer.run(loader, max_epochs=1)
     assert torch.equal(torch.get_rng_state(), before)
-    assert [("every call (calls)" in reason) for reason in reasons] == ([True] if kind is Counting else [])
+    assert [("every call (calls)" in reason) for reason in follower.reasons] == ([True] if kind is Counting else [])
     create_supervised_trainer(native, torch.optim.SGD(native.parameters(), lr=0.1), *settings).run(loader)
     if kind is Caching:
         torch.testing.assert_close(model.norm.running_mean, native.norm.running_mean)

@@ -1,0 +1,76 @@
+"""Uses of captured models that a session reports to their loop."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Optional, Sequence
+
+import torch
+
+from ignite_ipu.deferred.model.buffers import BufferBook
+from ignite_ipu.deferred.model.early_update import EarlyUpdate
+from ignite_ipu.deferred.model.edits import WeightEdits
+from ignite_ipu.deferred.tensor.tensor import record_on_weights
+from ignite_ipu.errors import CaptureError
+from ignite_ipu.session.hooks import Edited, Gradients, SessionFollower
+
+
+@dataclasses.dataclass
+class Withheld:
+    """The update that was made before its `optimizer.step()`, whose weights are not shown until that comes."""
+
+    update: Optional[EarlyUpdate] = None
+
+
+class LoopFollower(SessionFollower):
+    """Follows the uses of a loop's models.
+
+    Args:
+        name: The name of the models.
+        records: Whether functions of weights are recorded.
+    """
+
+    refuses_frozen = True
+
+    def __init__(
+        self,
+        name: str,
+        buffers: BufferBook,
+        edits: WeightEdits,
+        gradients: Optional[Gradients],
+        withheld: Withheld,
+        records: bool,
+    ) -> None:
+        self._name, self._buffers, self._edits = name, buffers, edits
+        self._gradients, self._withheld = gradients, withheld
+        self.records = records
+
+    @property
+    def gradients(self) -> Optional[Gradients]:
+        return self._gradients
+
+    def record(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return record_on_weights(func, args, kwargs) if self.records else NotImplemented
+
+    def check_shown(self) -> None:
+        if self._withheld.update is not None:
+            self._withheld.update()
+
+    def give_back(self) -> bool:
+        update, self._withheld.update = self._withheld.update, None
+        return update is not None
+
+    def check_evaluation(self) -> None:
+        self._buffers.before_evaluation(self._name)
+
+    def before_buffer_read(self) -> None:
+        self._buffers.before_read()
+
+    def before_buffers_written(self, buffers: Sequence[torch.Tensor]) -> None:
+        self._buffers.before_written(buffers)
+
+    def after_edits(self, edited: Edited) -> None:
+        self._edits.found(edited)
+
+    def refuse_frozen(self, reason: str) -> None:
+        raise CaptureError(reason)
