@@ -185,12 +185,27 @@ def test_a_teacher_over_two_ipus_beside_a_student_over_two(is_evaluated):
         assert program.executor._executable.placement.ipus_per_replica == 2
 
 
-def test_a_model_that_the_pipeline_leaves_out_stays_where_it_is_called_first():
-    expected, _ = gan(None)
-    losses, models = gan({"pipeline": {"Generator": ["0", "2"]}, "execution": "sharded"})
+@pytest.mark.parametrize(
+    ("pipeline", "ipus"),
+    [
+        ({"Generator": ["0", "2"]}, [0, 1]),  # what is left out stays where it is called first
+        ({"Generator": 1, "Discriminator": 0}, [1, 0]),
+        ({"Generator": 0, "Discriminator": [("0", 1), ("2", 0)]}, [0, 1, 0, 1, 0]),
+    ],
+)
+def test_whole_models_and_models_that_are_left_out(pipeline, ipus):
+    expected, native = gan(None)
+    losses, models = gan({"pipeline": pipeline, "execution": "sharded"})
     assert losses == pytest.approx(expected, rel=1e-4)
-    placement = captured(models[0]).session.training.executor._executable.placement
-    assert placement.ipus_per_replica == 2
+    trained = captured(models[0]).session._programs.trainers
+    found = [[site.ipu for site in each.program.executor._executable.placement.blocks] for each in trained]
+    assert ipus in found
+    with torch.no_grad():
+        noise = torch.randn(3, 4)
+        torch.testing.assert_close(models[0].eval()(noise), native[0](noise), rtol=1e-4, atol=1e-5)
+
+
+def test_a_description_of_another_model_is_refused_with_the_way_out():
     with pytest.raises(PlanError, match=r"Generator has no layer named '3'.*pipeline={'Generator': \[...\]}"):
         gan({"pipeline": [("0", 0), ("3", 1)], "execution": "sharded"})
 

@@ -220,6 +220,13 @@ def test_auto_plans_with_the_first_update():
         assert type(program.executor.options._execution_strategy) is strategy
 
 
+def test_estimated_memory_is_a_limit():
+    model = network()
+    optimizer = ipu_prepare(sgd(model), model, config={"pipeline": ["0", "2"], "memory_per_ipu": 500, **SHARDED})
+    with pytest.raises(PlanError, match=r"needs an estimated .* but one IPU has 400 B for tensors"):
+        train(model, optimizer)
+
+
 def test_a_plan_from_its_file(tmp_path):
     """The loop says how many micro-batches an update has, the plan how many replicas share them."""
     profile = measure(network(), X[:4])
