@@ -29,6 +29,10 @@ ERRORS = [
     ("kind", "mean", "long", "what", "speaking", "nobody"),
     [
         ("docs", 15, 0.05, 1.0, 0.3, 0.2),
+        # Figures of the source, of which some rooms still await their turn: they only go down.
+        ("docstrings", 14, 0.03, 7.0, 1.0, 0.6),
+        ("comments", 15, 0.01, 13.0, 2.2, 2.2),
+        ("messages", 14, 0.03, 1.4, 0.3, 0.2),
     ],
 )
 def test_sentences_are_short_and_plain(kind, mean, long, what, speaking, nobody):

@@ -162,7 +162,7 @@ def test_what_has_no_program_for_a_few_samples_is_refused(arguments, reason):
 def test_sums_that_are_averaged_are_refused():
     """The rest has another number of micro-batches, by which its sum would be divided; a single one is as natively."""
     loss_fn = nn.CrossEntropyLoss(reduction="sum")
-    with pytest.raises(LossError, match=r"sum over samples.*drop_last=False would weigh it otherwise"):
+    with pytest.raises(LossError, match=r"sum over samples.*drop_last=False would weigh it differently"):
         create_ipu_trainer(*pair(), loss_fn, drop_last=False, gradient_accumulation_steps=2).run(
             DataLoader(task(30), batch_size=4)
         )

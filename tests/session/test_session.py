@@ -466,7 +466,7 @@ def test_an_end_that_loses_training_says_so(end, copy_that_fails, lasting):
     for x, y in loader():
         session.train(x, y)
     with poptorch.inject_faults({}, copies={copy_that_fails: poptorch.Fault(message="no answer", lasting=lasting)}):
-        with pytest.raises(SessionError, match=r"could not be asked for .*no answer.*newest checkpoint") as raised:
+        with pytest.raises(SessionError, match=r"these copies failed: .*no answer.*newest checkpoint") as raised:
             getattr(session, end)()
     assert isinstance(raised.value.__cause__, poptorch.RecoverableError)
     assert session.training is None or session.training.executor is None
