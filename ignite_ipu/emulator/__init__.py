@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__") and name not in ("__all__", "__version__"):
-        raise AttributeError(name)  # what the import system asks of each module
+        raise AttributeError(name)  # the import system reads these of each module
     if find_spec(f"{__name__}.{name}") is not None:
         return import_module(f"{__name__}.{name}")
     api = import_module(f"{__name__}.api")

@@ -66,7 +66,7 @@ class RecoverableError(Error):
     """A failure of the hardware after which a reset brings the machine back.
 
     Attributes:
-        recovery_action: What to reset, one of `RECOVERY_ACTIONS`.
+        recovery_action: The reset to make, one of `RECOVERY_ACTIONS`.
     """
 
     recovery_action: str

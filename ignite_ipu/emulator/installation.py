@@ -40,11 +40,11 @@ def install(import_effects: bool = False) -> Installation:
     enumerations whose values `Options._Popart.set` takes, `popdist`, and `horovod.torch` for host tensors.
 
     Args:
-        import_effects: Do to the process what importing PopTorch does, as far as it has a meaning here: set
+        import_effects: Have the side effects of importing PopTorch that have a meaning here: set
             RDMAV_FORK_SAFE=1 unless it is set, enable `faulthandler`, and log uncaught exceptions at critical level.
 
-    Returns:
-        What undoes it; usable in a `with` statement. Installations may overlap, the last one undone counts.
+    Returns: An object that undoes it; usable in a `with` statement. Installations may overlap, the last one undone
+        counts.
 
     Raises:
         RuntimeError: There is a real PopTorch, or something else of that name.
@@ -89,7 +89,7 @@ def run_script(path: str, argv: Sequence[str] = ()) -> Dict[str, Any]:
 
 
 def stand_ins() -> List[str]:
-    """Return the directories to be put on `sys.path` so that `import poptorch`, and what goes with it, work here.
+    """Return the directories to be put on `sys.path` so that `import poptorch` and its companions work here.
 
     There is one for each package that is not there, or that is a stand-in already.
     """

@@ -61,7 +61,7 @@ def python_level(level: Union[str, int]) -> int:
 
 
 def log_uncaught(kind: Type[BaseException], error: BaseException, trace: Optional[TracebackType]) -> None:
-    """Log an exception nobody caught at critical level; made to be `sys.excepthook`."""
+    """Log an uncaught exception at critical level; made to be `sys.excepthook`."""
     if issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
     else:
@@ -100,7 +100,7 @@ class _StandardStream(logging.Handler):
 
 
 class _RepeatLimit(logging.Filter):
-    """Drops a message already shown `limit` times since the last restart, and says so once."""
+    """Drops a message already shown `limit` times since the last restart, and logs that once."""
 
     def restart(self, limit: int) -> None:
         self._limit = limit

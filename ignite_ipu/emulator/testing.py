@@ -1,4 +1,4 @@
-"""Comparing what a model returns on the device with what it returns on the host."""
+"""Comparison of a model's results on the device and on the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A captured model as straight-line Python: what runs on every micro-batch."""
+"""A captured model as straight-line Python, which runs on every micro-batch."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class Graph:
     buffers: Tuple[str, ...]
     constants: Tuple[torch.Tensor, ...]
     folded: Dict[str, torch.Tensor]  # constants and outputs that were computed at compile time, by node name
-    structure: Any  # what forward returned, with a traced tensor for each tensor
+    structure: Any  # the results of forward, with a traced tensor for each tensor
     positions: Tuple[Optional[int], ...]  # of the tensors of `structure` in what `run` returns; None for a frozen one
     frozen: Dict[int, torch.Tensor]  # tensors of `structure` that depend on no value on the device, by place in it
     loss: Optional[int]  # its place in what `run` returns; None in inference
     loss_type: Optional[torch.dtype]
     extras: Dict[str, int]  # places of further values asked for in what `run` returns
-    written: Tuple[int, ...]  # places of what forward modifies in place, among all that `run` takes
+    written: Tuple[int, ...]  # places of tensors that forward modifies in place, among the arguments of `run`
     written_inputs: Tuple[int, ...]
     written_buffers: Tuple[str, ...]
     watches_gradients: bool  # whether one is shown while it is computed
@@ -67,7 +67,7 @@ def build(
     """Turn a finished capture, of a forward that returned `structure`, into a graph that runs.
 
     Args:
-        extras: Nodes, by name, whose values are wanted besides what forward returned, as they are when computed.
+        extras: Nodes, by name, whose values are returned besides the results of forward, as computed.
         fold: Returns the nodes whose values are known already; None computes them.
     """
     folded = (fold or fold_constants)(capture)
@@ -142,7 +142,7 @@ def _differentiated(capture: Capture, loss: fx.Node) -> Tuple[str, ...]:
 
 
 def live(capture: Capture, structure: Any, losses: Iterable[fx.Node] = ()) -> Set[fx.Node]:
-    """Return the nodes that what forward returns, a loss or a written input or buffer needs."""
+    """Return the nodes that the results of forward, a loss, or a written input or buffer need."""
     leaves_of = [leaf.node for leaf in flatten_tensors(structure) if isinstance(leaf, IpuTensor)]
     return _needed(capture, [*leaves_of, *losses])
 
@@ -169,7 +169,7 @@ def on_the_host(nodes: fx.Graph) -> List[fx.Node]:
 def fold_constants(
     capture: Capture, also: Optional[Mapping[fx.Node, torch.Tensor]] = None
 ) -> Dict[fx.Node, torch.Tensor]:
-    """Compute once what depends on constants, and on `also`, alone, draws no random number and is never written."""
+    """Compute nodes once that depend on constants and `also` alone, draw no random number and are never written."""
     constants = {**capture.constant_values, **(also or {})}
     known: Dict[fx.Node, Any] = {node: value for node, value in constants.items() if not capture.is_written(node)}
     own_default = number_formats.by_default(capture.default_dtype)
@@ -194,7 +194,7 @@ def fold_constants(
 
 
 def ancestors(nodes: Iterable[fx.Node], stop: Collection[fx.Node] = ()) -> Set[fx.Node]:
-    """Return what nodes depend on, through arguments or memory written before them; not beyond the nodes in `stop`."""
+    """Return the dependencies of nodes, through arguments or memory written before them; not beyond those in `stop`."""
     found: Set[fx.Node] = set()
     pending = [node for node in nodes if node not in stop]
     while pending:
@@ -235,7 +235,7 @@ def _needed(capture: Capture, returned: Collection[fx.Node], stop: Collection[fx
 
 
 def _kernel_of(capture: Capture, node: fx.Node) -> Any:
-    """Return what computes a node's value: the recorded kernel, with what the options ask for around it."""
+    """Return the function for a node's value: the recorded kernel, within the wrappers of the options."""
     kernel: Any = node.target
     if "operator" not in node.meta or node.meta.get("part"):
         return kernel

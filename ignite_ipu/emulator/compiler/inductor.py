@@ -1,9 +1,9 @@
-"""Optional: what a program runs on the device, compiled by torch.compile's back end, for long runs.
+"""Optional: the device work of a program, compiled by torch.compile's back end, for long runs.
 
 `compile_steps()` or `IGNITE_IPU_EMULATOR_COMPILE=inductor` switches it on. It needs a C++ compiler and takes seconds to
 minutes a program, in a thread of its own, while the program runs by PyTorch's own operators; then compiled code takes
-over, and the log says so at level INFO. From there results differ by rounding, as the kernels are fused. inductor keeps
-what it compiles on disk (`TORCHINDUCTOR_CACHE_DIR`), by graph, options and versions, for the runs to come.
+over, which is logged at level INFO. From there results differ by rounding, as the kernels are fused. inductor keeps its
+results on disk (`TORCHINDUCTOR_CACHE_DIR`), by graph, options and versions, for the runs to come.
 
 A micro-batch's forward and backward passes become one function (`CompiledStep`), an inference graph likewise: they are
 traced once on stand-ins without values, down to PyTorch's kernels, and handed to inductor without the guards that
@@ -184,6 +184,6 @@ def lowered(module: fx.GraphModule, examples: List[torch.Tensor]) -> Run:
 
 
 def own_memory(results: Tensors, given: Tensors) -> List[torch.Tensor]:
-    """Return results, copied where they share memory with what was given and would change with it."""
+    """Return results, copied if they share memory with the arguments and would change with them."""
     taken = {memory_of(value) for value in given}
     return [value.detach().clone() if memory_of(value) in taken else value.detach() for value in results]

@@ -120,7 +120,7 @@ class BlockPlacement:
         return reserved
 
     def check(self, options: Options, training: bool) -> None:
-        """Refuse what the back end would refuse to compile; call it after the trace."""
+        """Refuse blocks that the back end would refuse to compile; call it after the trace."""
         self._check_phases()
         needed, reserved = self.ipus_per_replica * options.replication_factor, self.ipus(options)
         if reserved != needed:

@@ -1,7 +1,7 @@
 """Values that the backward pass needs and that forward writes over: the device's compiler keeps both.
 
 Autograd refuses to go backward through such a model. Whether it does follows from the operators alone, so the first
-micro-batch tells; only a model for which it matters pays for copies of what autograd saves.
+micro-batch decides; only a model for which it matters pays for copies of autograd's saved tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Results = Tuple[torch.Tensor, ...]
 
 
 def copied() -> ContextManager[Any]:
-    """Have autograd save copies of what forward computes in the `with` block, which nothing can write over."""
+    """Context in which autograd saves copies of forward's results, which no operation can overwrite."""
     return torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda value: value)
 
 
@@ -28,7 +28,7 @@ def were_overwritten(error: Exception) -> bool:
 
 
 class SavedValues:
-    """Goes forward and backward through one graph, with copies of what it saves where they are needed."""
+    """Goes forward and backward through one graph, with copies of saved tensors where they are needed."""
 
     def __init__(self, graph: Graph) -> None:
         nodes = graph.nodes.nodes
@@ -38,10 +38,10 @@ class SavedValues:
         if not any(node.meta.get("writes") for node in nodes):
             self._copies = False
         elif any(getattr(node.target, "runs_every_time", False) for node in nodes):
-            self._copies = True  # what acts on the host must not run twice to find out
+            self._copies = True  # operations on the host must not run twice for this test
 
     def run(self, forward: Callable[..., Results], arguments: Tensors, backward: Callable[[Results], None]) -> Results:
-        """Run `forward` on the arguments and `backward` on what it returns, and return that."""
+        """Run `forward` on the arguments and `backward` on its result, and return the result."""
         restore = _restorer([arguments[place] for place in self._written]) if self._copies is None else None
         try:
             with copied() if self._copies else contextlib.nullcontext():
@@ -59,7 +59,7 @@ class SavedValues:
 
 
 def _restorer(written: Tensors) -> Callable[[], None]:
-    """Return what puts the arguments that forward writes to, and the random stream, back to what they are now."""
+    """Return a function that restores the current values of written arguments and of the random stream."""
     random = torch.random.get_rng_state()
     before: List[torch.Tensor] = [value.detach().clone() for value in written]
 

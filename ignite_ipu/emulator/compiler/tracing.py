@@ -35,7 +35,7 @@ _REMOVED = object()
 
 
 class _Slot(NamedTuple):
-    """A place in which a module holds a parameter or buffer of its own, and what it held."""
+    """A place in which a module holds a parameter or buffer of its own, and its tensor."""
 
     module: nn.Module
     tensors: Dict[str, Any]
@@ -115,7 +115,7 @@ def trace(
         training: Whether a loss is looked for and gradients are recorded.
         per_replica: Parameters whose leading dimension is the group of replicas.
         anchors: Names of further tensors to return.
-        fold: Provides what depends on constants alone; None computes it.
+        fold: Provides values that depend on constants alone; None computes them.
     """
     refuse_compiled_modules(model)
     capture = Capture(placement, options.Precision._compiled_for())
@@ -201,7 +201,7 @@ def _fill(slots: Sequence[_Slot], tensors: Sequence[Any]) -> None:
 def _stand_ins(
     capture: Capture, slots: Sequence[_Slot], training: bool, per_replica: Collection[str]
 ) -> List[IpuTensor]:
-    """Return what stands for the tensor of each slot, one for the slots that hold the same one."""
+    """Return the traced tensor of each slot, one for the slots that hold the same one."""
     made: Dict[int, IpuTensor] = {}
     for slot in slots:
         name, tensor = slot.full_name, slot.value
@@ -321,7 +321,7 @@ def _anchored(capture: Capture, anchors: Sequence[str]) -> Dict[str, Any]:
 
 
 def _put_back(added: Sequence[_Slot], capture: Capture, buffers: Mapping[str, torch.Tensor]) -> None:
-    """Register what forward has registered, such as a mask made in the first call, with its value on the host.
+    """Register buffers that forward has registered, such as a mask of the first call, with their values on the host.
 
     That is if it depends on constants and unchanging buffers alone; others are warned of.
     """

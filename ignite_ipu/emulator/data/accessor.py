@@ -24,9 +24,9 @@ _Progress = enum.Enum("_Progress", "IDLE ASKED BEGUN OVER")  # of an epoch
 
 
 class CombiningLoader(torch.utils.data.DataLoader):  # type: ignore[type-arg]
-    """torch's loader, with what an accessor asks of one whose items are combined batches."""
+    """torch's loader, with the methods that an accessor needs for combined batches."""
 
-    # What __del__ finds if the constructor fails, and what the copy in a worker process finds.
+    # Value for __del__ if the constructor fails, and for the copy in a worker process.
     _accessor: Optional[AsynchronousDataAccessor] = None
     _mode: DataLoaderMode
     _groups_batches: bool
@@ -40,7 +40,8 @@ class AsynchronousDataAccessor:
     The first item fixes the layout of the slots. Later items are copied into it as `copy_` does: another type is
     converted to the first item's without a word, and a shape that broadcasts to the first one's is repeated.
 
-    An item's tensors *are* a slot: they hold its values until the next item is asked for. Clone what must live longer.
+    An item's tensors *are* a slot: they hold its values until the next item is asked for. Clone tensors that must live
+    longer.
     An item that has become stale reads as NaN (integers: the extreme of their type) until yet another one is asked for,
     so that code relying on it fails visibly. The last item of an epoch becomes stale when the next epoch begins.
     `IGNITE_IPU_POISON_STALE_BATCHES=0` or `ignite_ipu.emulator.data.set_poisoning(False)`, before the accessor is made,
@@ -69,7 +70,7 @@ class AsynchronousDataAccessor:
 
     rebatched_size: Optional[int]
 
-    # What __del__ finds if the constructor fails.
+    # Value for __del__ if the constructor fails.
     _worker: Optional[WorkerProcess] = None
     _slot: Optional[int] = None
     _last: Optional[int] = None  # of the item before, until another one comes
@@ -133,7 +134,7 @@ class AsynchronousDataAccessor:
         is_new = self._progress != _Progress.ASKED
         if is_new or state:
             above = self._epoch if is_new else self._epochs_above
-            # What the worker may have begun in advance has the order of another seed.
+            # Items that the worker has begun in advance have the order of another seed.
             self._epochs_above = above + 1 if state else above
             worker.send(Message(MessageKind.ITERATE, self._epochs_above, body=state))
         self._progress = _Progress.ASKED
@@ -167,7 +168,8 @@ class AsynchronousDataAccessor:
                 self._received += 1
                 if is_wanted:
                     self._progress, self._slot = _Progress.BEGUN, slot
-                    # New tensor objects each time: what a caller sets on one (requires_grad, say) must not come back.
+                    # New tensor objects each time: attributes that a caller sets on one (such as requires_grad) must
+                    # not come back.
                     tensors: List[torch.Tensor] = [tensor.detach() for tensor in self._ring.slots[slot]]
                     if message.rows >= 0:
                         tensors = [tensor[: message.rows] for tensor in tensors]

@@ -1,4 +1,4 @@
-"""The loader whose batches are what one call of a wrapped model consumes."""
+"""The loader whose batches are the data of one call of a wrapped model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DataLoader(CombiningLoader):
     (`options.Distributed`) each reads its own share of a map-style data set.
 
     In the asynchronous modes an `AsynchronousDataAccessor` iterates a copy of this loader in a process of its own: see
-    there for what becomes of batches, random order and failures. `Async` with `drop_last=False` rebatches, so that the
+    there for batches, random order and failures. `Async` with `drop_last=False` rebatches, so that the
     tail can be delivered. In `Sync` mode worker processes are torch's, which waits for a hanging one as long as its
     argument `timeout` says (by default for ever).
 
@@ -38,7 +38,7 @@ class DataLoader(CombiningLoader):
     property `options` does not exist.
 
     Args:
-        options: What the model is wrapped with. They are frozen.
+        options: Options of the wrapped model. They are frozen.
         dataset: Map-style or iterable.
         batch_size: Rows that the model's `forward` sees (micro-batch). None takes the data set's items as they are.
         shuffle: Whether to draw a new order for each epoch.
@@ -56,7 +56,7 @@ class DataLoader(CombiningLoader):
     Raises:
         AssertionError: `options` is no `Options`; `async_options` sets `rebatched_size`; rebatching makes no sense for
             the sizes; the data set cannot be split over processes.
-        Error: `batch_sampler` is combined with what it excludes, or the accessor's worker failed to start.
+        Error: `batch_sampler` is combined with an argument that it excludes, or the accessor's worker failed to start.
         ZeroDivisionError: The data set is too small to be split.
         ValueError: torch refuses the combination of arguments.
     """

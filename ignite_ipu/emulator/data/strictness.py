@@ -34,7 +34,7 @@ def poisons_stale_batches() -> bool:
 
 
 def set_poisoning(enabled: Optional[bool]) -> Optional[bool]:
-    """Switch poisoning on or off for new accessors, and return what was set before, to be set again afterwards.
+    """Switch poisoning on or off for new accessors, and return the previous setting, to be restored afterwards.
 
     `None` leaves it to `IGNITE_IPU_POISON_STALE_BATCHES` again.
     """
@@ -58,7 +58,7 @@ def worker_timeout() -> Optional[float]:
 
 
 def set_worker_timeout(seconds: Optional[float]) -> Optional[float]:
-    """Set after how many seconds without an item a worker counts as hanging, and return what was set before.
+    """Set the seconds without an item after which a worker counts as hanging, and return the previous setting.
 
     0 waits for ever; `None` leaves it to `IGNITE_IPU_DATA_TIMEOUT` again.
 

@@ -82,12 +82,12 @@ def counters(executor: Any = None) -> Counters:
 
 
 def acquire(ipus: int, owner: object, description: str, ipu_id: Optional[int] = None) -> weakref.finalize[..., object]:
-    """Take `ipus` free IPUs (a power of two) for `owner`, and return what gives them back.
+    """Take `ipus` free IPUs (a power of two) for `owner`, and return a function that releases them.
 
     That is called when the owner is collected, at the latest.
 
     Args:
-        description: What error messages call the owner.
+        description: Name of the owner in error messages.
         ipu_id: The device that must provide them, numbered as in `machine.device_ids`; None for any.
     """
     groups = _groups(ipus, description, ipu_id)

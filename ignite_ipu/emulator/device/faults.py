@@ -1,4 +1,4 @@
-"""Faults on demand: a device call or a copy that fails the way hardware fails, for tests of what should happen then."""
+"""Faults on demand: a device call or a copy that fails the way hardware fails, for tests of the reaction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Fault:
 
     Attributes:
         recovery_action: Which reset mends it, one of `errors.RECOVERY_ACTIONS`; None when no reset does.
-        message: What the error says.
+        message: Text of the error.
         lasting: Whether whatever is asked of the device fails with the same error, until its IPUs are given back.
     """
 
@@ -39,7 +39,7 @@ class Fault:
         return recoverable_error(self.message, self.recovery_action)
 
 
-# For each kind of event, what hits the first, the second and so on.
+# For each kind of event, the faults of the first, the second and so on.
 _Plan = Dict[str, Iterator[Optional[Fault]]]
 _PLANS: List[_Plan] = []
 _LOCK = threading.Lock()
@@ -55,8 +55,8 @@ def inject_faults(faults: Mapping[int, Fault], copies: Optional[Mapping[int, Fau
         copies: The same for copies: of the weights to the host or the device, of the optimizer's state to the host, of
             the random state to the host; and for attaching, which loads the program with all of these.
 
-    The call or copy fails before it does anything, and leaves the executor attached. What is not `lasting` leaves what
-    the device holds as it was.
+    The call or copy fails before it does anything, and leaves the executor attached. A fault that is not `lasting`
+    leaves the state of the device unchanged.
     """
     plan: _Plan = {kind: map(hits.get, itertools.count()) for kind, hits in (("call", faults), ("copy", copies or {}))}
     with _LOCK:

@@ -2,7 +2,7 @@
 
 Every process has a machine of its own, unless one is described: with `IGNITE_IPU_EMULATED_IPUS` (how many IPUs) or
 `IGNITE_IPU_RUNTIME_DIR` (where to keep the table of who has which) in the environment, all processes of a user share
-one, as they would share the IPUs of a Pod. The table names each holder's process; what dead processes held is free.
+one, as they would share the IPUs of a Pod. The table names each holder's process; IPUs of dead processes are free.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class EmulatedMachine:
 
     @contextlib.contextmanager
     def _table(self) -> Iterator[Dict[int, IPUHolder]]:
-        """Give the holder of each IPU that is taken; what is changed of it in the `with` block lasts."""
+        """Yield the holder of each taken IPU; changes in the `with` block are kept."""
         # After a fork the child has a machine of its own, on which nothing is taken yet.
         self._users = {ipu: user for ipu, user in self._users.items() if user.pid == os.getpid()}
         yield self._users
@@ -227,7 +227,7 @@ def process_start(pid: int) -> str:
 
 
 def _lock_holder(inode: int) -> str:
-    """Name the process that has locked a file, as far as the kernel tells."""
+    """Name the process that has locked a file, if the kernel reports it."""
     with contextlib.suppress(OSError):
         with open("/proc/locks", encoding="utf-8", errors="replace") as file:
             for line in file:

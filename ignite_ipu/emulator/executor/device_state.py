@@ -21,7 +21,7 @@ from ignite_ipu.emulator.values.wrapping import Wrapping, fetch, holder_of, is_w
 class DeviceState:
     """Weights, optimizer and random state of one executor, on the host and on the device.
 
-    Of the user's model, `model` is what is traced.
+    `model` is the traced copy of the user's model.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class DeviceState:
         # As the host knows it; None before the first run of a model without a seed.
         self.random = [int(options("random_seed"))] if options.exists("random_seed") else None
         self.random_is_stale = False
-        # What made the device stop to answer, until its IPUs are given back.
+        # The fault after which the device no longer answers, until its IPUs are released.
         self.fault: Optional[Fault] = None
 
     def check_answers(self) -> None:
@@ -49,7 +49,7 @@ class DeviceState:
             raise self.fault.error()
 
     def fail_on_demand(self, kind: str, program: Optional[DeviceProgram]) -> None:
-        """Fail as somebody has asked for this "call" or "copy" to, or if the device has stopped to answer."""
+        """Fail as requested for this "call" or "copy", or if the device no longer answers."""
         self.check_answers()
         fault = faults.next_fault(kind)
         if fault is not None:
@@ -66,7 +66,7 @@ class DeviceState:
             program.random.write(self.random)
 
     def leave(self, program: DeviceProgram) -> None:
-        """Give the IPUs back; what was on them is gone."""
+        """Release the IPUs; their content is lost."""
         self._observation.write_report(program, self._meter)
         program.detach()
         self.fault = None
@@ -113,7 +113,7 @@ class DeviceState:
         program.upload_buffers({name: own[name] for name in self._updatable_buffers if name in own})
 
     def fetch(self, tensors: Optional[Iterable[torch.Tensor]] = None) -> None:
-        """Have the host's weights be the newest: whoever reads a wrapped parameter makes its trainer download.
+        """Make the host's weights the newest: a read of a wrapped parameter makes its trainer download.
 
         The tensors are those of the model by default.
         """

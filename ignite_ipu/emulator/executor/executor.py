@@ -42,7 +42,8 @@ class PoplarExecutor:
     """A model wrapped for the IPU; `trainingModel` and `inferenceModel` make them.
 
     Calling it runs deviceIterations * gradientAccumulation * replicationFactor micro-batches on the device. The first
-    call compiles. What this class does not define is the user's model's. Methods that need a compiled program raise an
+    call compiles. Attributes that this class does not define are those of the user's model. Methods that need a
+    compiled program raise an
     `Error` where there is none.
     """
 
@@ -58,15 +59,15 @@ class PoplarExecutor:
         self._training = training
         self._options = resolved(options, training)
         self._args_parser = ArgsParser(model)
-        # What is traced: a shallow copy, which shares everything but the model's own attributes.
+        # The traced object: a shallow copy, which shares everything but the model's own attributes.
         given: Any = model
         self._model = copy.copy(model) if isinstance(given, nn.Module) else CallableModel(given)
-        # Whoever evaluates gets a shallow copy, with a training flag of its own.
+        # An evaluation gets a shallow copy, with a training flag of its own.
         is_copy = not training and isinstance(model, nn.Module)
         self._user_model = self._model if is_copy else model if user_model is None else user_model
         self._meter = Meter()
         self._is_offline = self._options._is_offline()
-        # Private in PopTorch, as `_executable_inputs` is, and asked by Lightning and Optimum: what is compiled?
+        # Private in PopTorch, as `_executable_inputs` is, and read by Lightning and Optimum: the compiled program.
         self._executable: Optional[DeviceProgram] = None
         self._plain: Optional[Shapes] = None
         # Of the last run.
@@ -117,7 +118,7 @@ class PoplarExecutor:
         return None if self._executable is None else self._executable.arguments
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
-        """Load a state into the user's model, then upload it when attached; return what torch's method returns."""
+        """Load a state into the user's model, then upload it when attached; return the result of torch's method."""
         result = self._user_model.load_state_dict(state_dict, strict=strict)
         if self.isAttachedToDevice():
             self.copyWeightsToDevice()
@@ -125,7 +126,7 @@ class PoplarExecutor:
 
     @unaffected
     def copyWeightsToHostIfNeeded(self) -> bool:
-        """Download the weights when the device's are newer than the host's, and tell whether that happened."""
+        """Download the weights if the device's are newer than the host's, and return whether that happened."""
         if not self._device_state.device_is_newer:
             return False
         self.copyWeightsToHost()
@@ -142,7 +143,7 @@ class PoplarExecutor:
 
     @unaffected
     def copyWeightsToDevice(self) -> None:
-        """Upload the host's parameters and buffers; what the device has learned since the last download is lost.
+        """Upload the host's parameters and buffers; updates of the device since the last download are lost.
 
         Raises:
             Error: The model is not compiled.
@@ -234,7 +235,7 @@ class PoplarExecutor:
 
     @unaffected
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program on one batch and return what forward returned, stacked as the output mode says.
+        """Run the program on one batch and return the results of forward, stacked by the output mode.
 
         Raises:
             AssertionError: The device is offline, the arguments do not fit forward, or the batch cannot be cut.
@@ -279,7 +280,7 @@ class PoplarExecutor:
 
     @unaffected
     def detachFromDevice(self) -> None:
-        """Download what the device alone knows and give the IPUs back.
+        """Download state that only the device has, and release the IPUs.
 
         Raises:
             Error: Not compiled, or not attached.
@@ -291,7 +292,7 @@ class PoplarExecutor:
 
     @unaffected
     def destroy(self) -> None:
-        """Download what the device alone knows, free everything and unwrap the model; nothing when not compiled.
+        """Download state that only the device has, free everything and unwrap the model; nothing when not compiled.
 
         Raises:
             Error: The model was compiled again after an earlier destroy(), and is no longer wrapped.
@@ -311,7 +312,7 @@ class PoplarExecutor:
     def rng_state(self) -> Optional[List[int]]:
         """The device's random state, `[seed, state...]`; set it to continue a stream.
 
-        Before the first run it is what was set, or `[seed]` where the options have one, or else None.
+        Before the first run it is the value set, or `[seed]` of the options, or else None.
 
         Raises:
             Error: The model is not compiled.
@@ -331,7 +332,7 @@ class PoplarExecutor:
         """Write the compiled program, and with `export_model` the model, to a file that `poptorch.load` reads.
 
         Raises:
-            AssertionError: What should be the directory is none.
+            AssertionError: The directory does not exist.
             Error: The model is not compiled, or its options hold an object of the user's own class.
         """
         program = self._compiled("save")
@@ -427,7 +428,7 @@ class PoplarExecutor:
         return self._executable
 
     def _compile(self, arguments: Arguments, adopt: Optional[Callable[[DeviceProgram], None]] = None) -> DeviceProgram:
-        """Compile; `adopt` gives the program what was compiled earlier, before it is loaded."""
+        """Compile; `adopt` passes earlier results to the program, before it is loaded."""
         if adopt is None:
             check_for_compile(arguments)
         check_at_compile(self._options, self._training)

@@ -32,14 +32,14 @@ MODEL, _ARGUMENTS = "model", "arguments"
 
 
 class File(NamedTuple):
-    """Content of a file, with nothing unpickled yet: what was compiled, and for which arguments."""
+    """Content of a file, with nothing unpickled yet: the program, and its arguments."""
 
     name: str
     version: str
     training: bool
     arguments: Optional[Arguments]
     rng_state: Optional[List[int]]
-    fingerprint: str  # What tells the graph from others.
+    fingerprint: str  # The fingerprint of the graph.
     source: str
     batching: str
     ipus: int
@@ -128,7 +128,7 @@ def read_executable(filename: str, training: bool) -> File:
 
 
 def importPoptorchMetadataFromFile(filename: str) -> bytes:
-    """Return what a saved file says of itself: here as JSON, where PopTorch's own is a pickle.
+    """Return the metadata of a saved file: here as JSON, where PopTorch's own is a pickle.
 
     Raises:
         Error: The file is damaged.
@@ -160,7 +160,7 @@ def _fingerprint(program: DeviceProgram) -> str:
 
 
 def read(filename: str) -> File:
-    """Return what a file holds; nothing of it is run."""
+    """Return the content of a file; nothing of it is run."""
     try:
         content = container.read(filename, MAGIC)
         fields = content.pop("arguments")

@@ -78,7 +78,7 @@ def load(filename: str, edit_opts_fn: Optional[Callable[[Options], None]] = None
 
     Raises:
         AssertionError: The file is of another version, or holds no model.
-        Error: The file is damaged, or its model was saved by somebody else who is not trusted.
+        Error: The file is damaged, or its model was saved by another user who is not trusted.
     """
     file = saving.read(filename)
     if file.version != __version__:

@@ -1,7 +1,7 @@
-"""The executable cache: what compiling a model once has computed, kept in a directory for the next time.
+"""The executable cache: results of a compilation, kept in a directory for the next time.
 
-An entry holds the constants that the compiler computed from other constants (tables, masks, position codes), which are
-what takes time in a compile here. Running `forward` once and writing the graph's Python text is repeated on every
+An entry holds the constants that the compiler computed from other constants (tables, masks, position codes), which take
+most of the time of a compilation here. Running `forward` once and writing the graph's Python text is repeated on every
 compile, as tracing is in PopTorch. The key covers all that an executable depends on: the graph with its shapes, the
 constants' values, the options, the optimizer's compiled-in values, and the versions of emulator and PyTorch.
 """
@@ -38,7 +38,7 @@ _KEY_LENGTH = 40
 _LONGEST_WRITE = 3600.0
 _UNFINISHED = rf"\..*{re.escape(SUFFIX)}.*\.tmp"
 
-# They change where and how a program runs or what is said about it, not the program.
+# They change the place and manner of a run or its reports, not the program.
 _NO_PART_OF_THE_KEY = {
     *("compilation_progress_bar_fn", "log_dir", "max_repeat_logs", "random_seed", "model_name", "connection_type"),
     *("ipu_id", "ipu_version", "use_model", "distributed_process_id", "ipuof_configs"),
@@ -47,7 +47,7 @@ _NO_PART_OF_THE_KEY = {
 
 
 class Entry(NamedTuple):
-    """A file of the cache, when it was last used in seconds since the epoch, what it says of itself, and its problem.
+    """A file of the cache, its last use in seconds since the epoch, its metadata, and its problem.
 
     There is a problem with damaged entries, which say nothing of themselves.
     """
@@ -194,7 +194,7 @@ def _locked(path: str) -> Iterator[IO[str]]:
 
 
 def entries(directory: str) -> List[Entry]:
-    """Return the cache's entries, the least recently used first, with what interrupted writes have left."""
+    """Return the cache's entries, the least recently used first, with remains of interrupted writes."""
     found = []
     for name in os.listdir(directory):
         path = os.path.join(directory, name)

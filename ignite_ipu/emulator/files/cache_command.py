@@ -18,7 +18,7 @@ _DAY = 24 * 3600
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
+    """Add the arguments of the command."""
     parser.add_argument("action", choices=("list", "verify", "prune"), help="what to do with the cache")
     parser.add_argument(
         "directory",
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Do what was asked for; return 1 when verify finds damage, 2 when there is no such cache."""
+    """Run the command; return 1 when verify finds damage, 2 when there is no such cache."""
     # Not at the top: it imports torch, and `--help` and completion need only the arguments.
     from ignite_ipu.emulator.files import cache
 

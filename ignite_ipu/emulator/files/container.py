@@ -1,4 +1,4 @@
-"""Values in a file that is checked when it is read: what executables and cache entries are stored in.
+"""Values in a file that is checked when it is read: the format of executables and cache entries.
 
 The layout is: a magic line, the SHA-256 of all that follows, the length of a text (8 bytes, little-endian), the text,
 which is JSON, and the bytes of the tensors that it names. Nothing is unpickled here, and nothing is made that the
@@ -43,7 +43,7 @@ _KINDS: Dict[str, Tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
 
 
 class DamagedFile(Exception):
-    """A file is not what it claims to be, or not all of it is there."""
+    """A file is of another kind than it claims, or incomplete."""
 
 
 class NotPlain(TypeError):
@@ -75,7 +75,7 @@ def write(path: str, magic: bytes, value: Any) -> None:
 
 
 def read(path: str, magic: bytes) -> Any:
-    """Return the value in a file, every byte of which is checked; `DamagedFile` says what is wrong with it."""
+    """Return the value in a file, every byte of which is checked; raises `DamagedFile` with the problem."""
     with open(path, "rb") as file:
         if file.read(len(magic)) != magic:
             raise DamagedFile("it does not start as such files do")
@@ -90,7 +90,7 @@ def read(path: str, magic: bytes) -> Any:
 
 
 def encode(value: Any, data: bytearray) -> Any:
-    """Return a value that `write` takes as something that JSON can hold, and add to `data` what it cannot."""
+    """Return a value of `write` as JSON can hold it, and add the other parts to `data`."""
     kind = type(value)
     if value is None or kind in (bool, str, int, float):
         return value

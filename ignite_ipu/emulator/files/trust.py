@@ -26,7 +26,7 @@ _TRUSTING: contextvars.ContextVar[bool] = contextvars.ContextVar("_TRUSTING", de
 
 @contextlib.contextmanager
 def trust_pickled_models() -> Iterator[None]:
-    """Unpickle the models of all files that `load` reads in the `with` block, whoever wrote them."""
+    """Unpickle the models of all files that `load` reads in the `with` block, of any author."""
     before = _TRUSTING.set(True)
     try:
         yield

@@ -21,17 +21,16 @@ _BodyFunction = Callable[..., Any]
 
 
 def for_loop(count: int, body: _BodyFunction, inputs: List[torch.Tensor]) -> List[torch.Tensor]:
-    """Run `body` `count` times on the device, each time on what it returned before; for inference only.
+    """Run `body` `count` times on the device, each time on its previous result; for inference only.
 
     The body is traced once, so that Python values in it are those of the trace. It may read tensors from outside.
     Outside a traced model it runs once, as in PopTorch, with a warning when `count` is not 1.
 
     Args:
         body: Takes as many tensors as `inputs` has, and returns as many of the same shapes and types.
-        inputs: What the first run gets copies of.
+        inputs: Tensors of which the first run gets copies.
 
-    Returns:
-        What the last run returned, as a list.
+    Returns: Results of the last run, as a list.
 
     Raises:
         ValueError: `inputs` is no list of tensors.
@@ -78,13 +77,12 @@ def cond(
     Args:
         condition: A scalar of type bool: true runs `then_body(*then_inps)`.
 
-    Returns:
-        What the chosen body returned, as a list.
+    Returns: Results of the chosen body, as a list.
 
     Raises:
         ValueError: `then_inps` or `else_inps` is no list.
         Error: The model is a training model, the condition is no bool scalar, an input is no tensor, or the bodies
-            differ in what they return.
+            differ in their results.
     """
     given = {"then_inps": then_inps, "else_inps": else_inps}
     for argument, inputs in given.items():
@@ -158,7 +156,7 @@ class _Body(NamedTuple):
 
     graph: Graph  # takes the body's inputs and then the captured tensors
     captured: Tuple[IpuTensor, ...]  # of the outer trace: those from outside that the body reads
-    outputs: Tuple[torch.Tensor, ...]  # meta tensors like what it returns
+    outputs: Tuple[torch.Tensor, ...]  # meta tensors like its results
 
     def run(self, inputs: Sequence[torch.Tensor], captured: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         graph = self.graph
@@ -167,14 +165,14 @@ class _Body(NamedTuple):
 
 
 class _BodyCapture(Capture):
-    """The trace of a body. What it uses of the outer trace becomes one more input."""
+    """The trace of a body. A tensor of the outer trace becomes one more input."""
 
     def __init__(self, outer: Capture) -> None:
         super().__init__(outer.placement, outer.precision)
         self.outer = self._outside = outer
         self.default_dtype = outer.default_dtype
         self._grad_mode = self.training = False
-        # A host tensor means the same inside and outside, and what the model uses is counted as one.
+        # A host tensor means the same inside and outside, and tensors of the model count as such.
         self._stand_ins = outer._stand_ins
         self.warned, self.scope, self.autocast = outer.warned, outer.scope, outer.autocast
         self.checks, self.host_tensors = outer.checks, outer.host_tensors

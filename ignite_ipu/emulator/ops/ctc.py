@@ -1,4 +1,4 @@
-"""Decoding what a model trained with a CTC loss computes into labels."""
+"""Decoding the outputs of a model trained with a CTC loss into labels."""
 
 from __future__ import annotations
 

@@ -278,8 +278,8 @@ class CPU:
         ID: Tells the operator from all others in a model.
 
     Attributes:
-        in_shapes, out_shapes: Shapes of what the layer takes and returns, known after a trace.
-        inputs, outputs: What it took and returned last.
+        in_shapes, out_shapes: Shapes of the layer's inputs and outputs, known after a trace.
+        inputs, outputs: Its latest inputs and outputs.
     """
 
     def __init__(self, layer_to_call: Callable[..., Any], ID: str) -> None:
@@ -294,7 +294,7 @@ class CPU:
                 parameter.requires_grad_(False)
 
     def execute(self) -> None:
-        """Call the layer on `inputs` and put what it returns into `outputs`."""
+        """Call the layer on `inputs` and put its results into `outputs`."""
         result = self.layer_to_call(*self.inputs)
         for buffer, value in zip(self.outputs, listed(result)):
             buffer.copy_(value)
@@ -305,7 +305,7 @@ class CPU:
         self.outputs = [torch.zeros(shape) for shape in self.out_shapes]
 
     def __call__(self, *input: torch.Tensor, **kwargs: Any) -> Any:
-        """Return what the layer makes of the tensors: a tensor if it returns one, else a list.
+        """Return the layer's results for the tensors: a tensor if it returns one, else a list.
 
         Keyword arguments are dropped, as in PopTorch, with a warning.
 

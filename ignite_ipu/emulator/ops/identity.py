@@ -207,7 +207,7 @@ def _mark(trace: Trace, name: str, mode: OverlapMode, check: Callable[..., None]
     marked = _alias(name, tensor)
     mark = trace.traced(marked).node
     mark.meta["overlap"] = mode
-    # What is wrong with a tensor is said before what is wrong with the options.
+    # Errors of a tensor are reported before errors of the options.
     trace.checks.insert(0, functools.partial(check, node, mark))
     if mode is not OverlapMode.NoOverlap and _check_options not in trace.checks:
         trace.checks.append(_check_options)

@@ -106,7 +106,7 @@ def ipu_print_tensor(
 ) -> torch.Tensor:
     """Return the tensor; its values go to standard error at every execution, for each micro-batch and replica.
 
-    Use the returned tensor: what is not used may be left out of the program. Outside a traced model nothing is printed.
+    Use the returned tensor: unused tensors may be left out of the program. Outside a traced model nothing is printed.
 
     Args:
         title: Stands before the values; the gradient's title ends in `_gradient`. Empty means the tensor's name.

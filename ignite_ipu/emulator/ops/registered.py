@@ -1,4 +1,4 @@
-"""Operators that PopTorch registers as `torch.ops.poptorch`, as far as programs call them by that name."""
+"""Operators that PopTorch registers as `torch.ops.poptorch` and that programs call by that name."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ class OptimizerDescription:
 
 
 def describe(optimizer: torch.optim.Optimizer, automatic_loss_scaling: bool = False) -> OptimizerDescription:
-    """Read an optimizer of `poptorch.optim` or `torch.optim`, or of a subclass of one; errors say what cannot be read.
+    """Read an optimizer of `poptorch.optim` or `torch.optim`, or of a subclass of one; errors name the unreadable part.
 
     With `automatic_loss_scaling` the device adjusts the loss scaling, which therefore is a variable.
     """
@@ -317,7 +317,7 @@ def _not_a_replacement(why: str) -> Error:
 class AttributeTracker:
     """Remembers the names that an executor's optimizer started with, and reports each later one once.
 
-    Reports about names go to debug level where `relaxOptimizerAttributesChecks` says so.
+    Reports about names go to debug level with `relaxOptimizerAttributesChecks`.
     """
 
     def __init__(self, options: Options) -> None:
@@ -326,7 +326,7 @@ class AttributeTracker:
         self._said: Set[str] = set()
 
     def check(self, optimizer: torch.optim.Optimizer, description: OptimizerDescription) -> None:
-        """Look at the optimizer given to `setOptimizer`; the first call says which names are expected."""
+        """Inspect the optimizer given to `setOptimizer`; the first call sets the expected names."""
         kind = type(optimizer)
         if kind not in _CLASSES:
             self._say_once(

@@ -21,7 +21,7 @@ ACCUMULATION_TYPES = (torch.float16, torch.float32)
 MOMENTS = ("first_order_momentum_accum_type", "second_order_momentum_accum_type")
 _LAMB = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2, "max_weight_norm": 65500.0}
 _RECORDED = ("ipu_state", "ipu_param")
-# PopTorch's own arguments of constructors, and what None stands for.
+# PopTorch's own arguments of constructors, and their defaults for None.
 EXTRAS: Mapping[str, Any] = {
     "loss_scaling": 1.0,
     "velocity_scaling": 1.0,
@@ -59,7 +59,7 @@ class VariableAttributes:
         return f"VariableAttributes(variable={sorted(set(self._variable))}, allowed={sorted(set(self._allowed))})"
 
     def isConstant(self, attr: str) -> bool:
-        """Return whether `attr` is compiled in; true of every name nobody marked as variable, known or not."""
+        """Return whether `attr` is compiled in; true of every name that is not marked as variable, known or not."""
         return attr not in self._variable
 
     def markAsConstant(self, attr: str) -> None:
@@ -166,7 +166,7 @@ class Optimizer:
         return self._recorded() is not None
 
     def __getstate__(self) -> Dict[str, Any]:
-        # Only what describes the optimizer: executors, hooks and the step() that schedulers wrap stay behind.
+        # Only the description of the optimizer: executors, hooks and the step() that schedulers wrap are left out.
         state: Dict[str, Any] = torch.optim.Optimizer.__getstate__(self._torch())
         own = ("variable_attrs", "max_weight_norm", *EXTRAS)
         state.update({name: copy.copy(getattr(self, name)) for name in own if name in vars(self)})
@@ -177,7 +177,7 @@ class Optimizer:
         return cast(torch.optim.Optimizer, self)
 
     def _begin(self, torchs_init: Callable[..., None], arguments: Mapping[str, Any]) -> None:
-        """Do what every constructor does, with all of its arguments: None leaves one to its default.
+        """Common part of all constructors, with all arguments: None leaves one to its default.
 
         `torchs_init` takes those that are not PopTorch's own.
         """
@@ -220,7 +220,7 @@ class SGD(Optimizer, torch.optim.SGD):
             hyper-parameters except `lr` act one update later. Off by default.
         accum_type: Type in which gradients accumulate, float16 or float32; the combined variant ignores it.
         velocity_accum_type: Type in which the velocity is stored; the combined variant ignores it.
-        max_grad_norm: Largest global 2-norm of what the weight update consumes; infinity by default.
+        max_grad_norm: Largest global 2-norm of the input of the weight update; infinity by default.
 
     Raises:
         AssertionError: An accumulation type is neither float16 nor float32.

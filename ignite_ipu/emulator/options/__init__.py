@@ -1,4 +1,4 @@
-"""`poptorch.options`: the options of a model, and what they are made of."""
+"""`poptorch.options`: the options of a model, and their parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of what PopTorch's setters let pass and its back end refuses when a model compiles."""
+"""Checks of values that PopTorch's setters accept and its back end refuses when a model compiles."""
 
 from __future__ import annotations
 

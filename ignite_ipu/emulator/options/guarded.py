@@ -12,7 +12,7 @@ _Value = TypeVar("_Value")
 
 
 def checked(setter: str, value: Any, kind: Type[_Value]) -> _Value:
-    """Return what a setter was given, and raise `AssertionError` if it is of another kind."""
+    """Return the argument of a setter, and raise `AssertionError` if it is of another kind."""
     if isinstance(value, kind):
         return value
     name = f"poptorch.{kind.__name__}" if issubclass(kind, enum.Enum) else kind.__name__
@@ -86,7 +86,7 @@ class OptionsDict(Freezable):
                 self._values[option] = value
 
     def _with(self: _Options, **values: Any) -> _Options:
-        """Create or set values; every setter returns what it belongs to."""
+        """Create or set values; every setter returns its owner."""
         self.createOrSet(**values)
         return self
 
@@ -120,7 +120,7 @@ class OptionsDict(Freezable):
         return self._values[option]
 
     def __getattr__(self, option: str) -> Any:
-        # Reached only for what is no real attribute; private names also come here while an object is being unpickled.
+        # Reached only for missing attributes; private names also come here while an object is being unpickled.
         if option.startswith("_"):
             raise AttributeError(f"Invalid private attribute {option} of {type(self).__name__}.")
         if option not in self._values:

@@ -183,7 +183,7 @@ class _DistributedOptions(OptionsDict):
 
 
 class TensorLocationSettings(OptionsDict):
-    """Place of one kind of tensor, and its way there; what was not said is the back end's choice."""
+    """Place of one kind of tensor, and its way there; the back end chooses the rest."""
 
     def minElementsForOffChip(self, min_elements: int) -> TensorLocationSettings:
         """Keep tensors with fewer elements on the chip."""

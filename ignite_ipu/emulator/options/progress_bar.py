@@ -44,7 +44,7 @@ class CompilationProgressBar:
             self.close()
 
     def close(self) -> None:
-        """End the line; a compilation that failed is shown as far as it came."""
+        """End the line; a failed compilation keeps its last progress."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

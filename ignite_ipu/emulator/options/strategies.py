@@ -1,7 +1,8 @@
 """Execution strategies: how the blocks of a model are spread over IPUs, and where each operator of a trace lands.
 
 A block belongs to a `Stage`, a stage to one IPU; phased executions group stages into `Phase`s that run one after the
-other. None of it changes a result: it decides what compiles, how many IPUs that takes and how deep the pipeline is.
+other. None of it changes a result: it decides whether a model compiles, the number of IPUs and the depth of the
+pipeline.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class _AutomaticStages:
 
     def place(self, block_id: BlockId, ipu_id: Optional[int], met: Dict[BlockId, int]) -> Place:
         if self._mode is AutoStage.AutoIncrement:
-            # PopTorch counts from 1: stage 0 is what comes before the first block.
+            # PopTorch counts from 1: stage 0 is the work before the first block.
             number = met.setdefault(block_id, len(met) + 1)
             return number, 0, number if ipu_id is None else ipu_id
         if ipu_id is None:
@@ -245,7 +246,7 @@ class _IPhasedExecution(_IExecutionStrategy):
 
 
 def _parts(given: Any) -> Iterable[Any]:
-    """Return what is listed, or the one thing given; an int, or an AutoStage, is a TypeError, as in PopTorch."""
+    """Return the listed items, or the single one; an int, or an AutoStage, is a TypeError, as in PopTorch."""
     return [given] if isinstance(given, (str, Stage)) else iter(given)
 
 

@@ -22,7 +22,7 @@ from ignite_ipu.emulator.options import strategies
 from ignite_ipu.emulator.options.guarded import OptionsDict
 from ignite_ipu.emulator.options.parts import TensorLocationSettings
 
-# What a file may construct.
+# Types that a file may construct.
 _CONSTRUCTORS: Dict[str, Callable[..., Any]] = {
     kind.__name__: kind
     for kind in (
@@ -65,8 +65,8 @@ class UnknownNameError(ConfigFileError, NameError):
 def apply_file(options: OptionsDict, path: str) -> None:
     """Make the option calls that the file at `path` lists.
 
-    Empty lines and lines starting with `#` are skipped. What an option's own check raises passes through, and leaves
-    the lines above applied; a line that is no option call is found before any is.
+    Empty lines and lines starting with `#` are skipped. Exceptions of an option's own check pass through, and leave the
+    lines above applied; a line that is no option call is found before any is.
     """
     steps: List[_Step] = []
     with open(path, encoding="utf-8") as file:
@@ -99,7 +99,7 @@ def apply_json(options: OptionsDict, text: str) -> None:
 
 
 class _Line:
-    """One line of a file and what is to be made of it."""
+    """One line of a file and its meaning."""
 
     def __init__(self, file: str, number: int, text: str) -> None:
         self._file = file
@@ -107,7 +107,7 @@ class _Line:
         self._text = text
 
     def steps(self, options: OptionsDict) -> List[_Step]:
-        """Return functions that do what this line says, one after the other; nothing is done yet."""
+        """Return the functions that apply this line, one after the other; nothing is applied yet."""
         try:
             statement = self._parsed()
             if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
@@ -164,7 +164,7 @@ class _Line:
         return [self._value(each) for each in call.args], named
 
     def _value(self, node: ast.expr) -> Any:
-        """Return the value of a literal, of a member of an enumeration, or of what may be constructed."""
+        """Return the value of a literal, of a member of an enumeration, or of an allowed construction."""
         if isinstance(node, ast.Call):
             return self._constructed(node)
         if isinstance(node, ast.Attribute):
@@ -247,7 +247,7 @@ def _find_setter(options: OptionsDict, path: Sequence[str]) -> Callable[..., Any
     """Return the method of `options` that `path` names, such as `["Training", "gradientAccumulation"]`."""
     *groups, name = path
     owner: Any = getattr(options, groups[0]) if len(groups) == 1 and groups[0] in GROUPS else options
-    # The one method that back-end settings are made with is called what guarded dictionaries call theirs.
+    # The method for back-end settings has the same name as that of guarded dictionaries.
     is_setter = (name not in _NO_SETTERS or groups == ["_Popart"]) and not name.startswith("_")
     if not is_setter or (groups and owner is options) or not callable(getattr(type(owner), name, None)):
         raise AttributeError(

@@ -108,7 +108,7 @@ class Executable:
             }
             for replica in replicas
         ]
-        # What the graph takes after a micro-batch of the inputs.
+        # Arguments of the graph after a micro-batch of the inputs.
         self.arguments = [self._arguments_of(replica) for replica in replicas]
         self._written = [[own[name] for name in graph.written_buffers] for own in self.buffers]
         self._state_returned: Optional[Tuple[bool, ...]] = None
@@ -117,7 +117,7 @@ class Executable:
         self._slots = [batching.slot_of(replica) for replica in replicas]
 
     def infer(self, inputs: Tensors) -> List[torch.Tensor]:
-        """Run one call's micro-batches forward and return what the graph returns, stacked as the output mode says."""
+        """Run one call's micro-batches forward and return the graph's results, stacked by the output mode."""
         run, arguments = self.graph.run, self.arguments
         if self.random.used is False and self._is_one_pass:
             with torch.no_grad():
@@ -230,7 +230,7 @@ _BLOCK = 31 << 20
 
 @functools.lru_cache(maxsize=None)
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 62 MiB of what is freed, as in any program that has freed a block of 31 MiB.
+    """Let glibc keep up to 62 MiB of freed memory, as in any program that has freed a block of 31 MiB.
 
     Its limits follow the largest block, up to 32 MiB, that was freed so far (M_MMAP_THRESHOLD in mallopt(3)), unless
     the environment sets them. The block here is never written into, so it takes no memory. Other C libraries do not

@@ -61,14 +61,14 @@ class HostTensors:
 
 
 def _places(model: nn.Module) -> List[Tuple[Dict[str, Any], str, Any]]:
-    """Return where the modules and tensors of a model are, as tables, names in them, and what is there."""
+    """Return the places of the modules and tensors of a model, as tables and names in them, with their values."""
     kinds = (MODULES, PARAMETERS, BUFFERS)
     tables = [module.__dict__[kind] for module in model.modules() for kind in kinds]
     return [(table, name, held) for table in tables for name, held in table.items()]
 
 
 def receive(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Write what came from the device into a parameter or buffer of the model.
+    """Write a value of the device into a parameter or buffer of the model.
 
     The device keeps all elements apart. A tensor that does not, such as an expanded one, gets memory of its own when
     one of them has changed; and so does one of another shape (`VariableRetrievalMode.AllReplicas`: the host receives

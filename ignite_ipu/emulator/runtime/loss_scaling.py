@@ -1,6 +1,6 @@
 """Automatic loss scaling: the factor on the loss gradient follows the size of the float16 gradients it leads to.
 
-The rule is PopART's. Elements of float16 gradients are counted, of weights and of what lies between them and the loss,
+The rule is PopART's. Elements of float16 gradients are counted, of weights and of tensors between them and the loss,
 over all micro-batches and replicas of an update: the results of all operators of the backward pass that are no views.
 Those beyond `binEdgeLocation` (an eighth) of float16's range, infinities and NaN are large ones. After the
 update, if the proportion of large elements exceeds `thresholdUpperCountProportion` (1e-7) the factor is halved, else
@@ -33,7 +33,7 @@ _HALF_RANGE = torch.finfo(torch.float16).max
 
 
 class GradientsTracked(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Context of a backward pass in which a loss scaling counts what operators compute in float16."""
+    """Context of a backward pass in which a loss scaling counts float16 results of operators."""
 
     def __init__(self, scaling: AutomaticLossScaling) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -50,7 +50,7 @@ class GradientsTracked(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class AutomaticLossScaling:
-    """Counts gradient elements and says what the next loss scaling is."""
+    """Counts gradient elements and computes the next loss scaling."""
 
     def __init__(self, bin_edge: float = 0.125, threshold: float = 1e-7, period: int = 1) -> None:
         for name, value in (("binEdgeLocation", bin_edge), ("thresholdUpperCountProportion", threshold)):

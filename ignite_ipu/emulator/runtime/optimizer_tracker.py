@@ -1,4 +1,4 @@
-"""The optimizer of one executor: what the host says of it, and its counterpart on the device."""
+"""The optimizer of one executor: its description on the host, and its counterpart on the device."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class OptimizerTracker:
             self._meter.add(optimizer_uploads=1)
 
     def state_dict(self) -> Dict[str, Any]:
-        """Return what the optimizer's own method does, of its newest state."""
+        """Return the result of the optimizer's own method, with its newest state."""
         self.read_back()
         return type(self._optimizer).state_dict(self._optimizer)
 
@@ -200,6 +200,6 @@ class OptimizerTracker:
         if self._compiled is not None:
             description.check_strategy(MeanReductionStrategy(self._options.Training(_STRATEGY)))
         elif description.accum_type is torch.float16:
-            # Although the options are frozen; whoever made them has his own.
+            # Although the options are frozen: the caller has its own copy.
             self._options.Training._values[_STRATEGY] = MeanReductionStrategy.Running
         return description

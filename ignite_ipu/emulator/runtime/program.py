@@ -90,7 +90,7 @@ class DeviceProgram:
         self.batching = batching.from_options(options)
         self._options = options
         self._training = training
-        # What reports call the program.
+        # Name of the program in reports.
         kind = "training" if training else "inference"
         self._name = str(options("model_name")) if options.exists("model_name") else kind
         self._optimizer = optimizer
@@ -139,7 +139,7 @@ class DeviceProgram:
         self._sized: Optional[Executable] = None
         self._upload_bytes = 0
         graph, positions = self.graph, self.graph.positions
-        # Outputs that are another one's tensor: what the caller writes into one must not show in the other.
+        # Outputs that are another one's tensor: a write of the caller into one must not show in the other.
         self._returned_again = [
             index for index, place in enumerate(positions) if place is not None and place in positions[:index]
         ]
@@ -190,7 +190,7 @@ class DeviceProgram:
     def call(
         self, inputs: List[torch.Tensor], given: Sequence[torch.Tensor]
     ) -> Tuple[Any, Dict[str, torch.Tensor], Times]:
-        """Run one call and return what forward returns, the anchored tensors by short name, and when they crossed.
+        """Run one call and return forward's results, the anchored tensors by short name, and the times of their copies.
 
         What forward writes to the `inputs`, which are on the device, the tensors `given` by the caller get.
         """
@@ -298,7 +298,7 @@ class DeviceProgram:
         }
 
     def _returned(self, outputs: List[torch.Tensor]) -> Any:
-        """Return what forward returns, with the tensors of this call."""
+        """Return forward's results, with the tensors of this call."""
         graph = self.graph
         results = [
             graph.frozen[index].clone() if place is None else outputs[place]
@@ -333,7 +333,7 @@ class DeviceProgram:
         return [*tensors_by_name(self.capture), *self.update_tensors()]
 
     def update_tensors(self) -> List[str]:
-        """Return the names of what an update has besides the graph: gradients, and parameters after it.
+        """Return the names of an update's tensors besides the graph: gradients, and parameters after it.
 
         A parameter that the loss does not depend on has neither.
         """
@@ -411,7 +411,7 @@ class DeviceProgram:
         device.update(executable.buffers[0])
         edited = [name for name in written if not torch.equal(plain(host[name]).to(device[name].dtype), device[name])]
         if not edited:
-            self._note_crossing()  # what the device has, too
+            self._note_crossing()  # also on the device
             return
         self._edits_reported = True
         logger.warning(
@@ -462,7 +462,7 @@ class DeviceProgram:
 
     def _count_upload(self, executable: Executable) -> None:
         if executable is not self._sized:
-            # The sizes of what is on the device do not change.
+            # The sizes of tensors on the device do not change.
             self._sized = executable
             self._upload_bytes = _size([*executable.weights.values(), *executable.buffers[0].values()])
         self._note_crossing()
@@ -475,7 +475,7 @@ def _size(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _synthetic_data(mode: int) -> Optional[Callable[[torch.Tensor], torch.Tensor]]:
-    """Return what the device makes up in the place of an input, in one of PopART's modes; None in mode 0, Off.
+    """Return the device's synthetic data for an input, in one of PopART's modes; None in mode 0, Off.
 
     Integers may be indices, and become zeros in each of them.
     """

@@ -1,7 +1,7 @@
 """The automatic report: a profile of one run in JSON, and a timeline that chrome://tracing and Perfetto open.
 
 It is written when the engine options ask for it, as `Options.enableProfiling` or POPLAR_ENGINE_OPTIONS do, into a
-directory named after the model. Times are the host's: they show what the program does, not how fast an IPU would be.
+directory named after the model. Times are the host's: they show the work of the program, not the speed of an IPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CALL = re.compile(r"^    (\w+) = (_\d+)\(", re.M)
 
 
 class Reported(Protocol):
-    """A program, as far as a report tells of it."""
+    """The parts of a program in a report."""
 
     graph: Graph
     batching: Batching
@@ -185,7 +185,7 @@ class ProgramReport:
 
 
 def _timed_run(program: Reported, report: ProgramReport) -> Callable[..., Any]:
-    """Return what runs a program's graph with a clock around each operator; the replicas take turns."""
+    """Return a runner of a program's graph with a clock around each operator; the replicas take turns."""
     graph = program.graph
     names: Dict[str, Any] = dict(graph.run.__globals__)
     nodes = {node.name: node for node in graph.nodes.nodes}

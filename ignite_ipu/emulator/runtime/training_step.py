@@ -1,4 +1,4 @@
-"""Backward, accumulate, reduce, update: what training adds to running a graph, by PyTorch's operators or compiled."""
+"""Backward, accumulate, reduce, update: the additional work of training, by PyTorch's operators or compiled."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class GradientStep:
         full = graph.loss_type is torch.float32 and accum_type is torch.float32 and not half
         self._folded = full and not graph.watches_gradients and not anchored
         self._anchored = anchored
-        # The first gradients are what the others are added to, and what is scaled in the end.
+        # The other gradients are added to the first ones, which are scaled in the end.
         self._alone = batching.micro_batches == 1 and reduce is None
         # Of the anchored weights, by place among the leaves; None before the first backward pass.
         self._anchored_places: Optional[List[Optional[int]]] = None
@@ -89,7 +89,7 @@ class GradientStep:
         self.loss_scaling = optimizer.loss_scaling  # of the last update
 
     def train(self, inputs: Tensors) -> List[torch.Tensor]:
-        """Run one call and return what the graph returns, stacked as the output mode says.
+        """Run one call and return the graph's results, stacked by the output mode.
 
         A call that fails in between has made the updates before that, and leaves no gradient behind.
         """
@@ -107,7 +107,7 @@ class GradientStep:
             raise
 
     def run(self, batch: Tensors, replica: int) -> Tuple[torch.Tensor, ...]:
-        """Run one micro-batch forward and backward, and return what the graph returns."""
+        """Run one micro-batch forward and backward, and return the graph's results."""
         executable = self._executable
         arguments = (*batch, *executable.arguments[replica])
         results = self._saved.run(executable.graph.run, arguments, lambda results: self.backward(results, replica))
@@ -272,7 +272,7 @@ class CompiledStep(GradientStep):
 
     def run(self, batch: Tensors, replica: int) -> Tuple[torch.Tensor, ...]:
         executable, compiled = self._executable, self._compiled
-        if executable.graph is not self._graph:  # somebody watches the operators of this run
+        if executable.graph is not self._graph:  # the operators of this run are observed
             return super().run(batch, replica)
         arguments = (*batch, *executable.arguments[replica])
         if not compiled.is_begun:
@@ -313,12 +313,12 @@ class CompiledStep(GradientStep):
 
 
 def store_for(precision: Precision) -> foreach.Store:
-    """Return what rounds float32 values to float16 as the options say."""
+    """Return the rounding of float32 values to float16 by the options."""
     return store_stochastically if precision.stochastic_rounding else foreach.store_nearest
 
 
 def reducer(processes: int) -> Optional[Reduce]:
-    """Return what adds up tensors over `processes` processes in place; None for a single one.
+    """Return the in-place sum of tensors over `processes` processes; None for a single one.
 
     Raises:
         Error: That number of processes is not connected.

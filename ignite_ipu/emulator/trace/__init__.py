@@ -1,1 +1,1 @@
-"""One observed forward: what it calls, and whether that compiles."""
+"""One observed forward: its calls, and whether they compile."""

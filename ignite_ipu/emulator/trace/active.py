@@ -74,8 +74,8 @@ class IpuTensor(torch.Tensor):
     """A value of the graph being traced."""
 
     meta: torch.Tensor  # on torch's meta device; it answers every question about shape, dtype and gradients
-    node: fx.Node  # what produced the value, the latest one when operators work in place
-    origin: fx.Node  # what first produced it
+    node: fx.Node  # the operator that produced the value, the latest one when operators work in place
+    origin: fx.Node  # the operator that first produced it
     capture: Trace
 
     @staticmethod
@@ -125,7 +125,7 @@ class IpuTensor(torch.Tensor):
 
 
 def getIpuTensorId(x: torch.Tensor) -> int:
-    """Return the number of a tensor on the IPU, which tells it from all others of the same trace.
+    """Return the number of a tensor on the IPU, which is unique in its trace.
 
     Raises:
         Error: It is not on the IPU.
@@ -138,11 +138,11 @@ def getIpuTensorId(x: torch.Tensor) -> int:
 
 
 class Trace(TorchFunctionMode, abc.ABC):
-    """Record of what one forward has computed so far; `Capture` makes it."""
+    """Record of one forward's results so far; `Capture` makes it."""
 
     def __init__(self, placement: Any, autocast: Any) -> None:
         super().__init__()
-        self.placement = placement  # what the execution strategy says of the block being traced
+        self.placement = placement  # the execution strategy's setting for the block being traced
         self.autocast = autocast
         self.default_dtype = number_formats.default_of_trace()  # the program's own
         # Called with the nodes of the tensors that forward has returned, the options and the placement.
@@ -256,6 +256,6 @@ def may_vary(node: fx.Node) -> bool:
 
 
 def memory_of(meta: torch.Tensor) -> int:
-    """Return what tells the memory of a meta tensor from others'."""
+    """Return the identity of a meta tensor's memory."""
     with DisableTorchFunction():
         return _address(meta)

@@ -21,7 +21,7 @@ _NOT_USER_CODE = (TORCH, _OURS + os.sep, contextlib.__file__, "<frozen")
 _PACKAGE = "ignite_ipu."
 ACCESSORS = ("__get__", "__set__", "__delete__")
 _LOOPS = ("ignite", "accelerate")  # they call models
-# What hands calls over to a trace is no code that reads a tensor.
+# Frames that pass calls to a trace are no code that reads a tensor.
 _HANDS_OVER = tuple(TORCH + name for name in ("overrides.py", "_tensor.py"))
 
 # Functions of PyTorch that read a tensor, and how a model does without, by file and name.
@@ -42,7 +42,7 @@ _KEEP_IN_TENSORS = "Keep the computation in tensors (torch.where makes a choice)
 
 
 def called(model: nn.Module, excludes: Tuple[str, ...], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a model and return what it returns; frames from here on inwards are the model's.
+    """Call a model and return its result; frames from here on inwards are the model's.
 
     `_module` and `_line` find its arguments in its frame: the model, and parts of the names of files not the user's.
     """
@@ -66,7 +66,7 @@ def of_error(error: BaseException) -> str:
 
 
 def of_read() -> Tuple[str, str]:
-    """Return where a tensor's value is asked for, by what function of PyTorch if it is one, and how to do without."""
+    """Return the place where a tensor's value is read, the function of PyTorch if it is one, and an alternative."""
     frames, call = _running()
     if not frames or not frames[0].f_code.co_filename.startswith(TORCH):
         return here(), _KEEP_IN_TENSORS

@@ -1,4 +1,4 @@
-"""Calls of PyTorch's API on their way into a trace: what is found, changed or refused before they are recorded.
+"""Calls of PyTorch's API on their way into a trace: lookups, changes and refusals before they are recorded.
 
 Some functions do not hand all of their arguments over, as `torch.overrides` lets them: `l1_loss` is overridden without
 its `weight`, `chain_matmul` without its `out`. They are still in the function's frame. Some that are written in Python
@@ -58,7 +58,7 @@ _INDICES: Dict[str, Tuple[int, str]] = {
 }
 # Layers whose weight and bias follow the type of the activation.
 _LAYERS = words("linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d")
-# The argument of a normalisation that says whether its running statistics are updated, by operator.
+# The argument of a normalisation that enables updates of its running statistics, by operator.
 _FLAGS = {"batch_norm": "training", "instance_norm": "use_input_stats"}
 _STATISTICS = ("running_mean", "running_var")
 _NAMES = ("input", *_STATISTICS, "weight", "bias")
@@ -125,7 +125,7 @@ def is_traced_by_parts(trace: Trace, func: Callable[..., Any], arguments: Any) -
 def unfolded(func: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function of PyTorch's without the handing over to a trace that it begins with.
 
-    What it calls is handed over as ever.
+    Its own calls are passed on as usual.
     """
     assert isinstance(func, types.FunctionType)
     names = {**func.__globals__, **{name: lambda *tensors: False for name in _ASKS if name in func.__globals__}}
@@ -283,7 +283,7 @@ def moved(capture: Trace, tensor: Any, args: Args, kwargs: Kwargs) -> Optional[A
 
 
 def copied(capture: Trace, tensor: Any) -> Any:
-    """Return what a tensor on the IPU is filled with: one of the host's becomes a constant."""
+    """Return the source for filling a tensor on the IPU: one of the host's becomes a constant."""
     if not isinstance(tensor, torch.Tensor) or capture.is_traced(tensor):
         return tensor
     if tensor.requires_grad:

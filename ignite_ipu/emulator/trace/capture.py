@@ -1,4 +1,4 @@
-"""One traced run of a model's forward: what it computes becomes a graph, everything else is frozen.
+"""One traced run of a model's forward: its operations become a graph, everything else is frozen.
 
 While a `Capture` is active, PyTorch hands every call of its Python API to it. A call that touches a tensor on the IPU
 is recorded as one node, and its result is another tensor on the IPU whose shape comes from running the same call on the
@@ -375,7 +375,7 @@ def _forward_only() -> Iterator[None]:
 
 
 class _Context(FunctionCtx):
-    """Takes what a forward wants to keep for the backward."""
+    """Takes the tensors that a forward keeps for the backward."""
 
     needs_input_grad: Tuple[bool, ...] = ()
 

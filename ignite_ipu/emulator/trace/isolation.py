@@ -1,4 +1,4 @@
-"""PyTorch's contexts around a device call: what the call does is what it does without them.
+"""PyTorch's contexts around a device call: they have no effect on the call.
 
 On an IPU a compiled program knows nothing of `torch.autocast`, a default device or hooks of autograd's. The emulator
 computes with PyTorch's own operators, which would follow them.

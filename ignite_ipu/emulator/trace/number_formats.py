@@ -49,7 +49,7 @@ def narrow(dtype: torch.dtype) -> torch.dtype:
 
 
 def as_read(answer: Any) -> Any:
-    """Return what forward reads for a property of a traced tensor: 64-bit integers are int32 on the device."""
+    """Return a traced tensor's property as forward reads it: 64-bit integers are int32 on the device."""
     return torch.int32 if answer is torch.int64 else answer
 
 

@@ -1,4 +1,4 @@
-"""Refusals of what a model may not do while it is traced, and PyTorch's errors about an IPU in words that say so."""
+"""Refusals of operations in a trace, and PyTorch's errors about an IPU in clear words."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def refuse(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
 
 
 def refuse_differentiation() -> None:
-    """Refuse what runs within `torch.func.grad` and its relatives: gradients are the compiled step's own."""
+    """Refuse code within `torch.func.grad` and its relatives: gradients are the compiled step's own."""
     innermost = transformation()
     if innermost is not None and differentiates(innermost):
         raise backend_error(
@@ -140,7 +140,7 @@ def _by_values() -> str:
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Raise the back end's error in place of one of PyTorch's that does not tell what cannot be compiled."""
+    """Raise the back end's error in place of one of PyTorch's that does not name the operator."""
     try:
         yield
     except Exception as error:

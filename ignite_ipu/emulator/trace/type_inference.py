@@ -92,7 +92,7 @@ def _key(value: Any, tensors: List[torch.Tensor]) -> Any:
 
 
 def _maker(result: Any, tensors: Sequence[torch.Tensor]) -> Optional[Callable[[], torch.Tensor]]:
-    """Return what makes tensors that look like `result`, if it is a tensor with memory of its own."""
+    """Return a maker of tensors that look like `result`, if it is a tensor with memory of its own."""
     if type(result) is not torch.Tensor or result.layout is not torch.strided or result.dtype.is_complex:
         return None
     if memory_of(result) in map(memory_of, tensors) or result.storage_offset():
@@ -113,11 +113,11 @@ def infer(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
     """Return what `kernel` returns for these meta tensors, which are meta tensors again.
 
     Args:
-        kinds: Gets what of the operator does not compile.
+        kinds: Gets the parts of the operator that do not compile.
 
     Raises:
-        Error: The operator needs values, or PyTorch cannot tell what it returns without.
-        Exception: What is wrong with the arguments, as on the host.
+        Error: The operator needs values for the type of its result.
+        Exception: The arguments are wrong, as on the host.
     """
     try:
         return _observed(kernel, args, kwargs, kinds)

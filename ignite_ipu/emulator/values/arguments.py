@@ -43,7 +43,7 @@ class Arguments:
 
     args: Tuple[Any, ...]  # passed by position
     kwargs: Dict[str, Any]
-    names: Tuple[str, ...]  # what error messages call each positional value
+    names: Tuple[str, ...]  # name of each positional value in error messages
     # Types of values whose parser made something else of them when they were frozen, by name.
     types: Mapping[str, type] = dataclasses.field(default_factory=dict)
 
@@ -182,7 +182,7 @@ def fits(shapes: Shapes, args: Sequence[Any]) -> bool:
 
 
 def check_for_compile(arguments: Arguments) -> None:
-    """Refuse tensors that cannot be compiled for, and warn of what has only partial support."""
+    """Refuse tensors that cannot be compiled for, and warn of those with partial support."""
     for name, value in arguments.named():
         if isinstance(value, dict):
             logger.warning("Dicts as inputs only have partial support (argument %s); prefer a tuple.", name)
@@ -248,7 +248,7 @@ def _compare(name: str, expected: Any, value: Any, types: Mapping[str, type]) ->
 
 
 def _same(expected: Any, value: Any) -> bool:
-    """Tell whether a frozen value is still what it was; arrays are compared element by element."""
+    """Return whether a frozen value is unchanged; arrays are compared element by element."""
     if value is expected:
         return True
     if not hasattr(expected, "__array__"):
@@ -285,7 +285,7 @@ def _compare_keys(name: str, expected: Mapping[Any, Any], value: Mapping[Any, An
 
 
 def _parts(value: Any) -> Optional[Dict[Any, Any]]:
-    """Return what a list, tuple or dict holds, by index or key; None for anything else and what has a parser."""
+    """Return the items of a list, tuple or dict, by index or key; None for other values and those with a parser."""
     if find_parser(value) is not None or not isinstance(value, (dict, list, tuple)):
         return None
     return value if isinstance(value, dict) else dict(enumerate(value))
@@ -307,7 +307,7 @@ def _take(parameter: _Parameter, left: Dict[str, Any]) -> Any:
 
 
 def _named_parts(name: str, value: Any) -> Iterator[Tuple[str, Any]]:
-    """Yield what lists, tuples and dicts hold, named `x[0]`, `d[key]` ...; values with a parser stay whole."""
+    """Yield the items of lists, tuples and dicts, named `x[0]`, `d[key]` ...; values with a parser stay whole."""
     parts = _parts(value)
     if parts is None:
         yield name, value

@@ -52,7 +52,7 @@ class ReplicaGroups:
         )
 
     def to_host(self, value: torch.Tensor) -> torch.Tensor:
-        """Return what a download brings, from the groups' values."""
+        """Return the downloaded value, from the groups' values."""
         if self.retrieval is VariableRetrievalMode.OnePerGroup:
             return value
         return value[[self.group_of(replica) for replica in range(self.replicas)]]

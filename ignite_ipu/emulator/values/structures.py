@@ -99,7 +99,7 @@ def map_tensors(structure: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(structure, torch.Tensor):
         return fn(structure)
     if isinstance(structure, (dict, list)):
-        # A shallow copy keeps what a subclass carries besides its items: a default factory, attributes, an order.
+        # A shallow copy keeps the additional parts of a subclass: a default factory, attributes, an order.
         rebuilt: Any = copy.copy(structure)
         for key, value in structure.items() if isinstance(structure, dict) else enumerate(structure):
             rebuilt[key] = map_tensors(value, fn)
@@ -175,7 +175,7 @@ def like(original: Any, items: List[Any]) -> Any:
 
 
 def listed(result: Any) -> List[torch.Tensor]:
-    """Return what a function returned, a tensor or a sequence of them, as a list."""
+    """Return the result of a function, a tensor or a sequence of them, as a list."""
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
 

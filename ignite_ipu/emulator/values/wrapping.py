@@ -227,7 +227,7 @@ def _model_class(original: Type[nn.Module], holder: Callable[[], Optional[Holder
             return super().__getattribute__(name)
 
         def copyWeightsToHostIfNeeded(self) -> bool:
-            """Download the weights if the device's are newer, and tell whether that happened."""
+            """Download the weights if the device's are newer, and return whether that happened."""
             executor = holder_of(self)
             return executor is not None and executor.copyWeightsToHostIfNeeded()
 

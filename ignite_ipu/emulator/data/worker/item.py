@@ -1,4 +1,4 @@
-"""Items of an asynchronous loader: what they may look like, and how they are rebuilt from the tensors of a slot."""
+"""Items of an asynchronous loader: their allowed structures, and how they are rebuilt from the tensors of a slot."""
 
 from __future__ import annotations
 

@@ -32,11 +32,11 @@ _LONGEST_STACK = 1 << 20
 
 
 class WorkerFailed(Exception):
-    """The worker raised, died, hangs or was never made; the text says which, and it is no longer running."""
+    """The worker raised, died, hangs or was never made; the text has the reason, and it is no longer running."""
 
 
 class WorkerProcess:
-    """One running worker; `memory` is what it shares items in.
+    """One running worker; it shares items in `memory`.
 
     It inherits `dataset` by `Fork`, shares the memory of its tensors by `SharedMemory`, and else gets a copy.
     """
@@ -95,7 +95,8 @@ class WorkerProcess:
             exited = self._has_exited()
             if exited or not self._inbox:
                 self._read_all()
-            # What it loaded before it raised is still good. If it died without a word, nothing that it says is trusted.
+            # Items that it loaded before it raised are still valid. If it died without a word, nothing that it says is
+            # trusted.
             if exited and not any(message.kind == MessageKind.FAILED for message in self._inbox):
                 code = self._end(kill=True)
                 how = f"exited with code {code} before it was asked to"

@@ -27,7 +27,7 @@ class _Rows(Sequence[Any]):
 def take_rows_at_once(loader: Iterable[Any]) -> None:
     """Change a loader with torch's default collation to take the rows of a batch from a `TensorDataset` at once.
 
-    The data set may be within a `Subset`. Subclasses of either say themselves what their rows are.
+    The data set may be within a `Subset`. Subclasses of either define their own rows.
     """
     if not isinstance(loader, DataLoader) or loader.collate_fn is not default_collate:
         return

@@ -58,8 +58,8 @@ class CallerSeed:
     def new_state(self) -> bytes:
         """Return the state to begin the next epoch with, or nothing if the generator was not seeded anew.
 
-        One number is drawn from the generator, as torch does for every iterator of a loader. This is also what tells a
-        generator seeded twice with the same number from one that was left alone.
+        One number is drawn from the generator, as torch does for every iterator of a loader. This also distinguishes a
+        generator seeded twice with the same number from an unchanged one.
         """
         if not self._watches:
             return b""

@@ -140,7 +140,7 @@ class _Popen(popen_forkserver.Popen):
                 file.write(rest.getbuffer())
 
     def _number(self) -> int:
-        """Return the new process's number, which also says that the server has finished its imports."""
+        """Return the new process's number, which also shows that the server has finished its imports."""
         seconds = worker_timeout()
         if not wait([self.sentinel], seconds):
             _server.end()
@@ -189,17 +189,17 @@ def mended_workers(loader: Any) -> Iterator[None]:
 
 
 def serve(listener: int, alive: int, main: Dict[str, Any]) -> None:
-    """Fork processes until nobody can ask for one any more; this is the server's main function."""
+    """Fork processes until no client is left; this is the server's main function."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     # OpenMP's threads do not survive a fork.
     torch.set_num_threads(1)
     current: Any = process.current_process()
-    current._inheriting = True  # a main module that starts processes without asking for its name is told so
+    current._inheriting = True  # a main module that starts processes without a check of its name gets an error
     try:
         spawn.prepare(main)
     except BaseException:
-        pass  # each process tries again, and says why it fails
+        pass  # each process tries again, and reports its failure
     finally:
         del current._inheriting
     if threading.active_count() > 1:  # they would be missing in a fork, with whatever they hold

@@ -1,4 +1,4 @@
-"""The process that loads items and copies them into the ring, ahead of whoever reads them."""
+"""The process that loads items and copies them into the ring, ahead of the reader."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class MessageKind(enum.IntEnum):
     FREED = 0  # `number` items in all have been given back.
     ITERATE = 1  # Deliver an epoch numbered above `number`; `body`, if any, is the random state to begin it with.
     STOP = 2  # Finish.
-    LAYOUT = 3  # `body` is the structure of items, what their tensors are, and the rows of the first item.
+    LAYOUT = 3  # `body` is the structure of items, their tensors, and the rows of the first item.
     ITEM = 4  # The next slot holds `rows` rows (-1: all of them) of epoch `number`.
     END = 5  # Epoch `number` is complete.
-    FAILED = 6  # The worker gives up, `body` says why.
+    FAILED = 6  # The worker stops; `body` has the reason.
 
 
 class Message(NamedTuple):
@@ -68,7 +68,7 @@ def is_ready(connection: Connection, event: int = select.POLLIN, wait: bool = Fa
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """Settings of a worker process: the accessor's arguments and what follows from them."""
+    """Settings of a worker process: the accessor's arguments and derived values."""
 
     buffer_size: int
     slots: int
@@ -76,7 +76,7 @@ class WorkerSettings:
     early_preload: bool
     rebatched_size: Optional[int]
     keep_tail: bool  # An epoch's last rows are delivered even if they are fewer.
-    random_state: Optional[RandomState]  # None keeps what a fork inherits.
+    random_state: Optional[RandomState]  # None keeps the inherited setting of a fork.
     parsers: Tuple[bytes, ...]  # Pickled pairs of a type and its parser.
 
 
@@ -154,7 +154,7 @@ class _Worker:
         # Rows already in the slot being filled, when rebatching.
         self._filled = 0
         self._tail_skeleton = b""
-        # Of the first item: what all others are like.
+        # Of the first item: the layout of all others.
         self._structure: ItemStructure
         self._specs: List[TensorSpec] = []
         self._ring: Ring
@@ -186,7 +186,7 @@ class _Worker:
             number += 1
 
     def end_loader_processes(self) -> None:
-        """Let the persistent processes of a torch loader finish what they do, and end."""
+        """Let the persistent processes of a torch loader finish their work, and end."""
         shut_down_workers(iterator_of(self._dataset))
 
     def _load_epoch(self, number: int, dataset: Iterable[Any]) -> None:
@@ -305,7 +305,7 @@ class _Worker:
     def _publish(self, number: int, rows: int, skeleton: bytes) -> None:
         self._send(Message(MessageKind.ITEM, number, rows, skeleton))
         self._published += 1
-        # The first item fixes the layout; the rest is loaded when somebody wants it.
+        # The first item fixes the layout; the rest is loaded on demand.
         while self._asked_above == _NOT_ASKED and not self._settings.early_preload:
             self._handle_messages(number, wait=True)
 
@@ -316,7 +316,7 @@ class _Worker:
             raise _Stop from None
 
     def _handle_messages(self, number: Optional[int] = None, wait: bool = False) -> None:
-        """Read what has arrived; give up if the accessor has finished, or no longer wants epoch `number`."""
+        """Read arrived messages; stop if the accessor has finished, or no longer needs epoch `number`."""
         while is_ready(self._connection, wait=wait):
             wait = False
             try:

@@ -129,7 +129,7 @@ def times(tensors: Tensors, factor: torch.Tensor) -> Tensors:
 
 
 def _stored(state: Tensors, result: Tensors, store: Store) -> Tensors:
-    # What the device goes on computing with is what it stored.
+    # The device continues with the stored values.
     store(state, result)
     store_nearest(result, state)
     return result

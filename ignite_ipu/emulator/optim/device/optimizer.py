@@ -62,7 +62,7 @@ class DeviceOptimizer:
             for name, weight in named_weights.items()
         ]
         self.restart()
-        # What the host is told of the hyper-parameters; the update goes by the description.
+        # The host's view of the hyper-parameters; the update uses the description.
         self._group_of = group_of
         self._told = device_values(description, group_of)
 
@@ -72,7 +72,7 @@ class DeviceOptimizer:
         return self._description.loss_scaling.value * self._update_factor
 
     def adapt_loss_scaling(self, value: float) -> None:
-        """Make another loss scaling the one in force; what is stored keeps the user's."""
+        """Change the loss scaling in force; stored values keep the user's."""
         self._update_factor *= value / self.loss_scaling
 
     @property
@@ -127,8 +127,8 @@ class DeviceOptimizer:
         self._told = device_values(new, self._group_of)
 
     def restart(self) -> None:
-        """Set the state to what it was before the first update."""
-        # The buckets, and what picks each one's gradients.
+        """Reset the state to that before the first update."""
+        # The buckets, and the selection of each one's gradients.
         self._work: List[Tuple[Bucket, Callable[[Any], List[torch.Tensor]]]] = []
         self._missing: Optional[Tuple[bool, ...]] = None
         types = (*self._description.moment_types, torch.float32)
@@ -155,9 +155,9 @@ class DeviceOptimizer:
 
     @torch.no_grad()
     def write_state(self, ipu_state: Mapping[str, torch.Tensor], ipu_param: Mapping[str, torch.Tensor]) -> None:
-        """Take over a state by name; what is missing in it stays as it is, with a warning for each name.
+        """Take over a state by name; missing entries are unchanged, with a warning for each name.
 
-        Hyper-parameters come from descriptions: those of `ipu_param` are only what is read back. None at all mean that
+        Hyper-parameters come from descriptions: those of `ipu_param` are only read back. None at all mean that
         the state was saved elsewhere, by an optimizer that has none. After an error nothing has been written.
         """
         own = self._state()
@@ -227,7 +227,7 @@ class DeviceOptimizer:
         self._missing = missing
 
     def _parts(self, indices: List[int]) -> Iterator[List[int]]:
-        """Yield runs of weights that are not too large together for what an update computes in between."""
+        """Yield runs of weights that are not too large together for the intermediate results of an update."""
         part, elements = [], 0  # type: List[int], int
         for index in indices:
             more = self._slots[index].weight.numel()
@@ -239,7 +239,7 @@ class DeviceOptimizer:
         yield part
 
     def _put_back(self) -> None:
-        """Hand what the buckets count back to the weights."""
+        """Return the counts of the buckets to the weights."""
         for bucket, _ in self._work:
             for slot in bucket.slots:
                 slot.steps, slot.in_force = bucket.steps, bucket.in_force

@@ -33,7 +33,7 @@ class Slot:
     grouped: bool  # whether dimension 0 counts groups of replicas with their own values
     states: Dict[str, torch.Tensor]  # by kind
     steps: float = 0.0  # updates so far
-    in_force: Optional[GroupValues] = None  # what combined SGD has already folded into its state
+    in_force: Optional[GroupValues] = None  # terms that combined SGD has already folded into its state
 
 
 class Bucket:
@@ -102,7 +102,7 @@ class Sgd(UpdateFormula):
             self.apply(bucket, self.direction(bucket, grads, values), values, None)
 
     def direction(self, bucket: Bucket, grads: Tensors, values: GroupValues) -> Tensors:
-        """Advance the state by one gradient and return what the weight update consumes."""
+        """Advance the state by one gradient and return the input of the weight update."""
         return grads if values.absent("momentum") else self._velocity(bucket, grads, values)
 
     def scaling(self, bucket: Bucket, values: GroupValues) -> float:
@@ -281,7 +281,7 @@ class RmsProp(UpdateFormula):
     def _root(self, bucket: Bucket, grads: Tensors, values: GroupValues) -> Tensors:
         alpha, eps = values["alpha"], values["eps"]
         square = foreach.average_square(bucket.states[ACCL1], alpha, grads, self.store)
-        # The state itself must survive: the root is taken in place only of what was made from it.
+        # The state itself must survive: the root is taken in place only of derived tensors.
         if self.centered:
             mean = foreach.average(bucket.states[ACCL2], alpha, grads, self.store)
             root = lists.addcmul(square, mean, mean, -1)
@@ -299,7 +299,7 @@ class RmsProp(UpdateFormula):
 
 
 def rule_for(description: OptimizerDescription, store: foreach.Store) -> UpdateFormula:
-    """Return the maths of an optimizer, rounding what is kept in float16 by `store`."""
+    """Return the maths of an optimizer, rounding float16 state by `store`."""
     kind = description.kind
     if kind in (UpdateRule.SGD1, UpdateRule.SGD2):
         return (CombinedSgd if kind is UpdateRule.SGD1 else Sgd)(store, description.loss_scaling.value)
