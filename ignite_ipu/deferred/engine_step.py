@@ -23,6 +23,8 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.user_code import loaded_by
+from ignite_ipu.session.data_parallel import adopt
+from ignite_ipu.session.processes import unwrapped
 
 Step = Callable[..., Any]
 _SEEDS = 2**31
@@ -102,7 +104,9 @@ def _captured(
                 f"ipu_step({name}, {what}=...)."
             )
     remedy = "remove the call and use ipu_step(..., max_grad_norm=...)"
-    captures = [capture_model(module, settings, clip_remedy=remedy) for module in models]
+    for module in models:
+        adopt(module)
+    captures = [capture_model(unwrapped(module), settings, clip_remedy=remedy) for module in models]
     for each in optimizers:
         capture_optimizer(each)
         captured_by(each)

@@ -9,10 +9,11 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+from ignite.engine import Engine
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ignite_ipu import IPUConfig, backend, ipu_prepare
+from ignite_ipu import IPUConfig, backend, ipu_prepare, ipu_step
 from tests.together import together
 
 LOOPS = {}
@@ -195,6 +196,23 @@ def unused_parameters():
         model(batch(step))[:, : 1 + step % 2].square().mean().backward()
         optimizer.step()
     return weights(model)
+
+
+@loop
+def a_step_of_an_engine():
+    model = net(1)
+    optimizer = sgd(model)
+
+    def step(engine, number):
+        optimizer.zero_grad()
+        loss = model(batch(number)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    trainer = Engine(ipu_step(step))
+    trainer.run(list(range(3)))
+    return [*weights(model), torch.tensor(trainer.state.output)]
 
 
 @loop
