@@ -23,7 +23,7 @@ from ignite_ipu.torch_names.engines import PREPARED
 try:
     import accelerate
     from accelerate.optimizer import AcceleratedOptimizer
-    from accelerate.utils import DistributedType, TorchDynamoPlugin
+    from accelerate.utils import DistributedType
 except ImportError as error:
     file = found_instead("accelerate") if (error.name or "").split(".")[0] == "accelerate" else None
     if file is not None:
@@ -38,6 +38,7 @@ except ImportError as error:
 
 from ignite_ipu import backend
 from ignite_ipu.checkpoints.random_states import read_device_states
+from ignite_ipu.deferred.accelerator_refusals import refuse_arguments, refuse_environment, refuse_state
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.graph.owners import release_optimizer
 from ignite_ipu.deferred.model.capturing import capture_model, captured
@@ -56,26 +57,7 @@ from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.torch_compiled import is_compiled
 
 _RANDOM_STATES = "ipu_random_states{}.json"
-_REFUSED = {
-    "deepspeed_plugin": "DeepSpeed shards a model over GPUs",
-    "deepspeed_plugins": "DeepSpeed shards a model over GPUs",
-    "fsdp_plugin": "FSDP shards a model over GPUs",
-    "megatron_lm_plugin": "Megatron-LM shards a model over GPUs",
-    "torch_tp_plugin": "tensor parallelism shards a model over GPUs",
-    "parallelism_config": "it arranges processes with a GPU each",
-    "dynamo_backend": "torch.compile is for other devices; PopTorch compiles the step",
-    "dynamo_plugin": "torch.compile is for other devices; PopTorch compiles the step",
-}
-# What `accelerate launch` and accelerate's configuration switch on in the environment.
-_REFUSED_VARIABLES = {
-    "ACCELERATE_USE_DEEPSPEED": _REFUSED["deepspeed_plugin"],
-    "ACCELERATE_USE_FSDP": _REFUSED["fsdp_plugin"],
-    "ACCELERATE_USE_MEGATRON_LM": _REFUSED["megatron_lm_plugin"],
-    "ACCELERATE_USE_PARALLELISM_CONFIG": _REFUSED["parallelism_config"],
-    "ACCELERATE_DYNAMO_BACKEND": _REFUSED["dynamo_backend"],
-}
 _CLIP_REMEDY = "use accelerator.clip_grad_norm_(model.parameters(), ...), or IPUAccelerator(max_grad_norm=...)"
-_PRECISIONS = (None, "no", "fp16")
 # What `optimizer.zero_grad()` means: before version 0.28 of accelerate gradients become zero.
 _SETS_TO_NONE = tuple(map(int, accelerate.__version__.split(".")[:2])) >= (0, 28)
 
@@ -139,15 +121,15 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             config, options=options, replication_factor=replication_factor, max_grad_norm=max_grad_norm, seed=seed
         )
         arguments = _completed(_named(args, kwargs), settings)
-        _refuse_arguments(arguments)
-        _refuse_environment(arguments)
+        refuse_arguments(arguments)
+        refuse_environment(arguments)
         describe_to_torch()
         # The host's part of the work is that of processes on CPUs.
         arguments["cpu"] = True
         super().__init__(**arguments)
         # accelerate 0.20 has none before init_trackers(), and log() and end_training() look at them.
         self.trackers: List[Any] = getattr(self, "trackers", [])
-        _refuse_state(self)
+        refuse_state(self)
         if self.num_processes > 1:
             job()  # every process is here, and says where it runs
         said: Dict[str, Any] = {"mixed_precision": str(self.mixed_precision)}
@@ -485,68 +467,3 @@ def _completed(arguments: Dict[str, Any], config: IPUConfig) -> Dict[str, Any]:
         if name in said:
             arguments[name] = said[name]
     return arguments
-
-
-def _refuse_arguments(kwargs: Dict[str, Any]) -> None:
-    for name, reason in _REFUSED.items():
-        value = kwargs.get(name)
-        if (value.backend if isinstance(value, TorchDynamoPlugin) else value) not in (None, "no", "NO"):
-            # The plugins that accelerate makes of them are long to read.
-            shown = repr(value) if isinstance(value, (str, bool, dict)) else f"{type(value).__name__}(...)"
-            raise UnsupportedArgumentError(f"{name}={shown}: {reason}. Leave it out.")
-    precision = kwargs.get("mixed_precision")
-    if precision is not None and str(precision) not in _PRECISIONS:
-        raise UnsupportedArgumentError(
-            f"mixed_precision={str(precision)!r}: an IPU computes in float32 and float16. Use 'fp16', which runs "
-            "matrix products and convolutions in half precision, with config=IPUConfig(loss_scaling=...) if gradients "
-            "vanish."
-        )
-    for handler in kwargs.get("kwargs_handlers") or ():
-        name = type(handler).__name__
-        if name in ("GradScalerKwargs", "AutocastKwargs") or "Recipe" in name:
-            raise UnsupportedArgumentError(
-                f"kwargs_handlers: {name} configures a mechanism of GPUs that an IPU does not have. Leave it out"
-                f"{' and use config=IPUConfig(loss_scaling=...)' if name == 'GradScalerKwargs' else ''}."
-            )
-
-
-def _refuse_environment(arguments: Dict[str, Any]) -> None:
-    for name, reason in _REFUSED_VARIABLES.items():
-        value = os.environ.get(name, "")
-        if value.lower() not in ("", "false", "0", "no"):
-            raise UnsupportedArgumentError(
-                f"The environment variable {name}={value}, which accelerate's launcher and configuration set: "
-                f"{reason}. Start the script with python, or unset it."
-            )
-    precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
-    if arguments.get("mixed_precision") is None and precision not in _PRECISIONS:
-        raise UnsupportedArgumentError(
-            f"The environment variable ACCELERATE_MIXED_PRECISION={precision}, which accelerate's launcher and "
-            "configuration set: an IPU computes in float32 and float16. Pass mixed_precision='no' or 'fp16'."
-        )
-
-
-def _refuse_state(accelerator: Any) -> None:
-    if accelerator.distributed_type not in (DistributedType.NO, DistributedType.MULTI_CPU):
-        raise UnsupportedArgumentError(
-            f"accelerate has found processes of the kind {accelerator.distributed_type}, which an IPU's are not. Start "
-            "the script with `ignite-ipu launch`, torchrun, `accelerate launch` or PopRun; several processes of one "
-            "model are DistributedType.MULTI_CPU for accelerate."
-        )
-    if accelerator.device.type != "cpu":
-        raise UnsupportedArgumentError(
-            f"Another Accelerator of this process has chosen {accelerator.device}, and accelerate keeps one device per "
-            "process. Create the IPUAccelerator first, or call "
-            "accelerate.state.AcceleratorState._reset_state(reset_partial_state=True) before."
-        )
-    plugin = accelerator.state.dynamo_plugin
-    for name, value, allowed in (
-        ("mixed_precision", accelerator.mixed_precision, _PRECISIONS),
-        ("dynamo_backend", plugin.backend, ("NO",)),
-    ):
-        if value not in allowed:
-            raise UnsupportedArgumentError(
-                f"Another Accelerator of this process has chosen {name}={str(value)!r}, which an IPU does not have, "
-                "and accelerate keeps one choice per process. Create the IPUAccelerator first, or call "
-                "accelerate.state.AcceleratorState._reset_state(reset_partial_state=True) before."
-            )

@@ -42,7 +42,7 @@ CAPTURED = {
     "model.fused_gradients": "_keeps_from_clearing _may_leave add_to_unheld clear",
     "model.fused_update": (
         "_others _run_beside_others backward check check_backward cleared entries held_by hook_problem look "
-        "may_leave pending run settle_calls shows_used step zero_grad"
+        "pending run settle_calls shows_used step zero_grad"
     ),
     "model.fused_updates": "backward may_leave note_call",
     "model.gradient_views": (

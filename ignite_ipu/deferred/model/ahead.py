@@ -59,7 +59,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
         pending = update.check()
         optimizer, link, stepped = update.training.optimizer, update.training.link, update.stepped
         back = None
-        if update.may_leave and books.history.watches and optimizer is not None:
+        if update.loop.now.updates.may_leave and books.history.watches and optimizer is not None:
             chosen = update.reach.chosen(pending)
             loop.buffers.refuse_replayed([operation for loss in chosen for operation in loss.operations])
             update.settle_calls(chosen)

@@ -210,15 +210,6 @@ class FusedUpdate:
         if USES:
             USES.difference_update(loss.operations)
 
-    @property
-    def may_leave(self) -> bool:
-        """True if updates may be made on the host from some moment on."""
-        return self.loop.now.updates.may_leave
-
-    def leave_device(self, reason: str, error: Optional[Exception] = None) -> None:
-        """Make updates on the host from here on, for a reason; raise an error instead if that is not allowed."""
-        self.loop.now.updates.leave_device(reason, error)
-
     def step(self) -> None:
         """Make the update of what went backward; a CaptureError if a fused update cannot."""
         if self.early is not None:
@@ -332,7 +323,7 @@ class FusedUpdate:
         loop.edits.check(operations, loop)
         if USES:
             keep_weights([loop])
-        may_leave = self.may_leave
+        may_leave = self.loop.now.updates.may_leave
         kept = books.history.keep(loop.session) if may_leave else None
         made = {} if kept is None else {loss: Made(loss, kept) for loss in losses}
         try:

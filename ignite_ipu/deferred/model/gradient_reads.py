@@ -19,8 +19,8 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torch.Tensor]:
     """Return the gradient of a parameter as PyTorch has it now, if any; the update runs for it if need be."""
     training, entry = update.training, _entry_of(update, parameter)
-    if update.may_leave and entry is not None and not (entry.used and training.gradients.available):
-        update.leave_device(f"Gradients are read at {current_line()}.")
+    if update.loop.now.updates.may_leave and entry is not None and not (entry.used and training.gradients.available):
+        update.loop.now.updates.leave_device(f"Gradients are read at {current_line()}.")
         with DisableTorchFunctionSubclass():
             return gradient_of(parameter)
     if entry is not None and entry.losses:
@@ -76,9 +76,9 @@ def has_gradient(update: FusedUpdate, parameter: torch.Tensor) -> bool:
     if entry is None:
         return False
     if entry.losses:
-        if not update.may_leave:
+        if not update.loop.now.updates.may_leave:
             found.look_for_readers()
-        if found.wanted and not update.may_leave and update.makes_all:
+        if found.wanted and not update.loop.now.updates.may_leave and update.makes_all:
             return read_gradient(update, parameter) is not None
     return shows_gradient(update, parameter)
 

@@ -118,9 +118,9 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
     try:
         _step_on_device(self, updates, closure, called)
     except (CaptureError, OptimizerError) as error:
-        if not updates.may_leave:
+        if not updates.loop.now.updates.may_leave:
             raise
-        updates.leave_device(str(error), error)
+        updates.loop.now.updates.leave_device(str(error), error)
         with _left_out(self, called):
             return _step_on_host(self, self.__dict__[WATCH].on_host(), closure)
     return None
