@@ -18,6 +18,7 @@ def main() -> int:
     parser.add_argument("count", type=int, nargs="?", default=1000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--update", choices=("device", "auto", "host"), default="device")
+    parser.add_argument("--spread", action="store_true", help="spread the models over two IPUs")
     parser.add_argument("--shrink", action="store_true", help="shrink what differs or crashes")
     parser.add_argument("--refusals", action="store_true", help="show a short sequence for each reason of a refusal")
     arguments = parser.parse_args()
@@ -28,7 +29,7 @@ def main() -> int:
     start = time.monotonic()
     for seed in range(arguments.first, arguments.first + arguments.count):
         sequence = random_sequence(seed)
-        outcome = outcome_of(sequence, arguments.update)
+        outcome = outcome_of(sequence, arguments.update, arguments.spread)
         kinds[outcome.kind] += 1
         shows = outcome.kind in ("different", "crash")
         if outcome.kind == "refused":

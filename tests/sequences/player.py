@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import IPUConfig, ipu_clip_grad_norm_, ipu_prepare
+from ignite_ipu.pipeline.profiling.layers import layer_names
 from tests.sequences.worlds import WORLDS, World
 
 Event = Tuple[str, int]
@@ -27,7 +28,7 @@ class Player:
         seen: The values that the loop has looked at, each with the number and the name of its event.
     """
 
-    def __init__(self, world: str, kinds: Sequence[str], update: Optional[str]) -> None:
+    def __init__(self, world: str, kinds: Sequence[str], update: Optional[str], spread: bool = False) -> None:
         torch.manual_seed(3)
         self.world: World = WORLDS[world](kinds)
         self.modules, self.optimizers = self.world.modules, self.world.optimizers
@@ -39,12 +40,15 @@ class Player:
         self.batch = self.number = 0
         self.seen: Seen = []
         if update is not None:
-            config = {} if update == "device" else {"update": update}
+            settings: Dict[str, Any] = {} if update == "device" else {"update": update}
+            if spread:
+                settings.update(pipeline=dict(map(over_two_ipus, self.modules)), execution="sharded")
+            config = IPUConfig(**settings)
             if len(self.optimizers) == 1:
-                ipu_prepare(self.optimizers[0], *self.modules, config=IPUConfig(**config))  # type: ignore[arg-type]
+                ipu_prepare(self.optimizers[0], *self.modules, config=config)
             else:
                 for optimizer, module in zip(self.optimizers, self.modules):
-                    ipu_prepare(optimizer, module, config=IPUConfig(**config))  # type: ignore[arg-type]
+                    ipu_prepare(optimizer, module, config=config)
 
     def play(self, events: Sequence[Event]) -> None:
         for self.number, (name, which) in enumerate(events):
@@ -66,6 +70,13 @@ class Player:
 
     def own(self, which: int) -> List[torch.Tensor]:
         return [parameter for group in self.optimizer(which).param_groups for parameter in group["params"]]
+
+
+def over_two_ipus(module: nn.Module) -> Tuple[str, List[Tuple[str, int]]]:
+    """Return the name of a module's class, and layers at which a stage on each of two IPUs begins."""
+    names = layer_names(module)
+    second = [(names[len(names) // 2], 1)] if len(names) > 1 else []
+    return type(module).__name__, [(names[0], 0), *second]
 
 
 def copied(value: Any) -> Any:

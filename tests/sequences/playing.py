@@ -64,8 +64,8 @@ def random_sequence(seed: int) -> Sequence_:
     return Sequence_(world, kinds, tuple(events))
 
 
-def outcome_of(sequence: Sequence_, update: str) -> Outcome:
-    """Play a sequence eagerly and captured, and compare what the loop has looked at."""
+def outcome_of(sequence: Sequence_, update: str, spread: bool = False) -> Outcome:
+    """Play a sequence eagerly and captured, and compare what the loop has looked at; `spread` takes two IPUs."""
     eager = Player(sequence.world, sequence.kinds, None)
     events: Sequence[Event] = sequence.events
     try:
@@ -75,7 +75,7 @@ def outcome_of(sequence: Sequence_, update: str) -> Outcome:
         events = events[: eager.number]
         eager = Player(sequence.world, sequence.kinds, None)
         eager.play(events)
-    player = Player(sequence.world, sequence.kinds, update)
+    player = Player(sequence.world, sequence.kinds, update, spread)
     try:
         player.play(events)
     except REFUSALS as error:

@@ -41,6 +41,19 @@ def test_updates_on_the_device_are_pytorchs_or_refused(block: int) -> None:
         logging.disable(logging.NOTSET)
 
 
+def test_models_over_two_ipus_end_as_on_one() -> None:
+    """Same values, and the same refusals."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for seed in range(2000, 2010):
+                sequence = random_sequence(seed)
+                assert outcome_of(sequence, "device", spread=True) == outcome_of(sequence, "device"), sequence
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 @pytest.mark.parametrize(
     ("events", "kind"),
     [
