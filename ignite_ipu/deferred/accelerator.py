@@ -1,8 +1,8 @@
 """`IPUAccelerator`: accelerate's `Accelerator` for IPUs, with which a training loop stays as it was written.
 
-What accelerate does on the host (trackers, logging, loaders, checkpoint directories, process etiquette) is inherited.
-What it does to models and gradients is replaced: a prepared model records what the loop does with it, and the step of
-its optimizer runs that as one device step.
+Accelerate's work on the host (trackers, logging, loaders, checkpoint directories, processes) is inherited.
+Its handling of models and gradients is replaced: a prepared model records the loop's operations, and the step of its
+optimizer runs them as one device step.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         config: The settings, arguments among them.
 
     Raises:
-        UnsupportedArgumentError: An argument, or what accelerate's environment variables ask for, cannot be honoured
-            on an IPU.
+        UnsupportedArgumentError: An argument, or a value of accelerate's environment variables, cannot be honoured on
+            an IPU.
         CaptureError, OptionsError: The options cannot.
         ValueError: `max_grad_norm` is given in a native run, where the loop has to clip itself.
     """
@@ -94,7 +94,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
     _observer = IGNORING
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return accelerate's own in a native run, where what is for an IPU's program means nothing."""
+        """Return accelerate's own in a native run, in which settings of an IPU's program have no effect."""
         if backend.choice() != "native":
             return super().__new__(cls)
         own = inspect.signature(IPUAccelerator.__init__).parameters
@@ -131,7 +131,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         self.trackers: List[Any] = getattr(self, "trackers", [])
         refuse_state(self)
         if self.num_processes > 1:
-            job()  # every process is here, and says where it runs
+            job()  # every process is here, with its device
         said: Dict[str, Any] = {"mixed_precision": str(self.mixed_precision)}
         if self.gradient_accumulation_steps > 1:
             said["gradient_accumulation_steps"] = self.gradient_accumulation_steps
@@ -158,8 +158,8 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         """Capture the model's calls; it is the same object, and its weights are the newest when read.
 
         A model in `torch.compile` comes back in its wrapper, as from accelerate; calls go to the model within, without
-        the compiler. A module without weights, such as a loss, stays an ordinary one, whose operations are captured
-        where they compute from what a model returns.
+        the compiler. A module without weights, such as a loss, stays an ordinary one. Its operations on a model's
+        results are captured.
 
         Raises:
             ProcessesError: The model is in `DataParallel`.
@@ -201,7 +201,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: Optional[bool] = None) -> Any:
         """Wrap the optimizer as accelerate does unless it is wrapped, and let its steps run captured updates."""
         if isinstance(optimizer, AcceleratedOptimizer):
-            # What prepare() notes of everything that it returns.
+            # Attributes that prepare() sets on its results.
             setattr(optimizer, PREPARED, True)
         prepared = super().prepare_optimizer(optimizer, device_placement=device_placement)
         prepared.__class__ = _PreparedOptimizer
@@ -269,7 +269,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
 
         Raises:
             CaptureError: The norm is no 2-norm, differs from the compiled one, or is not of all trained parameters; or
-                gradients still accumulate, of which accelerate clips what there is so far.
+                gradients still accumulate, of which accelerate clips the sum so far.
         """
         if self._steps_on_host:
             found: torch.Tensor = super().clip_grad_norm_(parameters, max_norm, norm_type)
@@ -432,7 +432,7 @@ class _PreparedOptimizer(AcceleratedOptimizer):  # type: ignore[misc]
             self.optimizer.step(closure)
 
     def zero_grad(self, set_to_none: Optional[bool] = None) -> None:
-        """Drop what was not used for an update when gradients are complete."""
+        """Drop unused gradients when an update is complete."""
         if self.gradient_state.sync_gradients:
             self.optimizer.zero_grad(_SETS_TO_NONE if set_to_none is None else set_to_none)
 
@@ -456,7 +456,7 @@ def _named(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def _completed(arguments: Dict[str, Any], config: IPUConfig) -> Dict[str, Any]:
-    """Return arguments of accelerate's with what a configuration says about them; refuse contradictions."""
+    """Return accelerate's arguments with the values of a configuration; refuse contradictions."""
     said = config.said()
     for name in ("gradient_accumulation_steps", "mixed_precision"):
         if name in said and str(arguments.setdefault(name, said[name]) or said[name]) != str(said[name]):

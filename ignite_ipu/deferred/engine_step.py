@@ -28,7 +28,7 @@ from ignite_ipu.session.processes import unwrapped
 
 Step = Callable[..., Any]
 _SEEDS = 2**31
-# What is looked into. Handlers may read deferred tensors in anything else.
+# Containers that are searched. Handlers may read deferred tensors in anything else.
 _NESTED = (torch.Tensor, tuple, list, dict)
 
 
@@ -48,8 +48,8 @@ def ipu_step(
 
     `Engine(ipu_step(train_step))` takes the place of `Engine(train_step)`: the step calls the model, computes a loss
     with any functions, calls `loss.backward()` and `optimizer.step()`. Several backward calls before one
-    `optimizer.step()` accumulate their gradients in one device call, and may come in several iterations: what the step
-    returns holds values from the iteration on in which it calls `optimizer.step()`.
+    `optimizer.step()` accumulate their gradients in one device call, and may come in several iterations: results of the
+    step have values from the iteration on in which it calls `optimizer.step()`.
 
     Args:
         train_step: Called with engine and batch.
@@ -64,7 +64,7 @@ def ipu_step(
     those of the uninterrupted one. With `IGNITE_IPU_BACKEND=native` it is `train_step` itself.
 
     Raises:
-        CaptureError: No model or no optimizer is found, or the options say what only the step can say.
+        CaptureError: No model or no optimizer is found, or the options set values that only the step can set.
         OptionsError, SessionError: The options or the model cannot.
         ValueError: `max_grad_norm` is given in a native run, where the step has to clip itself.
     """
@@ -89,7 +89,7 @@ def _captured(
     optimizer: Optional[torch.optim.Optimizer],
     is_called: bool,
 ) -> Optional[List[CapturedModel]]:
-    """Capture what a step trains; None, unless it is called, where variables that it uses have yet to be assigned."""
+    """Capture the models of a step; None, unless it is called, if its variables have yet to be assigned."""
     missing: List[str] = []
     found = list(_used_by(train_step, set(), missing))
     if missing and not is_called and (model is None or optimizer is None):
@@ -114,10 +114,10 @@ def _captured(
 
 
 def with_known_values(step: Step, *args: Any, **kwargs: Any) -> Any:
-    """Return what a step function returns, with plain tensors where the values are known.
+    """Return the result of a step function, with plain tensors for known values.
 
-    The others come with an update that has yet to run. They stay deferred, so that nothing is run for what no handler
-    reads.
+    The others come with an update that has yet to run. They stay deferred, so that nothing is run for values that no
+    handler reads.
     """
     call = CALL.set(object())
     try:

@@ -35,13 +35,13 @@ def ipu_prepare(
 ) -> _Prepared:
     """Capture models and optimizers in place, so that a loop written for PyTorch trains on an IPU as it stands.
 
-    `optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)` is all that such a loop needs: what it
-    does between two calls of `optimizer.step()` is one device step. In evaluation mode, or without gradients, the model
+    `optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)` is all that such a loop needs: the
+    work between two calls of `optimizer.step()` is one device step. In evaluation mode, or without gradients, the model
     runs at once, with the newest weights. With `IGNITE_IPU_BACKEND=native` nothing is captured.
 
     Args:
         first: A model, or an optimizer.
-        others: What belongs to it: of an optimizer, the models that it trains, each as the loop calls it. Of one in
+        others: The related objects: for an optimizer, the models that it trains, each as the loop calls it. Of one in
             `DataParallel`, `DistributedDataParallel` or `torch.compile` the model within is captured.
         config: How the steps are compiled; an `IPUConfig`, a mapping or the path of a file.
 

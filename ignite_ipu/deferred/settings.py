@@ -74,7 +74,7 @@ def refuse_for_capture(config: IPUConfig, accumulates: bool = False) -> None:
 def captured_options(config: IPUConfig, ipus_per_replica: int = 1, alone: bool = False) -> Options:
     """Return the training options that every program's own are derived from; if `alone`, of this process alone.
 
-    A `CaptureError` where they say what only the loop can say, an `OptionsError` where they cannot run.
+    A `CaptureError` if they set values that only the loop can set, an `OptionsError` if they cannot run.
     """
     refuse_for_capture(config, accumulates=True)
     modes, own = backend.poptorch().OutputMode, own_options(config)

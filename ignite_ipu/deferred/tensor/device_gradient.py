@@ -38,7 +38,7 @@ _ATTRIBUTES = _METADATA | {"requires_grad", "grad", "grad_fn"}
 
 
 class DeviceGradient(torch.Tensor):
-    """The `.grad` of a captured parameter: its values are fetched when somebody looks at them, and nobody may write.
+    """The `.grad` of a captured parameter: its values are fetched on a read, and writes are refused.
 
     They are `held` once the gradient is one of the past; for a part of it those of another tensor's memory.
     """
@@ -178,7 +178,7 @@ def _error(arguments: List[Any]) -> CaptureError:
 
 
 def _no_gradient(tensor: torch.Tensor) -> NoReturn:
-    """Refuse to return the gradient of what is no weight."""
+    """Refuse to return the gradient of a tensor that is no weight."""
     raise CaptureError(
         f"The gradient is read at {current_line()} of a tensor of shape {tuple(tensor.shape)} that is no weight of "
         "a captured model. If it is a parameter, make it one of the model that is prepared, or give it to its "
@@ -187,7 +187,7 @@ def _no_gradient(tensor: torch.Tensor) -> NoReturn:
 
 
 def withhold_gradient(tensor: torch.Tensor) -> None:
-    """Let a tensor's gradient, which a device does not compute, be refused to whoever uses it."""
+    """Refuse uses of a tensor's gradient, which a device does not compute."""
     if not isinstance(tensor.grad, DeviceGradient):
         with DisableTorchFunctionSubclass():
             gradient = DeviceGradient(tensor.detach(), lambda: _no_gradient, weakref.ref(tensor), ON_THE_HOST)

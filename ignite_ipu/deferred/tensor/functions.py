@@ -1,4 +1,4 @@
-"""Names of PyTorch's functions and attributes, by what they do with a tensor."""
+"""Names of PyTorch's functions and attributes, by their use of a tensor."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ignite_ipu.torch_names.dispatch import NEURAL_FUNCTIONS, schemas_of
 
 
 def _on_copy(name: str) -> Callable[..., torch.Tensor]:
-    """Return what gives a copy of its first argument into which an in-place operator has written."""
+    """Return a function that returns a copy of its first argument into which an in-place operator has written."""
 
     def written(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         copy = tensor.clone()
@@ -28,7 +28,7 @@ def _on_copy(name: str) -> Callable[..., torch.Tensor]:
 
 
 def diagonal_masked(tensor: torch.Tensor, fill_value: Any, wrap: bool = False) -> Tuple[Any, ...]:
-    """Return the arguments of `masked_fill` that do what those of `fill_diagonal_` do, which PopTorch does not have."""
+    """Return arguments of `masked_fill` with the effect of `fill_diagonal_`, which PopTorch does not have."""
     return tensor, torch.zeros(tensor.shape, dtype=torch.bool).fill_diagonal_(True, wrap), fill_value
 
 
@@ -47,7 +47,7 @@ _OWN: Dict[str, Callable[..., Any]] = {
 
 @functools.lru_cache(maxsize=None)
 def out_of_place(name: str) -> Optional[Callable[..., Any]]:
-    """Return the function that computes what an in-place operator writes; None where there is none.
+    """Return the function that computes the values that an in-place operator writes; None if there is none.
 
     It is the one without the underscore, where PyTorch's schemas say that the operator writes into its first argument
     alone and that this function takes the same arguments, with the same defaults, and gives no view.

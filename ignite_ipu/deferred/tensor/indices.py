@@ -21,7 +21,7 @@ _OnHost = Callable[[torch.Tensor], Optional[torch.Tensor]]
 
 
 def with_known_indices(name: str, args: Tuple[Any, ...], on_host: _OnHost) -> Tuple[Any, ...]:
-    """Return arguments of a function in `INDEXED` with what the host knows of their indices.
+    """Return arguments of a function in `INDEXED` with the host's values of their indices.
 
     Tensors without dimensions become whole numbers, boolean masks become where they hold, and arrays become tensors.
     """
@@ -36,7 +36,7 @@ def _with_numbers(arguments: Any, on_host: _OnHost) -> Any:
 
 def _as_index(leaf: Any, on_host: _OnHost) -> Any:
     if isinstance(leaf, np.ndarray):
-        # A copy: nobody notices what is written into an array.
+        # A copy: writes into an array are not noticed.
         leaf = torch.tensor(leaf)
     value = on_host(leaf) if not leaf.dim() and leaf.dtype in _WHOLE else None
     return leaf if value is None else int(value)

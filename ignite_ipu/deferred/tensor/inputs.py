@@ -33,7 +33,7 @@ def is_weight(tensor: Any) -> bool:
 
 
 def input_of(tensor: torch.Tensor, line: Line) -> Input:
-    """Return what a recorded operation refers to for a tensor of the host, which may be a weight."""
+    """Return the reference of a recorded operation to a tensor of the host, which may be a weight."""
     found = parameter_of(tensor)
     if found is not None:
         model, name = found

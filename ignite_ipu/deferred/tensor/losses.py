@@ -14,7 +14,7 @@ from ignite_ipu.program.user_code import Line, current_line
 
 
 def mark_loss(value: Value, retained: bool = False) -> None:
-    """Let a value go backward; `retained` says that gradients may flow through what it is computed from once more."""
+    """Let a value go backward; with `retained`, gradients may flow through its sources once more."""
     line = current_line(above=2)
     if value.went_backward is not None:
         value.went_backward()

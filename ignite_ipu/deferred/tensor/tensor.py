@@ -55,7 +55,7 @@ class DeferredTensor(torch.Tensor):
     """A tensor whose shape, type and place in the step are known, and whose value comes with the step.
 
     Attributes:
-        value: What it stands for now.
+        value: Its current value.
         origin: The ordinary tensor that it replaces after `total += loss`.
 
     Operations on it are recorded. Asking for its value gives the number when the step has run, runs the step when its
@@ -175,12 +175,12 @@ def resolved(structure: Any, what: str = "its value") -> Any:
 
 
 def deferred_values(structure: Any) -> List[Value]:
-    """Return what nested values hold that has no value yet."""
+    """Return the parts of nested values that have no value yet."""
     return [value for value in all_values(structure) if not value.known]
 
 
 def all_values(structure: Any) -> List[Value]:
-    """Return what the deferred tensors in nested values stand for."""
+    """Return the values of the deferred tensors in nested values."""
     found = [leaf.successor if type(leaf) is WrittenTensor else leaf for leaf in leaves_in(structure)]
     return [leaf.value for leaf in found if isinstance(leaf, DeferredTensor)]
 
@@ -195,7 +195,7 @@ def known_in(structure: Any) -> Any:
 
 
 def as_leaf(value: Any, line: Line) -> Any:
-    """Return what a recorded operation refers to for a tensor or number: `Value`, `Input` or `Number`."""
+    """Return the reference of a recorded operation to a tensor or number: `Value`, `Input` or `Number`."""
     if type(value) is WrittenTensor:
         value = value.successor
     if isinstance(value, DeferredTensor):
@@ -212,7 +212,7 @@ def as_leaf(value: Any, line: Line) -> Any:
 
 
 def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    """Return what a function of weights gives, recorded where gradients flow to them; `NotImplemented` for the host."""
+    """Return the result of a function of weights, recorded if gradients flow to them; `NotImplemented` for the host."""
     if EAGER.is_on:
         return NotImplemented
     name = getattr(func, "__name__", "")
@@ -380,7 +380,7 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
 
 
 def _recorded(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    """Return what a function gives, recorded; `NotImplemented` where the host computes it."""
+    """Return the recorded result of a function; `NotImplemented` if the host computes it."""
     name = getattr(func, "__name__", "")
     target = written(name, args, kwargs)
     if target is not None:

@@ -32,9 +32,9 @@ class ComputedAttributes(nn.Module):
     def find(
         self, model: nn.Module, inputs: Iterable[torch.Tensor], call: Callable[[], Any], registers: bool
     ) -> List[torch.Tensor]:
-        """Find the attributes by calls on the host, which are to compute with these inputs; return what they hold.
+        """Find the attributes by calls on the host with these inputs; return their values.
 
-        What the first call sets up alone, such as a table, is none of them. `registers` makes buffers for them.
+        Values that the first call alone sets up, such as a table, are none of them. `registers` makes buffers for them.
         """
         first = _attributes(model)
         call()
@@ -55,14 +55,14 @@ class ComputedAttributes(nn.Module):
         return values
 
     def keep(self) -> None:
-        """Write what forward has computed into the buffers, in a training program's forward."""
+        """Write forward's results into the buffers, in a training program's forward."""
         self.mark()
         for (module, name), buffer in zip(self.places, buffers_of(self).values()):
             assert buffer is not None
             buffer.copy_(module.__dict__[name].detach())
 
     def mark(self) -> None:
-        """Let what forward has computed count for nothing in comparisons of attributes."""
+        """Ignore forward's results in comparisons of attributes."""
         for module, name in self.places:
             leave_behind(module.__dict__[name])
 
@@ -75,7 +75,7 @@ class ComputedAttributes(nn.Module):
                 module.__dict__[name] = value
 
     def computed(self, model: nn.Module, call: Callable[[], Any]) -> List[torch.Tensor]:
-        """Return what a call of the model on the host puts into the attributes, which stay as they are."""
+        """Return the values that a call of the model on the host puts into the attributes, which are restored."""
         kept = ModuleAttributes(model)
         try:
             call()

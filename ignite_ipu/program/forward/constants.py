@@ -27,18 +27,18 @@ def _words(text: str) -> FrozenSet[str]:
 _HOST = torch.device("cpu")
 _IPU = "ipu"
 _MOST_ELEMENTS = 2**24
-# What gives a Python value or an array of a tensor's values.
+# Functions that return a Python value or an array of a tensor's values.
 _READS = _words(
     "item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ is_nonzero equal allclose "
     "__contains__ __format__ __repr__ __str__"
 )
-# What gives tensors whose shapes depend on values.
+# Functions that return tensors whose shapes depend on values.
 _BY_VALUES = _words(
     "nonzero argwhere masked_select unique unique_consecutive bincount histc combinations repeat_interleave"
 )
-# What takes a shape and a type from a tensor, and no values.
+# Functions that take a shape and a type from a tensor, and no values.
 _LIKE = _words("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_tensor")
-# What takes whole numbers, for which tensors without dimensions may stand.
+# Functions that take whole numbers, also as tensors without dimensions.
 _NUMBERS = _words(
     "__getitem__ __setitem__ narrow select view reshape expand repeat tile unflatten topk chunk split roll"
 )
@@ -85,7 +85,7 @@ class HostConstants(FunctionContext):
         return func(*args, **kwargs)
 
     def _value(self, tensor: torch.Tensor) -> Optional[torch.Tensor]:
-        """Return the values of a constant, None for what the device computes."""
+        """Return the values of a constant, None for results of the device."""
         if tensor.device.type != _IPU:
             own = tensor.device.type == "cpu" and not tensor.requires_grad
             value = tensor if own else None
@@ -228,7 +228,7 @@ class HostConstants(FunctionContext):
 
 
 def _made(func: Callable[..., Any], args: _Args, kwargs: _Kwargs) -> Any:
-    """Return what a function makes of no tensors, on the host whatever the default device."""
+    """Return the result of a function without tensor arguments, on the host for any default device."""
     try:
         return func(*args, **{**kwargs, "device": _HOST})
     except TypeError:  # it takes no device

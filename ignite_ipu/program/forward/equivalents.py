@@ -1,7 +1,7 @@
 """Functions of PyTorch that PopTorch has no operator for, computed by others that it has.
 
 They are called while a forward is traced, so that a model or loss that uses them compiles, and gives PyTorch's numbers
-but for rounding. What PopTorch compiles as it is stays as it is; `exact.py` has what it compiles into something else.
+but for rounding. Functions that PopTorch compiles are unchanged; `exact.py` has those that it compiles into others.
 Source: PyTorch's documented formulas, and its kernels where they say more (`aten/src/ATen/native`).
 """
 
@@ -170,7 +170,7 @@ def _sizes(func: Function, input: torch.Tensor, output_size: Any) -> List[Tuple[
 
 
 def _pad(func: Function, input: torch.Tensor, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
-    """Pad by copies of what is there; PopTorch has nothing circular, and gradients of constant padding alone."""
+    """Pad by copies of the tensor; PopTorch has no circular padding, and gradients of constant padding alone."""
     if mode not in _PADDING or min(pad) < 0:
         return func(input, pad, mode, value)
     for number in range(len(pad) // 2):
@@ -291,8 +291,8 @@ def _nan_to_num(
 def _written(
     plain: Function, equivalent: Function, func: Function, input: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Any:
-    """Write what the function without the underscore returns into its first argument."""
-    # Of a copy, since gradients may need what is there before.
+    """Write the result of the function without the underscore into its first argument."""
+    # Of a copy, since gradients may need the previous values.
     return input.copy_(equivalent(plain, input.clone(), *args, **kwargs))
 
 

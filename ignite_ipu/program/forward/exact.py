@@ -1,6 +1,6 @@
-"""Functions of PyTorch that PopTorch compiles into something else, for some arguments or values, and what is exact.
+"""Functions of PyTorch that PopTorch compiles into others, for some arguments or values, and exact replacements.
 
-`docs/operators.md` has what PopTorch does of each, partly by its sources alone. Computed by other operators they are
+`docs/operators.md` has PopTorch's behaviour for each, partly by its sources alone. Computed by other operators they are
 PyTorch's whether a doubt is justified or not. Source: as for `equivalents.py`.
 """
 
@@ -19,7 +19,7 @@ _MOST_COUNTED = 2**24  # PopTorch counts in float32
 
 
 def loss_by_name(compute: Function) -> Function:
-    """Call a function with all arguments of a loss by name, and for PyTorch's two of before with the reduction."""
+    """Call a function with all arguments of a loss by name, and with the reduction for PyTorch's two older ones."""
 
     def call(func: Function, *args: Any, **kwargs: Any) -> Any:
         bound = inspect.signature(func).bind(*args, **kwargs)
@@ -206,7 +206,7 @@ def _counted_from_front(input: torch.Tensor, index: Any) -> Any:
     parts = list(index) if isinstance(index, tuple) else [index]
     if not any(isinstance(part, list) and any(type(each) is int and each < 0 for each in part) for part in parts):
         return index
-    # What is behind an ellipsis is counted from the last dimension.
+    # Dimensions behind an ellipsis are counted from the last one.
     behind = next((place for place, part in enumerate(parts) if part is ...), len(parts))
     for places, step in ((range(behind), 1), (range(len(parts) - 1, behind, -1), -1)):
         dimension = 0 if step > 0 else input.dim() - 1

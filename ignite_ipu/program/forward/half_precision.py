@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from ignite_ipu.program.function_mode import FunctionContext
 
-# Operation -> how many of its first arguments are activations; what follows are weights and biases.
+# Operation -> number of its first arguments that are activations; the others are weights and biases.
 HALF_OPERATIONS: Dict[Any, int] = {
     F.linear: 1,
     F.conv1d: 1,

@@ -1,11 +1,11 @@
-"""One device for a forward, as on a GPU: what the host has or would make is the IPU's, and moves away from it stay.
+"""One device for a forward, as on a GPU: tensors of the host are the IPU's, and moves away from it have no effect.
 
 Tensors of the host that a forward computes with are a mask, a table or a cache that it made once and has kept.
 
 PyTorch needs no word for them where model and tensor are on one device. In a trace the model's tensors are the IPU's,
 and PopTorch refuses one of the host beside them. It takes one that is moved in, whose values are compiled; as with all
-that a forward reads from Python, guards tell when they are others. What a forward makes or draws "on its device", by a
-device that it was given, PopTorch would make once, on the host: noise would be the same in every step.
+that a forward reads from Python, guards tell when they are others. PopTorch would make tensors that a forward creates
+or draws "on its device" once, on the host: noise would be the same in every step.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 _IPU = "ipu:0"
 
 _MOVES = ("to", "cpu", "cuda")
-# Functions that make what is written or drawn in every step; others make constants, which code may read.
+# Functions whose results are written or drawn in every step; others make constants, which code may read.
 _FILLED = frozenset(("zeros", "ones", "empty", "full"))
 _MAKING = _FILLED | {"rand", "randn", "randint", "randperm", "normal"}
 _DRAWING = frozenset(("normal", "bernoulli", "poisson", "multinomial", "rand_like", "randn_like", "randint_like"))
 # Functions that may count with one tensor or none.
 _ALONE = _MAKING | _DRAWING | {*_MOVES, "__setitem__"}
-# Functions that write into some of their arguments, where a copy that is moved in would get what is written.
+# Functions that write into some of their arguments: a copy that is moved in would get the write.
 _WRITING = ("batch_norm", "instance_norm", "native_batch_norm", "__set__")
 
 
 class HostTensorsMovedIn(FunctionContext):
     """Moves tensors of the host that meet the IPU's to it, in its `with` block, where a model is traced.
 
-    Those that are trained or written into are left for PopTorch to refuse: what the device did to a copy would be lost.
+    PopTorch refuses those that are trained or written into: changes of a copy on the device would be lost.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class HostTensorsMovedIn(FunctionContext):
         self._filled: List[torch.Tensor] = []
 
     def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        """Return what the function returns for arguments that are all the IPU's, if one is."""
+        """Return the function's result for arguments that are all the IPU's, if one is."""
         tensors = tensors_in((args, kwargs))
         name = getattr(func, "__name__", "")
         if len(tensors) < 2 and name not in _ALONE:
@@ -79,7 +79,7 @@ def _cast(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> torch.Tensor:
 
 
 def _by_tensors(target: torch.Tensor, key: Any) -> Any:
-    """Return tensors for numbers and slices: what is written into a slice of constants, PopTorch would lose.
+    """Return tensors for numbers and slices: PopTorch would lose writes into a slice of constants.
 
     Source: PopTorch's dispatcher, which folds such a slice to a constant; `index_put_` it does not.
     """

@@ -1,7 +1,7 @@
-"""Tensors that each call of a model leaves behind for others: in attributes of its modules, and in what hooks fill.
+"""Tensors that each call of a model stores for others: in attributes of its modules, and in containers of hooks.
 
 An auxiliary loss on a layer, the features that a hook has put into a dictionary: natively they are those of the last
-call, and gradients flow through them. To a compiled program they are results, beside what the call returns.
+call, and gradients flow through them. To a compiled program they are results, beside those of the call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ignite_ipu.program.user_code import current_line
 
 _FILLED = (list, deque, dict)
 _MOST_ENTRIES = 1024
-# What holds no tensors of calls.
+# Types that hold no tensors of calls.
 _CODE = (nn.Module, type, ModuleType, *FUNCTIONS)
 _DESCRIPTORS = (MemberDescriptorType, GetSetDescriptorType)
 _MISSING = object()
@@ -39,7 +39,7 @@ class Place:
         self._owner, self._key = owner, key
 
     def read(self) -> Any:
-        """Return what is there."""
+        """Return the present values."""
         own, key = self._own, self._key
         if isinstance(own, CellType):
             return _cell_contents(own)
@@ -70,7 +70,7 @@ class Place:
             setattr(own, key, value)
 
     def clear(self) -> None:
-        """Take away, before a call, what natively is not there then."""
+        """Remove, before a call, values that PyTorch would not have then."""
 
     def check(self) -> None:
         """Refuse to write where natively a call would not."""
@@ -99,14 +99,14 @@ class LeftBehind:
     """Finds the places of a model in which there are other tensors after a call than before, when this was made.
 
     Args:
-        named: What the model's code gets at by names.
+        named: The values that the model's code reaches by names.
         words: The names of the attributes and variables that may be such places; entries of all lists and dictionaries
             that its code gets at are.
     """
 
     def __init__(self, named: Named, words: Container[str]) -> None:
         self._before: List[Tuple[Place, Any]] = []
-        # Those that are filled, and what is in each.
+        # The filled ones, with their contents.
         self._filled: List[Tuple[Place, Any, Any]] = []
         self._known: Set[int] = set()
         self._seen: Set[int] = set()
@@ -150,7 +150,7 @@ class LeftBehind:
         found = []
         for place, before in self._before:
             value = place.read()
-            # In what has stayed there are other places.
+            # Remaining containers have other places.
             if value is not before and self._is_new(value):
                 found.append(place)
         for place, filled, before in self._filled:
@@ -217,7 +217,7 @@ def _entries(filled: Any) -> List[Tuple[Any, Any]]:
 
 
 def _added(filled: Any, before: Any) -> List[Tuple[Any, Any]]:
-    """Return the entries that a list or a dictionary has in addition to those of before."""
+    """Return the new entries of a list or a dictionary."""
     if isinstance(filled, dict):
         return [(key, value) for key, value in _entries(filled) if key not in before]
     return _entries(filled)[len(before) :]
@@ -252,7 +252,7 @@ def leave_all(value: Any) -> None:
 
 
 def called_beside(places: Sequence[Place], call: Callable[[], Any]) -> Any:
-    """Return what a call returns, and what it leaves in places if there are any, which are put back."""
+    """Return the results of a call, and the tensors that it stores in places, if any; the places are restored."""
     if not places:
         return call()
     before = [place.read() for place in places]

@@ -1,4 +1,4 @@
-"""Model libraries are told that a model is being traced, in the ways in which they ask."""
+"""Model libraries detect a trace in their own ways."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HINTS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_
 
 @contextmanager
 def declared_as_tracing() -> Iterator[None]:
-    """Have nobody look at the values of a mask in the `with` block, where a model has no values to look at.
+    """Disable reads of a mask's values in the `with` block, in which a model has no values.
 
     Model libraries such as transformers ask `torch.jit.is_tracing()` before they do, to take a shortcut, and PopTorch
     does not answer for them. PyTorch's transformers look whether a mask is causal, where they are not told, to choose a
@@ -66,8 +66,8 @@ def without_generation_cache(model: nn.Module) -> Iterator[None]:
 def without_checkpointing(training: bool) -> Iterator[None]:
     """Let `torch.utils.checkpoint` call its function and nothing else in the `with` block.
 
-    What it saves memory with is autograd's, which takes no part in a trace: it asks PyTorch for the module of the
-    device "ipu", and detaches. Its inner functions are replaced, for those who imported `checkpoint` by name. In
+    It saves memory by autograd, which takes no part in a trace: it requests PyTorch's module of the device "ipu", and
+    detaches. Its inner functions are replaced, for those who imported `checkpoint` by name. In
     training gradients matter, which natively the reentrant variant may not pass on.
     """
     module: Any = torch.utils.checkpoint

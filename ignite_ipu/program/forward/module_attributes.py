@@ -1,6 +1,6 @@
 """Plain attributes of modules, put back after a trace that has left its tensors in them.
 
-Layers keep tensors beside their weights: hooks set `layer.weight` from what pruning or `weight_norm` trains, and
+Layers keep tensors beside their weights: hooks set `layer.weight` from the parameters of pruning or `weight_norm`, and
 `forward` keeps an attention map or a table for the next call. PopTorch puts weights and buffers back after a trace, and
 nothing else: an attribute that was set in it holds a tensor without values, with which no code on the host can go on.
 """

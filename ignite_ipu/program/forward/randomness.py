@@ -1,4 +1,4 @@
-"""Random generators and iterators of the host: a trace takes from them once, and a program keeps what it took."""
+"""Random generators and iterators of the host: a trace draws from them once, and a program keeps the drawn values."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def state_of(value: Any) -> Hashable:
 
 
 def moved(values: Sequence[Any], before: Sequence[Hashable]) -> List[str]:
-    """Return what messages call those generators and iterators whose states are others than before."""
+    """Return the names in messages of generators and iterators whose states have changed."""
     return [name_of(value) for value, state in zip(values, before) if state_of(value) != state]
 
 
 def name_of(value: Any) -> str:
-    """Return what messages call the state of a generator, or the place of an iterator."""
+    """Return the description in messages of a generator's state, or an iterator's place."""
     kind = f"{type(value).__module__.partition('._')[0]}.{type(value).__qualname__}"
     if not isinstance(value, GENERATORS):
         return f"the place of an iterator, {kind}"

@@ -1,7 +1,7 @@
 """Batch statistics that normalisations in training mode write in an inference program.
 
-PopTorch updates running means and variances in training programs alone; what forward itself writes in place is kept in
-both. So in an inference program the update is written out, by PyTorch's formula.
+PopTorch updates running means and variances in training programs alone; forward's own writes in place are kept in both.
+So in an inference program the update is written out, by PyTorch's formula.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ _PASSIVE = BOOKKEEPERS | {"torch", "numpy", "poptorch", "unittest"}
 # Whose objects keep books of their own there.
 _HOSTS = _PASSIVE | {"ignite", "ignite_ipu", "accelerate"}
 _FINDING = ("__getattr__", "__getattribute__")
-# What leads to no other values; and what can change in a library's layers: numbers such as rates, and functions.
+# Values that lead to no others; and values that can change in a library's layers: numbers such as rates, and functions.
 _PLAIN = (*FIXED, torch.Tensor, np.ndarray)
 _CHANGING = (float, *FUNCTIONS)
 
@@ -71,7 +71,7 @@ class Named:
         self.iterators: List[Any] = []
         self.codes: List[types.CodeType] = []
         self._known: Set[Tuple[int, str]] = set()
-        # What was seen is kept while this looks: another object would get its `id`.
+        # Inspected objects are kept during the inspection: another object would get their `id`.
         self._seen: Dict[int, Any] = {}
         parts = list(parts)
         self._objects = [(path, part) for path, part in parts if isinstance(part, nn.Module)]
@@ -102,7 +102,7 @@ class Named:
         self._visit(path or name, value)
 
     def _visit(self, path: str, value: Any) -> None:
-        """Look at what a value is or holds."""
+        """Inspect a value and its parts."""
         # isinstance() would ask an object for its class, which some deprecated ones answer with a warning.
         kind = type(value)
         if issubclass(kind, _PLAIN) or id(value) in self._seen or id(value) in self._inside:
@@ -191,16 +191,17 @@ class Named:
             if not bases or not _is_users(kind):
                 names = {name for name, value in own.items() if isinstance(value, _CHANGING)}
             names = (names | ({"config"} & own.keys())) - _OWN
-            # The weights of what is no part of the program are constants of it.
+            # Weights of models outside of the program are constants of it.
             for inner in (own[each] for each in _TENSORS if id(found) not in self._inside):
                 for name in list(inner.keys()):  # TorchScript's tables have little else of a dictionary
                     self._add(f"{path}.{name}", partial(_tried, inner.__getitem__, name), inner, name)
         elif not is_class:
             finds = [isinstance(getattr(kind, name, None), FunctionType) for name in _FINDING]
             if not _is_users(kind) and is_followed(kind, _HOSTS):
-                # What a library's methods and properties read, or all where it finds attributes in its own way.
+                # The attributes that a library's methods and properties read, or all if it finds attributes in its own
+                # way.
                 names |= {name for name in own if name.startswith("_") or any(finds)}
-            # It tells nobody when it gets an attribute of its own, in front of that of its class.
+            # It does not report an attribute of its own, in front of that of its class.
             names |= in_class
         for name in [*filter(names.__contains__, [*own]), *sorted(names - own.keys())]:
             place = f"{path}.{name}" if path else name
@@ -219,7 +220,7 @@ def _is_users(kind: type) -> bool:
 
 
 def _is_derived_here(kind: type) -> bool:
-    """Tell whether a class is one that is derived from a user's, as what captures a model does."""
+    """Return whether a class is derived from a user's, as captured models are."""
     files = _files_of(kind)
     return bool(files) and all(owner_of(file) is Owner.LIBRARY for file in files)
 
@@ -227,11 +228,11 @@ def _is_derived_here(kind: type) -> bool:
 def _files_of(kind: type) -> Set[str]:
     functions = [inspect.unwrap(member) for member in vars(kind).values() if isinstance(member, FunctionType)]
     files = {function.__code__.co_filename for function in functions if isinstance(function, FunctionType)}
-    return files - {"<string>"}  # what dataclasses and named tuples write
+    return files - {"<string>"}  # methods that dataclasses and named tuples generate
 
 
 def _tried(read: Callable[..., Any], *given: Any) -> Any:
-    """Return what is read, None for a variable that has no value yet or any more."""
+    """Return the read value, None for a variable without a value."""
     try:
         return read(*given)
     except (LookupError, ValueError, ReferenceError):

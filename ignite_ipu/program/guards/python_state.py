@@ -29,12 +29,12 @@ _GLOBAL_HOOKS = global_hooks(*FORWARD_HOOKS)
 _is_training: Callable[[Dict[str, Any]], bool] = operator.itemgetter("training")
 _read = Reader().read
 _MODE = "training"
-# Of PyTorch's own modules so many are asked in one call for what tells nobody, and the next ones in the next.
+# So many of PyTorch's own modules are checked in one call for silent changes, and the next ones in the next.
 _AT_ONCE = 32
 
 
 class _Tables:
-    """Dictionaries of modules that have to stay as they are: attributes by their number, others by what they hold."""
+    """Dictionaries of modules that must not change: attributes by their number, others by their contents."""
 
     def __init__(self, modules: Sequence[Dict[str, Any]], hooks: Sequence[Dict[Any, Any]] = ()) -> None:
         self._attributes, self._sizes = modules, list(map(len, modules))
@@ -59,13 +59,13 @@ class PythonState:
 
     Args:
         *others: Functions and objects that are called beside it, such as a loss.
-        named: What their code gets at by names, if that was looked up.
+        named: The values that their code reaches by names, if looked up.
 
     Attributes:
-        names: What messages call the values.
+        names: Names of the values in messages.
         parts: The modules within the model and the others, and their hooks.
         words: All names that the code reads.
-        iterators: The iterators and random generators among what it gets at.
+        iterators: The iterators and random generators among them.
     """
 
     def __init__(self, model: nn.Module, *others: Any, named: Optional[Named] = None) -> None:
@@ -93,7 +93,7 @@ class PythonState:
         self._in_turns = [_Tables(theirs[start : start + _AT_ONCE]) for start in starts]
         self._turns = cycle(self._in_turns or [None])
         self.parts = [part for tables in (self._watched, *self._in_turns) if tables for part in tables.held]
-        # What differs when PyTorch has given handles of hooks to somebody, or modules others.
+        # Counters that differ after registrations of hooks, or replacements of modules.
         self._told = RemovableHandle.next_id, REGISTRATIONS.count
         self._modes: List[bool] = []
         # Objects that lead to values are no values: with another in its place, these are elsewhere.
@@ -178,7 +178,7 @@ class PythonState:
         """Let tensors among the values count for nothing, here and where others look at these values."""
         for tensor in tensors:
             leave_behind(tensor)
-        self._found = []  # which is compared by what is there
+        self._found = []  # which is compared by its contents
 
     def changed(self, before: List[Hashable], but: Container[int] = ()) -> List[str]:
         """Return the names of the attributes that had other values before, `but` those of these numbers."""
@@ -187,12 +187,12 @@ class PythonState:
 
 
 def named_by(model: nn.Module) -> Named:
-    """Return what a model's code gets at by names."""
+    """Return the values that a model's code reaches by names."""
     return Named(_parts_of(model))
 
 
 def _parts_of(*called: Any) -> List[Tuple[str, Any]]:
-    """Return what a call of modules and functions runs, each with its path: all modules, and the hooks of any."""
+    """Return the code of a call of modules and functions, with paths: all modules, and the hooks of any."""
     parts: List[Tuple[str, Any]] = []
     for each in called:
         parts += each.named_modules() if isinstance(each, nn.Module) else [("", each)]

@@ -1,4 +1,4 @@
-"""Second traces: what the host computes when it calls a model again, compared with when its program was compiled.
+"""Second traces: the host's operators in another call of a model, compared with those of the compilation.
 
 Whatever a forward reads from Python, by whichever way, shows in the operators that it calls as soon as it matters.
 """
@@ -107,10 +107,10 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Retrace:
-    """Finds out whether a call on the host still computes what it computed when a program was compiled.
+    """Checks whether a call on the host still computes the same as at the compilation.
 
     Args:
-        call: Calls the model in the `with` block of what it is given, which notes its operators.
+        call: Calls the model in the `with` block of its argument, which records its operators.
         state_of: Finds the values that its code names again, when they are elsewhere.
         drawn_from: Random generators and iterators among its arguments.
 
@@ -143,7 +143,7 @@ class Retrace:
         return self.calls > min(self._looks, MOST_CALLS)
 
     def begin(self, state: PythonState, once: bool = False, everywhere: bool = False) -> List[str]:
-        """Note what is computed; returns the names of what every call changes or finds changed.
+        """Record the operators; returns the names of values that every call changes or finds changed.
 
         That are no tensors that it leaves behind anew, and does not read before: they are results, for others.
 
@@ -154,7 +154,7 @@ class Retrace:
         """
         before: List[_Operation] = []
         with draws_put_back():
-            # What the first call sets up, such as a cache, stays as it is in the second.
+            # Results of the first call, such as a cache, are unchanged in the second.
             for number in range(_MOST_TRACES):
                 state = state if state.complete else self._state_of()
                 drawn_from = [*GLOBAL, *state.iterators, *self._drawn_from]
@@ -181,13 +181,13 @@ class Retrace:
             return list(map(name_of, drawn_from[2:])) or [what + self._difference(last, now)]
 
     def fingerprint(self) -> Optional[str]:
-        """Return what stands for the operators in every process, None where they may be others in each."""
+        """Return the fingerprint of the operators in every process, None if it may differ between processes."""
         text = repr(self._operations)
         told = self._operations is not None and _DRAWN not in text and " at 0x" not in text
         return sha256(text.encode()).hexdigest() if told else None
 
     def again(self) -> str:
-        """Return in words what is computed otherwise now; empty where nothing is."""
+        """Return in words the differences from the compilation; empty for none."""
         self.calls, self.is_due = 0, False
         self._looks += 1
         if self._operations is None:
@@ -212,7 +212,7 @@ class Retrace:
         return recorder
 
     def _difference(self, before: List[_Operation], now: List[_Operation]) -> str:
-        """Return where two calls differ, and what they have there."""
+        """Return the places where two calls differ, with both values."""
         pairs = enumerate(zip(before, now))
         number = next((number for number, (old, new) in pairs if old != new), min(len(before), len(now)))
         line = self._record(min(number, len(now) - 1)).line
@@ -223,7 +223,7 @@ class Retrace:
 
 
 def _constant(tensor: torch.Tensor) -> Hashable:
-    """Return what stands for a tensor that comes from outside; of weights other guards compare the values."""
+    """Return the description of a tensor from outside; other guards compare the values of weights."""
     with DisableTorchFunctionSubclass():
         shape, dtype = tuple(shape_of(tensor)), dtype_of(tensor)
     if issubclass(type(tensor), torch.nn.Parameter):

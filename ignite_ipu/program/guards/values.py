@@ -64,7 +64,7 @@ BOOKKEEPERS = frozenset(
 
 
 def is_followed(defined: Any, passive: Container[str]) -> bool:
-    """Tell whether what a class or function says counts, by who has defined it."""
+    """Return whether the description of a class or function counts, by its defining module."""
     module = str(getattr(defined, "__module__", None))
     return module.split(".")[0] not in passive or module.startswith("torch.optim.")
 
@@ -121,7 +121,7 @@ def _is_left(read: Hashable) -> bool:
 
 
 def replaced_tensors(before: Hashable, now: Hashable) -> Optional[List[Tuple[torch.Tensor, torch.Tensor]]]:
-    """Return the tensors in which what a `Reader` returned at two times differs, None if in anything else."""
+    """Return the tensors in which two results of a `Reader` differ, None if anything else differs."""
     if isinstance(before, _Version) and isinstance(now, _Version):
         return [] if before == now else [(before.value, now.value)]
     if isinstance(before, tuple) and isinstance(now, tuple) and len(before) == len(now):
@@ -131,7 +131,7 @@ def replaced_tensors(before: Hashable, now: Hashable) -> Optional[List[Tuple[tor
 
 
 class Reader:
-    """Reads values: containers by what they hold, and all else by what it is, which the methods say."""
+    """Reads values: containers by their contents, and others by their kind, which the methods describe."""
 
     def read(self, value: Any) -> Hashable:
         """Return a value in a comparable form, a container without the tensors that calls leave in it."""
