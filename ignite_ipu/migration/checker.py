@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar, Union
+from typing import TYPE_CHECKING, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar, Union
 
 from ignite_ipu.cli.terminal import following
 from ignite_ipu.errors import SourceError, UserError
@@ -23,6 +23,7 @@ from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.discovery import discover
 from ignite_ipu.migration.source.file import Source, read_source
+from ignite_ipu.migration.verdict import Verdict, verdict
 
 if TYPE_CHECKING:
     from ignite_ipu.migration.trial.trial import Trial
@@ -38,7 +39,7 @@ class CheckReport:
     """Findings by file, in the order of the text, and of how many files; so many more are suppressed by comments.
 
     Paths that were passed over are `skipped`, each with the reason; `left_out` counts findings that do not matter to
-    who asked.
+    who asked. Files that train have `verdicts`, if all rules were applied.
     """
 
     findings: List[Finding] = field(default_factory=list)
@@ -46,6 +47,7 @@ class CheckReport:
     suppressed: int = 0
     skipped: List[Tuple[str, str]] = field(default_factory=list)
     run: Optional[Trial] = None
+    verdicts: Dict[str, Verdict] = field(default_factory=dict)
     left_out: int = 0
 
     def keep(self, wanted: Callable[[Finding], bool]) -> None:
@@ -70,20 +72,22 @@ def check_paths(paths: Sequence[str], rules: Optional[Iterable[Rule]] = None) ->
             gc.disable()
             stack.callback(gc.enable)
         checked = on_all_cores(partial(_check_file, chosen), files)
-        for _, (findings, suppressed) in zip(following(files, "Checking"), checked):
+        for path, (findings, suppressed, judged) in zip(following(files, "Checking"), checked):
             report.findings.extend(findings)
             report.suppressed += suppressed
+            if judged is not Verdict.NOTHING and len(chosen) == len(all_rules()):
+                report.verdicts[path] = judged
     return report
 
 
-def _check_file(rules: Sequence[str], path: str) -> Tuple[List[Finding], int]:
+def _check_file(rules: Sequence[str], path: str) -> Tuple[List[Finding], int, Verdict]:
     try:
         source = read_source(path)
     except SourceError as error:
-        return [_unreadable(path, str(error), error.line, None)], 0
+        return [_unreadable(path, str(error), error.line, None)], 0, Verdict.NOTHING
     except OSError as error:
-        return [_unreadable(path, f"cannot be read: {error.strerror}", 1, None)], 0
-    return check_source(source, [all_rules()[name] for name in rules])
+        return [_unreadable(path, f"cannot be read: {error.strerror}", 1, None)], 0, Verdict.NOTHING
+    return judge_source(source, [all_rules()[name] for name in rules])
 
 
 def on_all_cores(function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
@@ -110,11 +114,17 @@ def on_all_cores(function: Callable[[Item], Result], items: Sequence[Item]) -> I
 
 def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tuple[List[Finding], int]:
     """Check one file's text; returns the findings, and how many a comment silenced."""
+    findings, suppressed, _ = judge_source(source, rules)
+    return findings, suppressed
+
+
+def judge_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tuple[List[Finding], int, Verdict]:
+    """Check one file's text; returns what `check_source` does, and the verdict on the file as a program."""
     try:
         program = Program(source)
     except SourceError as error:
         cell, line = source.locate(error.line)
-        return [_unreadable(source.path, str(error), line, cell)], 0
+        return [_unreadable(source.path, str(error), line, cell)], 0, Verdict.NOTHING
     findings: List[Finding] = []
     suppressed = 0
     for rule in all_rules().values() if rules is None else rules:
@@ -126,9 +136,10 @@ def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
                 suppressed += 1
             else:
                 findings.append(place_hit(program, rule, hit))
+    judged = verdict(program, findings)
     if program.is_automatic or program.is_ported:
         findings = [each for each in findings if not _is_handled(program, each)]
-    return sorted(set(findings), key=lambda f: (f.cell or 0, f.line, f.column, f.rule, f.message)), suppressed
+    return sorted(set(findings), key=lambda f: (f.cell or 0, f.line, f.column, f.rule, f.message)), suppressed, judged
 
 
 def _is_handled(program: Program, finding: Finding) -> bool:

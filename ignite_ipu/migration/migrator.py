@@ -19,7 +19,6 @@ from typing import Dict, FrozenSet, Iterator, List, Sequence, Set, Tuple
 import libcst as cst
 
 from ignite_ipu.errors import SourceError
-from ignite_ipu.migration.analysis.library_loops import library_loops
 from ignite_ipu.migration.analysis.reach import CodeBase, Import, imports_of
 from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.findings import Finding, Outcome, Severity
@@ -28,8 +27,8 @@ from ignite_ipu.migration.rewrites import all_rewrites
 from ignite_ipu.migration.rewriting.editor import Editor, Remark, RewriteRefused
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.file import Source
+from ignite_ipu.migration.verdict import trains
 
-_ACCELERATOR = "ignite_ipu.IPUAccelerator"
 _TEST = re.compile(r"(test_.*|.*_test|conftest)\.py")
 # Part of a remedy about `migrate`, which has just declined.
 _OFFER = re.compile(r" `ignite-ipu migrate` does [^.]*\.|, which `ignite-ipu migrate` does[^.]*(?=\.)")
@@ -84,16 +83,7 @@ def left_alone(source: Source, line: int, reason: str) -> Migration:
 def migrate_source(source: Source) -> Migration:
     """Rewrite one file's text; where it is not Python, the line of the `SourceError` is one of the source's text."""
     program = Program(replace(source, notebook=None))
-    return replace(_migrated(source, program), imports=imports_of(program.tree), trains=_trains(program))
-
-
-def _trains(program: Program) -> bool:
-    """Return whether a file makes optimizers, trainers or training steps."""
-    training = program.training
-    accelerated = program.calls("accelerate.Accelerator", "accelerate.accelerator.Accelerator", _ACCELERATOR)
-    if training.backwards or training.trainers or training.optimizer_calls or list(accelerated):
-        return True
-    return any(True for _ in library_loops(program, training))
+    return replace(_migrated(source, program), imports=imports_of(program.tree), trains=trains(program))
 
 
 def _migrated(source: Source, program: Program) -> Migration:
@@ -164,7 +154,7 @@ def _by_one_line(source: Source, program: Program, reasons: List[Remark]) -> Mig
     """Import `ignite_ipu.auto` in a file that is not rewritten for some reasons; leave it alone if `run` refuses it."""
     findings, _ = check_source(source)
     refused = [each for each in findings if each.run is Outcome.REFUSED and each.severity is Severity.ERROR]
-    if refused or not _trains(program):
+    if refused or not trains(program):
         return Migration(source, source.text, blocked=True, remarks=reasons)
     # In a notebook, the markers of cells are texts, too.
     first = next((node for node in program.tree.body if not (_is_text(node) or _is_future(node))), None)

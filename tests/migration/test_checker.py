@@ -6,11 +6,14 @@ import gc
 import weakref
 from pathlib import Path
 
+import pytest
+
 from ignite_ipu.migration.checker import check_paths, check_source
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.file import Source, read_source
+from ignite_ipu.migration.verdict import Verdict
 
 
 def test_columns_count_characters_not_bytes():
@@ -69,3 +72,20 @@ def test_a_folder_of_many_files_reads_as_its_files_do_one_by_one(tmp_path):
     alone = [check_paths([str(path)]) for path in sorted(tmp_path.iterdir())]
     assert together.findings == [finding for report in alone for finding in report.findings]
     assert together.files == sum(report.files for report in alone) == 70
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("x = 1\n", Verdict.NOTHING),
+        ("optimizer.step(); loss.backward()\n", Verdict.TRAINS),
+        ("import torch\noptimizer = torch.optim.Adagrad(model.parameters())\n", Verdict.TRAINS_ON_HOST),
+        ("import torch\noptimizer = torch.optim.SGD(model.parameters())\nmodel.share_memory()\n", Verdict.REFUSED),
+        ("from accelerate import Accelerator\naccelerator = Accelerator()\n", Verdict.TRAINS),
+        ("import monai\nmonai.Trainer(model=net)\n", Verdict.TRAINS),
+    ],
+)
+def test_the_verdict_on_a_file_is_that_of_its_worst_finding(code, expected, tmp_path):
+    path = tmp_path / "code.py"
+    path.write_text(code)
+    assert check_paths([str(path)]).verdicts.get(str(path), Verdict.NOTHING) is expected

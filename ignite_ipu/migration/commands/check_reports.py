@@ -31,6 +31,8 @@ def report_lines(report: CheckReport) -> Iterator[TextLine]:
             yield TextLine([(f"  {where}: ", ""), severity, (text, ""), (rule, "dim")], 6)
             yield TextLine([("      ", ""), ("remedy:", "dim"), (f" {finding.remedy}", "")], 14)
         yield TextLine([])
+    for path, verdict in report.verdicts.items():
+        yield TextLine([(f"{path}: `ignite-ipu run` {verdict.value}", "")])
     for path, reason in report.skipped:
         yield TextLine([(f"skipped: {path} {reason}", "")])
     if report.run is not None:
@@ -61,7 +63,7 @@ def _counted(*counts: Tuple[int, str]) -> str:
 def json_report(report: CheckReport) -> str:
     """Return the findings as one JSON object, whose `version` changes when its structure does."""
     document = {
-        "version": 2,
+        "version": 3,
         "tool": {"name": "ignite-ipu", "version": ignite_ipu.__version__},
         "files": report.files,
         "suppressed": report.suppressed,
@@ -71,6 +73,7 @@ def json_report(report: CheckReport) -> str:
             {re.sub("_(.)", lambda word: word.group(1).upper(), name): value for name, value in vars(finding).items()}
             for finding in report.findings
         ],
+        "verdicts": {path: verdict.name.lower() for path, verdict in report.verdicts.items()},
         "skipped": [{"path": path, "reason": reason} for path, reason in report.skipped],
         "run": _tried(report),
     }

@@ -46,7 +46,7 @@ def test_clean_files_say_so():
 
 def test_json_holds_everything():
     document = json.loads(json_report(report()))
-    assert document["version"] == 2
+    assert document["version"] == 3
     assert document["counts"] == {"error": 1, "warning": 0, "note": 0}
     (finding,) = document["findings"]
     assert (finding["path"], finding["line"], finding["column"]) == ("dir with space/code.py", 1, 1)

@@ -1,0 +1,77 @@
+"""Takes a script through each door and compares what comes of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Dict, List, NamedTuple
+
+import pytest
+
+from ignite_ipu.migration.checker import judge_source
+from ignite_ipu.migration.migrator import migrate_source
+from ignite_ipu.migration.source.file import read_source
+from ignite_ipu.migration.verdict import Verdict
+from tests.running.test_corpus import OLDER_TOLERANCE, RUN_ALONE, TOLERANCE
+from tests.scripts import RUN, Ran, Scripts
+
+CORPUS = Path(__file__).parents[1] / "migration" / "corpus"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+# The last line of the traceback of an error of this library.
+_REFUSAL = re.compile(r"^ignite_ipu[\w.]*Error: ", re.MULTILINE)
+_ON_HOST = "Weights are updated on the host"
+
+
+class Outcome(NamedTuple):
+    """What came of a script behind one door."""
+
+    verdict: Verdict
+    numbers: List[float]
+    error: str
+
+    @classmethod
+    def of(cls, ran: Ran) -> Outcome:
+        if ran.error.startswith("refused") or _REFUSAL.search(ran.error) is not None:
+            return cls(Verdict.REFUSED, [], ran.error)
+        if ran.error:
+            return cls(Verdict.NOTHING, [], ran.error)
+        trained = Verdict.TRAINS if ran.updates else Verdict.NOTHING
+        verdict = Verdict.TRAINS_ON_HOST if _ON_HOST in ran.messages else trained
+        return cls(verdict, ran.numbers, "")
+
+
+def outcomes(path: Path, scripts: Scripts, folder: Path) -> Dict[str, Outcome]:
+    """Return what comes of a script behind each door, in the scripts' process; copies go into a folder."""
+    text = path.read_text(encoding="utf-8")
+    texts = {"auto": f"import ignite_ipu.auto\n{text}"}
+    found = {"run": Outcome.of(scripts.run(path, RUN))}
+    migration = migrate_source(read_source(path))
+    if migration.blocked:
+        found["migrate"] = Outcome(Verdict.REFUSED, [], migration.reason)
+    else:
+        texts["migrate"] = migration.text
+    for door, written in texts.items():
+        copy = folder / door / path.name
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_text(written, encoding="utf-8")
+        found[door] = Outcome.of(scripts.run(copy, "emulator"))
+    return found
+
+
+def differences(path: Path, scripts: Scripts, folder: Path) -> List[str]:
+    """Return what differs between the doors, and from the numbers of the native run; empty where nothing does."""
+    native = scripts.run(path, "native").numbers
+    judged = judge_source(read_source(path))[2]
+    found = outcomes(path, scripts, folder)
+    expected = Verdict.REFUSED if path.stem in RUN_ALONE else judged  # no text shows what they read too early
+    different = [
+        f"{door}: `check` says that `run` {expected.value}, and it {each.verdict.value}: {each.error[-300:]}"
+        for door, each in found.items()
+        if each.verdict is not expected
+    ]
+    tolerance = max(TOLERANCE.get(path.stem, (1e-4, ""))[0], OLDER_TOLERANCE.get(path.stem, 0))
+    for door, each in found.items():
+        trained = each.verdict in (Verdict.TRAINS, Verdict.TRAINS_ON_HOST)
+        if trained and each.numbers != pytest.approx(native, rel=tolerance, abs=1e-6):
+            different.append(f"{door}: {each.numbers} instead of {native}")
+    return different
