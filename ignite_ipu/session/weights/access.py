@@ -193,7 +193,7 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
                 return object.__getattribute__(self, name)
         for accesses in holder:
             accesses.note(reads=True, buffers=are_buffers)
-        if type(self) is not tensor_class:
+        if not issubclass(type(self), tensor_class):  # PopTorch's own class may be derived from it
             return getattr(self, name)  # nobody trains any more
         found = download(self, name)
         if name in _UNCOUNTED:
