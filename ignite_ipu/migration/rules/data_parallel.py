@@ -1,7 +1,8 @@
 """DataParallel, DistributedDataParallel, FSDP, process groups on NCCL, and idist.auto_model.
 
 On IPUs one process drives all replicas of a model: PopTorch copies it to each, splits the batch and averages gradients
-itself. A model wrapped for GPUs cannot be compiled.
+itself. A model wrapped for GPUs cannot be compiled. In several processes of a launcher the gradients of a
+DistributedDataParallel are averaged over all of them.
 
 Remedy: Wrap the model by parallel_model, which makes the wrapper the model within, and connect processes by
 process_backend; `ignite-ipu migrate` does it. Say options.replicationFactor(n) for replicas.
@@ -35,5 +36,6 @@ def check(program: Program) -> Hits:
         backend = constant(argument(call, "backend", 0))
         if isinstance(backend, str) and "gloo" not in backend:
             one = name == _LAUNCHERS[0] and constant(argument(call, "nproc_per_node", 1)) in (..., None, 1)
-            outcome = Outcome.HANDLED if one else Outcome.REFUSED
+            # `run` connects the processes of a launcher by gloo.
+            outcome = Outcome.HANDLED if one or name not in _LAUNCHERS else Outcome.REFUSED
             yield Hit(call, f"{name} connects processes by {backend}", run=outcome)
