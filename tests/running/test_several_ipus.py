@@ -34,3 +34,25 @@ def test_a_script(run, natively):
         assert run(SCRIPT, config=IPUConfig(pipeline=["0", "2"], **settings)).output == expected
     with pytest.raises(RunError, match=r"script.py:14: A pipeline of 2 stages .* = 3 micro-batches .* 2 too few"):
         run(SCRIPT.replace("% 3", "% 1"), config=IPUConfig(pipeline=["0", "2"]))
+
+
+TRAINER = """
+import torch
+from ignite.engine import create_supervised_trainer
+from torch import nn
+
+torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+trainer = create_supervised_trainer(model, optimizer, nn.CrossEntropyLoss(), device=device)
+x, y = torch.randn(48, 6), torch.randint(3, (48,))
+trainer.run(list(zip(x.split(8), y.split(8))))
+print(trainer.state.iteration, f"{trainer.state.output:.5f}")
+"""
+
+
+def test_a_trainer_of_ignites_with_batches_that_are_cut(run, natively):
+    """Each of its iterations is an update of a pipeline."""
+    expected = natively(TRAINER)
+    assert run(TRAINER, config=IPUConfig(pipeline=["0", "2"], split_batch=4)).output == expected

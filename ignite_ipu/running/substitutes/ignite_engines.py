@@ -94,7 +94,7 @@ def substitute_ignite(substitutes: Substitutes, trained: EngineWeights, config: 
 
 def _needs_factories(config: IPUConfig) -> bool:
     """Return whether settings ask for several micro-batches per call, or for several IPUs per replica."""
-    if any(getattr(config, name) is not None for name in OF_PIPELINES):
+    if config.split_batch is None and any(getattr(config, name) is not None for name in OF_PIPELINES):
         return True  # an iteration of an engine is one micro-batch
     try:
         return capture_refusal(config) is not None or int(captured_options(config).replication_factor) > 1
