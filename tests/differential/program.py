@@ -199,11 +199,6 @@ class Program:
         return self.front in LOOPS and self.update != "device"
 
     @property
-    def always_on_host(self) -> bool:
-        """Whether PyTorch makes all updates."""
-        return self.front in LOOPS and self.update == "host"
-
-    @property
     def made(self) -> bool:
         """Whether the weights are there before the first call."""
         return not parts.MODELS[self.model].lazy
@@ -375,6 +370,8 @@ def sound(program: Program) -> Program:
         but(clip=0.0, handlers=tuple(each for each in program.handlers if each != "late zero"))
     if not program.made:
         but(groups="one" if program.groups in ("no decay", "frozen", "trained alone") else program.groups)
+        # Adagrad makes its state with the optimizer.
+        but(optimizer="rmsprop" if program.optimizer == "adagrad" else program.optimizer)
         but(handlers=tuple(each for each in program.handlers if each != "early state"))
     if parts.MODELS[program.model].evaluation_writes:
         # A device's evaluator calls the model in other batches.

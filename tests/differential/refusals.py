@@ -201,6 +201,12 @@ REFUSALS: Tuple[Refusal, ...] = (
         lambda program: "critic" in program.ingredients and program.update == "auto",
     ),
     Refusal(
+        "a second backward pass through a call that writes buffers which other calls write, too",
+        "CaptureError|RunError",
+        "once more, which has written the buffer",
+        lambda program: program.on_host and program.writes_buffers,
+    ),
+    Refusal(
         "losses read before their update",
         "EarlyReadError",
         "asks for a value that comes with the weight update",

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any, Dict
 
 import pytest
 
-from ignite_ipu import backend
 from ignite_ipu.cli import main
-from ignite_ipu.parity.child import DEVICE, HOST, SIDE_VARIABLE, recorded
-from ignite_ipu.parity.comparison import ScriptParity, compare
+from ignite_ipu.parity.child import HOST
 from ignite_ipu.parity.report import as_html, as_json, as_text
+from tests.parity.in_process import compare_both, compared, line_of, record
 
 SCRIPT = """
 import os, sys
@@ -75,20 +72,6 @@ trainer.run(loader, max_epochs=1, epoch_length=5 if planted == "an event count" 
 """
 
 
-def compare_in_process(text: str, folder: Path, monkeypatch: Any, *arguments: str, **settings: Any) -> ScriptParity:
-    script = folder / "train.py"
-    script.write_text(text)
-    request = {"updates": 6, "seed": 0, "everything": False, "keep_dropout": False, "config": {}, **settings}
-    request.update(script=str(script), arguments=list(arguments), module=False)
-    records: Dict[str, Any] = {}
-    for side, chosen in ((HOST, "native"), (DEVICE, "emulator")):
-        monkeypatch.setenv(SIDE_VARIABLE, side)
-        monkeypatch.setenv(backend.VARIABLE, chosen)
-        records[side] = recorded({**request, "side": side})
-        assert not records[side]["ended"]
-    return compare(records[HOST], records[DEVICE], 1e-3)
-
-
 PLANTED = {
     "a rate": ("hyper-parameter", "optimizer.step()"),
     "a frozen layer": ("parameter", "optimizer.step()"),
@@ -110,8 +93,8 @@ def script() -> str:
     return SCRIPT.replace("WORKERS", "0")
 
 
-def test_a_script_that_is_the_same(script, tmp_path, monkeypatch):
-    parity = compare_in_process(script, tmp_path, monkeypatch, "", str(tmp_path / "file.pt"))
+def test_a_script_that_is_the_same(script, tmp_path):
+    parity = compare_both(script, tmp_path, "", str(tmp_path / "file.pt"))
     assert parity.agrees, as_text(parity)
     counts = parity.counts()
     assert set(counts) == {
@@ -121,25 +104,31 @@ def test_a_script_that_is_the_same(script, tmp_path, monkeypatch):
     assert (counts["loss"], counts["evaluation"], counts["printed line"]) == (6, 3, 3)
 
 
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    """The script, and its record on the host, where nothing is planted."""
+    path = tmp_path_factory.mktemp("scripts") / "train.py"
+    path.write_text(SCRIPT.replace("WORKERS", "0"))
+    return path, record(path, HOST, "", str(path.with_name("file.pt")))
+
+
 @pytest.mark.parametrize("planted", PLANTED)
-def test_planted_errors_are_found_with_their_line(planted, script, tmp_path, monkeypatch):
-    parity = compare_in_process(script, tmp_path, monkeypatch, planted, str(tmp_path / "file.pt"))
+def test_planted_errors_are_found_with_their_line(planted, host):
+    path, of_host = host
+    parity = compared(of_host, path, planted, str(path.with_name("file.pt")))
     kind, line = PLANTED[planted]
-    found = [each for each in parity.differences if not each.agrees and each.kind == kind]
-    assert found, as_text(parity)
-    texts = script.splitlines()
-    assert line in texts[int(str(found[0].line).rpartition(":")[2]) - 1]
+    assert line in line_of(parity, kind, path.read_text())
 
 
-def test_a_seed_of_a_worker_changes_the_first_loss(tmp_path, monkeypatch):
+def test_a_seed_of_a_worker_changes_the_first_loss(tmp_path):
     script = SCRIPT.replace("WORKERS", "1")
-    parity = compare_in_process(script, tmp_path, monkeypatch, "a seed of a worker", str(tmp_path / "file.pt"))
+    parity = compare_both(script, tmp_path, "a seed of a worker", str(tmp_path / "file.pt"))
     first = parity.first
     assert first is not None and (first.kind, first.update) == ("loss", 0)
 
 
-def test_reports_have_the_verdict_the_line_and_the_growth(script, tmp_path, monkeypatch):
-    parity = compare_in_process(script, tmp_path, monkeypatch, "a rate", str(tmp_path / "file.pt"))
+def test_reports_have_the_verdict_the_line_and_the_growth(script, tmp_path):
+    parity = compare_both(script, tmp_path, "a rate", str(tmp_path / "file.pt"))
     text = as_text(parity)
     assert "They differ. First: hyper-parameter of Adam 0, group 0, lr in update 1, at " in text
     assert "0.001, and 1e-09 is allowed" in text and "1: 1e+06" in text
@@ -149,7 +138,7 @@ def test_reports_have_the_verdict_the_line_and_the_growth(script, tmp_path, monk
     assert page.count("<svg") == 2 and "Different" in page and "http" not in page.replace("http-equiv", "")
 
 
-def test_large_tensors_are_compared_by_projections(tmp_path, monkeypatch):
+def test_large_tensors_are_compared_by_projections(tmp_path):
     """A single element that differs is found, with about its size; and element by element if that is asked for."""
     text = """
 import os, torch
@@ -165,7 +154,7 @@ for _ in range(2):
 """
     sizes = []
     for everything in (False, True):
-        parity = compare_in_process(text, tmp_path, monkeypatch, everything=everything)
+        parity = compare_both(text, tmp_path, everything=everything)
         found = [each for each in parity.differences if each.kind == "parameter" and not each.agrees]
         assert found[0].name == "weight" and found[0].update == 1
         sizes.append(found[0].size)
