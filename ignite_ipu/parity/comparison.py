@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from ignite_ipu.parity.fingerprints import Distance, Fingerprint, distance
+from ignite_ipu.parity.fingerprints import Distance, Fingerprint, distance, each_fingerprint
 
 KINDS = (
     *("loss", "hyper-parameter", "gradient", "parameter", "optimizer state", "buffer", "evaluation", "engine output"),
@@ -107,7 +107,8 @@ def compare(host: Mapping[str, Any], device: Mapping[str, Any], tolerance: float
         host, device: The records.
         tolerance: Part of the largest value of a tensor that results may differ by.
     """
-    mine, theirs = _sequences(host["entries"]), _sequences(device["entries"])
+    of_host, of_device = (list(single_entries(record["entries"])) for record in (host, device))
+    mine, theirs = _sequences(of_host), _sequences(of_device)
     remarks = list(_remarks(host, mine, theirs))
     found: List[Tuple[int, Difference]] = []
     for key, entries in mine.items():
@@ -119,11 +120,21 @@ def compare(host: Mapping[str, Any], device: Mapping[str, Any], tolerance: float
         if key not in mine:
             entry = others[0][1]
             remark = f"recorded {len(others)} times on the device, and never on the host"
-            found.append((len(host["entries"]), _difference(key, entry, Distance(math.inf, 0.0, remark))))
+            found.append((len(of_host), _difference(key, entry, Distance(math.inf, 0.0, remark))))
     found.sort(key=lambda pair: pair[0])
-    updates = 1 + max((entry["update"] for entry in host["entries"] if entry["kind"] == "parameter"), default=-1)
+    updates = 1 + max((entry["update"] for entry in of_host if entry["kind"] == "parameter"), default=-1)
     losses = (tuple(_losses(mine)), tuple(_losses(theirs)))
     return ScriptParity(tuple(difference for _, difference in found), updates, losses, tuple(remarks))
+
+
+def single_entries(entries: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the entries of a record, each of one value."""
+    for entry in entries:
+        if "many" not in entry:
+            yield entry
+            continue
+        for name, value in zip(entry["names"], each_fingerprint(entry["many"])):
+            yield {**entry, "name": name, "value": value}
 
 
 Key = Tuple[str, str]

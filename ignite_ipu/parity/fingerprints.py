@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import zlib
-from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -18,6 +18,7 @@ WHOLE = 4096
 _PROJECTIONS = 4
 _COLUMNS = 1024
 _DEPTH = 12
+_LEAVES = (torch.Tensor, str, int, float, type(None))
 
 Fingerprint = Dict[str, Any]
 """Plain values and tensors that `torch.load(weights_only=True)` reads: kind, shape, dtype, and the values."""
@@ -52,25 +53,65 @@ def _of_tensor(tensor: torch.Tensor, everything: bool) -> Fingerprint:
         found["values"] = plain.clone().contiguous()
         return found
     flat = plain.flatten() if plain.dtype == torch.float64 else plain.flatten().float()
-    found["norm"] = float(torch.linalg.vector_norm(flat))
+    found["norm"] = math.sqrt(float(torch.dot(flat, flat)))
     rows = flat.numel() // _COLUMNS
     whole, rest = flat[: rows * _COLUMNS].view(rows, _COLUMNS), flat[rows * _COLUMNS :]
-    signs = _signs(_COLUMNS).to(flat.dtype)
-    projections = ((whole @ signs) * _signs(rows).to(flat.dtype)).sum(0) + rest @ signs[: rest.numel()]
-    found["projections"] = projections.tolist()
+    # Products of signs of rows and columns, so that the values are read once for all projections.
+    across, down = _signs(_COLUMNS, _PROJECTIONS).to(flat.dtype), _signs(rows, 1)[0].to(flat.dtype)
+    found["projections"] = (across @ (down @ whole) + across[:, : rest.numel()] @ rest).tolist()
     return found
 
 
 @functools.lru_cache(maxsize=64)
-def _signs(size: int) -> torch.Tensor:
-    """Return fixed random signs, a column for each projection. Those of a large tensor are products of two of them."""
+def _signs(size: int, count: int) -> torch.Tensor:
+    """Return rows of fixed random signs."""
     generator = torch.Generator().manual_seed(zlib.crc32(f"{size}".encode()))
-    return torch.randint(0, 2, (size, _PROJECTIONS), generator=generator).float() * 2 - 1
+    return torch.randint(0, 2, (count, size), generator=generator).float() * 2 - 1
+
+
+Fingerprints = Dict[str, Any]
+"""The fingerprints of many values: small tensors of single precision one after another, the others by their number."""
+
+
+def fingerprints(values: Sequence[Any], everything: bool = False) -> Fingerprints:
+    """Return the fingerprints of many values, such as all parameters of a model, with one copy of small tensors."""
+    shapes: List[Optional[List[int]]] = []
+    small: List[torch.Tensor] = []
+    others: Dict[int, Fingerprint] = {}
+    for number, value in enumerate(values):
+        if _is_plain(value) and (everything or value.numel() <= WHOLE):
+            shapes.append(list(value.shape))
+            small.append(value.reshape(-1))
+        else:
+            shapes.append(None)
+            others[number] = fingerprint(value, everything)
+    return {"shapes": shapes, "values": torch.cat(small) if small else torch.empty(0), "others": others}
+
+
+def _is_plain(value: Any) -> bool:
+    if type(value) is not torch.Tensor or value.dtype != torch.float32:
+        return False
+    return value.layout == torch.strided and value.device.type == "cpu"
+
+
+def each_fingerprint(found: Fingerprints) -> Iterator[Fingerprint]:
+    """Yield the fingerprint of each of many values."""
+    place = 0
+    for number, shape in enumerate(found["shapes"]):
+        if shape is None:
+            yield found["others"][number]
+            continue
+        values = found["values"][place : place + math.prod(shape)]
+        place += values.numel()
+        if shape:
+            yield {"kind": "tensor", "shape": shape, "dtype": "torch.float32", "values": values.view(shape)}
+        else:
+            yield {"kind": "number", "value": float(values)}
 
 
 def leaves(value: Any, place: str = "", depth: int = 0) -> Iterator[Tuple[str, Any]]:
     """Yield the tensors, numbers and texts in nested containers, each with the keys that lead to it."""
-    container = None if isinstance(value, (torch.Tensor, str)) or depth > _DEPTH else opened(value)
+    container = None if isinstance(value, _LEAVES) or depth > _DEPTH else opened(value)
     if container is None:
         yield place, value
         return

@@ -11,7 +11,7 @@ import re
 import sys
 import threading
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Sequence, TextIO, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, TextIO, Tuple
 
 import torch
 import torch.optim.swa_utils
@@ -22,10 +22,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ignite_ipu.deferred.events import LoopObserver, has_gradient, observe
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.parity.fingerprints import fingerprint, leaves
+from ignite_ipu.parity.fingerprints import fingerprint, fingerprints, leaves
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.module_state import REGISTRATIONS
-from ignite_ipu.program.tensors.raw import gradient_of
+from ignite_ipu.program.tensors.raw import gradient_of, plain
 from ignite_ipu.program.user_code import OURS, Owner, is_users_file, owner_of
 from ignite_ipu.running.patches import Patches
 from ignite_ipu.torch_names.modules import buffers_of, parameters_of
@@ -39,7 +39,10 @@ _OURS = ("ignite_ipu.", "poptorch.")
 _PASSING_ON = tuple(os.path.join(OURS, name) + os.sep for name in ("parity", "running"))
 
 Entry = Dict[str, Any]
-"""One recorded value: its `kind`, `name`, `update`, the user's `line`, and its fingerprint as `value`."""
+"""One recorded value: its `kind`, `name`, `update`, the user's `line`, and its fingerprint as `value`.
+
+An entry of many values of one kind has `names`, and their fingerprints as `many`.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +129,18 @@ class Recorder:
             entry["value"] = fingerprint(value, self._everything)
         return entry
 
+    def _record_all(self, kind: str, names: Sequence[str], values: Sequence[Any], line: Optional[str]) -> None:
+        """Record many values; of tensors that a device has, all are brought to the host by the first of their class."""
+        looked_at: Set[type] = set()
+        for value in values:
+            if type(value) not in looked_at:
+                looked_at.add(type(value))
+                if isinstance(value, torch.Tensor):
+                    value.detach()
+        known = [plain(value) if isinstance(value, torch.Tensor) else value for value in values]
+        many = fingerprints(known, self._everything)
+        self.entries.append({"kind": kind, "names": names, "update": self._made, "line": line, "many": many})
+
     def loss(self, tensor: torch.Tensor, deferred: bool) -> None:
         """Record a loss that goes backward; a deferred one is read once its update has run."""
         self._refuse_more()
@@ -165,7 +180,9 @@ class Recorder:
 
     def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Within a call of a model, or in a trace of it by this library.
-        inner = self._calls.depth or EAGER.is_on or type(module).__module__.startswith(_OURS)
+        if self._calls.depth:
+            return original(module, *args, **kwargs)
+        inner = EAGER.is_on or type(module).__module__.startswith(_OURS)
         if inner or next(itertools.chain(module.parameters(), module.buffers()), None) is None:
             return original(module, *args, **kwargs)
         self._calls.depth += 1
@@ -206,20 +223,26 @@ class Recorder:
             gradients = [gradient_of(each) is not None or has_gradient(each) for each in order]
         # Of a trainer whose steps are device calls it is not known.
         missing = None if _is_updated_by_calls(optimizer) else "is None"
-        for name, exists in zip(names.parameters, gradients):
-            self.record("gradient", name, "exists" if exists else missing if exists is None else "is None", line)
-        for name, parameter in zip(names.parameters, order):
-            self.record("parameter", name, parameter, line)
+        existing = ["exists" if each else missing if each is None else "is None" for each in gradients]
+        if None in existing:
+            for name, known in zip(names.parameters, existing):
+                self.record("gradient", name, known, line)
+        else:
+            self._record_all("gradient", names.parameters, existing, line)
+        self._record_all("parameter", names.parameters, order, line)
         counted = not isinstance(optimizer, torch.optim.RMSprop)
-        for number, state in sorted(optimizer.state_dict()["state"].items(), key=lambda pair: str(pair[0])):
+        called: List[str] = []
+        states: List[Any] = []
+        for number, state in optimizer.state_dict()["state"].items():
             name = names.parameters[number] if isinstance(number, int) and number < len(order) else str(number)
             for place, part in leaves(state):
                 # RMSprop computes nothing from its count of steps, and a device counts for all parameters together.
                 if isinstance(part, (int, float, torch.Tensor)) and (counted or place != "['step']"):
-                    self.record("optimizer state", f"{name}{place}", part, line)
-        for name, table, key in names.buffers:
-            if table.get(key) is not None:
-                self.record("buffer", name, table[key], line)
+                    called.append(f"{name}{place}")
+                    states.append(part)
+        self._record_all("optimizer state", called, states, line)
+        buffers = [(name, table[key]) for name, table, key in names.buffers if table.get(key) is not None]
+        self._record_all("buffer", [name for name, _ in buffers], [buffer for _, buffer in buffers], line)
         self.record("random numbers", "the CPU generator", _digest(torch.get_rng_state()), line)
         self._made += 1
 
@@ -262,7 +285,7 @@ class Recorder:
         pending, self._pending = self._pending, []
         for entry, tensor, summed in pending:
             try:
-                entry["value"] = fingerprint(tensor.sum() if summed else tensor, self._everything)
+                entry["value"] = fingerprint(tensor.sum() if summed and tensor.dim() else tensor, self._everything)
             except CaptureError:
                 pass  # no update came of it, so no device computes it, and the host cannot any more
             except Exception as error:

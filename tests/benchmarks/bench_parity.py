@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Callable, Iterator, List, Tuple
 
 import torch
@@ -13,21 +19,57 @@ from ignite_ipu.parity.recorder import Recorder
 from tests.benchmarks.measures import Measure, ratio_of_fresh
 from tests.benchmarks.models import Batch, batches, perceptron, width_for
 
-ROWS = 64
-LAYERS, WIDTH = 200, 32
+ROWS = 256
+LAYERS, WIDTH = 200, 64
+SCRIPT = """
+import torch
+from torch import nn
+layers = nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(18432, 10)
+model = nn.Sequential(*layers)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+for _ in range(20):
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(torch.randn(32, 3, 28, 28)), torch.randint(0, 10, (32,)))
+    loss.backward()
+    optimizer.step()
+    print(loss.item())
+"""
 
 
 def measures() -> Iterator[Measure]:
     """Yield the rows of the table."""
-    width = width_for(5e-3, ROWS)
-    for name, layers, size in (("step of 5 ms", 3, width), (f"{LAYERS} layers", LAYERS, WIDTH)):
-        data = batches(8, ROWS, size)
+    yield whole_command()
+    width = width_for(20e-3, ROWS)
+    for name, layers, size in (("step of 20 ms", 3, width), (f"{LAYERS} layers", LAYERS, WIDTH)):
+        data = batches(4, ROWS, size)
         yield ratio_of_fresh(
             f"two runs recorded by parity / alone, {name}",
             lambda data=data, size=size, layers=layers: both(size, layers, data),
             1.3,
             len(data),
+            fresh=3,
         )
+
+
+def whole_command() -> Measure:
+    """Measure `ignite-ipu parity` of a script with 20 updates against its two runs, processor time of all processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "train.py")
+        script.write_text(SCRIPT)
+
+        def called(*words: str) -> float:
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            subprocess.run([sys.executable, *words], check=True, capture_output=True)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+        pairs = []
+        for _ in range(3):
+            compared = called("-m", "ignite_ipu", "parity", str(script), "--updates", "20")
+            pairs.append((compared, called(str(script)) + called("-m", "ignite_ipu", "run", str(script))))
+    each = " / ".join(f"{statistics.median(side):.3g}" for side in zip(*pairs))
+    ratio = statistics.median(ours / theirs for ours, theirs in pairs)
+    return Measure("ignite-ipu parity, 20 updates / the two runs", ratio, 1.3, both_sides=f"{each} s")
 
 
 def both(width: int, layers: int, data: List[Batch]) -> Tuple[Callable[[], None], Callable[[], None]]:

@@ -21,7 +21,7 @@ from typing import Any, Iterator, List, Optional, Tuple
 import torch
 
 from ignite_ipu.parity.child import run_recorded
-from ignite_ipu.parity.comparison import compare
+from ignite_ipu.parity.comparison import compare, single_entries
 from ignite_ipu.parity.fingerprints import leaves
 from ignite_ipu.parity.recorder import Entry, Recorder
 from ignite_ipu.program.config import IPUConfig
@@ -72,7 +72,7 @@ def judge(program: Program) -> Verdict:
         return Verdict("different", "natively it is an error") if error is None else Verdict("same")
     if error is not None:
         return Verdict("broken", f"natively: {_described(error)}", _begun(error))
-    if not all(_finite(entry["value"]) for entry in expected):
+    if not all(_finite(entry["value"]) for entry in single_entries(expected)):
         return Verdict("broken", "natively: numbers that are not finite", "not finite")
     found, error = run(program, device=True)
     if error is not None:
