@@ -61,8 +61,10 @@ class Twins:
         try:
             yield
         finally:
+            # A loop may stand at a name, as in `for parameter in model.parameters()`: the names stay where they are.
             for tensors, then in before:
-                tensors.clear()
+                for name in [name for name in tensors if name not in then]:
+                    del tensors[name]
                 tensors.update(then)
 
     def follow(self) -> None:

@@ -274,6 +274,24 @@ def test_hooks_before_a_step_are_called_once_where_updates_move_to_the_host():
     assert calls == ["before", "after"] * 2
 
 
+def test_no_parameter_is_passed_over_where_updates_move_to_the_host_within_a_loop_over_them():
+    """A layer that was pruned has a table of parameters in which one is missing."""
+    found = []
+    for update in (None, "auto"):
+        torch.manual_seed(0)
+        model = nn.Sequential(prune.l1_unstructured(nn.Linear(4, 5), "weight", 0.4), nn.Tanh(), nn.Linear(5, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if update is not None:
+            ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+        model(torch.ones(2, 4)).pow(2).mean().backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.mul_(0.5)
+        optimizer.step()
+        found.append([parameter.detach().clone() for parameter in model.parameters()])
+    torch.testing.assert_close(found[1], found[0])
+
+
 def test_a_layer_that_is_pruned_between_updates_keeps_its_new_parameters():
     """Twins that stood in the model for the program before leave the tensors that pruning has put there."""
     losses = []
