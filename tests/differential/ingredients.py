@@ -409,7 +409,11 @@ INGREDIENTS: Dict[str, Ingredient] = {
     "evaluated": Ingredient(end=_evaluated("torch.no_grad()")),
     "strides": Ingredient(
         scores="flat = (scores.t() * 2.0).t()",
-        step='note("strides", [list(each.stride()) for each in (scores, flat, scores.t())], flat.detach())',
+        step=(
+            "results = scores, flat, scores.t()\n"
+            "sizes = [[(s, n) for s, n in zip(each.stride(), each.shape) if n > 1] for each in results]\n"
+            'note("strides", sizes, flat.detach())'
+        ),
     ),
     "noise like results": Ingredient(
         end=(

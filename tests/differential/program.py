@@ -184,7 +184,8 @@ class Program:
         """
         evaluates = any(handler.startswith("evaluate") for handler in self.handlers)
         same_calls = self.updates == 1 and not (evaluates and self.replicas > 1)
-        return same_calls and self.story not in ("resume", "resume at epoch") and not self.faults
+        one_side = self.story in ("resume", "resume at epoch", "from native", "to native")
+        return same_calls and not one_side and not self.faults
 
     # What ingredients need.
 
@@ -370,6 +371,8 @@ def sound(program: Program) -> Program:
         but(clip=0.0, handlers=tuple(each for each in program.handlers if each != "late zero"))
     if not program.made:
         but(groups="one" if program.groups in ("no decay", "frozen", "trained alone") else program.groups)
+        if program.front == "accelerate" and program.rebuilds:
+            but(story="once")  # accelerate loads no state into weights that are not made
         # Adagrad makes its state with the optimizer.
         but(optimizer="rmsprop" if program.optimizer == "adagrad" else program.optimizer)
         but(handlers=tuple(each for each in program.handlers if each != "early state"))
@@ -413,6 +416,8 @@ def sound(program: Program) -> Program:
     if not program.copied:
         edits = tuple(edit for edit in program.edits if edit.what != "copy")
         but(edits=edits, handlers=tuple(each for each in program.handlers if each not in ("ema", "swa")))
+    if program.front == "ignite" and program.waits:
+        but(handlers=tuple(handler for handler in program.handlers if handler != "early stopping"))  # needs a loss
     if program.schedule == "plateau" and program.waits:
         but(schedule="steps")  # which needs no loss
     random_data = program.data in ("shuffled", "sampler")

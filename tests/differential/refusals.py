@@ -71,10 +71,14 @@ REFUSALS: Tuple[Refusal, ...] = (
         lambda program: bool(program.clip) and program.optimizer in RMSPROP,
     ),
     Refusal(
-        "clipping with RMSprop in a loop",
-        "OptimizerError",
-        "cannot be compiled into the update of RMSprop",
-        lambda program: bool(program.clip) and program.optimizer in RMSPROP,
+        "clipping that an optimizer's update on the device lacks, in a loop",
+        "CaptureError|OptimizerError",
+        "Clipping at .* cannot be compiled into the update of",
+        lambda program: (
+            (bool(program.clip) or any(INGREDIENTS[name].once == "clipped" for name in program.ingredients))
+            and not program.on_host
+            and not parts.clips(program.optimizer)
+        ),
     ),
     Refusal(
         "clipping with SGD that has momentum",
@@ -116,7 +120,8 @@ REFUSALS: Tuple[Refusal, ...] = (
     Refusal(
         "a script that trains in evaluation mode",
         "RunError",
-        "this tensor was not computed by a model in training mode",
+        "this tensor was not computed by a model in training mode"
+        "|A backward pass reached the output of a model that was called in evaluation mode",
         lambda program: program.front in SCRIPTS and _edits("evaluation mode")(program),
     ),
     Refusal(
@@ -139,8 +144,8 @@ REFUSALS: Tuple[Refusal, ...] = (
     Refusal(
         "Python values changed between the losses of an update",
         "CaptureError",
-        "in between Python values that its code reads have changed",
-        lambda program: program.waits and _edits("attribute")(program),
+        "(in between|before the update of that call at .*) Python values that its code reads have changed",
+        lambda program: program.period > 1 and _edits("attribute")(program),
     ),
     Refusal(
         "layers frozen between the losses of an update",
@@ -173,7 +178,7 @@ REFUSALS: Tuple[Refusal, ...] = (
     Refusal(
         "losses read before their update, of calls that read what those before write",
         "EarlyReadError",
-        "its loss has not gone backward",
+        "its loss has not gone backward|micro-batch is not the last of",
         lambda program: program.accumulation > 1 and program.writes_buffers,
     ),
     Refusal(

@@ -7,6 +7,7 @@ inference program, and an update that no captured step makes is refused. (`updat
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import weakref
 from typing import Any, Callable, List, Optional
@@ -28,6 +29,8 @@ from ignite_ipu.deferred.tensor.tensor import deferred_values
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.tensors.raw import named_tensors
+from ignite_ipu.program.user_code import OURS, Owner
+from ignite_ipu.program.user_code import owner_of as owner_of_file
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.substitutes.existing import Existing
 from ignite_ipu.running.substitutes.gradients import EngineWeights, substitute_gradients
@@ -39,6 +42,8 @@ from ignite_ipu.session.weights.tracker import Weights
 from ignite_ipu.torch_names.modules import DROPOUT
 
 _OURS = ("ignite_ipu.", "poptorch.")
+# Substitutes, through which the calls of a script pass.
+_PASSING_ON = os.path.join(OURS, "running") + os.sep
 
 
 def substitute_loops(
@@ -93,6 +98,16 @@ def _weights_of(known: Callable[[], Optional[nn.Module]]) -> Optional[Weights]:
         owner = next((owner for owner in owners if owner is not None), None)
         session = None if owner is None else owner.loop.session
     return None if session is None else session.weights
+
+
+def _is_made_by_library(frame: Any) -> bool:
+    """Return whether this library makes an optimizer of its own, as for a device's program, and passes no call on."""
+    while frame is not None and owner_of_file(frame.f_code.co_filename) is Owner.LIBRARY:
+        file = frame.f_code.co_filename
+        if file.startswith(OURS) and not file.startswith(_PASSING_ON):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _has_dropout(model: nn.Module) -> bool:
@@ -205,7 +220,8 @@ class CapturedLoops(CaptureObserver):
 
     def optimizer(self, frame: Any, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
-        self._capture_optimizer(optimizer)
+        if not _is_made_by_library(frame):
+            self._capture_optimizer(optimizer)
 
     def adopt(self, existing: Existing) -> None:
         """Capture the models that the program made before."""

@@ -219,3 +219,23 @@ for step in range(3):
 """
     )
     assert ran.output == ["OrderedDict True True"] * 3
+
+
+def test_the_optimizer_of_a_device_program_is_none_of_the_scripts(run, natively):
+    """Where updates move to the host, a program is made with an optimizer of its own, over parameters of its own."""
+    script = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    loss = model(torch.ones(2, 4)).pow(2).mean()
+    loss.backward()
+    for parameter in model.parameters():
+        parameter.grad.mul_(0.5)
+    optimizer.step()
+    print(loss.item())
+"""
+    found, expected = run(script).output, natively(script)
+    assert [float(each) for each in found] == pytest.approx([float(each) for each in expected])
