@@ -217,6 +217,22 @@ def reached_by(losses: Sequence[Loss], parameters: Iterable[torch.Tensor]) -> Fr
     return frozenset(key for key, tensor in trained.items() if id(tensor) in leaves)
 
 
+def saved_by(losses: Sequence[Loss], parameters: Iterable[torch.Tensor]) -> FrozenSet[int]:
+    """Return the ids of those parameters whose values autograd needs for the gradients of losses."""
+    with DisableTorchFunctionSubclass():
+        trained = {id(each): plain(each).requires_grad_() for each in parameters}
+        places = {tensor.untyped_storage().data_ptr(): key for key, tensor in trained.items()}
+        saved: Set[int] = set()
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            saved.add(tensor.untyped_storage().data_ptr())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            _total(losses, trained)
+    return frozenset(key for place, key in places.items() if place in saved)
+
+
 def _total(losses: Sequence[Loss], trained: Mapping[int, torch.Tensor]) -> torch.Tensor:
     """Return the sum of losses, computed on the host from copies of parameters, by the ids of these."""
     operations = {each for loss in losses for each in loss.operations}

@@ -51,6 +51,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
         uncleared = update.uncleared
         for entry in entries:
             entry.used, entry.made = None, []
+    restore = loop.buffers.state_of(())
     try:
         for loss in losses:
             update.check_backward(loss, update.reach.chosen([loss]))
@@ -59,29 +60,38 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
         pending = update.check()
         optimizer, link, stepped = update.training.optimizer, update.training.link, update.stepped
         back = None
-        if update.loop.now.updates.may_leave and books.history.watches and optimizer is not None:
+        watched = books.history.watches(books.updates.index(update))
+        if update.loop.now.updates.may_leave and watched and optimizer is not None:
             chosen = update.reach.chosen(pending)
-            loop.buffers.refuse_replayed([operation for loss in chosen for operation in loss.operations])
+            operations = [operation for loss in chosen for operation in loss.operations]
+            loop.buffers.refuse_replayed(operations)
+            restore = loop.buffers.state_of(operations)
             update.settle_calls(chosen)
             back = TakenBack.of(loop.session, optimizer, link)
         made = update.run(pending)
     except CaptureError:
+        restore()
         books.gradients.drop(losses)
         for each in before:
             for entry in books.gradients.within(each.ids):
                 entry.used, entry.made = each.used, each.made
         raise
-    own = (uncleared, back, stepped, before, loop.updates.leave_device, losses)
+    own = (uncleared, back, stepped, before, loop.updates.leave_device, losses, list(made.values()))
     update.early = EarlyUpdate(current_line(), bool(losses), *own)
     books.gradients.use(update.own, update.early.line, made, update.training.clipping.norm)
     for loss in losses:
-        loss.value.went_backward = functools.partial(_confirm, update, made)
+        loss.value.went_backward = functools.partial(_confirm, update, made, loss)
     loop.withheld.update = update.early
 
 
-def _confirm(update: FusedUpdate, made: Mapping[Loss, Made]) -> None:
-    """Note that the losses go backward of which the update was made ahead."""
+def _confirm(update: FusedUpdate, made: Mapping[Loss, Made], loss: Loss) -> None:
+    """Note that a loss goes backward of which the update was made ahead."""
     assert update.early is not None
+    if update.early.uncleared is not None and update.early.can_be_taken_back:
+        reason = f"The gradients of the update made at {update.early.uncleared} are used again."
+        update.loop.now.updates.leave_device(reason)
+        update.loop.now.backward(loss)
+        return
     update.early.confirm()
     for entry in update.books.gradients.within(update.own):
         entry.losses, entry.used, entry.zeros = [], update.early.line, None
@@ -97,7 +107,7 @@ def take_back(update: FusedUpdate) -> None:
     forget_average(update.loop.module)
     update.stepped = early.stepped
     entries = update.books.gradients.within(update.own)
-    for made in {made.loss: made for entry in entries for made in entry.made}.values():
+    for made in early.made:
         made.take_back()
         made.loss.value.went_backward = None
         calls = [each for each in made.loss.operations if each.signature.writes]

@@ -9,7 +9,7 @@ the call began with, so that nothing is written twice.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -121,10 +121,13 @@ class BufferBook:
             before, first = (plain(buffer).clone(), CLOCK.now) if known is None else (known.before, known.first)
             self._overwritten[id(buffer)] = _Overwritten(buffer, before, first, CLOCK.now)
 
-    def before_update(self, losses: Sequence[Loss], loop: CapturedLoop, waits: bool = False) -> None:
+    def before_update(
+        self, losses: Sequence[Loss], loop: CapturedLoop, waits: bool = False, steps: bool = True
+    ) -> None:
         """Settle the pending calls that an update by some losses leaves out, or refuse the update.
 
-        If it `waits`, a call may wait for the update of another optimizer, if no call writes before it does.
+        If it `waits`, a call may wait for the update of another optimizer, if no call writes before it does. Without
+        `steps`, weights stay as they are.
         """
         operations = [operation for loss in losses for operation in loss.operations]
         made = {operation.number for operation in operations}
@@ -154,7 +157,21 @@ class BufferBook:
                 del self.waiting[call.number]
         for number in made:
             self.waiting.pop(number, None)
-        self._passed = set(self.waiting)
+        self._passed = set(self.waiting) if steps else self._passed & self.waiting.keys()
+
+    def state_of(self, operations: Sequence[Operation]) -> Callable[[], None]:
+        """Return what restores the entries of operations as they are now, if their update is not made after all."""
+        numbers = [each.number for each in operations if each.number in self.waiting]
+        waiting = {number: self.waiting[number] for number in numbers}
+        replays = {number: self._replays[number] for number in numbers if number in self._replays}
+        overwritten = dict(self._overwritten)
+
+        def restore() -> None:
+            self.waiting.update(waiting)
+            self._replays.update(replays)
+            self._overwritten.update(overwritten)
+
+        return restore
 
     def is_replayed(self, call: Operation) -> bool:
         """Return whether the host has the values of the buffers that a pending call writes."""

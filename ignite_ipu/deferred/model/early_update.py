@@ -11,7 +11,7 @@ from typing import Callable, Optional, Sequence
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import words
 from ignite_ipu.deferred.model.gradients import Entry
-from ignite_ipu.deferred.model.history import TakenBack
+from ignite_ipu.deferred.model.history import Made, TakenBack
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import Line, current_line
 
@@ -31,6 +31,7 @@ class EarlyUpdate:
         stepped: When the update before ran, by `CLOCK`.
         losses: Losses of the update that had yet to go backward.
         before: Entries of the gradient book as they were before it, if it ran ahead of `backward()`.
+        made: The losses of the update as they were, if they are kept.
         awaited: Whether it ran even before `backward()`, which is still to come.
         uncleared: Where the update before was made, as long as its gradients have not been cleared.
     """
@@ -43,6 +44,7 @@ class EarlyUpdate:
     before: Sequence[Entry] = ()
     leave: Callable[[str], None] = _stay
     losses: Sequence[Loss] = ()
+    made: Sequence[Made] = ()
 
     def check_confirmed(self) -> None:
         """Refuse to go on without the `backward()` that the update ran ahead of."""

@@ -131,10 +131,9 @@ def _older(found: Sequence[Edited], written: Dict[int, int]) -> Optional[List[Ol
         return None
     if USES and any(id(tensor) not in written for tensor, _ in pairs):
         return None  # functions of weights may have been recorded between the write and now
-    moments: Dict[int, Older] = {}
+    moments: Dict[int, List[Tuple[torch.Tensor, torch.Tensor]]] = {}
     for tensor, before in pairs:
-        moment = written.get(id(tensor), CLOCK.now)
-        values = moments.setdefault(moment, Older(moment, [])).values
-        assert before is not None and isinstance(values, list)
-        values.append((tensor, before))
-    return [moments[moment] for moment in sorted(moments)]
+        assert before is not None
+        moments.setdefault(written.get(id(tensor), CLOCK.now), []).append((tensor, before))
+    uncounted = frozenset(id(tensor) for tensor, _ in pairs if id(tensor) not in written)
+    return [Older(moment, values, uncounted) for moment, values in sorted(moments.items())]

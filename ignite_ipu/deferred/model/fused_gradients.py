@@ -72,7 +72,12 @@ class FusedGradients:
         if self._may_leave or len(self.books.updates) > 1:
             parameters = list(parameters)
         try:
-            return clip(self._update_with(parameters), parameters, max_norm, norm_type, given)
+            update = self._update_with(parameters)
+            if any(each.early is not None for each in self.books.updates if each is not update):
+                self._loop.session.hooks.check_shown()
+                if self._loop.updates.on_host:
+                    return clip_grad_norm_(list(parameters), max_norm, norm_type)
+            return clip(update, parameters, max_norm, norm_type, given)
         except CaptureError as error:
             self._loop.updates.leave_device(str(error), error)
             return clip_grad_norm_(list(parameters), max_norm, norm_type)

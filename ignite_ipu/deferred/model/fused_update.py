@@ -318,19 +318,21 @@ class FusedUpdate:
         loop, books, self.shown = self.loop, self.books, 0
         self.training.zeroed = next((entry.zeros for entry in self.entries if entry.zeros is not None), None)
         chosen = self.reach.chosen(losses)
-        self.settle_calls(chosen)
         operations = [operation for loss in chosen for operation in loss.operations]
         loop.edits.check(operations, loop)
+        restore = loop.buffers.state_of(operations)
+        self.settle_calls(chosen)
         if USES:
             keep_weights([loop])
-        may_leave = self.loop.now.updates.may_leave
-        kept = books.history.keep(loop.session) if may_leave else None
+        may_leave, done = self.loop.now.updates.may_leave, [each.done for each in operations]
+        kept = books.history.keep(loop.session, books.updates.index(self)) if may_leave else None
         made = {} if kept is None else {loss: Made(loss, kept) for loss in losses}
         try:
             with loop.buffers.in_update(operations):
                 self._run_beside_others(losses, chosen)
         except BaseException as error:
-            if may_leave and isinstance(error, IPUError) and not any(each.done for each in operations):
+            if may_leave and isinstance(error, IPUError) and done == [each.done for each in operations]:
+                restore()
                 raise
             books.gradients.drop(losses)
             for loss in losses:

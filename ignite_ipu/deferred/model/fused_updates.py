@@ -120,6 +120,8 @@ class FusedUpdates:
             self.leave_device(problem)
             self._loop.updates.backward(loss)
             return
+        if self.standby is not None:
+            self.standby.check_saved(loss)
         reached: List[FusedUpdate] = []
         try:
             for update in self.books.updates:

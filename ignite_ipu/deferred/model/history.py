@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import itertools
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import torch
 
 from ignite_ipu.deferred.graph.operations import CLOCK
 from ignite_ipu.deferred.graph.step_graph import Loss, Tape
-from ignite_ipu.deferred.model.turns import Older
+from ignite_ipu.deferred.model.turns import Older, Values, written_buffers
 from ignite_ipu.optimizers.host_link import Link
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.session.session import IPUSession
@@ -25,11 +26,18 @@ WATCHED = 8
 """Updates of a loop that are kept until their gradients are cleared."""
 
 
+_NUMBERS = itertools.count()
+
+
 class Made:
-    """A loss whose update has run, with its operations as they were and the weights of before."""
+    """A loss whose update has run, with its operations as they were and the weights of before.
+
+    Attributes:
+        number: Of updates made later, greater.
+    """
 
     def __init__(self, loss: Loss, before: Older) -> None:
-        self.loss = loss
+        self.loss, self.number = loss, next(_NUMBERS)
         self._tape, self._before = Tape([loss]), before
 
     @contextlib.contextmanager
@@ -43,6 +51,13 @@ class Made:
                     names = [name for name in operation.signature.writes if id(buffers[name]) in values]
                     operation.before = {name: values[id(buffers[name])] for name in names}
             yield
+
+    @property
+    def weights(self) -> Values:
+        """The weights and buffers of before, without the buffers that the loss writes."""
+        operations = self.loss.operations
+        written = {id(buffer) for each in operations for buffer in written_buffers(each).values()}
+        return [(tensor, value) for tensor, value in self._before.values if id(tensor) not in written]
 
     def take_back(self) -> None:
         """Have the loss as it was before its update from here on; its values stay known."""
@@ -58,19 +73,18 @@ class History:
 
     def __init__(self) -> None:
         self.released: Callable[[Sequence[Older]], None] = _discard
-        self._left = WATCHED
+        self._left: Dict[int, int] = {}
         self.kept: List[Older] = []
 
-    @property
-    def watches(self) -> bool:
-        """True while the coming update is one of the first."""
-        return self._left > 0
+    def watches(self, number: int) -> bool:
+        """Return whether the coming update of a number, one of several optimizers', is one of the first."""
+        return self._left.get(number, WATCHED) > 0
 
-    def keep(self, session: IPUSession) -> Optional[Older]:
-        """Keep the weights before an update, and return them; None after the first updates."""
-        if not self.watches:
+    def keep(self, session: IPUSession, number: int) -> Optional[Older]:
+        """Keep the weights before an update of a number, and return them; None after the first updates."""
+        if not self.watches(number):
             return None
-        self._left -= 1
+        self._left[number] = self._left.get(number, WATCHED) - 1
         session.weights.to_host()
         before = Older(CLOCK.now, [(each, plain(each).clone()) for each in session.weights.tensors])
         self.kept.append(before)

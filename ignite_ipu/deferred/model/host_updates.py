@@ -32,6 +32,7 @@ from torch.nn.utils import clip_grad_norm_  # PyTorch's own, which a script's ca
 
 from ignite_ipu.deferred.compiled.host_programs import Gradients, HostPrograms
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
+from ignite_ipu.deferred.compiled.update_gradients import saved_by
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights, replayed
 from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss
@@ -157,6 +158,31 @@ class HostUpdates:
             self._changes += 1
             self._last_change = max(self._last_change, older.taken)
 
+    def check_saved(self, loss: Loss) -> None:
+        """Refuse to go backward through weights whose memory was written since, as by `parameter.data`.
+
+        PyTorch computes gradients with a mixture then: results from before, and weights from after.
+
+        Raises:
+            CaptureError: Gradients depend on the values of such a weight.
+        """
+        self._follow_edits()
+        if not any(older.uncounted for older in self._older):
+            return
+        ids = {
+            key
+            for operation in loss.operations
+            for key in weights_of(operation)
+            if any(key in older.uncounted and older.taken >= operation.number for older in self._older)
+        }
+        written = [parameter for parameter in self._loop.modes.parameters if id(parameter) in ids]
+        if written and saved_by([loss], written):
+            raise CaptureError(
+                f"The loss goes backward at {loss.line}, and memory of weights was written after it was computed, as "
+                "parameter.data is. PyTorch would compute gradients from results of before with weights of after. "
+                "Write into weights after backward(), or under torch.no_grad(), which PyTorch checks."
+            )
+
     def keep_older(self, older: Sequence[Older]) -> None:
         """Keep weights from before updates on the device, as long as something computed with them may go backward."""
         self._older += older
@@ -197,6 +223,7 @@ class HostUpdates:
         if loss.value.operation.of_weights:
             self._backward_on_host(loss)
             return
+        self.check_saved(loss)
         ahead, self._ahead = self._ahead, None
         synchronised = note_backward(loss)
         path = {} if loss.retained else gradient_path(loss.value)
@@ -210,14 +237,17 @@ class HostUpdates:
 
     def follow_device(self, stepped: Mapping[int, int], older: Sequence[Older]) -> None:
         """Go on from updates on the device: by `id`, when parameters were changed last, and weights before updates."""
-        self._changed.update({key: when for key, when in stepped.items() if when})
-        self._last_change = max(stepped.values(), default=0)
+        self._changed.update({key: max(when, self._changed.get(key, 0)) for key, when in stepped.items() if when})
+        self._last_change = max(self._last_change, *stepped.values())
         self._older += older
 
-    def add_gradients(self, loss: Loss, ids: Container[int]) -> None:
-        """Add the gradients of a loss that went backward before to those of some parameters."""
+    def add_gradients(self, loss: Loss, ids: Container[int], weights: Optional[Values] = None) -> None:
+        """Add the gradients of a loss that went backward before to those of some parameters.
+
+        `weights` has all weights as they were then, if they are kept.
+        """
         path = {} if loss.retained else gradient_path(loss.value)
-        found = self._compute(loss, lambda operation: _trains(operation) and operation not in path)
+        found = self._compute(loss, lambda operation: _trains(operation) and operation not in path, weights)
         with DisableTorchFunctionSubclass(), torch.no_grad():
             for parameter, value in zip(found.parameters, found.values):
                 before = gradient_of(parameter)
@@ -248,15 +278,17 @@ class HostUpdates:
         gradients = self._compute(loss, lambda operation: True)
         self._ahead = _Ahead(loss.value, gradients, self._changes)
 
-    def _compute(self, loss: Loss, keeps: Callable[[Operation], bool]) -> Gradients:
+    def _compute(self, loss: Loss, keeps: Callable[[Operation], bool], before: Optional[Values] = None) -> Gradients:
         loop, operations = self._loop, loss.operations
         if loop.buffers.waiting:
-            loop.buffers.before_update([loss], loop, waits=True)
-        loop.edits.check(operations, loop, "The gradient", unless_kept=True)
+            loop.buffers.before_update([loss], loop, waits=True, steps=False)
         self._follow_edits()
-        older = self._values_then(operations)
-        older += begin_again(operations)
-        keep_buffers(operations, set(), keeps, loop.session.weights)
+        if before is None:
+            loop.edits.check(operations, loop, "The gradient", unless_kept=True)
+            before = self._values_then(operations)
+        older = [*before, *begin_again(operations)]
+        retained = {each for each in operations if loss.retained and keeps(each)}
+        keep_buffers(operations, retained, keeps, loop.session.weights)
         if USES:
             USES.difference_update(operations)
         try:

@@ -70,7 +70,7 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
     for loss, ids, made in plan:
         if made is not None:
             with made.rewound():
-                on_host.add_gradients(loss, ids)
+                on_host.add_gradients(loss, ids, made.weights)
     reducers = reducers_within(loop.module)
     if any(made is not None for _, _, made in plan):
         average(reducers, loop.modes.parameters, repeated=True)
@@ -93,7 +93,12 @@ def _plan(book: GradientBook) -> List[Tuple[Loss, Any, Any]]:
 
     def add(loss: Loss, entry: Entry, made: Any) -> None:
         known = found.get(id(loss))
-        found[id(loss)] = (loss, entry.ids if known is None else known[1] | entry.ids, made)
+        if known is None:
+            found[id(loss)] = (loss, entry.ids, made)
+            return
+        # Of several optimizers' updates the first began with the weights that the loss was computed with.
+        first = min((each for each in (known[2], made) if each is not None), key=lambda each: each.number, default=None)
+        found[id(loss)] = (loss, known[1] | entry.ids, first)
 
     for entry in book.entries:
         for made in entry.made:

@@ -111,10 +111,15 @@ def gradient_path(value: Value) -> Dict[Operation, None]:
 
 @dataclasses.dataclass(frozen=True)
 class Older:
-    """Weights of one optimizer before its step, taken when `CLOCK` showed a number."""
+    """Weights before they were changed, taken when `CLOCK` showed a number.
+
+    Attributes:
+        uncounted: The ids of those that were written without PyTorch's notice.
+    """
 
     taken: int
     values: Sequence[Tuple[torch.Tensor, torch.Tensor]]
+    uncounted: FrozenSet[int] = frozenset()
 
     @classmethod
     def of(cls, session: IPUSession, own: FrozenSet[int]) -> Older:
