@@ -173,7 +173,9 @@ PLACES = [
     LOOP + "print(torch.cuda.memory_allocated())",
     LOOP + "if torch.cuda.is_available():\n    print(torch.cuda.max_memory_allocated())",
     LOOP + "torch.cuda.empty_cache()",
-    "torch.distributed.init_process_group('nccl')" + LOOP,
+    "torch.distributed.init_process_group('nccl', store=torch.distributed.HashStore(), rank=0, world_size=1)"
+    + LOOP
+    + "torch.distributed.destroy_process_group()",
     "model = torch.nn.parallel.DistributedDataParallel(model)" + LOOP,
     "import ignite.distributed as idist\nmodel = idist.auto_model(model)" + LOOP,
     "import ignite.distributed as idist\nwith idist.Parallel(backend='nccl') as parallel:\n    parallel.run(print)"
