@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import os
 import random
 import runpy
@@ -122,6 +123,9 @@ def _run(path: str, backend: str, folder: Optional[str], *arguments: str) -> Ran
     np.random.seed(0)
     torch.manual_seed(0)
     before, substitutions, output, messages, error = device.counters(), [], io.StringIO(), io.StringIO(), ""
+    # Also where the script configures logging.
+    handler, logger = logging.StreamHandler(messages), logging.getLogger("ignite_ipu")
+    logger.addHandler(handler)
     with tempfile.TemporaryDirectory() as own, _started([path, *arguments], folder or own):
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(messages):
             try:
@@ -134,6 +138,7 @@ def _run(path: str, backend: str, folder: Optional[str], *arguments: str) -> Ran
             except (Exception, SystemExit) as reason:
                 error = traceback.format_exc() if getattr(reason, "code", True) else ""
     _turn_off()
+    logger.removeHandler(handler)
     freeze()
     results = [line[len("RESULT ") :] for line in output.getvalue().splitlines() if line.startswith("RESULT ")]
     updates = (device.counters() - before).optimizer_updates

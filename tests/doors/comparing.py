@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
 def outcomes(path: Path, scripts: Scripts, folder: Path) -> Dict[str, Outcome]:
     """Return what comes of a script behind each door, in the scripts' process; copies go into a folder."""
     text = path.read_text(encoding="utf-8")
-    texts = {"auto": f"import ignite_ipu.auto\n{text}"}
+    texts = {"auto": _with_import(text)}
     found = {"run": Outcome.of(scripts.run(path, RUN))}
     migration = migrate_source(read_source(path))
     if migration.blocked:
@@ -56,6 +56,14 @@ def outcomes(path: Path, scripts: Scripts, folder: Path) -> Dict[str, Outcome]:
         copy.write_text(written, encoding="utf-8")
         found[door] = Outcome.of(scripts.run(copy, "emulator"))
     return found
+
+
+def _with_import(text: str) -> str:
+    """Return a script with the import line in front of its first import, behind those of `__future__`."""
+    lines = text.splitlines(keepends=True)
+    of_future = [number for number, line in enumerate(lines, 1) if line.startswith("from __future__")]
+    place = max(of_future, default=0)
+    return "".join([*lines[:place], "import ignite_ipu.auto\n", *lines[place:]])
 
 
 def differences(path: Path, scripts: Scripts, folder: Path) -> List[str]:
