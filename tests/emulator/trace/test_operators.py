@@ -179,7 +179,8 @@ def test_transformers_pass():
     eager = {"attn_implementation": "eager"}
     ids, image = torch.randint(0, 50, (2, 7)), torch.randn(1, 3, 8, 8)
     # Earlier versions take 1 for every token, and do not look at it.
-    made = importlib.util.find_spec("transformers.modeling_attn_mask_utils") is not None
+    makers = ("modeling_attn_mask_utils", "masking_utils")  # of version 4, and of version 5
+    made = any(importlib.util.find_spec(f"transformers.{module}") is not None for module in makers)
     mask = torch.zeros(2, 1, 7, 7) if made else torch.ones(2, 7)
     gpt = {"n_embd": 16, "n_layer": 1, "n_head": 2, "bos_token_id": 1, "eos_token_id": 1}
     cases = [
