@@ -25,6 +25,7 @@ FLOORS = (
 BELOW = {room: {name for lower in FLOORS[:floor] for name in lower} for floor, row in enumerate(FLOORS) for room in row}
 # The emulator is one of two PopTorches: whoever wants the one in use asks the backend. These ask this one.
 ASKS_THE_EMULATOR = {
+    "ignite_ipu.cli.cache": "ignite_ipu.emulator.files.cache",
     "ignite_ipu.cli.instance": "ignite_ipu.emulator.popdist.instances",
     "ignite_ipu.migration.trial.": "ignite_ipu.emulator.inspection",
     "ignite_ipu.program.options": "ignite_ipu.emulator.options.popart",

@@ -61,9 +61,7 @@ COMMANDS: Dict[str, Command] = {
     "config": Command("ignite_ipu.program.questions", "ask for the settings of runs on IPUs, and write them to a file"),
     "parity": Command("ignite_ipu.parity.command", "compare a script, or a model, on the device with the host"),
     "plan": Command("ignite_ipu.running.planning", "plan a model over several IPUs and estimate time and memory"),
-    "cache": Command(
-        "ignite_ipu.emulator.files.cache_command", "list, verify or prune a directory of cached executables"
-    ),
+    "cache": Command("ignite_ipu.cli.cache", "list, verify or prune a directory of cached executables"),
     "launch": Command("ignite_ipu.cli.launch", "run a program in several processes, each with its own IPUs"),
     "completion": Command("ignite_ipu.cli.completion", "print the completion script of a shell"),
 }

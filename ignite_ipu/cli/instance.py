@@ -16,7 +16,6 @@ import time
 from typing import Dict, List, Mapping
 
 from ignite_ipu import backend
-from ignite_ipu.emulator.popdist.instances import Job
 from ignite_ipu.launched import rendezvous
 
 # Set by `ignite-ipu launch` for torch's launcher: replicas of all processes, and IPUs of each.
@@ -36,6 +35,9 @@ def poprun_variables(variables: Mapping[str, str]) -> Dict[str, str]:
     """Return PopRun's variables for a process that torch's launcher has started for `ignite-ipu launch`."""
     if _JOB not in variables or "RANK" not in variables:
         return {}
+    # Not at the top: the emulator imports torch, and the command that starts instances needs none.
+    from ignite_ipu.emulator.popdist.instances import Job
+
     replicas, ipus_per_replica = map(int, variables[_JOB].split(":"))
     return Job(int(variables["WORLD_SIZE"]), replicas, ipus_per_replica).variables(int(variables["RANK"]))
 

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu.emulator.files import cache, cache_command, container
+from ignite_ipu.cli import cache as cache_command
+from ignite_ipu.emulator.files import cache, container
 from tests.half_precision import needs_half_precision
 
 
