@@ -93,9 +93,13 @@ class ScriptParity:
         return {kind: count for kind, count in found.items() if count}
 
     def growth(self) -> List[Tuple[int, float]]:
-        """Return the largest difference of each update, in units of the allowed one."""
+        """Return the largest difference of each update, in units of the allowed one.
+
+        Values that have to be equal, such as rates, count only if no other value differs.
+        """
+        sized = [each for each in self.differences if not each.remark and each.kind not in _EXACT]
         largest: Dict[int, float] = {}
-        for each in self.differences:
+        for each in self.differences if all(each.agrees for each in sized) else sized:
             largest[each.update] = max(largest.get(each.update, 0.0), each.ratio)
         return sorted(largest.items())
 

@@ -26,8 +26,11 @@ def as_text(parity: ScriptParity) -> str:
             lines.append(f"Nearest to its tolerance: {closest}.")
         return "\n".join(lines)
     lines.append(f"They differ. First: {first}.")
-    others = {each.kind: each for each in reversed(parity.differences) if not each.agrees and each is not first}
-    lines += [f"  then {each}" for each in others.values() if each.kind != first.kind]
+    others: Dict[str, Difference] = {}
+    for each in parity.differences:
+        if not each.agrees and each.kind != first.kind:
+            others.setdefault(each.kind, each)
+    lines += [f"  then {each}" for each in others.values()]
     lines.append("Largest difference of each update, in units of what is allowed:")
     lines.append("  " + "  ".join(f"{update + 1}: {_ratio(ratio)}" for update, ratio in parity.growth()))
     return "\n".join(lines)
