@@ -310,3 +310,24 @@ def test_a_layer_that_is_pruned_between_updates_keeps_its_new_parameters():
             optimizer.step()
             losses.append(loss.item())
     assert losses[:4] == pytest.approx(losses[4:])
+
+
+def test_a_frozen_parameter_that_no_optimizer_holds_does_not_keep_updates_on_the_device():
+    """Losses of updates that were made have no gradients for it, so none of them is computed again."""
+    found = []
+    for update in (None, "auto"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+        first, *others = model.parameters()
+        first.requires_grad_(False)
+        optimizer = torch.optim.SGD(others, lr=0.1)
+        if update is not None:
+            ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+        for number in range(5):
+            (model(torch.full((2, 4), 0.1 * number)).pow(2).mean() / 2).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        optimizer.zero_grad()
+        found.append([parameter.detach().clone() for parameter in model.parameters()])
+    torch.testing.assert_close(found[1], found[0])
