@@ -255,7 +255,7 @@ def test_a_list_that_grows_over_calls_is_refused() -> None:
     optimizer = ipu_prepare(torch.optim.SGD(net.parameters(), lr=0.1), net)
     F.cross_entropy(net(X[0]) + kept[-1].mean(), Y[0]).backward()
     optimizer.step()
-    with pytest.raises(CaptureError, match=r"adds tensors to a list that still has those of the call before.*Clear"):
+    with pytest.raises(CaptureError, match=r"adds tensors to a list that still has those of the previous call.*Clear"):
         net(X[1])
 
 

@@ -404,7 +404,7 @@ def test_shapes_that_depend_on_values_are_refused() -> None:
     [
         (lambda scores: scores.backward(), "a loss is a scalar"),
         (lambda scores: scores.mean().detach().backward(), "does not depend on trainable weights"),
-        (lambda scores: scores.mean().backward(create_graph=True), "A program has one backward pass"),
+        (lambda scores: scores.mean().backward(create_graph=True), "a program has one backward pass"),
         (lambda scores: scores.mean().backward(inputs=[X]), "with respect to all trainable weights"),
         (lambda scores: scores.cuda(), "runs on an IPU"),
         (lambda scores: scores.to("cuda"), "runs on an IPU"),
