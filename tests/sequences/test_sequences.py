@@ -126,6 +126,27 @@ def test_events_that_only_pytorch_can_express(world: str, kinds: Tuple[str, ...]
     assert outcome.kind == "same", outcome
 
 
+@pytest.mark.parametrize(
+    ("world", "kinds", "events"),
+    [
+        ("BatchNorm", ("Adam",), "forward read_loss clip_and_read backward clip step"),
+        ("BatchNorm", ("Adam",), "forward read_loss asks_for_gradients backward asks_for_gradients step"),
+        ("TwoModels", ("Adam", "RMSprop"), "forward read_loss asks_for_gradients zero_grad backward step"),
+        ("TwoModels", ("Adam", "RMSprop"), "forward read_loss step step_of_one backward step"),
+        ("TwoModels", ("Adam", "RMSprop"), "forward read_loss clip_nothing backward read_gradient step"),
+        ("TwoModels", ("SGD", "SGD"), "forward read_loss"),
+    ],
+)
+@pytest.mark.parametrize("before", ["", "zero_grad"])
+def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: str, before: str) -> None:
+    """A read before `backward()` may run the update: the loss adds to gradients when it goes backward, not before."""
+    names = f"forward backward clip step zero_grad forward backward clip step {before} {events} look".split()
+    parts = tuple((name, 0) for name in names)
+    for update in ("auto", "device"):
+        outcome = outcome_of(Sequence_(world, kinds, parts), update)
+        assert outcome.kind in (("same",) if update == "auto" else ("same", "refused")), (update, outcome)
+
+
 def test_the_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """With the line, the reason and the cost."""
     events = "forward backward gradient_scaled step zero_grad forward backward gradient_scaled step"

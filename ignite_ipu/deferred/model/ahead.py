@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from typing import List, Mapping, Optional, Sequence
+from typing import Dict, List, Mapping, Optional, Sequence
 
 from ignite_ipu.deferred.graph.operations import Operation, Value
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.early_update import EarlyUpdate
 from ignite_ipu.deferred.model.fused_update import FusedUpdate
 from ignite_ipu.deferred.model.history import Made, TakenBack
-from ignite_ipu.deferred.model.processes import forget_average
+from ignite_ipu.deferred.model.processes import forget_average, note_backward
 from ignite_ipu.deferred.tensor.reads import expected_loss, has_gone_backward, incomplete
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
@@ -40,23 +39,25 @@ def losses_ahead(update: FusedUpdate, value: Value, operations: Sequence[Operati
 def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
     """Run an update before its `optimizer.step()`, for a read of a value; losses go backward for it before.
 
+    In PyTorch they have not gone backward yet: the gradient book stays as it was until they do.
+
     Raises:
         CaptureError: The device cannot make the update. Gradients are as they were.
     """
-    loop, books, uncleared = update.loop, update.books, None
-    entries = update.entries
-    before = [dataclasses.replace(entry) for entry in entries] if losses else []
-    if losses:
-        # Gradients of the update before may still be cleared: in PyTorch there are none of this one yet.
-        uncleared = update.uncleared
-        for entry in entries:
-            entry.used, entry.made = None, []
+    loop, books = update.loop, update.books
+    before = books.gradients.copy() if losses else []
     restore = loop.buffers.state_of(())
+    reached: Dict[Loss, Sequence[FusedUpdate]] = {}
     try:
         for loss in losses:
-            update.check_backward(loss, update.reach.chosen([loss]))
+            reached[loss] = books.check_backward(loss)
+        for entry in books.gradients.within(update.own) if losses else ():
+            # Gradients of the update before may still be cleared.
+            entry.used, entry.made = None, []
         for loss in losses:
-            loop.backward(loss)
+            for each in reached[loss]:
+                each.backward(loss)
+            note_backward(loss)
         pending = update.check()
         optimizer, link, stepped = update.training.optimizer, update.training.link, update.stepped
         back = None
@@ -71,31 +72,33 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
         made = update.run(pending)
     except CaptureError:
         restore()
-        books.gradients.drop(losses)
-        for each in before:
-            for entry in books.gradients.within(each.ids):
-                entry.used, entry.made = each.used, each.made
+        books.gradients.entries = before if losses else books.gradients.entries
         raise
-    own = (uncleared, back, stepped, before, loop.updates.leave_device, losses, list(made.values()))
-    update.early = EarlyUpdate(current_line(), bool(losses), *own)
-    books.gradients.use(update.own, update.early.line, made, update.training.clipping.norm)
+    early = EarlyUpdate(current_line(), bool(losses), back, stepped, loop.updates.leave_device, list(made.values()))
+    update.early = early
+    if losses:
+        books.gradients.entries = before
+    else:
+        books.gradients.use(update.own, early.line, made, update.training.clipping.norm)
     for loss in losses:
-        loss.value.went_backward = functools.partial(_confirm, update, made, loss)
-    loop.withheld.update = update.early
+        loss.value.went_backward = functools.partial(_confirm, update, made, loss, reached[loss])
+    loop.withheld.update = early
 
 
-def _confirm(update: FusedUpdate, made: Mapping[Loss, Made], loss: Loss) -> None:
-    """Note that a loss goes backward of which the update was made ahead."""
-    assert update.early is not None
-    if update.early.uncleared is not None and update.early.can_be_taken_back:
-        reason = f"The gradients of the update made at {update.early.uncleared} are used again."
-        update.loop.now.updates.leave_device(reason)
+def _confirm(update: FusedUpdate, made: Mapping[Loss, Made], loss: Loss, reached: Sequence[FusedUpdate]) -> None:
+    """Let a loss go backward, for the updates that it is of, of which one was made ahead."""
+    early, books, uncleared = update.early, update.books, update.uncleared
+    assert early is not None
+    if uncleared is not None and early.can_be_taken_back:
+        update.loop.now.updates.leave_device(f"The gradients of the update made at {uncleared} are used again.")
         update.loop.now.backward(loss)
         return
-    update.early.confirm()
-    for entry in update.books.gradients.within(update.own):
-        entry.losses, entry.used, entry.zeros = [], update.early.line, None
-        entry.made, entry.clip = list(made.values()), update.training.clipping.norm
+    early.confirm(uncleared)
+    for each in reached:
+        books.gradients.add(each.own, loss)
+    books.add_to_unheld(loss)
+    update.loop.setup.observer.went_backward(update.loop)
+    books.gradients.use(update.own, early.line, made, update.training.clipping.norm)
 
 
 def take_back(update: FusedUpdate) -> None:
@@ -106,15 +109,10 @@ def take_back(update: FusedUpdate) -> None:
     early.back.put_back(update.loop.session)
     forget_average(update.loop.module)
     update.stepped = early.stepped
-    entries = update.books.gradients.within(update.own)
     for made in early.made:
         made.take_back()
         made.loss.value.went_backward = None
         calls = [each for each in made.loss.operations if each.signature.writes]
         update.loop.buffers.waiting.update({call.number: call for call in calls})
-    for entry in entries:
-        entry.losses = [] if early.awaited else [made.loss for made in entry.made]
-        entry.made, entry.used = [], None
-    for before in early.before if early.awaited and early.uncleared is not None else ():
-        for entry in update.books.gradients.within(before.ids):
-            entry.used, entry.made = before.used, before.made
+    for entry in () if early.awaited else update.books.gradients.within(update.own):
+        entry.losses, entry.made, entry.used = [made.loss for made in entry.made], [], None

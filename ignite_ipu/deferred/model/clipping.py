@@ -34,6 +34,8 @@ def clip(
         # Nothing is clipped that is not there.
         return torch.tensor(0.0)
     pending, early = update.pending, update.early
+    if early is not None:
+        early.check_confirmed()
     if chosen is None and (pending or early is not None):
         training.clipping.clip(max_norm, norm_type, None if early is None else early.line)
     if chosen is None and not pending and early is None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Callable, Optional, Sequence
 
-from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import words
-from ignite_ipu.deferred.model.gradients import Entry
 from ignite_ipu.deferred.model.history import Made, TakenBack
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import Line, current_line
@@ -29,21 +27,15 @@ class EarlyUpdate:
     Attributes:
         back: The state of before, if the update can be taken back.
         stepped: When the update before ran, by `CLOCK`.
-        losses: Losses of the update that had yet to go backward.
-        before: Entries of the gradient book as they were before it, if it ran ahead of `backward()`.
         made: The losses of the update as they were, if they are kept.
         awaited: Whether it ran even before `backward()`, which is still to come.
-        uncleared: Where the update before was made, as long as its gradients have not been cleared.
     """
 
     line: Line
     awaited: bool = False
-    uncleared: Optional[Line] = None
     back: Optional[TakenBack] = None
     stepped: int = 0
-    before: Sequence[Entry] = ()
     leave: Callable[[str], None] = _stay
-    losses: Sequence[Loss] = ()
     made: Sequence[Made] = ()
 
     def check_confirmed(self) -> None:
@@ -56,11 +48,14 @@ class EarlyUpdate:
                 "last checkpoint and leave a loop that skips updates to the host."
             )
 
-    def confirm(self) -> None:
-        """Take that the loss goes backward for which the update has run already."""
-        if self.uncleared is not None:
+    def confirm(self, uncleared: Optional[Line]) -> None:
+        """Take that the loss goes backward for which the update has run already.
+
+        `uncleared` is where the update before was made, if its gradients have not been cleared.
+        """
+        if uncleared is not None:
             raise self.error(
-                f"it uses the gradients of the update made at {self.uncleared} again, because nothing has cleared them "
+                f"it uses the gradients of the update made at {uncleared} again, because nothing has cleared them "
                 "since. Call optimizer.zero_grad() after every optimizer.step()."
             )
         self.awaited = False

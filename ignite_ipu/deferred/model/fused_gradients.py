@@ -8,7 +8,6 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_  # PyTorch's own, which a script's calls may be substituted for
 
-from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.clipping import clip
 from ignite_ipu.deferred.model.fused_update import Books, FusedUpdate
 from ignite_ipu.deferred.model.gradient_reads import has_gradient, read_gradient, show_host_gradients, shows_gradient
@@ -42,22 +41,6 @@ class FusedGradients:
     @property
     def _may_leave(self) -> bool:
         return self._loop.updates.may_leave
-
-    def add_to_unheld(self, loss: Loss) -> None:
-        """Add the gradients of a loss to those of parameters that no optimizer holds, which no update clears."""
-        book = self.books.gradients
-        if len(book.entries) == 1:
-            return
-        rest = (book.all & self._trained_in(loss)).difference(*[update.own for update in self.books.updates])
-        for entry in book.within(rest) if rest else ():
-            if any(not entry.ids.isdisjoint(self._trained_in(before)) for before in entry.losses):
-                entry.unknown = "no optimizer holds the parameter, so its gradients of all losses so far add up"
-            entry.losses = [loss]
-
-    def _trained_in(self, loss: Loss) -> FrozenSet[int]:
-        """Return the ids of the parameters that were trained when a loss was computed."""
-        pairs = zip(self._loop.modes.parameters, self.books.updates[0].training.trained_in([loss]))
-        return frozenset(id(parameter) for parameter, is_trained in pairs if is_trained)
 
     def read_norms(self, line: Line) -> bool:
         if self._may_leave:
@@ -110,16 +93,7 @@ class FusedGradients:
             return
         if set_to_none:
             views.clear(ids, all(update.shows_used for update in updates))
-        ahead = [update.early for update in every if update.early is not None and update.early.awaited]
-        awaited = [loss for early in ahead for loss in early.losses]
         dropped = book.clear(ids, None if set_to_none else current_line())
-        if awaited:
-            # They go backward after this, for the updates of other optimizers, too.
-            dropped = [loss for loss in dropped if loss not in awaited]
-            for update in updates:
-                for loss in awaited if update.early not in ahead else ():
-                    if update.reach.chosen([loss]):
-                        book.add(update.own, loss)
         for update in updates:
             update.cleared(dropped)
         if not any(entry.exists for entry in book.entries):

@@ -60,6 +60,41 @@ class Books:
         name = next(iter(self.views.names([id(parameters[numbers[0]])])), "a weight")
         return f"There is a hook on the gradient of {name}, which runs on the host alone."
 
+    def check_backward(self, loss: Loss) -> List[FusedUpdate]:
+        """Return the updates that a loss is of; raise a CaptureError if a fused update cannot be of it."""
+        problem = self.hook_problem()
+        if problem is not None:
+            raise CaptureError(f"{problem} {ON_THE_HOST}")
+        reached: List[FusedUpdate] = []
+        for update in self.updates:
+            update.look()
+            chosen = update.reach.chosen([loss])
+            reached += [update] if chosen else []
+            if update.early is not None or chosen:
+                update.check_backward(loss, chosen)
+        return reached
+
+    def add_to_unheld(self, loss: Loss) -> None:
+        """Add the gradients of a loss to those of parameters that no optimizer holds, which no update clears."""
+        book = self.gradients
+        if len(book.entries) == 1:
+            return
+        rest = (book.all & self._trained_in(loss)).difference(*[update.own for update in self.updates])
+        for entry in book.within(rest) if rest else ():
+            if any(not entry.ids.isdisjoint(self._trained_in(before)) for before in entry.losses):
+                entry.unknown = "no optimizer holds the parameter, so its gradients of all losses so far add up"
+            entry.losses = [loss]
+
+    def _trained_in(self, loss: Loss) -> FrozenSet[int]:
+        """Return the ids of the parameters that were trained when a loss was computed."""
+        pairs = zip(self.loop.modes.parameters, self.updates[0].training.trained_in([loss]))
+        return frozenset(id(parameter) for parameter, is_trained in pairs if is_trained)
+
+    @property
+    def awaits_backward(self) -> bool:
+        """True if an update was made ahead of the `backward()` of its loss, which is still to come."""
+        return any(update.early is not None and update.early.awaited for update in self.updates)
+
     def holding(self, ids: AbstractSet[int]) -> FusedUpdate:
         """Return the update of a parameter, by its id in a set; any for one that no optimizer holds."""
         for update in self.updates:
@@ -231,6 +266,9 @@ class FusedUpdate:
         problem = self.books.hook_problem()
         if problem is not None:
             raise CaptureError(f"{problem} {ON_THE_HOST}")
+        for other in self._others:
+            if other.early is not None:
+                other.early.check_confirmed()
         losses = self.check(entries)
         if losses:
             line, clipping = current_line(above=2), self.training.clipping
@@ -261,11 +299,17 @@ class FusedUpdate:
         return losses
 
     @property
+    def has_returned(self) -> bool:
+        """True if the gradients that the device has brought back are those of the gradient book."""
+        awaits = self.early is not None and self.early.awaited
+        return self.training.gradients.available and not awaits
+
+    @property
     def shows_used(self) -> bool:
         """True if the gradients that the last update used are there to be shown."""
         entries = self.entries
         used = any(entry.used is not None for entry in entries) and not losses_of(entries)
-        return used and self.training.gradients.available
+        return used and self.has_returned
 
     def zero_grad(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
         """Do what `zero_grad` of an optimizer does that makes these updates."""
@@ -283,18 +327,19 @@ class FusedUpdate:
 
     def cleared(self, dropped: Sequence[Loss]) -> None:
         """Follow gradients that were cleared, by which losses were dropped that no update will be made of."""
+        if self.early is not None and self.early.awaited:
+            # They were gradients of before, and those of the update come with its `backward()`.
+            return
         if all(entry.used is None and entry.zeros is None for entry in self.entries):
             self.training.forget_losses()
-        if self.early is not None and self.early.awaited:
-            self.early.uncleared = None
-            return
         if self.early is not None:
             raise self.early.error(
                 f"now zero_grad() at {current_line()} asks to drop its gradients. Read values after optimizer.step(); "
                 "gradients that no update follows are those of copy.deepcopy(model), on the host, in a loop with "
                 "ipu_prepare or an IPUAccelerator."
             )
-        if dropped or self.older or self.shown or self.training.gradients.awaited:
+        awaited = self.training.gradients.awaited
+        if dropped or self.shown or awaited or (self.older and not self.books.awaits_backward):
             self.discard(f"its gradients were dropped by zero_grad() at {current_line()}", dropped)
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:
@@ -375,7 +420,8 @@ class FusedUpdate:
         if not self.pending:
             self.training.clipping.asked = False
             self.training.gradients.discard(problem)
-            self.older.clear()
+            if not self.books.awaits_backward:
+                self.older.clear()
         awaited = {operation for other in self._others for loss in other.pending for operation in loss.operations}
         for loss in losses:
             _discard(loss, problem, awaited)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import AbstractSet, Any, Callable, List, Optional, Sequence
+from typing import AbstractSet, Any, Callable, Optional, Sequence
 
 import torch
 
@@ -115,21 +115,10 @@ class FusedUpdates:
         self.standby.note_write(tensors)
 
     def backward(self, loss: Loss) -> None:
-        problem = self.books.hook_problem()
-        if problem is not None:
-            self.leave_device(problem)
-            self._loop.updates.backward(loss)
-            return
         if self.standby is not None:
             self.standby.check_saved(loss)
-        reached: List[FusedUpdate] = []
         try:
-            for update in self.books.updates:
-                update.look()
-                chosen = update.reach.chosen([loss])
-                reached += [update] if chosen else []
-                if update.early is not None or chosen:
-                    update.check_backward(loss, chosen)
+            reached = self.books.check_backward(loss)
         except CaptureError as error:
             self.leave_device(str(error), error)
             self._loop.updates.backward(loss)
@@ -142,7 +131,7 @@ class FusedUpdates:
         for update in reached:
             update.backward(loss)
         note_backward(loss)
-        self.gradients.add_to_unheld(loss)
+        self.books.add_to_unheld(loss)
 
     def read(self, value: Value, operations: Sequence[Operation]) -> Optional[Callable[[], None]]:
         updates = self.books.updates

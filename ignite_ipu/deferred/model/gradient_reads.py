@@ -19,7 +19,7 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torch.Tensor]:
     """Return the gradient of a parameter as PyTorch has it now, if any; the update runs for it if need be."""
     training, entry = update.training, _entry_of(update, parameter)
-    if update.loop.now.updates.may_leave and entry is not None and not (entry.used and training.gradients.available):
+    if update.loop.now.updates.may_leave and entry is not None and not (entry.used and update.has_returned):
         update.loop.now.updates.leave_device(f"Gradients are read at {current_line()}.")
         with DisableTorchFunctionSubclass():
             return gradient_of(parameter)
@@ -40,6 +40,8 @@ def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torc
         raise CaptureError(f"A gradient is read at {current_line()}, but {entry.unknown}. {ON_THE_HOST}")
     if entry is None or not (entry.losses or entry.used):
         return None if entry is None or entry.zeros is None else torch.zeros_like(plain(parameter))
+    if update.early is not None:
+        update.early.check_confirmed()
     awaits_step = update.early is not None or entry.losses
     return training.gradients.of(parameter, training.clipping.so_far if awaits_step else training.clipping.norm)
 
@@ -47,11 +49,7 @@ def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torc
 def _entry_of(update: FusedUpdate, parameter: torch.Tensor) -> Optional[Entry]:
     """Return the entry of a parameter in the gradient book, None where PyTorch has no gradient of it now."""
     entry = update.books.gradients.holding(id(parameter))
-    if entry is None or not entry.exists:
-        return None
-    if update.early is not None and update.early.awaited:
-        return Entry(entry.ids, [], entry.zeros, update.early.uncleared)
-    return entry
+    return entry if entry is not None and entry.exists else None
 
 
 def show_host_gradients(update: FusedUpdate, line: Line) -> bool:
@@ -90,6 +88,6 @@ def shows_gradient(update: FusedUpdate, parameter: torch.Tensor) -> bool:
         return False
     if entry.losses:
         return update.training.reaches(parameter, entry.losses)
-    if entry.used is not None and found.available:
+    if entry.used is not None and update.has_returned:
         return id(parameter) in found.returned
     return update.training.reaches(parameter)

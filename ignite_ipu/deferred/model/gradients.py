@@ -110,6 +110,10 @@ class GradientBook:
         kept = {id(loss) for entry in others for loss in entry.losses}
         return [loss for loss in before if id(loss) not in kept]
 
+    def copy(self) -> List[Entry]:
+        """Return copies of all entries, which what follows does not change."""
+        return [entry.with_ids(entry.ids) for entry in self.entries]
+
     def add(self, ids: FrozenSet[int], loss: Loss) -> None:
         """Add the gradients of a loss to those of some parameters."""
         for entry in self.within(ids):

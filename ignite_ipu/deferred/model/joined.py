@@ -19,7 +19,7 @@ from ignite_ipu.deferred.model.loop import JoinedModels, Loop
 from ignite_ipu.deferred.model.model import CapturedModel, owner_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import requires_grad
-from ignite_ipu.program.user_code import Line
+from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
@@ -37,6 +37,8 @@ def join(loops: Sequence[Loop], reason: str) -> Loop:
             "into one nn.Module whose forward does both, and call that."
         )
     for loop in loops:
+        if isinstance(loop.updates, FusedUpdates) and loop.updates.books.awaits_backward:
+            loop.updates.leave_device(f"Models are joined at {current_line()}, after an update ran for a read of one.")
         # What has been trained alone goes on together with the others.
         loop.updates.forget_programs()
     module = JoinedModels(tops)
