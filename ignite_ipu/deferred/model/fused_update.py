@@ -28,6 +28,7 @@ from ignite_ipu.deferred.model.turns import (
     forget,
     gradient_path,
     keep_buffers,
+    trained_in,
 )
 from ignite_ipu.errors import CaptureError, IPUError
 from ignite_ipu.program.user_code import Line, current_line
@@ -79,16 +80,11 @@ class Books:
         book = self.gradients
         if len(book.entries) == 1:
             return
-        rest = (book.all & self._trained_in(loss)).difference(*[update.own for update in self.updates])
+        rest = (book.all & trained_in(loss)).difference(*[update.own for update in self.updates])
         for entry in book.within(rest) if rest else ():
-            if any(not entry.ids.isdisjoint(self._trained_in(before)) for before in entry.losses):
+            if any(not entry.ids.isdisjoint(trained_in(before)) for before in entry.losses):
                 entry.unknown = "no optimizer holds the parameter, so its gradients of all losses so far add up"
             entry.losses = [loss]
-
-    def _trained_in(self, loss: Loss) -> FrozenSet[int]:
-        """Return the ids of the parameters that were trained when a loss was computed."""
-        pairs = zip(self.loop.modes.parameters, self.updates[0].training.trained_in([loss]))
-        return frozenset(id(parameter) for parameter, is_trained in pairs if is_trained)
 
     @property
     def awaits_backward(self) -> bool:

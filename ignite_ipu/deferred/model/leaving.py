@@ -11,10 +11,11 @@ from ignite_ipu.deferred.compiled.host_programs import refuse_replicas
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.ahead import take_back
 from ignite_ipu.deferred.model.fused_update import Books, FusedUpdate
-from ignite_ipu.deferred.model.gradients import Entry
+from ignite_ipu.deferred.model.gradients import Entry, GradientBook
 from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import average
+from ignite_ipu.deferred.model.turns import trained_in
 from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.program.tensors.raw import gradient_of, plain, set_gradient
 from ignite_ipu.program.user_code import current_line
@@ -54,7 +55,7 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
         update.training.forget_program()
         take_back(update)
         stepped.update(dict.fromkeys(update.own & books.gradients.all, update.stepped))
-    plan = _plan(loop, books)
+    plan = _plan(books.gradients)
     clips = [(update, next((entry.clip for entry in update.entries if entry.made), None)) for update in books.updates]
     loop.edits.ignore()
     on_host.optimizers = list(loop.updates.optimizers)
@@ -87,13 +88,17 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
     books.views.settle()
 
 
-def _plan(loop: Loop, books: Books) -> List[Tuple[Loss, Any, Any]]:
+def _plan(book: GradientBook) -> List[Tuple[Loss, Any, Any]]:
     """Return each loss that gradients are of, with the ids of their parameters, and with what it was computed from."""
     found: Dict[int, Tuple[Loss, Any, Any]] = {}
 
     def add(loss: Loss, entry: Entry, made: Any) -> None:
-        trained = zip(loop.modes.parameters, books.updates[0].training.trained_in([loss]))
-        if entry.ids.isdisjoint(id(parameter) for parameter, then in trained if then):
+        if made is not None:
+            with made.rewound():
+                trained = trained_in(loss)
+        else:
+            trained = trained_in(loss)
+        if entry.ids.isdisjoint(trained):
             return  # they were frozen, and have no gradients of it
         known = found.get(id(loss))
         if known is None:
@@ -103,7 +108,7 @@ def _plan(loop: Loop, books: Books) -> List[Tuple[Loss, Any, Any]]:
         first = min((each for each in (known[2], made) if each is not None), key=lambda each: each.number, default=None)
         found[id(loss)] = (loss, known[1] | entry.ids, first)
 
-    for entry in books.gradients.entries:
+    for entry in book.entries:
         for made in entry.made:
             add(made.loss, entry, made)
         for loss in entry.losses:

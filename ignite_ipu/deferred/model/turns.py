@@ -236,6 +236,18 @@ def weights_of(operation: Operation) -> FrozenSet[int]:
     return frozenset(id(leaf.tensor) for leaf in leaves)
 
 
+def trained_in(loss: Loss) -> FrozenSet[int]:
+    """Return the ids of the parameters that were trained when a loss was computed; it may depend on some alone."""
+    found: Set[int] = set()
+    for operation in loss.operations:
+        modes = operation.signature.modes
+        if modes is not None:
+            found.update(id(each) for each, trained in zip(modes.of.parameters, modes.trained) if trained)
+        leaves = (leaf for leaf in operation.leaves if type(leaf) is Input and leaf.parameter is not None)
+        found.update(id(leaf.tensor) for leaf in leaves if leaf.shape.requires_grad)
+    return frozenset(found)
+
+
 def written_buffers(operation: Operation) -> Dict[str, torch.Tensor]:
     """Return the buffers that a call writes, by name."""
     model: Any = operation.model
