@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import resource
 import subprocess
 import sys
@@ -21,8 +22,9 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from ignite_ipu import create_ipu_evaluator, create_ipu_trainer, ipu_prepare
+from ignite_ipu import IPUAccelerator, create_ipu_evaluator, create_ipu_trainer, ipu_prepare
 from ignite_ipu.deferred import captured
 from tests.benchmarks.bench_imports import of_children
 from tests.benchmarks.bench_pipeline import best_of, measured
@@ -33,6 +35,8 @@ LAYERS = (10, 100, 300, 1000)
 MILLIONS = (1, 8, 31, 125)
 DEPTHS = (10, 100, 1000, 10_000)
 REPLICAS = (1, 2, 4, 8, 16)
+PROCESSES = (1, 2, 4, 8, 16)
+SAMPLES = (10**3, 10**4, 10**5, 10**6)
 FILES = (100, 1000, 10_000)
 TOKENS = 64
 PROGRAM = """
@@ -164,6 +168,44 @@ def captured_steps() -> Iterator[Measure]:
     shared = [added_by_capture(10, {"replication_factor": count}, REPLICAS[-1]) for count in REPLICAS]
     name = f"growth of what capturing adds to a step, {REPLICAS[-1]} micro-batches on {', '.join(map(str, REPLICAS))}"
     yield _grown(f"{name} replicas", REPLICAS, shared, 0.1)
+    loaded = [step_of_a_loop(count) for count in SAMPLES]
+    of = ", ".join(f"{count:,}" for count in SAMPLES)
+    yield _grown(f"growth of a step of an accelerate loop, {of} samples", SAMPLES, loaded, 0.1)
+    together = [step_in_processes(count) for count in PROCESSES]
+    of = ", ".join(map(str, PROCESSES))
+    yield _grown(f"growth of a process's step of an accelerate loop, {of} processes", PROCESSES, together, 0.5)
+
+
+def step_of_a_loop(samples: int) -> float:
+    """Return the processor seconds of a step of an accelerate loop over so many samples, loading included."""
+    accelerator = IPUAccelerator()
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(10)))
+    data = TensorDataset(torch.randn(samples, 4), torch.randint(0, 4, (samples,)))
+    # The order of an epoch is drawn at its start, for all samples; it is no part of a step.
+    loader = DataLoader(data, 2, shuffle=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    rows = iter(loader)
+
+    def step() -> None:
+        x, y = next(rows)
+        optimizer.zero_grad()
+        accelerator.backward(F.cross_entropy(model(x), y))
+        optimizer.step()
+
+    for _ in range(10):  # updates that a loop begins with are watched, and the first is compiled
+        step()
+    return best_of(40, step)
+
+
+def step_in_processes(count: int) -> float:
+    """Return a process's processor seconds of a step where so many processes train together."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    command = [*launcher, "-m", "tests.benchmarks.bench_scale", "process", "1000"]
+    # Threads of one process would wait for each other on processors that other processes need.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return float(done.stdout.split()[-1])
 
 
 def added_by_capture(layers: int, config: Dict[str, Any], micro_batches: int = 1) -> float:
@@ -318,7 +360,12 @@ def checks() -> Iterator[Measure]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 2:
+    if sys.argv[1:2] == ["process"]:
+        torch.set_num_threads(1)
+        taken = step_of_a_loop(int(sys.argv[2]))
+        if os.environ["RANK"] == "0":
+            print(taken)
+    elif len(sys.argv) > 2:
         hold(sys.argv[1], *map(int, sys.argv[2:]))
     else:
         torch.set_num_threads(1)
