@@ -15,13 +15,12 @@ import sysconfig
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Callable, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
-import torch
-
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 """Folder of this library's files."""
 _NAMING = frozenset([*dis.hasname, *dis.hasconst])
 
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+# Found, not imported: `ignite-ipu check` asks for owners, and imports no torch.
+_TORCH = os.path.dirname(os.path.abspath(str(getattr(importlib.util.find_spec("torch"), "origin", "")))) + os.sep
 _PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _PASSING_ON = ("accelerate", "ignite", "poptorch", "torch")
 _LIBRARIES = tuple(f"{place}{name}{os.sep}" for place in _PACKAGES for name in _PASSING_ON)

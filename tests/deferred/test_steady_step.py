@@ -43,8 +43,8 @@ CAPTURED = {
     "model.edits": "_last check look take",
     "model.fused_gradients": "_keeps_from_clearing _may_leave add_to_unheld clear",
     "model.fused_update": (
-        "_others _run_beside_others backward check check_backward cleared entries held_by hook_problem look "
-        "pending run settle_calls shows_used step zero_grad"
+        "_others _run_beside_others add_to_unheld backward check check_backward cleared entries has_returned held_by "
+        "hook_problem look pending run settle_calls shows_used step zero_grad"
     ),
     "model.fused_updates": "backward may_leave note_call",
     "model.gradient_views": (

@@ -17,12 +17,12 @@ if find_spec("sklearn") is None:  # only the scripts' own process imports it
 CORPUS = Path(__file__).parents[1] / "migration" / "corpus"
 SCRIPTS = sorted(path.stem for path in CORPUS.glob("*.py"))
 DIFFERENT = {
-    "amp_ignite": "multiplies in half precision, which the host without a GPU does not",
     "template_config": "prints a warning where there is no GPU",
     "vae": "draws noise in its forward, on the device",
     "vae_ragged": "draws noise in its forward, on the device",
 }
 """Scripts that are different by what a device is, and why."""
+WITHOUT_OPTIMIZER = ("functional_updates",)  # their losses are compared
 
 
 @pytest.mark.parametrize(
@@ -39,4 +39,4 @@ def test_every_value_is_that_of_the_host(name, scripts):
         assert "They differ" in ran.error
     else:
         assert not ran.error, ran.error
-        assert ran.updates >= 3 and ran.result["parameter"] > 0
+        assert ran.result["loss"] > 3 if name in WITHOUT_OPTIMIZER else ran.updates >= 3 and ran.result["parameter"] > 0

@@ -179,17 +179,6 @@ optimizer.step()
 """,
         "Keep shapes fixed",
     ),
-    "a closure": (
-        NET
-        + """
-def closure():
-    loss = F.cross_entropy(model(x), y)
-    loss.backward()
-    return loss
-optimizer.step(closure)  # here
-""",
-        "without a closure",
-    ),
 }
 
 

@@ -70,5 +70,5 @@ def test_what_leaves_no_place_for_a_magic_is_refused():
     (line,) = hide_magics("%time loss.backward()")
     with pytest.raises(SourceError, match="the statement behind %time becomes a part of another"):
         show_magics([line.replace("loss.backward()", "").strip()])
-    with pytest.raises(SourceError, match="%%timeit -n 1 imports"):
+    with pytest.raises(SourceError, match="imports of the cell of %%timeit -n 1"):
         show_magics(["import torch", *hide_magics("%%timeit -n 1\nx = 1")])
