@@ -41,7 +41,7 @@ CAPTURED = {
     "model.buffers": "in_update state_of",
     "model.capturing_class": "call refuse_transforms",
     "model.edits": "_last check look take",
-    "model.fused_gradients": "_keeps_from_clearing _may_leave add_to_unheld clear",
+    "model.fused_gradients": "_keeps_from_clearing _may_leave clear",
     "model.fused_update": (
         "_others _run_beside_others add_to_unheld backward check check_backward cleared entries has_returned held_by "
         "hook_problem look pending run settle_calls shows_used step zero_grad"
