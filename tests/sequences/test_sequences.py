@@ -109,6 +109,7 @@ def test_loops_go_on_with_updates_on_the_host(block: int) -> None:
         "forward backward step zero_grad forward backward read_loss write_weight step",
         "forward backward step zero_grad forward backward read_loss zero_grad forward backward step",
         "forward backward step forward backward",
+        "forward write_weight backward read_loss step",
         "forward backward step zero_grad_to_zeros step",
         "forward backward step clip step",
         "forward backward clip_one step zero_grad forward backward clip_values step",

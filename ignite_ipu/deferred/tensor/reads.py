@@ -66,6 +66,9 @@ def decide(value: Value, what: str) -> Decision:
     operations, line = [each for each in ancestors(value) if not each.done], current_line()
     loops = list(dict.fromkeys(model.loop for model in models_of(operations, what, line)))
     updates = [loop.updates.read(value, operations) for loop in loops]
+    if value.known:
+        # A loop that moved its updates to the host has computed what went backward.
+        return Decision(Source.KNOWN)
     runs = [run for run in updates if run is not None]
     # Checks of distributions ask in every step, and later nobody could answer.
     complete = loops and len(runs) == len(loops) and all(loop.updates.accumulates is False for loop in loops)
@@ -73,7 +76,7 @@ def decide(value: Value, what: str) -> Decision:
         norms = [each for each in operations if each.signature is NORM]
         if all(each.model is not None and each.model.loop.updates.gradients.read_norms(line) for each in norms):
             left = [each for each in ancestors(value) if not each.done]
-            found = value.get() if norms and value.known else _computed_on_host(value, left, loops, line)
+            found = value.get() if value.known else _computed_on_host(value, left, loops, line)
             if found is not None:
                 return Decision(Source.ON_HOST, value=found)
     refusing = next((loop for loop, run in zip(loops, updates) if run is None), None)
