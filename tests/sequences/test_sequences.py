@@ -137,13 +137,14 @@ def test_events_that_only_pytorch_can_express(world: str, kinds: Tuple[str, ...]
         ("TwoModels", ("Adam", "RMSprop"), "forward read_loss step step_of_one backward step"),
         ("TwoModels", ("Adam", "RMSprop"), "forward read_loss clip_nothing backward read_gradient step"),
         ("TwoModels", ("SGD", "SGD"), "forward read_loss"),
+        ("TwoModels", ("AdamW", "AdamW"), "forward backward clip_nothing:1 step"),
     ],
 )
 @pytest.mark.parametrize("before", ["", "zero_grad"])
 def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: str, before: str) -> None:
     """A read before `backward()` may run the update: the loss adds to gradients when it goes backward, not before."""
     names = f"forward backward clip step zero_grad forward backward clip step {before} {events} look".split()
-    parts = tuple((name, 0) for name in names)
+    parts = tuple((name, int(number or 0)) for name, _, number in (each.partition(":") for each in names))
     for update in ("auto", "device"):
         outcome = outcome_of(Sequence_(world, kinds, parts), update)
         assert outcome.kind in (("same",) if update == "auto" else ("same", "refused")), (update, outcome)

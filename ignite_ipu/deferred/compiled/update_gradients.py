@@ -77,6 +77,10 @@ class UpdateGradients:
         """Let a value become the norm of the coming update's gradients, of some parameters or all."""
         self._norms.append(_Norm(weakref.ref(value), parameters, kind, clipped))
 
+    def awaits(self, norm: Operation) -> bool:
+        """Return whether a norm is to come with the pending update."""
+        return any(value.operation is norm for value, _ in self._awaited())
+
     @property
     def awaited(self) -> bool:
         return bool(self._norms)

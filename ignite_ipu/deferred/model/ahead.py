@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Dict, List, Mapping, Optional, Sequence
 
-from ignite_ipu.deferred.graph.operations import Operation, Value
+from ignite_ipu.deferred.graph.operations import NORM, Operation, Value
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.early_update import EarlyUpdate
 from ignite_ipu.deferred.model.fused_update import FusedUpdate
@@ -30,6 +30,8 @@ def losses_ahead(update: FusedUpdate, value: Value, operations: Sequence[Operati
     if update.makes_all:
         return ahead if ahead and update.training.expects(ahead) else None
     # Other optimizers may use the losses: the update is the one before, or none.
+    if not all(update.training.gradients.awaits(each) for each in operations if each.signature is NORM):
+        return None
     losses = update.reach.chosen([*update.pending, *ahead])
     made = {operation for loss in losses for operation in loss.operations}
     calls = {each for each in operations if each.signature.modes is not None and not each.done}
@@ -61,8 +63,7 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
         pending = update.check()
         optimizer, link, stepped = update.training.optimizer, update.training.link, update.stepped
         back = None
-        watched = books.history.watches(books.updates.index(update))
-        if update.loop.now.updates.may_leave and watched and optimizer is not None:
+        if update.keeps_before and optimizer is not None:
             chosen = update.reach.chosen(pending)
             operations = [operation for loss in chosen for operation in loss.operations]
             loop.buffers.refuse_replayed(operations)

@@ -65,6 +65,10 @@ class EarlyUpdate:
         """True for one of the first updates of a loop that may go on with updates on the host."""
         return self.back is not None
 
+    def between(self, line: Line) -> str:
+        """Return the sentence for an update of another optimizer, made at a line before the step of this one."""
+        return f"The value read at {self.line} made an update run before its step(), and another's is made at {line}."
+
     def error(self, rest: str) -> CaptureError:
         """Return the error for what does not go with the update; `rest` says what it is and what to do."""
         return CaptureError(f"The value read at {self.line} made the update run before optimizer.step(), and {rest}")

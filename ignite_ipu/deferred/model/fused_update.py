@@ -290,9 +290,23 @@ class FusedUpdate:
         losses = losses_of(entries)
         reason = obstacle(entries, losses, training, self.books.views)
         reason = training.averaging.obstacle(training.own) if reason is None else reason
+        if reason is None and len(self.books.updates) > 1 and self.is_watched:
+            # The weights of before are to be kept, and the device has those of another optimizer's update.
+            early = [other.early for other in self._others if other.early is not None]
+            reason = next((each.between(current_line()) for each in early if each.can_be_taken_back), None)
         if reason is not None:
             raise CaptureError(f"{reason} {ON_THE_HOST}")
         return losses
+
+    @property
+    def is_watched(self) -> bool:
+        """True if the coming update is one of the first of a loop that may go on with updates on the host."""
+        return self.loop.now.updates.may_leave and self.books.history.watches(self.books.updates.index(self))
+
+    @property
+    def keeps_before(self) -> bool:
+        """True if the weights before the coming update are kept: the device has no later ones by another's."""
+        return self.is_watched and all(other.early is None for other in self._others)
 
     @property
     def has_returned(self) -> bool:
@@ -366,7 +380,7 @@ class FusedUpdate:
         if USES:
             keep_weights([loop])
         may_leave, done = self.loop.now.updates.may_leave, [each.done for each in operations]
-        kept = books.history.keep(loop.session, books.updates.index(self)) if may_leave else None
+        kept = books.history.keep(loop.session, books.updates.index(self)) if self.keeps_before else None
         made = {} if kept is None else {loss: Made(loss, kept) for loss in losses}
         try:
             with loop.buffers.in_update(operations):

@@ -66,7 +66,8 @@ def decide(value: Value, what: str) -> Decision:
     operations, line = [each for each in ancestors(value) if not each.done], current_line()
     loops = list(dict.fromkeys(model.loop for model in models_of(operations, what, line)))
     updates = [loop.updates.read(value, operations) for loop in loops]
-    if value.known:
+    known = value.known
+    if known:
         # A loop that moved its updates to the host has computed what went backward.
         return Decision(Source.KNOWN)
     runs = [run for run in updates if run is not None]
