@@ -44,14 +44,14 @@ CAPTURED = {
     "model.fused_gradients": "_keeps_from_clearing _may_leave clear",
     "model.fused_update": (
         "_others _run_beside_others add_to_unheld backward check check_backward cleared entries has_returned held_by "
-        "hook_problem look pending run settle_calls shows_used step zero_grad"
+        "hook_problem is_watched keeps_before look pending run settle_calls shows_used step zero_grad"
     ),
     "model.fused_updates": "backward may_leave note_call",
     "model.gradient_views": (
         "_of_the_host are_held clear clear_those_of_the_host refuse_those_of_before refuse_those_of_the_host"
     ),
     "model.gradients": "add clear exists losses_of of use within",
-    "model.history": "forget keep watches",
+    "model.history": "forget watches",
     "model.host_updates": "_follow_edits _release_older check_saved note_call",
     "model.joined": "captured_by",
     "model.loop": "backward",
