@@ -201,7 +201,7 @@ def step_of_a_loop(samples: int) -> float:
 def step_in_processes(count: int) -> float:
     """Return a process's processor seconds of a step where so many processes train together."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    command = [*launcher, "-m", "tests.benchmarks.bench_scale", "process", "1000"]
+    command = [*launcher, "-m", "tests.benchmarks.bench_scale", "process", "10000"]
     # Threads of one process would wait for each other on processors that other processes need.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
