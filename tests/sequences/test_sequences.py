@@ -56,6 +56,7 @@ def test_models_over_two_ipus_end_as_on_one() -> None:
         ("forward backward step zero_grad", "same"),
         ("zero_grad forward backward clip step zero_grad clip forward backward step", "same"),
         ("forward backward step zero_grad clip step", "same"),
+        ("forward backward freeze step", "refused"),
         ("forward backward step gradient_to_none zero_grad forward backward step", "same"),
         ("forward backward zero_grad_of_part step", "refused"),
         ("forward backward gradient_to_none step", "refused"),
@@ -65,7 +66,8 @@ def test_models_over_two_ipus_end_as_on_one() -> None:
 def test_events(events: str, kind: str) -> None:
     """What clears, clips and uses gradients follows PyTorch's rules, or is refused."""
     parts = tuple((name, 0) for name in events.split())
-    for world, kinds in (("Perceptron", ("Adam",)), ("Tied", ("Adam",)), ("TwoModels", ("Adam", "AdamW"))):
+    several = [("TwoModels", ("Adam", "AdamW")), ("Criterion", ("AdamW",))]
+    for world, kinds in [("Perceptron", ("Adam",)), ("Tied", ("Adam",)), *several]:
         outcome = outcome_of(Sequence_(world, kinds, parts), "device")
         assert outcome.kind in (kind, "same"), f"{world}: {outcome}"
 
