@@ -173,7 +173,7 @@ def captured_steps() -> Iterator[Measure]:
     yield _grown(f"growth of a step of an accelerate loop, {of} samples", SAMPLES, loaded, 0.1)
     together = [step_in_processes(count) for count in PROCESSES]
     of = ", ".join(map(str, PROCESSES))
-    yield _grown(f"growth of a process's step of an accelerate loop, {of} processes", PROCESSES, together, 0.5)
+    yield _grown(f"growth of a process's step of an accelerate loop, {of} processes", PROCESSES, together, 1)
 
 
 def step_of_a_loop(samples: int) -> float:
