@@ -76,7 +76,9 @@ def _steps() -> Dict[Any, Any]:
 
     steps = {}
     if not hasattr(torch, "compiler"):
-        for kind in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.LBFGS):
+        base = torch.optim.Optimizer
+        classes = [each for each in vars(torch.optim).values() if isinstance(each, type) and each is not base]
+        for kind in [each for each in classes if issubclass(each, base)]:
             kind([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # the first of a class puts them on
             steps[kind] = kind.step
     return steps

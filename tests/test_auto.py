@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import types
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -259,7 +260,9 @@ def test_a_notebooks_cells_run_in_any_order(tmp_path, monkeypatch):
     texts = [_text(cell) for cell in notebook.cells]
     numbers = [float(texts[place].splitlines()[-1]) for place in (1, 3, 7)]
     assert len(set(numbers)) == 3, "each run of the loop trains on"
-    assert "cannot be mapped to IPUs" in texts[2] and len(texts[2].splitlines()) < 14
+    assert "cannot be mapped to IPUs" in texts[2]
+    if version("accelerate") >= "1":  # earlier ones have rich print all frames of an error
+        assert len(texts[2].splitlines()) < 14
     assert "known after optimizer.step()" in texts[4], texts[4]
 
 

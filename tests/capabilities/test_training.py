@@ -78,6 +78,8 @@ SHOWN = [entry for entry in ENTRIES if entry.example and _exists(entry)]
 @pytest.mark.filterwarnings("ignore")  # of old names, and of what PyTorch thinks of create_graph
 @pytest.mark.parametrize("entry", SHOWN, ids=lambda entry: entry.name)
 def test_an_example_is_treated_as_the_table_has_it(entry, tmp_path, monkeypatch, capsys, caplog):
+    if entry.name == "torch.autograd.backward" and not hasattr(torch, "compiler"):
+        pytest.skip("the function of PyTorch 2.0 asks no tensor, and refuses those that are deferred")
     path = tmp_path / "script.py"
     path.write_text(program(entry))
     monkeypatch.setenv(backend.VARIABLE, "native")

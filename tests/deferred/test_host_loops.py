@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ignite_ipu import IPUConfig, ipu_prepare
+from tests.half_precision import needs_half_precision
 
 X = torch.randn(48, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(48) % 3
@@ -342,7 +343,9 @@ def half_precision_with_a_scaled_loss(prepare):
     return [each.grad.dtype is torch.float16 for each in model.parameters()], left(model)
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs_half_precision if "half" in name else ()) for name in LOOPS]
+)
 def test_a_loop_trains_as_natively(name):
     found = []
     for captures in (False, True):

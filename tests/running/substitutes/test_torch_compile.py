@@ -52,14 +52,16 @@ def test_a_model_that_is_compiled_in_place_trains(run, natively):
     assert "left out" in ran.became("module.compile()")
 
 
-def test_the_wrapper_is_pytorchs_and_shows_the_model_within(run):
+def test_the_wrapper_is_pytorchs_and_shows_the_model_within(run, natively):
     """Libraries find out by its class whether a model is compiled."""
-    ran = run(
+    text = (
         HEAD
         + """
 compiled = torch.compile(model)
-print(isinstance(compiled, torch._dynamo.eval_frame.OptimizedModule), compiled._orig_mod is model, len(compiled))
-print(compiled.training, model.eval().training, compiled.training)
+print(isinstance(compiled, torch._dynamo.eval_frame.OptimizedModule), compiled._orig_mod is model)
+print(compiled.training, model.eval().training, compiled.training, len(compiled._orig_mod))
 """
     )
-    assert ran.output == ["True True 3", "True False False"]
+    ran = run(text)
+    assert ran.output == natively(text)
+    assert ran.output[0] == "True True"
