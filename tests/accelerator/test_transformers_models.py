@@ -53,6 +53,20 @@ def trainer_of(make: Any, **settings: Any) -> Tuple[nn.Module, Any]:
     return model, trainer
 
 
+def trained_in_a_loop(make: Any, size: int, **settings: Any) -> Tuple[IPUAccelerator, nn.Module]:
+    """Return an accelerator, and the model that it has trained on one batch after the other."""
+    forget()
+    accelerator = IPUAccelerator(config=settings)
+    loader = DataLoader(models.Examples(make), batch_size=size)
+    model, optimizer, loader = accelerator.prepare(*made(make), loader)
+    model.train()
+    for batch in loader:
+        optimizer.zero_grad()
+        accelerator.backward(model(**batch).loss)
+        optimizer.step()
+    return accelerator, model
+
+
 def assert_same(model: nn.Module, native: nn.Module) -> None:
     torch.testing.assert_close(model.state_dict(), native.state_dict(), rtol=1e-4, atol=1e-5)
 
@@ -78,15 +92,7 @@ def test_a_pipeline(make: Any) -> None:
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
 def test_a_pipeline_in_a_loop(make: Any) -> None:
     """Of batches that are cut into micro-batches of one sample."""
-    forget()
-    accelerator = IPUAccelerator(config={"pipeline": models.stages(make()), "split_batch": 8})
-    loader = DataLoader(models.Examples(make), batch_size=8)
-    model, optimizer, loader = accelerator.prepare(*made(make), loader)
-    model.train()
-    for batch in loader:
-        optimizer.zero_grad()
-        accelerator.backward(model(**batch).loss)
-        optimizer.step()
+    accelerator, model = trained_in_a_loop(make, 8, pipeline=models.stages(make()), split_batch=8)
     executor = captured(model).session.training.executor
     assert executor._executable.placement.pipelined and executor.options.Training.gradient_accumulation == 8
     assert_same(accelerator.unwrap_model(model), natively(make, size=8))
@@ -95,15 +101,7 @@ def test_a_pipeline_in_a_loop(make: Any) -> None:
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
 def test_a_loop_that_generates(make: Any) -> None:
     """Language models write on, the others classify: as the natively trained model does."""
-    forget()
-    accelerator = IPUAccelerator()
-    loader = DataLoader(models.Examples(make), batch_size=4)
-    model, optimizer, loader = accelerator.prepare(*made(make), loader)
-    model.train()
-    for batch in loader:
-        optimizer.zero_grad()
-        accelerator.backward(model(**batch).loss)
-        optimizer.step()
+    accelerator, model = trained_in_a_loop(make, 4)
     native = natively(make)
     assert_same(accelerator.unwrap_model(model), native)
     columns = {name: column[:2] for name, column in models.Examples(make).columns.items() if name != "labels"}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Callable, Iterator, List
 
 import torch
-import torch.nn.functional as F
 
 from ignite_ipu import IPUConfig, ipu_prepare
 from tests.benchmarks.measures import Measure, ratio_of_fresh
-from tests.benchmarks.models import Batch, batches, perceptron, width_for
+from tests.benchmarks.models import Batch, batches, perceptron, train_on, width_for
 
 ROWS = 64
 LAYERS, WIDTH = 200, 32
@@ -37,13 +37,4 @@ def loop(update: str, width: int, layers: int, data: List[Batch]) -> Callable[[]
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, foreach=True)
     ipu_prepare(optimizer, model, config=IPUConfig(update=update))
     model.train()
-
-    def run() -> None:
-        for x, y in data:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            loss.item()
-
-    return run
+    return functools.partial(train_on, data, model, optimizer)

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Callable, Iterator, List, Tuple
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ignite_ipu import ipu_prepare
 from ignite_ipu.parity.recorder import Recorder
 from tests.benchmarks.measures import Measure, ratio_of_fresh
-from tests.benchmarks.models import Batch, batches, perceptron, width_for
+from tests.benchmarks.models import Batch, batches, perceptron, train_on, width_for
 
 ROWS = 256
 LAYERS, WIDTH = 200, 64
@@ -102,11 +101,6 @@ def loop(width: int, layers: int, data: List[Batch], captured: bool) -> Callable
 
     def run() -> None:
         list(model.named_parameters())  # by which the recorder knows the model
-        for x, y in data:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            loss.item()
+        train_on(data, model, optimizer)
 
     return run

@@ -36,6 +36,16 @@ def batches(count: int, rows: int, width: int) -> List[Batch]:
     return [(torch.randn(rows, width), torch.randint(0, 10, (rows,))) for _ in range(count)]
 
 
+def train_on(data: List[Batch], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Make a pass of a loop over batches, which looks at each loss."""
+    for x, y in data:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        loss.item()
+
+
 def executor_of(model: nn.Module, **options: Any) -> Any:
     """Return an executor that trains by SGD, as written by hand."""
     poptorch = backend.poptorch()
