@@ -96,6 +96,7 @@ def _ending(
     original: Any, args: argparse.Namespace, found: List[_FirstUpdate], step: Any, *given: Any, **keywords: Any
 ) -> Executor:
     """Return an executor that measures its module where it would compile it, and ends the script."""
+    from ignite_ipu.deferred.compiled.joined_models import joined_in
     from ignite_ipu.pipeline import measure
     from ignite_ipu.program.geometry import BatchGeometry
     from ignite_ipu.program.step import BatchStep, first_micro_batch
@@ -110,8 +111,7 @@ def _ending(
         def compile(self, *leaves: Any, **more: Any) -> None:
             first = first_micro_batch(leaves, micro_batches)
             profile = measure(step.model, first, granularity=args.granularity, fake=not args.real, call=step.run_with)
-            several = hasattr(step.model, "joined_names")
-            models = [name for name, _ in step.model.named_children()] if several else []
+            models = joined_in(step.model)
             found.append(
                 _FirstUpdate(profile, micro_batches // options.device_iterations, keywords["optimizer"], models)
             )

@@ -116,14 +116,15 @@ class _Job:
             used = torch.tensor([gradient is not None for gradient in found], dtype=torch.int32)
             with self.reporting():
                 dist.all_reduce(used)
-            pairs = [pair for pair, count in zip(zip(parameters, found), used.tolist()) if count]
-            kinds: Dict[torch.dtype, List[torch.Tensor]] = {}
-            for parameter, gradient in pairs:
+            averaged: List[torch.Tensor] = []
+            for parameter, gradient, count in zip(parameters, found, used.tolist()):
+                if not count:
+                    continue
                 if gradient is None:
                     gradient = torch.zeros_like(plain(parameter))
                     set_gradient(parameter, gradient)
-                kinds.setdefault(gradient.dtype, []).append(gradient)
-            for gradients in kinds.values():
+                averaged.append(gradient)
+            for gradients in _by_dtype(averaged):
                 flat = flatten_tensors([gradient.detach() for gradient in gradients]).div_(self.size)
                 with self.reporting():
                     dist.all_reduce(flat)
@@ -374,10 +375,7 @@ def _check_same_parameters(model: nn.Module, processes: _Job) -> None:
 
 def _copy_from(source: int, tensors: Dict[str, torch.Tensor], processes: _Job) -> None:
     """Copy tensors of one process to the others, where they differ."""
-    kinds: Dict[torch.dtype, List[torch.Tensor]] = {}
-    for tensor in tensors.values():
-        kinds.setdefault(tensor.dtype, []).append(tensor)
-    for same in kinds.values():
+    for same in _by_dtype(tensors.values()):
         values = [plain(each.detach()) for each in same]  # detach() brings the newest to the host
         flat = flatten_tensors(values)
         with processes.reporting():
@@ -388,6 +386,14 @@ def _copy_from(source: int, tensors: Dict[str, torch.Tensor], processes: _Job) -
             if not torch.equal(value, first):
                 with torch.no_grad():
                     tensor.copy_(first)
+
+
+def _by_dtype(tensors: Iterable[torch.Tensor]) -> Iterable[List[torch.Tensor]]:
+    """Return tensors in groups of one type, which one message has."""
+    groups: Dict[torch.dtype, List[torch.Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    return groups.values()
 
 
 def _refuse_group(group: Any) -> None:

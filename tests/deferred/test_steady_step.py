@@ -44,7 +44,7 @@ CAPTURED = {
     "model.fused_gradients": "_keeps_from_clearing _may_leave clear",
     "model.fused_update": (
         "_others _run_beside_others add_to_unheld backward check check_backward cleared entries has_returned held_by "
-        "hook_problem is_watched keeps_before look pending run settle_calls shows_used step zero_grad"
+        "refuse_hooks is_watched keeps_before look pending run settle_calls shows_used step zero_grad"
     ),
     "model.fused_updates": "backward may_leave note_call",
     "model.gradient_views": (

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, 
 
 from torch import nn
 
+from ignite_ipu.deferred.compiled.joined_models import joined_in
 from ignite_ipu.errors import PlanError, logger
 from ignite_ipu.pipeline.placing.applied import Start
 from ignite_ipu.pipeline.placing.placement import Placement, Planned
@@ -116,9 +117,7 @@ class CapturedPlacing(Placing):
         super().prepare(step, leaves)
         assert self.placement is not None
         captured: ReadyStep = step  # type: ignore[assignment]
-        several = hasattr(step.model, "joined_names")
-        models = [name for name, _ in step.model.named_children()] if several else [""]
-        route = Route(self.placement, step.model, captured.called, models)
+        route = Route(self.placement, step.model, captured.called, joined_in(step.model) or [""])
         kept, micro_batches = ModuleAttributes(step.model), self._micro_batches
         inputs = first_micro_batch(leaves, micro_batches)
         try:

@@ -164,6 +164,7 @@ class CallSignature:
         warned: Whether somebody was told that it draws them in two programs.
         left: Where the call leaves tensors for others; `result` is then of the result and what is in these places.
         aliases: Whether some of the result may share memory with an argument.
+        trains: Whether gradients flow through the call.
     """
 
     function: Optional[Callable[..., Any]]
@@ -180,6 +181,7 @@ class CallSignature:
     def __post_init__(self) -> None:
         self.single = self.result is LEAF
         self.aliases = any(shape.aliases for shape in self.shapes)
+        self.trains = self.grad and any(shape.requires_grad for shape in self.shapes)
 
 
 USES: weakref.WeakSet[Operation] = weakref.WeakSet()

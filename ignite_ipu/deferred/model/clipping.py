@@ -54,13 +54,18 @@ def clip(
     return norm
 
 
+def are_of_one_module(given: Any) -> bool:
+    """Return whether parameters are given as `module.parameters()`."""
+    return getattr(given, "gi_code", None) is nn.Module.parameters.__code__
+
+
 def _check_all(update: FusedUpdate, parameters: Iterable[torch.Tensor], given: Any) -> None:
     """Refuse to clip some parameters only, unless it is told that they are those of the last check.
 
     What tells is the module whose `parameters()` they are, else how many there are; and which weights are trained.
     """
     told: Any = None
-    if getattr(given, "gi_code", None) is nn.Module.parameters.__code__ and given.gi_frame is not None:
+    if are_of_one_module(given) and given.gi_frame is not None:
         told = (given.gi_frame.f_locals["self"], given.gi_frame.f_locals["recurse"])
     else:
         parameters = list(parameters)

@@ -52,20 +52,19 @@ class Books:
     updates: List[FusedUpdate] = dataclasses.field(default_factory=list)
     hooks: GradientHooks = dataclasses.field(default_factory=GradientHooks)
 
-    def hook_problem(self) -> Optional[str]:
-        """Return why a fused update cannot be made with the hooks on gradients of parameters, None for no hooks."""
+    def refuse_hooks(self) -> None:
+        """Raise a CaptureError if there are hooks on gradients of parameters, which a fused update cannot call."""
         parameters = self.loop.modes.parameters
         numbers = self.hooks.among(parameters)
-        if not numbers:
-            return None
-        name = next(iter(self.views.names([id(parameters[numbers[0]])])), "a weight")
-        return f"There is a hook on the gradient of {name}, which runs on the host alone."
+        if numbers:
+            name = next(iter(self.views.names([id(parameters[numbers[0]])])), "a weight")
+            raise CaptureError(
+                f"There is a hook on the gradient of {name}, which runs on the host alone. {ON_THE_HOST}"
+            )
 
     def check_backward(self, loss: Loss) -> List[FusedUpdate]:
         """Return the updates that a loss is of; raise a CaptureError if a fused update cannot be of it."""
-        problem = self.hook_problem()
-        if problem is not None:
-            raise CaptureError(f"{problem} {ON_THE_HOST}")
+        self.refuse_hooks()
         reached: List[FusedUpdate] = []
         for update in self.updates:
             update.look()
@@ -259,9 +258,7 @@ class FusedUpdate:
         entries = self.entries
         if not any(entry.exists for entry in entries):
             return
-        problem = self.books.hook_problem()
-        if problem is not None:
-            raise CaptureError(f"{problem} {ON_THE_HOST}")
+        self.books.refuse_hooks()
         for other in self._others:
             if other.early is not None:
                 other.early.check_confirmed()
@@ -409,9 +406,7 @@ class FusedUpdate:
         awaited = {each for other in others for loss in other.pending for each in gradient_path(loss.value)}
 
         def keeps(operation: Operation) -> bool:
-            signature = operation.signature
-            trains = signature.grad and any(shape.requires_grad for shape in signature.shapes)
-            return trains and (operation not in path or operation in awaited)
+            return operation.signature.trains and (operation not in path or operation in awaited)
 
         operations = [operation for loss in chosen for operation in loss.operations]
         values = self.older.values([(other.reach, other.stepped) for other in others], operations)

@@ -5,18 +5,13 @@ from __future__ import annotations
 from typing import Any, Iterable, List, Union
 
 import torch
-from torch import nn
 from torch.nn.utils import clip_grad_norm_  # PyTorch's own, which a script's calls may be substituted for
 
+from ignite_ipu.deferred.model.clipping import are_of_one_module
 from ignite_ipu.deferred.model.loop import Loop
-from ignite_ipu.deferred.model.model import first_owner, owner_of
+from ignite_ipu.deferred.model.model import first_owner, loops_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
-
-
-def loops_of(tensors: Iterable[torch.Tensor]) -> List[Loop]:
-    """Return the captured loops that tensors are weights of."""
-    return list(dict.fromkeys(owner.loop for owner in map(owner_of, tensors) if owner is not None))
 
 
 def clip_gradients(
@@ -34,7 +29,7 @@ def clip_gradients(
     if owner is None:
         return clip_grad_norm_(list(every), max_norm, norm_type, **kwargs)
     loop, checks = owner.loop, bool(kwargs.get("error_if_nonfinite"))
-    known = _are_of_one_module(parameters) and any(programs.prepared for programs in loop.updates.programs)
+    known = are_of_one_module(parameters) and any(programs.prepared for programs in loop.updates.programs)
     if checks or not known:
         every = list(every)
         loops = loops_of(every)
@@ -61,8 +56,3 @@ def _clip_on_host(
     for loop in on_device:
         loop.updates.leave_device(reason, CaptureError(reason))
     return clip_grad_norm_(tensors, max_norm, norm_type, **kwargs)
-
-
-def _are_of_one_module(parameters: Any) -> bool:
-    """Return whether parameters are given as `module.parameters()`."""
-    return getattr(parameters, "gi_code", None) is nn.Module.parameters.__code__

@@ -11,9 +11,8 @@ from ignite_ipu.deferred.model.fused_update import FusedUpdate
 from ignite_ipu.deferred.model.gradients import Entry
 from ignite_ipu.deferred.tensor.reads import incomplete
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.program.tensors.raw import gradient_of, plain
+from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import Line, current_line
-from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
 def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torch.Tensor]:
@@ -21,8 +20,7 @@ def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torc
     training, entry = update.training, _entry_of(update, parameter)
     if update.loop.now.updates.may_leave and entry is not None and not (entry.used and update.has_returned):
         update.loop.now.updates.leave_device(f"Gradients are read at {current_line()}.")
-        with DisableTorchFunctionSubclass():
-            return gradient_of(parameter)
+        return update.loop.now.updates.gradients.of(parameter)
     if entry is not None and entry.losses:
         line = current_line()
         if not update.makes_all and (update.uncleared or not training.expects(update.reach.chosen(update.pending))):

@@ -231,7 +231,7 @@ class HostUpdates:
             gradients = ahead.gradients
             forget(path)
         else:
-            gradients = self._compute(loss, lambda operation: _trains(operation) and operation not in path)
+            gradients = self._compute(loss, lambda operation: operation.signature.trains and operation not in path)
         gradients.accumulate()
         average(synchronised, self._loop.modes.parameters)
 
@@ -247,7 +247,7 @@ class HostUpdates:
         `weights` has all weights as they were then, if they are kept.
         """
         path = {} if loss.retained else gradient_path(loss.value)
-        found = self._compute(loss, lambda operation: _trains(operation) and operation not in path, weights)
+        found = self._compute(loss, lambda operation: operation.signature.trains and operation not in path, weights)
         with DisableTorchFunctionSubclass(), torch.no_grad():
             for parameter, value in zip(found.parameters, found.values):
                 before = gradient_of(parameter)
@@ -380,11 +380,6 @@ class HostUpdates:
         """Return a weight, by its id, with the value that it had when an operation was recorded; None if it is lost."""
         kept = (older for older in self._older if older.taken >= operation.number)
         return next((pair for older in kept for pair in older.values if id(pair[0]) == key), None)
-
-
-def _trains(operation: Operation) -> bool:
-    signature = operation.signature
-    return signature.grad and any(shape.requires_grad for shape in signature.shapes)
 
 
 def _is_spent(operation: Operation) -> bool:

@@ -12,11 +12,12 @@ from typing import List, Optional, Sequence
 
 import torch
 
+from ignite_ipu.deferred.compiled.joined_models import JoinedModels
 from ignite_ipu.deferred.graph.owners import MODEL, OPTIMIZERS, held_by, held_tensors, is_held
 from ignite_ipu.deferred.model.fused_update import FusedUpdate
 from ignite_ipu.deferred.model.fused_updates import FusedUpdates
-from ignite_ipu.deferred.model.loop import JoinedModels, Loop
-from ignite_ipu.deferred.model.model import CapturedModel, owner_of
+from ignite_ipu.deferred.model.loop import Loop
+from ignite_ipu.deferred.model.model import CapturedModel, loops_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line, current_line
@@ -73,7 +74,7 @@ def joined_by_optimizers(models: Sequence[CapturedModel], line: Line) -> List[Lo
 
 def trained_by(optimizer: torch.optim.Optimizer) -> Optional[FusedUpdate]:
     """Return the update by an optimizer, as far as it is known; None where its weights have another, or none yet."""
-    loops = {owner.loop for owner in map(owner_of, held_tensors(optimizer)) if owner is not None}
+    loops = loops_of(held_tensors(optimizer))
     every = [loop.updates for loop in loops if isinstance(loop.updates, FusedUpdates)]
     return next(
         (update for one in every for update in one.books.updates if update.training.optimizer is optimizer), None
@@ -118,8 +119,7 @@ def _overlapping(optimizer: torch.optim.Optimizer, loop: Loop) -> List[torch.opt
 
 def _loop_of(optimizer: torch.optim.Optimizer) -> Optional[Loop]:
     """Return the loop whose parameters an optimizer holds, after joining it from several where need be."""
-    owners = [owner for owner in map(owner_of, held_tensors(optimizer)) if owner is not None]
-    loops = list(dict.fromkeys(owner.loop for owner in owners))
+    loops = loops_of(held_tensors(optimizer))
     return join(loops, f"The {type(optimizer).__name__} holds parameters of") if loops else None
 
 

@@ -38,7 +38,6 @@ from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.hooks import Gradients
 from ignite_ipu.session.session import IPUSession
-from ignite_ipu.torch_names.modules import modules_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 if TYPE_CHECKING:
@@ -181,23 +180,6 @@ class Setup:
     postponed: Callable[[], Optional[str]] = lambda: None
     clip_remedy: Optional[str] = None
     observer: CaptureObserver = IGNORING
-
-
-class JoinedModels(nn.Module):
-    """The one module that PopTorch compiles for several models: its children, named after their classes."""
-
-    def __init__(self, models: Sequence[nn.Module]) -> None:
-        super().__init__()
-        for model in models:
-            name, count = type(model).__name__, 1
-            while name in modules_of(self):
-                count += 1
-                name = f"{type(model).__name__}_{count}"
-            self.add_module(name, model)
-        self.joined_names = " and ".join(sorted(type(model).__name__ for model in models))
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        raise CaptureError("Models that are trained together are called one by one.")
 
 
 class Loop:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from typing import Any, Dict, Iterable, Optional, Sequence, Tuple, Union, cast
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union, cast
 
 import torch
 from torch import nn
@@ -173,6 +173,11 @@ def owner_of(tensor: torch.Tensor) -> Optional[CapturedModel]:
     """Return the captured model that has a tensor as its parameter or buffer, None for any other tensor."""
     found = parameter_of(tensor)
     return None if found is None else cast(CapturedModel, found[0])
+
+
+def loops_of(tensors: Iterable[torch.Tensor]) -> List[Loop]:
+    """Return the captured loops that tensors are weights of, in the order of the tensors."""
+    return list(dict.fromkeys(owner.loop for owner in map(owner_of, tensors) if owner is not None))
 
 
 def first_owner(

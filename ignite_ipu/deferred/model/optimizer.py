@@ -20,7 +20,7 @@ from ignite_ipu.deferred.model.fused_update import FusedUpdate
 from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.joined import captured_by, trained_by
 from ignite_ipu.deferred.model.loop import Loop
-from ignite_ipu.deferred.model.model import owner_of
+from ignite_ipu.deferred.model.model import loops_of
 from ignite_ipu.deferred.tensor.tensor import record_on_weights
 from ignite_ipu.errors import CaptureError, OptimizerError
 from ignite_ipu.optimizers.host_link import note_step
@@ -80,11 +80,12 @@ class HeldWeights(SessionHooks):
     def on_host(self) -> List[HostUpdates]:
         """Return the updates on the host of the loops that the optimizer steps; nothing for other loops."""
         known = self._loop()
-        loops = [known]
         if known is None or known.now is not known:
-            loops = list(dict.fromkeys(owner.loop for owner in map(owner_of, self._parameters) if owner is not None))
-            self._loop = weakref.ref(loops[0]) if len(loops) == 1 else _no_loop
-        return [each.updates for each in loops if each is not None and isinstance(each.updates, HostUpdates)]
+            found = loops_of(self._parameters)
+            self._loop = weakref.ref(found[0]) if len(found) == 1 else _no_loop
+        else:
+            found = [known]
+        return [each.updates for each in found if isinstance(each.updates, HostUpdates)]
 
     def renew(self) -> None:
         """Watch the parameters that the optimizer holds now."""
