@@ -96,20 +96,16 @@ UNIQUE = word("torch._unique2", "2.0", "A model that calls it is refused with an
 """Operator behind `torch.unique`."""
 
 _NO_MODES = "Function modes, such as a default device, stay in force within device calls of the emulator."
-_count_modes: Callable[[], int] = find("torch._C._len_torch_function_stack", "2.0", _NO_MODES, fallback=lambda: 0)
+has_function_modes: Callable[[], int] = find("torch._C._len_torch_function_stack", "2.0", _NO_MODES, fallback=lambda: 0)
+"""Returns how many `TorchFunctionMode`s are in force."""
 _pop_mode: Callable[[], Any] = find("torch._C._pop_torch_function_stack", "2.0", _NO_MODES)
 _push_mode: Callable[[Any], None] = find("torch._C._push_on_torch_function_stack", "2.0", _NO_MODES)
-
-
-def has_function_modes() -> bool:
-    """Return whether a `TorchFunctionMode` is in force."""
-    return bool(_count_modes())
 
 
 @contextlib.contextmanager
 def function_modes_left() -> Iterator[None]:
     """Leave all `TorchFunctionMode`s in the `with` block."""
-    modes = [_pop_mode() for _ in range(_count_modes())]
+    modes = [_pop_mode() for _ in range(has_function_modes())]
     try:
         yield
     finally:
@@ -196,15 +192,11 @@ FRAMES_OF_SCRIPT = word(
 """Argument of `torch.jit.script`: how many frames above the caller a class finds its names in."""
 
 _NO_TRANSFORMATIONS = "torch.func.grad and its relatives around a model on a device are not refused."
-_interpreter: Callable[[], Any] = find(
+transformation: Callable[[], Optional[Any]] = find(
     "torch._C._functorch.peek_interpreter_stack", "2.0", _NO_TRANSFORMATIONS, fallback=lambda: None
 )
+"""Returns the innermost transformation of `torch.func` that is at work; None if there is none."""
 _KINDS: Any = find("torch._C._functorch.TransformType", "2.0", _NO_TRANSFORMATIONS, fallback=None)
-
-
-def transformation() -> Optional[Any]:
-    """Return the innermost transformation of `torch.func` that is at work; None if there is none."""
-    return _interpreter()
 
 
 def differentiates(transformation: Any) -> bool:

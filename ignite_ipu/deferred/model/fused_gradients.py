@@ -31,7 +31,8 @@ class FusedGradients:
         self._loop = loop
         with DisableTorchFunctionSubclass():
             book = GradientBook(map(id, loop.module.parameters()))
-        self.books = Books(loop, book, GradientViews(loop.module, loop.setup.clip_remedy, self), History())
+        views = GradientViews(loop.module, loop.session.weights, loop.setup.clip_remedy, self)
+        self.books = Books(loop, book, views, History())
         self.books.updates.append(FusedUpdate(self.books))
 
     @property

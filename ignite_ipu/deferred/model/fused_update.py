@@ -15,7 +15,7 @@ from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, keep_in
 from ignite_ipu.deferred.graph.owners import held_by, held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.early_update import EarlyUpdate
-from ignite_ipu.deferred.model.gradient_views import GradientViews, clear_those_of_the_host
+from ignite_ipu.deferred.model.gradient_views import GradientViews
 from ignite_ipu.deferred.model.gradients import Entry, GradientBook, losses_of
 from ignite_ipu.deferred.model.history import History, Made
 from ignite_ipu.deferred.model.loop import Loop
@@ -121,8 +121,8 @@ class FusedUpdate:
         self.shown = 0
         self.reach: Reach = Everything()
         self.stepped = self.order = 0
-        # What tells that an optimizer holds the same as before, and the ids of that.
-        self._held: Tuple[Any, FrozenSet[int]] = ((), frozenset())
+        # What tells that an optimizer holds the same as before, the ids of that, and what of it is no loop's.
+        self._held: Tuple[Any, FrozenSet[int], Sequence[torch.Tensor]] = ((), frozenset(), ())
         self.older = OlderWeights()
 
     def look(self) -> None:
@@ -220,7 +220,6 @@ class FusedUpdate:
                 f"after the last backward(). {ON_THE_HOST}"
             )
         self.books.views.refuse_those_of_before(self.own)
-        self.loop.edits.look()
         for operation in [operation for each in chosen for operation in each.operations]:
             if operation.number <= self.stepped and not operation.done and self.reach.uses(operation):
                 raise CaptureError(
@@ -320,8 +319,9 @@ class FusedUpdate:
 
     def zero_grad(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
         """Do what `zero_grad` of an optimizer does that makes these updates."""
-        clear_those_of_the_host(held_tensors(optimizer), set_to_none)
-        self.loop.updates.gradients.clear(self.held_by(optimizer), set_to_none)
+        ids = self.held_by(optimizer)
+        self.books.views.zero_grad(optimizer, self._held[2], set_to_none)
+        self.loop.updates.gradients.clear(ids, set_to_none)
 
     def held_by(self, optimizer: torch.optim.Optimizer) -> FrozenSet[int]:
         """Return the ids of the parameters that an optimizer holds."""
@@ -329,7 +329,8 @@ class FusedUpdate:
         key = (id(optimizer), *[(id(group["params"]), len(group["params"])) for group in groups])
         if key != self._held[0]:
             held, every = held_by(optimizer), self.books.gradients.all
-            self._held = key, every if held >= every else held
+            beside = [each for each in held_tensors(optimizer) if id(each) not in every]
+            self._held = key, every if held >= every else held, beside
         return self._held[1]
 
     def cleared(self, dropped: Sequence[Loss]) -> None:

@@ -115,6 +115,7 @@ class FusedUpdates:
         self.standby.note_write(tensors)
 
     def backward(self, loss: Loss) -> None:
+        self._loop.edits.look()
         if self.standby is not None:
             self.standby.check_saved(loss)
         try:

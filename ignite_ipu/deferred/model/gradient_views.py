@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Collection, Container, Iterable, List, Optional, Protocol, Tuple
+from typing import Any, Collection, Container, Iterable, List, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.graph.owners import held_parameters
+from ignite_ipu.deferred.graph.owners import held_parameters, held_tensors
 from ignite_ipu.deferred.tensor.device_gradient import DeviceGradient
 from ignite_ipu.deferred.tensor.frames import frame_of
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.tensors.raw import gradient_of, plain, requires_grad
 from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.weights.tracker import Weights
 from ignite_ipu.torch_names.modules import CONVERSION
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+
+# So many parameters are asked for gradients in one look, and the next ones in the next, while no access was noticed.
+_AT_ONCE = 32
 
 
 class GradientSource(Protocol):
@@ -34,14 +38,23 @@ class GradientSource(Protocol):
 class GradientViews:
     """Shows the gradients of a captured model's parameters, each as a `DeviceGradient` from when it is asked for.
 
+    Gradients of the host are looked for in all parameters where code had one of them since the last look, or autograd
+    has recorded functions of them on the host. Else they can come unnoticed only by graphs that were recorded before
+    the capture, or where functions of tensors of other classes hide the weights: parameters are asked in turns.
+
     Args:
         model: The model whose parameters these are of.
+        weights: The places of its weights, which notice accesses.
         remedy: Clipping advice for a loop that writes into them.
         source: The gradients, held weakly.
     """
 
-    def __init__(self, model: nn.Module, remedy: Optional[str], source: GradientSource) -> None:
+    def __init__(self, model: nn.Module, weights: Weights, remedy: Optional[str], source: GradientSource) -> None:
         self._named: List[Tuple[str, torch.Tensor]] = list(model.named_parameters())
+        self._tensors = [parameter for _, parameter in self._named]
+        self._weights, self._next = weights, 0
+        # What `weights.looks` was when no parameter had a gradient of the host.
+        self._without = -1
         self._remedy = remedy or "use torch.nn.utils.clip_grad_norm_ over all of the model's parameters"
         self._source, self._values = weakref.ref(source), weakref.WeakMethod(source.of)
         # Those that the loop holds, and no others.
@@ -98,7 +111,7 @@ class GradientViews:
 
     def refuse_those_of_the_host(self, own: Container[int]) -> None:
         """Refuse an update for gradients that the host has computed."""
-        for name, parameter in self._of_the_host(own):
+        for name, parameter in () if self._weights.untouched_since(self._without) else self._of_the_host(own):
             raise CaptureError(
                 f"At {current_line()}, {name} of shape {tuple(parameter.shape)} has a gradient that the host has "
                 "computed or set. The device's update would not use it, so it would be lost. Compute the loss from "
@@ -108,6 +121,13 @@ class GradientViews:
 
     def refuse_those_of_before(self, own: Container[int]) -> None:
         """Refuse to go backward when there are gradients already: PyTorch adds to them, a device does not."""
+        if self._weights.untouched_since(self._without):
+            first, self._next = self._next, self._next + _AT_ONCE
+            if self._next >= len(self._tensors):
+                self._next = 0
+            with DisableTorchFunctionSubclass():
+                if not [each for each in self._tensors[first : first + _AT_ONCE] if gradient_of(each) is not None]:
+                    return
         found = {id(parameter): name for name, parameter in self._of_the_host(own)}
         if not found:
             return
@@ -124,7 +144,15 @@ class GradientViews:
     def _of_the_host(self, own: Container[int]) -> List[Tuple[str, torch.Tensor]]:
         """Return the parameters that have gradients which are no device's."""
         with DisableTorchFunctionSubclass():
-            return [pair for pair in self._named if gradient_of(pair[1]) is not None and id(pair[1]) in own]
+            found = [pair for pair in self._named if gradient_of(pair[1]) is not None]
+        self._without = -1 if found else self._weights.looks
+        return [pair for pair in found if id(pair[1]) in own]
+
+    def zero_grad(self, optimizer: torch.optim.Optimizer, others: Sequence[torch.Tensor], set_to_none: bool) -> None:
+        """Do with gradients that are the host's what `zero_grad` of an optimizer does; `others` are no model's."""
+        held = others if self._weights.untouched_since(self._without) else held_tensors(optimizer)
+        if held:
+            clear_those_of_the_host(held, set_to_none)
 
     def check_all(self, parameters: Iterable[torch.Tensor], own: Container[int]) -> None:
         """Refuse to clip the gradients of some parameters only."""

@@ -150,8 +150,7 @@ class HostUpdates:
         return [each for each in self._recorded if each.problem is None and each.values and not _is_spent(each)]
 
     def _follow_edits(self) -> None:
-        """Take the weights from before edits of the loop."""
-        self._loop.edits.look()
+        """Take the weights from before edits of the loop that were found."""
         for older in self._loop.edits.take():
             self._older.append(older)
             self._changed.update({id(tensor): older.taken for tensor, _ in older.values})
@@ -223,6 +222,7 @@ class HostUpdates:
         if loss.value.operation.of_weights:
             self._backward_on_host(loss)
             return
+        self._loop.edits.look()
         self.check_saved(loss)
         ahead, self._ahead = self._ahead, None
         synchronised = note_backward(loss)
@@ -282,6 +282,7 @@ class HostUpdates:
         loop, operations = self._loop, loss.operations
         if loop.buffers.waiting:
             loop.buffers.before_update([loss], loop, waits=True, steps=False)
+        loop.edits.look()
         self._follow_edits()
         if before is None:
             loop.edits.check(operations, loop, "The gradient", unless_kept=True)
@@ -345,6 +346,7 @@ class HostUpdates:
 
     def _keep_older(self, held: Sequence[torch.Tensor]) -> None:
         """Keep weights that are about to change, if something that may go backward was computed with them."""
+        self._loop.edits.look()
         self._follow_edits()
         self._release_older()
         if not self._weights_in_use().isdisjoint(map(id, held)):

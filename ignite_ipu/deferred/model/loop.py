@@ -280,7 +280,9 @@ class Loop:
             )
         before.forget_programs()
         self.session.close()
+        in_graphs = self.session.weights.in_graphs
         self._begin()
+        self.session.weights.in_graphs = in_graphs
         within, models = set(map(id, self.module.modules())), self.models
         self.models = []
         for model in models:
@@ -298,6 +300,7 @@ class Loop:
             self.buffers.merge(other.buffers)
             self.updates.merge(other.updates)
             other.session.close()
+            self.session.weights.in_graphs |= other.session.weights.in_graphs
             self.guide(other.session)
             for model in other.models:
                 self.adopt(model)

@@ -66,8 +66,9 @@ class AccessTracker:
         on_host: Whether no training takes place, so that shared memory keeps the newest values.
 
     Attributes:
-        any: Whether a tensor was accessed in any way that may have written into it.
+        any: Whether a tensor was accessed in any way that may have written into it, or set its gradient.
         read: Whether one was accessed in a way that downloads.
+        in_graphs: Whether autograd has recorded functions of a tensor on the host, by which gradients may come later.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class AccessTracker:
         on_host: bool = False,
     ) -> None:
         self.any = True
-        self.read = self.ended = False
+        self.read = self.ended = self.in_graphs = False
         self._hooks = weakref.ref(hooks)
         self._before_first: Any = weakref.WeakMethod(before_first)
         self._on_host = on_host
@@ -226,6 +227,9 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
                 accesses.replaced = True
         with DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
+        if reads and torch.is_grad_enabled() and _is_in_graph(found):
+            for accesses in holder:
+                accesses.in_graphs = True
         if func is torch.Tensor.detach:
             note_alias(found)
         if _name(func) in _UNCOUNTED and isinstance(args[0], cls):
@@ -281,6 +285,13 @@ def _replaces_gradient(func: Any) -> bool:
 def _is_gradient(attribute: Any) -> bool:
     """Return whether this is `Tensor.grad`: PyTorch's, or its current replacement, which PyTorch passes on."""
     return attribute is GRADIENT or attribute is torch.Tensor.grad
+
+
+def _is_in_graph(found: Any) -> bool:
+    """Return whether autograd has recorded a result, or one of several."""
+    if isinstance(found, (tuple, list)):
+        return any(map(_is_in_graph, found))
+    return isinstance(found, torch.Tensor) and found.grad_fn is not None
 
 
 def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:

@@ -87,6 +87,7 @@ class Weights:
         looks: How often `notice_edits` looked at every tensor.
         edits: How often the host's weights were found or said to be set.
         host_is_stale: Whether training took place since the host's copy was downloaded or written.
+        in_graphs: Whether autograd has recorded functions of weights on the host, by which gradients may come later.
 
     PopTorch refreshes an inference executor by itself only when it wraps the same module object as the training one and
     was made after it, and then copies twice the first time. Our executors wrap different modules on purpose, so that
@@ -104,7 +105,7 @@ class Weights:
         self._beside: weakref.WeakKeyDictionary[nn.Module, Dict[str, torch.Tensor]] = weakref.WeakKeyDictionary()
         self._training: Optional[_Copy] = None
         self._inference: List[_Copy] = []
-        self.host_is_stale = False
+        self.host_is_stale = self.in_graphs = False
         self.looks = self.edits = 0
         self._accesses: Optional[AccessTracker] = None
         self._silent: List[int] = []  # while nobody trains: where the tensors are that cannot tell
@@ -162,6 +163,7 @@ class Weights:
     def _forget_accesses(self) -> None:
         if self._accesses is not None:
             self._accesses.ended = True
+            self.in_graphs |= self._accesses.in_graphs
         self._accesses = None
 
     def include(self, step: nn.Module) -> bool:
@@ -296,6 +298,16 @@ class Weights:
         self._hooks.follower.before_buffers_written([tensor for tensor, _ in values])
         self._put(values, but=executor)
         self.updates[0] += 1
+
+    def untouched_since(self, looks: int) -> bool:
+        """Return whether no code had a tensor, to write into it or to set its gradient, since `looks` was a number.
+
+        False also where accesses cannot tell: without a training program, and where autograd has recorded weights.
+        """
+        accesses = self._accesses
+        if accesses is None or self._training is None or self.looks != looks:
+            return False
+        return not (accesses.any or accesses.in_graphs or self.in_graphs)
 
     def notice_edits(self) -> bool:
         """Find out whether somebody wrote into the host's weights, and tell.
