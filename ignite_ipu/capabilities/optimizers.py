@@ -96,5 +96,5 @@ def argument_capability(optimizer: str, argument: str) -> Optional[Capability]:
 
 
 def left_out_arguments() -> FrozenSet[str]:
-    """Return the arguments that choose how PyTorch computes an update, not what it is."""
+    """Return the arguments that choose the implementation of an update, not its result."""
     return frozenset(entry.argument for entry in ARGUMENTS.with_treatment(Treatment.LEFT_OUT))

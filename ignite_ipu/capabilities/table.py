@@ -33,7 +33,7 @@ class Capability:
     Attributes:
         name: Dotted name of a function, class or method, as `torch.cuda.synchronize`; of an argument, its class and the
             argument, as `torch.optim.Optimizer(amsgrad)`.
-        treatment: What becomes of it.
+        treatment: How the library treats it.
         sentence: Reason of a refusal, or a description of the result.
         remedy: The way out, as a sentence without its period; "" for nothing to do.
         answer: Result of a call that is answered.

@@ -3,7 +3,7 @@
 Exit codes:
     0 done, without complaints
     1 done, with findings or differences
-    2    the user's error: wrong arguments, a file that is not there; one line says which, `--debug` adds the traceback
+    2    the user's error: wrong arguments, a file that is not there; one line names it, `--debug` adds the traceback
     70   a bug of ours, with its traceback
     130  interrupted from the keyboard
     141 the reader of the output stopped reading

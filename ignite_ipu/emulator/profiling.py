@@ -1,10 +1,10 @@
 """Trace points on a timeline: `poptorch.profiling`.
 
 PopTorch hands them to Graphcore's `libpvti`, which exists only in its SDK. Here they go to a file that Chrome
-(chrome://tracing) and Perfetto open. They are recorded if, when this module is imported, the environment variable
-`PVTI_OPTIONS` holds JSON such as `{"enable": "true", "directory": "profiles"}`; the file is then
-`profiles/poptorch-<process id>.trace.json`, begun at the first trace point and finished when the process exits
-normally. Without `directory` it lands in the working directory; with `"enable": "false"` nothing is recorded.
+(chrome://tracing) and Perfetto open. They are recorded if the environment variable `PVTI_OPTIONS` holds JSON such as
+`{"enable": "true", "directory": "profiles"}` when this module is imported. The file is then `profiles/poptorch-<process
+id>.trace.json`, begun at the first trace point and finished when the process exits normally. Without `directory` it
+lands in the working directory; with `"enable": "false"` nothing is recorded.
 """
 
 from __future__ import annotations

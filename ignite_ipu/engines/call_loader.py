@@ -200,7 +200,7 @@ class CallLoader:
         try:
             return self.size is not None and row_count(batch) < self.size
         except RowsError:
-            return False  # prepare_batch may know where they are
+            return False  # prepare_batch may find them
 
     def _call_in_words(self) -> str:
         if self.size is None:

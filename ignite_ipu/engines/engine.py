@@ -196,10 +196,10 @@ class IPUTrainer(IPUEngine):
     """The engine that `create_ipu_trainer` returns.
 
     Its state dictionary also holds the random states of host and device, so that a resumed run draws the same numbers
-    as an uninterrupted one. Taking it at the end of an epoch pins the host's, that of the loader's own generator among
-    them: the next epoch starts from it, whatever other handlers draw in between, of which a warning tells. It holds the
-    accumulated values of attached metrics, which a resumed run restores. It records whether the handlers of the epoch's
-    end have run; if not, a resumed run calls them, with the same output.
+    as an uninterrupted one. Taking it at the end of an epoch pins the host's, including that of the loader's own
+    generator. The next epoch starts from it, also if other handlers draw in between, which a warning reports. It holds
+    the accumulated values of attached metrics, which a resumed run restores. It records whether the handlers of the
+    epoch's end have run; if not, a resumed run calls them, with the same output.
 
     Args:
         process_function, session, loaders: As for `IPUEngine`.
@@ -341,7 +341,7 @@ class IPUTrainer(IPUEngine):
         """
         start = self._start(*args, **kwargs)
         if start is _Start.REFUSED:
-            return super().run(data, *args, **kwargs)  # Ignite says what is wrong, and how to begin anew
+            return super().run(data, *args, **kwargs)  # Ignite raises, and explains how to begin anew
         was_loaded, self._loaded = self._loaded, False
         self.resumes = start is not _Start.OWN
         if start is _Start.OWN:

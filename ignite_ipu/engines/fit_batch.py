@@ -73,8 +73,8 @@ def fit_batch(
 
     Raises:
         IPUOutOfMemoryError: Not even the smallest fits. A trainer is as it was.
-        LossError: Updates with another number of micro-batches would not be the same: their gradients are averaged and
-            the loss is a sum over samples, or the other way round.
+        LossError: Updates with another number of micro-batches would differ: gradients are averaged and the loss is a
+            sum over samples, or the other way round.
         Exception: Any other error of a compilation or the function. A trainer is as it was.
     """
     if isinstance(training, IPUTrainer):
@@ -98,7 +98,7 @@ def _of_function(function: Callable[[int, int], Any], samples: int, remember: bo
             if place is not None:
                 place.write(size)
             return FittedBatch(size, samples // size, (*tried, (size, None)), result, size == known)
-        gc.collect()  # what the call has made, and with it IPUs
+        gc.collect()  # the objects of the call, which hold IPUs
     raise _nothing_fits(tried)
 
 

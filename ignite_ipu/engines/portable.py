@@ -159,10 +159,10 @@ def ipu_train_batch(
         optimizer: Over the model's parameters.
         loss_fn: Called with the model's output and `target`; the same function in every call. None for a model that
             returns its own loss: the output itself, its `loss`, or the first or last item with a single element.
-        inputs: What the model is called with.
+        inputs: Positional arguments of the model.
         target: The loss function's second argument.
         max_grad_norm: The norm that gradients are clipped to; for Adam, AdamW, and SGD without momentum.
-        keyword_inputs: What the model is called with by keyword.
+        keyword_inputs: Keyword arguments of the model.
 
     Returns:
         The model's output and the loss, without gradients.
@@ -202,14 +202,14 @@ def ipu_train_batch(
 def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) -> Any:
     """Return the model's output for one batch of any number of samples, in evaluation mode, with the newest weights.
 
-    A batch of fewer samples than before is filled up for the device; of one with more, pieces are evaluated. Where that
-    changes predictions, because the model mixes samples or because rows are steps in time, the model is compiled again
-    for the larger batch, and filling is refused.
+    A batch of fewer samples than before is padded for the device; one with more is evaluated in pieces. If that changes
+    predictions, because the model mixes samples or because rows are steps in time, the model is compiled again for the
+    larger batch, and padding is refused.
 
     Args:
         model: The model.
-        inputs: What it is called with.
-        keyword_inputs: What it is called with by keyword.
+        inputs: Its positional arguments.
+        keyword_inputs: Its keyword arguments.
     """
     if is_native():
         with torch.no_grad():

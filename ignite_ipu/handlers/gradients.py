@@ -90,7 +90,7 @@ class Gradients:
         handlers.insert(0, handlers.pop())
 
     def _show(self, engine: Engine, session: IPUSession) -> None:
-        program = session.training  # of now: others may replace it
+        program = session.training  # read at every call: others may replace it
         if program is None or program.executor is None:
             raise SessionError(
                 "The gradients of this iteration are gone: a handler of ITERATION_COMPLETED has closed, released or "

@@ -13,7 +13,7 @@ __all__ = ["EMA"]
 
 
 class EMA:
-    """Keeps the exponential moving average of a model's weights, looked at every so many device calls.
+    """Keeps the exponential moving average of a model's weights, read once in several device calls.
 
     Ignite's `EMAHandler` works on an IPU, but reads the weights after every iteration, which is one download each. This
     one reads them every `every` iterations and decays for all the weight updates in between at once: with momentum m

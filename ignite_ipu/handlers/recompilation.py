@@ -63,7 +63,7 @@ class RecompileWatch:
 
         RecompileWatch().attach(trainer)
 
-    For a PopTorch executor of your own, call what `watch` returns in its place::
+    For a PopTorch executor of your own, call the wrapper that `watch` returns in its place::
 
         training_model = RecompileWatch().watch(poptorch.trainingModel(model, options, optimizer))
 

@@ -8,7 +8,7 @@ parts:
   compiled, those of `untraceable` at the call. `instead` is the way out.
 - `random`: operators whose result is no constant whatever they are given.
 - `arguments`: arguments that are refused (`Restriction`), likely to be, or read otherwise than by PyTorch.
-- `values`: what is computed otherwise for some values, which no call shows.
+- `values`: operators whose result differs for some values, which no call shows.
 - `signatures`: the order of the arguments of the names in there.
 """
 
@@ -40,9 +40,9 @@ _MODULES = {"nn.": "torch.nn.", "F.": "torch.nn.functional."}
 class Restriction:
     """A use of an operator that PopTorch refuses, or computes otherwise than PyTorch.
 
-    `when` says for which values of the argument: a word ("given", "missing", "true", "false", "always"), or a mapping
-    with the number that they exceed ("above") or fall short of ("below"), or with those that are ("in"), or are not
-    ("not in"), concerned.
+    `when` selects the values of the argument. It is a word ("given", "missing", "true", "false", "always"), or a
+    mapping: with the number that they exceed ("above") or fall short of ("below"), or with the values that are ("in"),
+    or are not ("not in"), concerned.
     """
 
     of: Tuple[str, ...]  # functions and layers
@@ -58,7 +58,7 @@ class Restriction:
 
     @property
     def refused(self) -> bool:
-        """True if the model does not compile with it, as far as it is known."""
+        """True if the model is known not to compile with it."""
         return not (self.likely or self.replaced)
 
     def concerns(self, value: Any) -> bool:
@@ -140,7 +140,7 @@ _POSITIONS: Dict[str, Dict[str, int]] = {}
 
 
 def _keys(name: str) -> Set[str]:
-    """Return what one of the table's names is looked up by: the full name and, unless it is a layer's, a kernel's."""
+    """Return the keys of one of the table's names: the full name and, unless it is a layer's, a kernel's."""
     return {full_name(name)} if name.startswith("nn.") else {full_name(name), canonical(undecorated(name))}
 
 
@@ -159,7 +159,7 @@ def is_random(name: str) -> bool:
 
 
 def instead(kind: str) -> str:
-    """Return what to use instead of a kind that does not compile; empty where nothing is known."""
+    """Return the replacement for a kind that does not compile; empty if none is known."""
     return str(_DATA["instead"].get(kind, ""))
 
 
@@ -169,7 +169,7 @@ def compiles(name: str) -> bool:
 
 
 def refused(name: str) -> Optional[str]:
-    """Return the kind because of which an operator does not compile; None where the table does not say so."""
+    """Return the kind because of which an operator does not compile, or None if the table does not refuse it."""
     return _REFUSED.get(name, _REFUSED.get(canonical(name)))
 
 

@@ -21,7 +21,7 @@ from ignite_ipu.errors import OptimizerError, did_you_mean, logger
 from ignite_ipu.optimizers.kinds import OptimizerKind, kind_of_device, kind_of_torch, substituted
 from ignite_ipu.poptorch_types import DeviceOptimizer
 
-# What torch's schedulers leave in groups, and what they change then.
+# The entries that torch's schedulers leave in groups, and the ones that they change.
 _SCHEDULED = (
     ("initial_lr", ("lr",)),
     ("max_momentum", ("momentum", "betas")),
@@ -94,7 +94,7 @@ class Conversion:
         return device is self.source
 
     def compiled_in(self) -> Dict[str, str]:
-        """Return in words, by name, what a compiled program has of the optimizer."""
+        """Return the optimizer's values that a compiled program holds, in words, by name."""
         groups, whole = self.optimizer.param_groups, vars(self.optimizer)
         names = {*self.constant, *self.kind.structural, *self.kind.device_arguments} - self.variable
         found = {f"its {name}": repr([group.get(name, whole.get(name)) for group in groups]) for name in sorted(names)}
@@ -123,7 +123,7 @@ def convert_optimizer(
     second_order_momentum_accum_type: Optional[torch.dtype] = None,
     substitute: Optional[str] = None,
 ) -> Conversion:
-    """Return the PopTorch optimizer for a torch one, and what became of each attribute.
+    """Return the PopTorch optimizer for a torch one, with a receipt of each attribute.
 
     The learning rate and every other hyper-parameter that is not zero becomes variable: changing a number costs the
     device next to nothing. Zeros become constant: a variable zero keeps a momentum buffer for every weight, or adds a
@@ -141,8 +141,9 @@ def convert_optimizer(
         velocity_accum_type: Type of SGD's velocity.
         first_order_momentum_accum_type: Type of the first moments.
         second_order_momentum_accum_type: Type of the second moments.
-        substitute: "closest": an optimizer that an IPU lacks becomes the closest one that it has, for good, which the
-            receipt, a warning then, says: NAdam, RAdam, Adamax and SparseAdam an Adam, ASGD an SGD, and no amsgrad.
+        substitute: "closest": an optimizer that an IPU lacks becomes the closest one that it has, for good. NAdam,
+            RAdam, Adamax and SparseAdam become an Adam, ASGD an SGD, and amsgrad is left out. The receipt then is a
+            warning.
 
     Raises:
         OptimizerError: The optimizer cannot run on an IPU, or an argument does not apply to it. If it is about
@@ -210,8 +211,8 @@ def hyper_parameter(name: str, value: Any) -> Any:
 def clipping_problem(optimizer: torch.optim.Optimizer, variable: Collection[str] = ()) -> Optional[str]:
     """Return why an IPU would not clip the gradients of an optimizer's parameters; None when it would.
 
-    SGD clips what its weight update consumes: with momentum the velocity, which also has the weight decay in it, and
-    without momentum the gradient, to which the decay comes afterwards.
+    SGD clips the input of its weight update. With momentum this is the velocity, which contains the weight decay;
+    without momentum it is the gradient, before the decay is added.
     """
     if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
         return None
@@ -468,8 +469,9 @@ class Row:
     Attributes:
         attribute: Its name.
         value: Its value, or one for each parameter group.
-        fate: `kept`, `mapped` to something that does the same, `substituted` by what is close, `dropped`, or `refused`.
-        on_device: `variable`, `constant` or `compiled in`; empty for what does not reach the device.
+        fate: `kept`, `mapped` to something that does the same, `substituted` by something close, `dropped`, or
+            `refused`.
+        on_device: `variable`, `constant` or `compiled in`; empty if it does not reach the device.
         note: Why, in a few words.
     """
 

@@ -1,7 +1,7 @@
-"""A warning about optimizers that step on the host in a program that was moved to IPUs, at their first step.
+"""A warning, at their first step, about optimizers that step on the host in a program that was moved to IPUs.
 
 A loop of an installed package, or one in a file that was not moved, trains a model on the host without an error: the
-model is an ordinary one there. A program that asks for `host_device()` means to train on IPUs.
+model is an ordinary one there. A program that calls `host_device()` means to train on IPUs.
 """
 
 from __future__ import annotations

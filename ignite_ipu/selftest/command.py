@@ -68,8 +68,8 @@ def main(args: argparse.Namespace) -> int:
         return so_far if running is None else {**so_far, "running": running.name}
 
     with contextlib.ExitStack() as stack:
-        # The garbage collections after each program leave out the present objects, and so take no time. What somebody
-        # else has frozen could not be had back.
+        # The garbage collections after each program leave out the present objects, and so take no time. Objects that
+        # other code has frozen could not be unfrozen separately.
         if not gc.get_freeze_count():
             gc.collect()
             gc.freeze()

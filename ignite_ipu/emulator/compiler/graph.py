@@ -84,7 +84,7 @@ def build(
         if node is None:
             frozen[index] = leaf
         elif node in folded:
-            # What was computed while compiling was on the device all the same; a host tensor never was.
+            # A value folded at compile time was still on the device; a host tensor never was.
             frozen[index], used[node.name] = narrowed(folded[node]), folded[node]
         positions.append(None if node is None or node in folded else place(node))
     # Arithmetic after a loss has no gradient, and arithmetic in place (`loss += penalty`) is no exception.
@@ -93,7 +93,7 @@ def build(
 
     taken = _taken(capture)
     written = tuple(index for index, node in enumerate(taken) if capture.is_written(node))
-    # What is returned has the value of the end, whoever wrote to it after it was made, and through which view.
+    # A returned tensor has its value at the end of forward: later writes count, also those through a view.
     needed = _needed(capture, returned, stop=folded)
     constants = {node: value for node, value in folded.items() if node in needed}
     used.update((node.name, value) for node, value in constants.items())
@@ -220,7 +220,7 @@ def _unchanged(capture: Capture, node: fx.Node) -> fx.Node:
         return node
     with capture.graph.inserting_after(node):
         copy = capture.graph.call_function(torch.clone, (node,))
-    # No operator of the model's, and no tensor that it knows: without the rest of what describes these.
+    # It is neither an operator nor a tensor of the model, so it gets no other metadata of these.
     copy.meta.update(shape=node.meta["shape"], dtype=node.meta["dtype"])
     return copy
 

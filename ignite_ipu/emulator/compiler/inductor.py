@@ -7,8 +7,8 @@ results on disk (`TORCHINDUCTOR_CACHE_DIR`), by graph, options and versions, for
 
 A micro-batch's forward and backward passes become one function (`CompiledStep`), an inference graph likewise: they are
 traced once on stand-ins without values, down to PyTorch's kernels, and handed to inductor without the guards that
-torch.compile puts around code that it knows nothing of. What cannot be traced so, because it asks for values or acts on
-the host, goes on by PyTorch's own operators.
+torch.compile puts around unknown code. A program that cannot be traced so, because it reads values or acts on the host,
+stays with PyTorch's own operators.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class Compiled:
     def begin(self, graph: Graph, functions: Sequence[Callable[..., Sequence[torch.Tensor]]], given: Tensors) -> None:
         """Trace the first of some functions that can be traced, and have it compiled.
 
-        What they run, `graph`, must be computations alone, as a trace shows them in full; they may write to `given`.
+        The `graph` that they run must hold computations only, all of them visible to the trace; they may write to
+        `given`.
         """
         self.is_begun = True
         found = on_the_host(graph.nodes)

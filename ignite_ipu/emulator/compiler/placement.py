@@ -66,7 +66,7 @@ class BlockPlacement:
         self._next_auto_id = 0
 
     def close(self) -> None:
-        """Tell the strategy that the trace is over; what this object recorded stays readable."""
+        """Close the strategy at the end of the trace; the recorded placement stays readable."""
         self._strategy.onEndTracing()
 
     @property

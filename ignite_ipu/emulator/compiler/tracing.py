@@ -140,7 +140,7 @@ def trace(
         finally:
             left = [slot.tensors.get(slot.name, _REMOVED) for slot in slots]
             _fill(slots, [slot.value for slot in slots])
-            # They are values of the graph, and would stay as tensors that nobody can read, save or trace again.
+            # They are values of the graph, and would stay on the model as tensors that cannot be read, saved or traced.
             added = [slot for slot in _slots(model) if isinstance(slot.value, IpuTensor)]
             for slot in added:
                 del slot.tensors[slot.name]
@@ -161,7 +161,7 @@ def trace(
 def tensors_by_name(capture: Capture) -> Dict[str, Any]:
     """Return the nodes of the graph's tensors in the order in which they are computed.
 
-    Parameters and buffers have the names that the model knows them by, other tensors those of their nodes.
+    Parameters and buffers have their names in the model, other tensors those of their nodes.
     """
     return {node.meta.get("name", node.name): node for node in capture.graph.nodes if "memory" in node.meta}
 

@@ -47,9 +47,9 @@ class AsynchronousDataAccessor:
     `IGNITE_IPU_POISON_STALE_BATCHES=0` or `ignite_ipu.emulator.data.set_poisoning(False)`, before the accessor is made,
     turns that off; then the slot just takes the values of a later item, as in PopTorch.
 
-    The worker begins with a copy of this process's random state, and is told when a torch `DataLoader`'s generator
-    (torch's own unless the loader was given one) is seeded before a new epoch. Other changes to the data set or its
-    sampler stay unseen: the worker has copies.
+    The worker begins with a copy of this process's random state. If a torch `DataLoader`'s generator (torch's own
+    unless the loader was given one) is seeded before a new epoch, the worker receives the new state. Other changes to
+    the data set or its sampler stay unseen: the worker has copies.
 
     Args:
         dataset: Anything iterable, or a `DataLoader`. Its items are tensors, flat lists, tuples (they come back as

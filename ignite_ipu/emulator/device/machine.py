@@ -1,8 +1,9 @@
-"""The emulated machine: how many IPUs it has, which of them are taken, and by whom.
+"""The emulated machine: its IPUs, and the processes that hold them.
 
-Every process has a machine of its own, unless one is described: with `IGNITE_IPU_EMULATED_IPUS` (how many IPUs) or
-`IGNITE_IPU_RUNTIME_DIR` (where to keep the table of who has which) in the environment, all processes of a user share
-one, as they would share the IPUs of a Pod. The table names each holder's process; IPUs of dead processes are free.
+Every process has a machine of its own by default. `IGNITE_IPU_EMULATED_IPUS` (the number of IPUs) or
+`IGNITE_IPU_RUNTIME_DIR` (the folder of the table of holders) in the environment describes one machine. All processes of
+a user then share it, as they would share the IPUs of a Pod. The table names each holder's process; IPUs of dead
+processes are free.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _TURN = Turn()
 class IPUHolder(NamedTuple):
     """Process that has an IPU.
 
-    Its start, as the kernel counts it, tells it from a later one with the same id, and a token each of its holdings.
+    Its start time in the kernel distinguishes it from a later process with the same id; a token distinguishes its
+    holdings.
     """
 
     pid: int
@@ -265,4 +267,4 @@ def ipuHardwareVersion() -> int:
 
 
 def poptorchAtExit() -> None:
-    """Do what PopTorch does when the interpreter ends: nothing is left to do, since devices live in this process."""
+    """Do nothing: PopTorch releases its devices here, and emulated devices end with the process."""

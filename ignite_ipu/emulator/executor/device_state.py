@@ -38,7 +38,7 @@ class DeviceState:
         # The device may have changed the weights since the two copies were last the same.
         self.device_is_newer = False
         self.downloads = 0
-        # As the host knows it; None before the first run of a model without a seed.
+        # The host's copy; None before the first run of a model without a seed.
         self.random = [int(options("random_seed"))] if options.exists("random_seed") else None
         self.random_is_stale = False
         # The fault after which the device no longer answers, until its IPUs are released.
@@ -147,7 +147,7 @@ class DeviceState:
         return None if self.random is None else list(self.random)
 
     def set_random(self, state: List[int]) -> None:
-        """Set the random state, of now and of later times on a device."""
+        """Set the random state, both the current one and the one to load when a device is attached."""
         self.random, self.random_is_stale = list(state), False
 
     def _follow_model(self, program: DeviceProgram) -> None:

@@ -208,8 +208,8 @@ class PoplarExecutor:
         """Return the value that an anchored tensor had in the last run, stacked as the output mode says.
 
         A weight's gradient is that of each micro-batch and replica alone, as the backward pass leaves it: in the
-        weight's type, multiplied with the loss scaling, and stacked along dimension 0 by the output mode of the model,
-        whatever the anchor's own. An updated weight is the one after the last update.
+        weight's type, and multiplied with the loss scaling. It is stacked along dimension 0 by the output mode of the
+        model, not by the anchor's own. An updated weight is the one after the last update.
 
         Raises:
             AssertionError: No such anchor, or the model has not run.

@@ -51,7 +51,7 @@ class Observation:
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Advance]:
-        """Show how far the `with` block has come; yields what is told (steps done, of so many)."""
+        """Show the progress of the `with` block; yields a function to call with (steps done, number of steps)."""
         if not self._options._show_compilation_progress_bar:
             yield lambda done, total: None
             return

@@ -1,8 +1,8 @@
 """Compiled models in files, for `save`, `loadExecutable` and `poptorch.load`.
 
 A file holds the executable and the arguments it was compiled for as plain data, so that `loadExecutable` runs no code
-from it. With `export_model`, PopTorch's default, the model, its optimizer and the options are added as a pickle, which
-only `load` unpickles, and only if the user saved it themselves or trusts it (see `trust`).
+from it. With `export_model`, PopTorch's default, the model, its optimizer and the options are added as a pickle. Only
+`load` unpickles it, and only if the user has saved the file or trusts it (see `trust`).
 """
 
 from __future__ import annotations

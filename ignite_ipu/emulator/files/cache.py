@@ -1,8 +1,8 @@
 """The executable cache: results of a compilation, kept in a directory for the next time.
 
-An entry holds the constants that the compiler computed from other constants (tables, masks, position codes), which take
+An entry holds the constants that the compiler computed from other constants (tables, masks, position codes). They take
 most of the time of a compilation here. Running `forward` once and writing the graph's Python text is repeated on every
-compile, as tracing is in PopTorch. The key covers all that an executable depends on: the graph with its shapes, the
+compile, as tracing is in PopTorch. The key covers all dependencies of an executable: the graph with its shapes, the
 constants' values, the options, the optimizer's compiled-in values, and the versions of emulator and PyTorch.
 """
 

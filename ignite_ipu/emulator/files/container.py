@@ -1,8 +1,8 @@
 """Values in a file that is checked when it is read: the format of executables and cache entries.
 
-The layout is: a magic line, the SHA-256 of all that follows, the length of a text (8 bytes, little-endian), the text,
-which is JSON, and the bytes of the tensors that it names. Nothing is unpickled here, and nothing is made that the
-file's own size does not allow for, so a damaged or hostile file ends in `DamagedFile`.
+The layout is: a magic line, the SHA-256 of the rest, the length of a JSON text (8 bytes, little-endian), the text, and
+the bytes of the tensors that it names. Nothing is unpickled here, and nothing is made that the file's own size does not
+allow for, so a damaged or hostile file ends in `DamagedFile`.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class NotPlain(TypeError):
 def write(path: str, magic: bytes, value: Any) -> None:
     """Write a file in one step: under its name there is the old content or the new, never a part.
 
-    The `magic` line tells its kind and version. The value is made of None, numbers, strings, bytes, dtypes, PopTorch's
-    enumerations, tensors (meta ones are kept as shapes), and lists, tuples, sets and dictionaries of these; for others
-    `NotPlain` is raised.
+    The `magic` line names its kind and version. The value is made of None, numbers, strings, bytes, dtypes, PopTorch's
+    enumerations, tensors (meta ones are kept as shapes), and containers of these: lists, tuples, sets and dictionaries.
+    Others raise `NotPlain`.
     """
     data = bytearray()
     text = json.dumps(encode(value, data)).encode()
@@ -85,7 +85,7 @@ def read(path: str, magic: bytes) -> Any:
     try:
         end = _LENGTH.size + _LENGTH.unpack_from(content)[0]
         return decode(json.loads(content[_LENGTH.size : end]), content[end:])
-    except Exception as error:  # what a crafted text leads to
+    except Exception as error:  # from a crafted text
         raise DamagedFile(f"it makes no sense ({type(error).__name__}: {error})") from error
 
 

@@ -1,7 +1,7 @@
-"""Trust in pickled models, which unpickling needs: it runs whatever code the file's author put there.
+"""Trust in pickled models: unpickling a file runs the code that its author put there.
 
-A file that this user wrote is recognised by a signature made with a key of theirs, kept in their own state directory,
-so that saving and loading work as in PopTorch. Files from elsewhere are unpickled only when asked for.
+A file that this user wrote is recognised by a signature with the user's own key, kept in the user's state directory. So
+saving and loading work as in PopTorch. Files from elsewhere are unpickled only on request.
 """
 
 from __future__ import annotations

@@ -46,10 +46,10 @@ def register_custom_op(
 ) -> Callable[[_StandIn], _StandIn]:
     """Return a decorator that lets a Python function stand in for a custom operator.
 
-    The function gets the operator's inputs as CPU tensors and its attributes as keyword arguments, and returns a tensor
-    or a sequence of tensors, of the shapes and types of the operator's example outputs. Gradients flow through it as
-    autograd finds them; write a `torch.autograd.Function` to give other ones. A later registration of the same operator
-    replaces an earlier one.
+    The function gets the operator's inputs as CPU tensors and its attributes as keyword arguments. It returns a tensor
+    or a sequence of tensors, of the shapes and types of the operator's example outputs. Gradients flow through it by
+    autograd; write a `torch.autograd.Function` for other ones. A later registration of the same operator replaces an
+    earlier one.
 
     Args:
         name: The operator's name.

@@ -77,7 +77,7 @@ def set_overlap_for_input(input_tensors: Any, mode: OverlapMode) -> Any:
     The options need `ShardedExecution`, on one IPU too, I/O tiles, and the output mode `All` or `Sum`.
 
     Args:
-        input_tensors: A tensor that forward was given, or a structure of them; what is no tensor stays as it is.
+        input_tensors: A tensor that forward was given, or a structure of them; other values stay as they are.
         mode: The loop with whose steps the transfer overlaps.
 
     Raises:
@@ -94,7 +94,7 @@ def set_overlap_for_output(output_tensors: Any, mode: OverlapMode) -> Any:
     The options need `ShardedExecution`, on one IPU too, I/O tiles, and the output mode `All` or `Sum`.
 
     Args:
-        output_tensors: A tensor that forward returns, or a structure of them; what is no tensor stays as it is.
+        output_tensors: A tensor that forward returns, or a structure of them; other values stay as they are.
         mode: The loop with whose steps the transfer overlaps.
 
     Raises:

@@ -100,8 +100,9 @@ class Optimizer:
       `first_order_momentum_accum_type` and `second_order_momentum_accum_type`: float16 or float32 (the default).
     - `max_grad_norm`, the largest global 2-norm of the gradients; infinity by default.
 
-    An executor that trains with it puts a `state_dict` of its own on the object, which asks the device for newer state
-    first. So whoever keeps the optimizer keeps that executor, model and IPUs, until another optimizer takes its place.
+    An executor that trains with it puts a `state_dict` of its own on the object, which first reads newer state from the
+    device. So a reference to the optimizer keeps that executor, model and IPUs alive until another optimizer replaces
+    it.
 
     Attributes:
         ipu_state_is_dirty: A state was loaded here that the device has yet to receive.

@@ -1,8 +1,8 @@
 """Options as text: files with one option call per line, and JSON objects; both read and checked, never executed.
 
-PopTorch hands the text of such a file to `exec`. Here every line is parsed; what is not a call of options, or the
-assignment of one, with literals, arithmetic on numbers, PopTorch's enum members, or PopTorch's stages, strategies and
-locations made of these, is refused before any option changes.
+PopTorch hands the text of such a file to `exec`. Here every line is parsed, and must be a call or an assignment of
+options. Values are literals, arithmetic on numbers, PopTorch's enum members, and PopTorch's stages, strategies and
+locations made of these. Any other line is refused before an option changes.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def init() -> None:
     """Connect the instances, if they are not connected yet; alone there is nothing to connect.
 
     Raises:
-        RuntimeError: The instances of the job were not started by a launcher that says where they meet, or
+        RuntimeError: The instances of the job were not started by a launcher that sets the address to meet at, or
             torch.distributed connects another number of processes already.
     """
     if not isBackendInitialized():

@@ -1,7 +1,7 @@
 """Replicas of one program that run together: at each exchange all of them meet.
 
-The replicas of a process take turns, each in a thread of its own, so that a program computes the same in every run: a
-replica runs until it comes to an exchange or to its end, and then the next one runs.
+The replicas of a process take turns, each in a thread of its own, so that every run computes the same. A replica runs
+until it comes to an exchange or to its end, and then the next one runs.
 """
 
 from __future__ import annotations

@@ -70,9 +70,9 @@ def _places(model: nn.Module) -> List[Tuple[Dict[str, Any], str, Any]]:
 def receive(tensor: torch.Tensor, value: torch.Tensor) -> None:
     """Write a value of the device into a parameter or buffer of the model.
 
-    The device keeps all elements apart. A tensor that does not, such as an expanded one, gets memory of its own when
-    one of them has changed; and so does one of another shape (`VariableRetrievalMode.AllReplicas`: the host receives
-    more slices than it uploaded).
+    The device stores every element separately. A host tensor that does not, such as an expanded one, gets memory of its
+    own when an element has changed. So does one of another shape (`VariableRetrievalMode.AllReplicas`: the host
+    receives more slices than it uploaded).
     """
     host = storage(tensor)
     if host.shape == value.shape and not shares_memory(host):

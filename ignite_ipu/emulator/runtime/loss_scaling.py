@@ -1,12 +1,11 @@
 """Automatic loss scaling: the factor on the loss gradient follows the size of the float16 gradients it leads to.
 
-The rule is PopART's. Elements of float16 gradients are counted, of weights and of tensors between them and the loss,
-over all micro-batches and replicas of an update: the results of all operators of the backward pass that are no views.
-Those beyond `binEdgeLocation` (an eighth) of float16's range, infinities and NaN are large ones. After the
-update, if the proportion of large elements exceeds `thresholdUpperCountProportion` (1e-7) the factor is halved, else
-doubled; `updatePeriod` (1) says after how many updates that is looked at. An update is never skipped: an infinity
-reaches the weights, as on the device. The factor stays between 2^-24 and 2^15, float16's smallest value and its
-largest power of two.
+The rule is PopART's. The elements of all float16 gradients of an update are counted, over all micro-batches and
+replicas. These are the results of all operators of the backward pass that are no views. Those beyond `binEdgeLocation`
+(an eighth) of float16's range, infinities and NaN are large ones. After the update, if the proportion of large elements
+exceeds `thresholdUpperCountProportion` (1e-7) the factor is halved, else doubled; `updatePeriod` (1) is the number of
+updates between two such checks. An update is never skipped: an infinity reaches the weights, as on the device. The
+factor stays between 2^-24 and 2^15, float16's smallest value and its largest power of two.
 
 The factor is kept with a PopTorch optimizer's state, so that it survives detaching and checkpoints; with a plain torch
 optimizer, whose state is lost, it starts anew.

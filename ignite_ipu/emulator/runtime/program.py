@@ -192,7 +192,8 @@ class DeviceProgram:
     ) -> Tuple[Any, Dict[str, torch.Tensor], Times]:
         """Run one call and return forward's results, the anchored tensors by short name, and the times of their copies.
 
-        What forward writes to the `inputs`, which are on the device, the tensors `given` by the caller get.
+        The `inputs` are on the device. Values that forward writes to them are copied to the tensors `given` by the
+        caller.
         """
         graph, batching = self.graph, self.batching
         if not self._training and not self._edits_reported:
@@ -421,7 +422,7 @@ class DeviceProgram:
         )
 
     def _note_crossing(self) -> None:
-        """Remember the host's tensors as those of now, which the device has."""
+        """Record the host's tensors as the ones that the device has."""
         self._host_versions = self._versions()
         if not self._training:
             host = self.host.tensors()

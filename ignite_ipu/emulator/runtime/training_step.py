@@ -32,8 +32,8 @@ Tensors = Sequence[torch.Tensor]
 class GradientStep:
     """Gradients of one executable, and the update they end in.
 
-    Gradients are kept in `accum_type`. In float32 a running mean and a sum divided in the end differ by rounding only,
-    so that the division is folded into the loss gradient; in float16 they are what they say, over the micro-batches of
+    Gradients are kept in `accum_type`. In float32 a running mean and a sum divided at the end differ by rounding only,
+    so the division is folded into the loss gradient. In float16 each is computed literally, over the micro-batches of
     all replicas in turn. `reduce` adds gradients up over the other processes in place, if there are any.
 
     Gradients of weights that are `anchored` are returned with each micro-batch's results, as the backward pass leaves
@@ -257,10 +257,10 @@ class GradientStep:
 
 
 class CompiledStep(GradientStep):
-    """A `GradientStep` that goes over to compiled code when that is there, which `compiled` keeps for its program.
+    """A `GradientStep` that switches to compiled code once it is ready; `compiled` keeps it for its program.
 
-    The compiled function takes the factor on the loss gradient and what the graph takes, and returns what the graph
-    returns, and then the gradients.
+    The compiled function takes the factor on the loss gradient and the graph's arguments, and returns the graph's
+    results, followed by the gradients.
     """
 
     def __init__(self, compiled: Compiled, *args: Any, **kwargs: Any) -> None:
@@ -290,9 +290,10 @@ class CompiledStep(GradientStep):
         return (*results[:count], *self._returned) if self._anchored else results[:count]
 
     def _forward_and_backward(self, copies: bool, scale: torch.Tensor, *arguments: torch.Tensor) -> List[torch.Tensor]:
-        """Return what the graph returns and the gradients, in operators to be traced, and note which ones there are.
+        """Return the graph's results and the gradients, by traceable operators.
 
-        Autograd saves `copies` where forward writes over what the backward pass needs.
+        The weights that have gradients are noted. Autograd saves `copies` of tensors that forward overwrites and the
+        backward pass needs.
         """
         if self._grouped:
             raise NotImplementedError("parameters differ between replicas")

@@ -189,7 +189,7 @@ class Trace(TorchFunctionMode, abc.ABC):
 
     @abc.abstractmethod
     def add_constant(self, tensor: torch.Tensor, name: str = "constant") -> IpuTensor:
-        """Return a traced tensor whose value is `tensor`'s of now, whatever becomes of it later."""
+        """Return a traced tensor with the current value of `tensor`; later changes do not reach it."""
 
     @abc.abstractmethod
     def traced(self, value: Any) -> Any:

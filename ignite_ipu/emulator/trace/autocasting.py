@@ -148,14 +148,14 @@ class Autocast:
 
     @contextlib.contextmanager
     def module_calls(self) -> Iterator[None]:
-        """Follow which modules are called in the `with` block, and what they were marked with."""
+        """Track the modules that are called in the `with` block, and their marks."""
         if self._policy is None:
             yield
             return
 
         def entry(module: nn.Module) -> Tuple[Optional[nn.Module], Optional[int], bool]:
             enabled, mark = module.__dict__.get(_FLAG, (self.enabled, None))
-            # What marked the module around this one counts no second time: a decorator in between may differ.
+            # The mark of the enclosing module counts once only: a decorator in between may differ.
             if any(mark == outer for _, outer, _ in self.open):
                 enabled = self.enabled
             return module, mark, enabled

@@ -1,9 +1,11 @@
 """Calls of PyTorch's API on their way into a trace: lookups, changes and refusals before they are recorded.
 
 Some functions do not hand all of their arguments over, as `torch.overrides` lets them: `l1_loss` is overridden without
-its `weight`, `chain_matmul` without its `out`. They are still in the function's frame. Some that are written in Python
-are traced by what they call, and not as one operator: a function that is given a function, which may use layers of the
-model and runs in the trace alone; and attention where it mixes half and float, which its layers settle one by one.
+its `weight`, `chain_matmul` without its `out`. They are still in the function's frame.
+
+Some functions that are written in Python are traced by their own calls, and not as one operator. One kind takes a
+function, which may use layers of the model and runs in the trace alone. The other is attention that mixes half and
+float, which its layers resolve one by one.
 """
 
 from __future__ import annotations
@@ -103,9 +105,9 @@ def _signature(func: Callable[..., Any]) -> inspect.Signature:
 
 
 def original_of(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return PyTorch's own method of tensors where somebody has replaced it, and has called it in the replacement.
+    """Return PyTorch's own tensor method if the class has a replacement of it that called it.
 
-    PyTorch names the method, which its C++ code finds again on the class, replaced.
+    PyTorch's C++ code looks the method up on the class by name, and so finds the replacement.
     """
     replaced = isinstance(func, types.FunctionType) and not (func.__module__ or "").startswith("torch.")
     if replaced and vars(torch.Tensor).get(func.__name__) is func:
@@ -116,7 +118,7 @@ def original_of(func: Callable[..., Any]) -> Callable[..., Any]:
 def is_traced_by_parts(trace: Trace, func: Callable[..., Any], arguments: Any) -> bool:
     """Tell whether what `func` calls is to be traced, and not `func` itself."""
     if not isinstance(func, types.FunctionType) or func.__module__ not in _FUNCTIONAL:
-        return False  # a tensor's methods take hooks, which are no part of what they compute
+        return False  # a tensor's methods take hooks, which are no part of the computation
     if func in _WITH_LAYERS and len(trace.dtypes_of(arguments) & _MIXED) > 1:
         return True
     return any(callable(leaf) and not isinstance(leaf, _CALLABLE_VALUES) for leaf in leaves(arguments))

@@ -1,9 +1,9 @@
 """One traced run of a model's forward: its operations become a graph, everything else is frozen.
 
 While a `Capture` is active, PyTorch hands every call of its Python API to it. A call that touches a tensor on the IPU
-is recorded as one node, and its result is another tensor on the IPU whose shape comes from running the same call on the
-meta device. So the graph holds the operators as PyTorch's Python API names them; run on CPU tensors they use
-the kernels that ordinary PyTorch would.
+is recorded as one node. Its result is another tensor on the IPU, with the shape that the same call gives on the meta
+device. So the graph holds the operators as PyTorch's Python API names them; run on CPU tensors they use the kernels
+that ordinary PyTorch would.
 """
 
 from __future__ import annotations
@@ -281,8 +281,8 @@ class Capture(Trace):
     def _set_requires_grad(self, tensor: torch.Tensor, value: bool) -> None:
         """Let gradients flow to a traced tensor from here on, or not; the user's parameters keep their own setting.
 
-        A weight on the device is trained or not: where forward takes its gradient away, what follows reads it detached,
-        until forward gives the gradient back.
+        A weight on the device is trained or not. After forward has switched its gradient off, later operations read it
+        detached, until forward switches the gradient on again.
         """
         traced: IpuTensor = self.traced(tensor)
         weight = self._weight_name(traced) if self.training else None

@@ -1,7 +1,7 @@
 """Number formats of the device: no 64-bit floats, floating-point exceptions, normalisations in float.
 
-A program keeps the default type that it was traced with. Integers of 64 bits stay what they are inside a program,
-because PyTorch's kernels take no others as indices; forward reads their type as int32.
+A program keeps the default type that it was traced with. Integers keep their 64 bits inside a program, because
+PyTorch's kernels take no others as indices; forward reads their type as int32.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def narrowing(kernel: Kernel) -> Kernel:
 def named(kind: Any) -> Any:
     """Return the dtype that one of PyTorch's tensor types, or its name, stands for; anything else as it is.
 
-    On a host, `torch.FloatTensor` says where the values are as well, which a trace knows better.
+    On a host, `torch.FloatTensor` also stands for a device; a trace ignores that part.
     """
     if isinstance(kind, str):
         found = getattr(torch, kind.split(".")[-1], None)
@@ -80,7 +80,7 @@ def named(kind: Any) -> Any:
 
 
 def default_of_trace() -> torch.dtype:
-    """Return the type that factories give on the device by default: the host's of now, narrowed."""
+    """Return the default type of factories on the device: the host's current default, narrowed."""
     return narrow(torch.get_default_dtype())
 
 
@@ -114,7 +114,7 @@ def _around(kernel: Kernel, function: Kernel) -> Kernel:
 
 
 def watched(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `kernel` with a check of what it computes, as the device's exception flags would have it.
+    """Return `kernel` with a check of its result, like that of the device's exception flags.
 
     An operator fails when its result holds an infinity or NaN that none of its operands held, or when it orders or
     compares NaN. Operators that only move values never fail.

@@ -1,8 +1,8 @@
 """Operators that a model may use: a table to query, and the check of a traced model against it.
 
-An operator that is not in the table counts by what PyTorch makes of it: it works when all the kernels that PyTorch
-calls for it do. What does not work is refused when the model compiles. The one switch that turns this into a warning is
-`set_strict(False)`, or `IGNITE_IPU_STRICT_OPERATORS=0` in the environment.
+An operator that is not in the table works if all the kernels that PyTorch calls for it do. The others are refused when
+the model compiles. The one switch that turns this into a warning is `set_strict(False)`, or
+`IGNITE_IPU_STRICT_OPERATORS=0` in the environment.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _strict: Optional[bool] = None
 class Use:
     """An operator that does not compile, where a model uses it."""
 
-    kind: str  # what has no implementation
+    kind: str  # the kind without an implementation
     name: str  # the function that the model calls
     place: str
     node: Optional[fx.Node]  # None in the body of a loop or branch
@@ -68,7 +68,7 @@ def set_strict(enabled: Optional[bool]) -> Optional[bool]:
     """Refuse unsupported operators, or only warn of them; `None` leaves it to `IGNITE_IPU_STRICT_OPERATORS` again.
 
     Returns:
-        What was set before, to be set again afterwards.
+        The previous setting, to be restored afterwards.
     """
     global _strict
     before, _strict = _strict, enabled
@@ -76,9 +76,9 @@ def set_strict(enabled: Optional[bool]) -> Optional[bool]:
 
 
 def observed(kernel: Callable[..., Any], kinds: Set[str]) -> ContextManager[Any]:
-    """Return a context manager that adds to `kinds` what does not compile of an operator.
+    """Return a context manager that adds to `kinds` the parts of an operator that do not compile.
 
-    What is in the table is known; of anything else the kernels are, which PyTorch calls inside the context.
+    The table answers for its operators. Of the others, the kernels count that PyTorch calls inside the context.
     """
     name = call_sites.name_of(kernel)
     if (getattr(kernel, "__module__", None) or "").startswith("ignite_ipu.") or table.compiles(name):
@@ -171,7 +171,7 @@ def check_arguments(
     """
     call = _Call(name, args, kwargs, capture)
     if not table.restricted(name) or not (call.varies() or capture.outer is not None):
-        return args, kwargs  # what depends on constants alone is computed while compiling
+        return args, kwargs  # operations on constants alone are folded while compiling
     for restriction, text in _found(call):
         if restriction.refused:
             _report(f"{text} It is used {call_sites.here()}.", Refusal.RESTRICTED_ARGUMENT)

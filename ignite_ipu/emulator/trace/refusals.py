@@ -97,7 +97,7 @@ def foreign(tensor: torch.Tensor) -> Error:
     """Return the error for an operator that takes a tensor which is no traced one."""
     described = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
     if tensor.device.type == "ipu":
-        # A transform's tensor has one on the IPU within it, and says that it is on its device.
+        # A transform's tensor wraps one on the IPU, and reports the device of that one.
         return backend_error(
             f"Expected an IPU tensor but got a tensor of torch.vmap or another transform of torch.func ({described}): "
             "an operator cannot take it together with a tensor from outside of the transform in a traced model. Write "
@@ -172,7 +172,7 @@ def _explanation(error: Exception) -> Optional[Error]:
 
 
 def without_half_kernel(error: Exception) -> Optional[Error]:
-    """Return the back end's error for one that says that the host lacks a kernel in float16, None for others."""
+    """Return the back end's error for a missing float16 kernel of the host, or None for other errors."""
     if not isinstance(error, RuntimeError) or "not implemented for 'Half'" not in str(error):
         return None
     return backend_error(

@@ -24,8 +24,8 @@ _Kernel = Callable[..., Any]
 
 _NEEDS_VALUE = ("data-dependent", "item()", "Meta tensor")
 _NO_HALF_KERNEL = "not implemented for 'Half'"
-_READS_VALUE = f"aten::{LOCAL_SCALAR}"  # how PyTorch 2.0 says so
-# What follows is about registering operators; PyTorch 2.0 lists all kernels there are.
+_READS_VALUE = f"aten::{LOCAL_SCALAR}"  # PyTorch 2.0's wording
+# The text after these is about registering operators; PyTorch 2.0 lists all kernels there are.
 _ADVICE = (" You may have run into this message", " This could be because the operator doesn't exist")
 _DATA_DEPENDENT = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
@@ -135,7 +135,7 @@ def infer(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
         text = str(error)
         if isinstance(error, RuntimeError) and "meta" in text.lower() and any(part in text for part in _NEEDS_VALUE):
             raise needs_value(name_of(kernel)) from error
-        # What a signal handler raises, as for a loader's worker that died, only passes through here.
+        # An error of a signal handler, as for a loader's dead worker, only passes through here.
         files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
         if any(file.startswith(SHAPE_INFERENCE) for file in files) and not _works(kernel, args, kwargs):
             # If it does not take tensors of zeros like these either, the mistake is the model's.

@@ -88,8 +88,8 @@ class Arguments:
 class ArgsParser:
     """Binds calls to the parameters of a model's forward, or of a function.
 
-    PopTorch has the class and its private attributes, and programs make subclasses with parameters of their own, or
-    write other names into an executor's parser before they call it.
+    The class and its private attributes are PopTorch's. Programs make subclasses with parameters of their own, or write
+    other names into an executor's parser before they call it.
 
     Args:
         model: A module or another callable.
@@ -267,7 +267,7 @@ def _without_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _check_device(name: str, tensor: torch.Tensor) -> None:
-    # One on the IPU is another trace's, which says so itself.
+    # One on the IPU belongs to another trace, which raises its own error.
     if not tensor.is_cpu and tensor.device.type != "ipu":
         raise backend_error(
             f"Unsupported input device {str(tensor.device)!r} for {name}: an executor takes tensors on the CPU and "

@@ -184,9 +184,9 @@ def storage(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def unpickled_buffer(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what a pickle of a wrapped buffer, or of a tensor computed from one, is read as.
+    """Return the tensor that a pickle of a wrapped buffer, or of a tensor computed from one, is read as.
 
-    That the pickle names this function is as in PopTorch: it cannot be read where there is none, nor as weights only.
+    As in PopTorch, the pickle names this function: it cannot be read without the function, nor as weights only.
     """
     return tensor
 
@@ -195,8 +195,8 @@ def _tensor_class(original: Type[torch.Tensor], holder: Callable[[], Optional[Ho
     parameter = issubclass(original, torch.nn.Parameter)
 
     class Wrapped(original):  # type: ignore[valid-type, misc]
-        # PyTorch's functions come by here, too: they look `__torch_function__` up. What they make of a buffer is of its
-        # class, what they make of a parameter is an ordinary tensor; both are PyTorch's rule for subclasses.
+        # PyTorch's functions come by here, too: they look `__torch_function__` up. Their results for a buffer are of
+        # its class, those for a parameter are ordinary tensors. Both are PyTorch's rule for subclasses.
         def __getattribute__(self, name: str) -> Any:
             fetch(self)
             return super().__getattribute__(name)

@@ -130,7 +130,7 @@ def _changed(owner: Any, before: Mapping[str, Any]) -> Optional[Dict[str, Any]]:
         except _Odd:
             if name in before or isinstance(value, _COLLECTIONS):
                 return None
-            continue  # functions, devices, engines: what it was configured with
+            continue  # functions, devices, engines: its configuration
         if name not in before or not same_values(now, before[name]):
             found[name] = now
     return found

@@ -1,7 +1,7 @@
 """Position of an engine in its data, so that a resumed run goes on with the batch that would have come next.
 
-Ignite starts the data anew when a run resumes in the middle of an epoch. Here the pass over the data is started with
-the random states it had, the batches that were used are drawn and dropped, and then the states of the interruption set.
+Ignite starts the data anew when a run resumes in the middle of an epoch. Here the pass over the data starts with its
+original random states, the used batches are drawn and dropped, and then the states of the interruption are set.
 
 As in Ignite's `DeterministicEngine`, loaders of deterministic engines have a batch sampler that can be rewound.
 """

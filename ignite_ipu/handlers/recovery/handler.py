@@ -41,9 +41,9 @@ class Recovery:
 
     When a device call fails with IPU_RESET, the IPUs are attached again with the newest snapshot, the calls since then
     are repeated, and the failed one is made again: weights, optimizer, random numbers, metrics and logs are those of a
-    run without the fault. Evaluations are covered, too. Other resets are the `reset` hook's business; without one the
-    state is saved and the process exits with code 76, telling the command that goes on. After an unrecoverable fault,
-    or more than `retries` of one call, the state is saved and `RecoveryError` raised.
+    run without the fault. Evaluations are covered, too. Other resets are the `reset` hook's business. Without a hook
+    the state is saved and the process exits with code 76 and prints the command that goes on. After an unrecoverable
+    fault, or more than `retries` of one call, the state is saved and `RecoveryError` raised.
 
     If the options have no `randomSeed`, random streams start at torch's initial seed: PopTorch does not report another
     start, so it could not be restored.
@@ -223,7 +223,7 @@ class _GuardedTraining:
         compiled = program.compiled is not None
         if not compiled:
             program.start_random_stream()
-            replay.take()  # of what is on the host: there are no moments to be read before the program is loaded
+            replay.take()  # of the host's values: there are no moments to be read before the program is loaded
         elif replay.snapshot is None or session.weights.training_is_stale or link.loaded or not program.ready:
             # Before values of the host are sent: a fault during the copy loses values that only the device has.
             self._take_snapshot()

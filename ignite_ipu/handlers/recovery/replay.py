@@ -82,7 +82,7 @@ class Replay:
     def put_back(self, steps: Optional[int] = None) -> None:
         """Set the host to the snapshot, and give up the IPUs of the training program; `steps` replaces its count."""
         snapshot = self.snapshot
-        assert snapshot is not None  # whoever goes back has looked
+        assert snapshot is not None  # callers check that first
         self._trained.program.abandon(snapshot.random_state)
         self._weights.put_back(snapshot.weights)
         self._trained.link.put_back(snapshot.optimizer, steps)
@@ -114,7 +114,7 @@ class Replay:
         link.tell(executor, newest)
         values, optimizer = self._set_by_host
         if values is not None:
-            weights.to_host()  # or whoever asks next has PopTorch overwrite what the host has set
+            weights.to_host()  # or the next read would have PopTorch overwrite the host's values
             weights.put_back(values)
         if optimizer is not None:
             link.put_back(optimizer)

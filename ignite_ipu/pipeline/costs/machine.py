@@ -94,8 +94,9 @@ class Machine:
     def all_reduce_seconds(self, bytes_per_ipu: float, ipus_per_replica: int, replicas: int) -> float:
         """Estimate a gradient all-reduce over replicas, each IPU holding `bytes_per_ipu` of gradients.
 
-        Rings: every IPU sends 2 (r - 1) / r of its bytes over IPU-Links to its peers in the same link domain; with
-        several domains d the reduced r-th parts then cross the gateways, 2 (d - 1) / d of them, four IPUs to a gateway.
+        Rings: every IPU sends 2 (r - 1) / r of its bytes over IPU-Links to its peers in the same link domain. With
+        several domains d, the reduced r-th parts then cross the gateways, 2 (d - 1) / d of them, four IPUs to a
+        gateway.
 
         Source: the bandwidth bound of ring all-reduce, Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
         clusters of workstations", 2009.

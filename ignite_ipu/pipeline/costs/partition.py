@@ -46,8 +46,8 @@ def partition(
     """Cut `layers` layers into exactly `stages` non-empty stages so that the slowest is fastest, or return None.
 
     Of all cuttings with that slowest stage it takes one that moves the least over its cuts. Dynamic programming over
-    (stage, last layer) tries every cutting into stages of up to twice the layers that they have on average, and again
-    up to twice as many while a longer stage could be as fast: O(layers^2), where stages are much alike.
+    (stage, last layer) tries every cutting into stages of up to twice the average number of layers. The limit doubles
+    while a longer stage could be as fast. The time is O(layers^2), if stages are much alike.
 
     Args:
         stage_times: The time of stages; no stage is faster than the last with the same layers.

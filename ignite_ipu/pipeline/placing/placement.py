@@ -99,7 +99,7 @@ class Placement:
         Args:
             spec: A plan or a placement, taken as it is; or a list, in one of these forms. Layer names, or indices into
                 `select_layers(model, granularity)` of which the first is 0: a stage begins at each, on the next IPU; a
-                pair `(layer, ipu)` says the IPU. A name may be a range, `layers.0-3`: the stage has these of their
+                pair `(layer, ipu)` names the IPU. A name may be a range, `layers.0-3`: the stage has these of their
                 container, and the next one in it begins behind them. Or layers per IPU, where one or more -1 share the
                 remaining layers, as `[4, -1, -1, 4]`: earlier wildcards get the odd ones. The two lists of numbers
                 cannot be confused, since no IPU gets 0 layers. Or a mapping of layers to IPUs, in any order.

@@ -32,8 +32,8 @@ class _Visit(NamedTuple):
 class Route:
     """The stages of one program; `explore` finds them by a run on the host, and `applied` opens them in a trace.
 
-    The layers at which stages begin say where a model runs. A called model without such a layer stays on the IPU of its
-    first call. A function of weights runs on the IPU of these weights, everything else where the program is.
+    The layers at which stages begin decide where a model runs. A called model without such a layer stays on the IPU of
+    its first call. A function of weights runs on the IPU of these weights, everything else where the program is.
 
     Args:
         placement: Where stages begin in `model`.
@@ -133,7 +133,7 @@ class Route:
             self._visit("loss", self.placement.ipus[-1], begins=True)
 
     def is_here(self, weights: Iterable[str]) -> bool:
-        """Return whether all of some weights are on the current IPU, as far as that is known."""
+        """Return whether all of some weights are known to be on the current IPU."""
         homes = {self._homes.get(self._first.get(name, name), (None,))[0] for name in weights}
         return homes == {self._ipu}
 
@@ -214,7 +214,7 @@ class Route:
         if not starts:
             self._visit(path or type(module).__name__, self._part_homes.setdefault(path, self._ipu))
         elif not self._phased and (self._at[starts[0]] != path or starts[0].call > 0):
-            self._visit(starts[0].block, starts[0].ipu)  # what runs before the first stage runs with it
+            self._visit(starts[0].block, starts[0].ipu)  # code before the first stage runs with it
 
     def _leave_part(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
         if self._part != path:

@@ -22,8 +22,9 @@ _IMPORT = ["import ignite_ipu.backend", "", "poptorch = ignite_ipu.backend.popto
 def annotated_source(plan: Plan, model: nn.Module, factory: Optional[Callable[[], Any]] = None) -> Tuple[Path, str]:
     """Return the path of the source that makes a model, and its text with a plan in it.
 
-    `poptorch.BeginBlock` marks the stages, at the end of the `__init__` of the model's class, or, if that is not in a
-    file of the user's, where the factory returns. A new function `ipu_options` returns the plan's options.
+    `poptorch.BeginBlock` marks the stages. The marks stand at the end of the `__init__` of the model's class, or, if
+    that is not in a file of the user's, where the factory returns. A new function `ipu_options` returns the plan's
+    options.
 
     Args:
         plan: A plan that fits.

@@ -146,10 +146,9 @@ def plan_placement(profile: Profile, placement: Placement, **settings: Any) -> P
 def _best_spans(ipus: int, memory: MemoryModel, time: TimeModel, machine: Machine) -> List[_Span]:
     """Lay the layers out over `ipus` IPUs.
 
-    Pipelined, the slowest IPU is as fast as can be among the layouts that fit; sharded, where only the sum of times
-    counts, the fullest IPU is as empty as can be, and so it is where no layout fits. Layers that share a weight stay on
-    one IPU: either no stage begins between them, or the last of them run as an extra stage on IPU 0, beside the first
-    of them.
+    Pipelined, the slowest IPU is as fast as possible among the layouts that fit. Sharded, where only the sum of times
+    counts, and where no layout fits, the fullest IPU is as empty as possible. Layers that share a weight stay on one
+    IPU. Either no stage begins between them, or the last of them run as an extra stage on IPU 0, beside the first.
     """
     profile = memory.profile
     layers = len(profile.layers)

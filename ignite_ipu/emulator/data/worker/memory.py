@@ -77,7 +77,7 @@ class Ring:
     def __init__(self, specs: Sequence[TensorSpec], slots: int, file: SharedFile) -> None:
         # One byte more, since nothing of length zero can be mapped.
         size = slots * sum(spec.size for spec in specs) + 1
-        # Allocated now: a file grown by truncation kills whoever writes the page for which no memory is left.
+        # Allocated now: if memory runs out, writing to a file grown by truncation would kill the process.
         os.posix_fallocate(file.fileno(), 0, size)
         memory = mmap.mmap(file.fileno(), size)
         self._poison = [poison_value(spec.dtype) for spec in specs]

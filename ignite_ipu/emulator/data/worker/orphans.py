@@ -1,8 +1,7 @@
 """End of a process whose parent has died, with all that it has started and would leave behind.
 
-A pipe to the parent does not tell by itself: every process that the parent forks holds it open, and the server that
-multiprocessing forks processes from lives as long as these do. So each process that loads data also looks once a second
-whether the one that it works for is still there.
+A pipe to the parent is not enough: every process that the parent forks holds it open, and multiprocessing's fork server
+lives as long as these do. So each process that loads data also checks once a second that its parent is alive.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ _NAMED = threading.RLock()
 
 
 def end_with_parent(sockets: Optional[str] = None) -> None:
-    """Have this process end within seconds of the one that started it, whatever ends that one.
+    """End this process within seconds of its parent, however the parent ends.
 
-    It takes the group with it that it leads, and the directory for sockets, the parent's or its own. torch makes
-    shared memory, and takes its name away, while no other thread runs: this one finds no segment with a name.
+    Its process group ends with it, and the directory for sockets is removed, the parent's or its own. torch creates
+    shared memory and unlinks its name while no other thread runs, so that no named segment is left.
     """
     current: Any = process.current_process()
-    current._config["tempdir"] = sockets  # what multiprocessing asks before it makes one
+    current._config["tempdir"] = sockets  # multiprocessing looks here before it creates one
     arguments = (parent_process(), current._config)
     threading.Thread(target=_watch, args=arguments, name="end with parent", daemon=True).start()
 

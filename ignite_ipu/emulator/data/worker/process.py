@@ -165,7 +165,7 @@ class WorkerProcess:
             while self._unsent and is_ready(self._connection, select.POLLOUT):
                 self._connection.send(self._unsent.pop(next(iter(self._unsent))))
         except OSError:
-            # It has gone; whoever waits for it will notice.
+            # It has gone; the next wait for it raises.
             self._unsent.clear()
 
     def _read_all(self) -> None:
@@ -179,7 +179,7 @@ class WorkerProcess:
         try:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
-            # A child of the fork server, or somebody has reaped it: multiprocessing knows.
+            # A child of the fork server, or one that has been reaped: multiprocessing has its exit code.
             return self._process.exitcode is not None
 
     def _exits_within(self, seconds: float) -> bool:
@@ -214,7 +214,7 @@ _running: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 def pickled_parsers(strategy: SharingStrategy) -> Tuple[bytes, ...]:
     """Return the registered parsers for a process that does not inherit them.
 
-    One that does not pickle is left out: it only matters if the data set yields its type, and the worker says so then.
+    One that does not pickle is left out. It only matters if the data set yields its type; the worker then raises.
     """
     if strategy == SharingStrategy.Fork:
         return ()

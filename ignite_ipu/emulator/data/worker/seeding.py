@@ -1,4 +1,4 @@
-"""The random state that a worker process begins with, and how it hears that the caller has seeded anew.
+"""The random state that a worker process begins with, and its update when the caller seeds again.
 
 Synchronous iteration draws its order from the caller's generator. A worker loads ahead, so it cannot; it begins
 with a copy of the caller's random state instead, which gives the same first epoch as synchronous iteration, and

@@ -106,7 +106,8 @@ def run(
     # A group of its own: Ctrl-C in a terminal is for the program, and all of the group can be killed in one go.
     os.setpgid(0, 0)
     end_with_parent()
-    # This process has imported what loader processes need, so these are forked from it whatever made itself.
+    # This process has imported the modules that loader processes need, so these are forked from it, however it was
+    # started.
     multiprocessing.set_start_method("fork", force=True)
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     signal.signal(signal.SIGINT, signal.default_int_handler)
