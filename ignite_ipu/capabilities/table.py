@@ -13,7 +13,7 @@ class Treatment(enum.Enum):
     ANSWERED = "answered"
     """The call returns the answer of a machine with one device."""
     LEFT_OUT = "left out"
-    """The call does nothing and returns None, or what it is given."""
+    """The call does nothing and returns None or its argument."""
     FIGURE = "answered with a note"
     """The call returns a figure that no IPU has; one note of the run names it."""
     HOST = "done on the host"

@@ -9,7 +9,7 @@ from typing import Callable, Iterator, Optional
 
 from ignite_ipu.capabilities import Capability, Treatment
 from ignite_ipu.migration.docstrings import one_side
-from ignite_ipu.migration.program import Program as Program  # with which rules say what they read and what they find
+from ignite_ipu.migration.program import Program as Program  # rules declare their input and their findings with these
 
 
 class Severity(str, enum.Enum):
@@ -66,12 +66,12 @@ class Rule:
     Attributes:
         name: The name users write in suppressions; also the module's, the test's and the docs page's.
         severity: `error` fails or trains wrongly, `warning` differs silently, `note` is worth knowing.
-        run: What `ignite-ipu run` makes of the example, and mostly of such code.
+        run: Outcome of `ignite-ipu run` for the example, and mostly for such code.
         summary, rationale, remedy: The finding, the reason why it matters on an IPU, and the way out.
         example: A smallest program that breaks the rule and the same program mended, as their difference.
         check: Yields the places that break the rule. None when only a trace shows them (`check --run`).
-        rewritten: True if `run` handles such code by what it puts in the place of PyTorch's own, so that `migrate` has
-            to write it otherwise; what is handled in captured loops and engines may stay.
+        rewritten: True if `run` handles such code by substitutes for PyTorch's own names, so that `migrate` has to
+            rewrite it. Code that captured loops and engines handle may stay.
     """
 
     name: str

@@ -92,7 +92,7 @@ def _migrated(source: Source, program: Program) -> Migration:
     found, _ = check_source(source)
     on_host = [finding for finding in found if finding.run is Outcome.ON_HOST]
     if on_host:
-        # What the rewrites write refuses such updates, which the import makes on the host.
+        # The rewritten code refuses such updates, which the import makes on the host.
         return _by_one_line(source, program, _reasons(source, on_host))
     try:
         result = _rewritten(source, program)

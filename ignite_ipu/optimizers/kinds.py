@@ -1,4 +1,4 @@
-"""The optimizers an IPU has: their hyper-parameters, where their state lives, and what stands in for those it lacks."""
+"""The optimizers an IPU has: their hyper-parameters, the places of their state, and substitutes for those it lacks."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ class OptimizerKind:
         name: Name of the class in `poptorch.optim` and, except for LAMB, in `torch.optim`.
         numbers: Hyper-parameters that are numbers, or pairs of them; each is constant or variable.
         structural: Hyper-parameters that are part of the compiled update and never change.
-        settled: Hyper-parameters that decide which update it is, so that the conversion settles them; the device does
-            not know them.
-        device_arguments: What only PopTorch's class takes.
+        settled: Hyper-parameters that select the update. The conversion resolves them; the device does not have them.
+        device_arguments: Arguments of PopTorch's class alone.
         slots: Name of a state tensor in torch -> prefix of its name on the device, in torch's order. A slot that an
             optimizer's hyper-parameters leave unused exists on neither side.
         counts_steps: Whether torch keeps a step count in the state.
@@ -102,7 +101,7 @@ _TORCH_CLASSES = (
 )
 _SUPPORTED = "SGD, Adam, AdamW and RMSprop of torch.optim, and what poptorch.optim offers (LAMB too)"
 _LAMB = "PopTorch has it under its own name: use poptorch.optim.LAMB"
-# The one that comes closest, where the user asks for it, and what is lost.
+# The closest optimizer, used on the user's request, and the hyper-parameters that are lost.
 _CLOSEST: Mapping[str, Tuple[Any, str]] = {
     "NAdam": (torch.optim.Adam, "no Nesterov momentum"),
     "RAdam": (torch.optim.Adam, "the first steps are not rectified: let the learning rate rise in them"),
@@ -163,9 +162,9 @@ def kind_of_device(optimizer: Any) -> OptimizerKind:
 
 
 def substituted(optimizer: torch.optim.Optimizer) -> List[Tuple[str, str, str]]:
-    """Make an optimizer the closest one of torch's that an IPU has, for good; its groups keep what both have.
+    """Turn an optimizer into the closest one that an IPU has, for good; its groups keep the entries that both have.
 
-    Returns name, value and what is lost for everything that changes; nothing where nothing does.
+    Returns name, value and a note on the loss for each change; empty if nothing changes.
     """
     changed: List[Tuple[str, str, str]] = []
     name = type(optimizer).__name__

@@ -56,8 +56,9 @@ class SavedState:
 class OptimizerLink:
     """Keeps a user's optimizer and the device's in step.
 
-    PopTorch ties the device's optimizer to its executor, and so to the model and the IPUs. The user's optimizer knows
-    its link weakly, so whoever keeps it keeps none of them; it is an ordinary one again when the link is dropped.
+    PopTorch ties the device's optimizer to its executor, and so to the model and the IPUs. The user's optimizer refers
+    to its link weakly, so a reference to it keeps none of these alive. It is an ordinary optimizer again when the link
+    is dropped.
 
     Args:
         names: Name on the device -> parameter, for every parameter of the compiled module.
@@ -113,7 +114,7 @@ class OptimizerLink:
         self.conversion = self.conversion.with_variable(frozenset(self.conversion.kind.numbers).intersection(names))
 
     def push(self, executor: Optional[Executor] = None) -> Tuple[Change, ...]:
-        """Tell the device what changed, if anything did; returns it.
+        """Send the changes to the device, if there are any; returns them.
 
         Before the model is compiled everything may change. After that a constant may not: `ConstantAttributeError` is
         raised and nothing sent. There is no executor before a model is wrapped, when PopTorch reads the optimizer.
@@ -182,7 +183,7 @@ class OptimizerLink:
             loss_scaling=self._scaling,
         )
         shown = self._source.__dict__["state"]
-        # What the device does not have now stays, of parameters that are frozen or while there is no momentum: it is
+        # State that the device does not have now stays, for frozen parameters or while there is no momentum: it is
         # needed again.
         for number, entries in state.items():
             parameter = self._parameters[number]
@@ -403,7 +404,7 @@ def _handle(optimizer: torch.optim.Optimizer, link: OptimizerLink, shows: bool) 
     Its class is replaced by a subclass of the same name. Copies and pickles of it are of the original class, so they
     need neither this package nor PopTorch to be read. PopTorch's own optimizers have their own way to the device.
 
-    Returns what makes it an ordinary one again, with the state that it showed last.
+    Returns a finalizer that makes it an ordinary one again, with the state that it showed last.
     """
     if _LINK in vars(optimizer):
         raise OptimizerError(

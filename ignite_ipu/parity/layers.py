@@ -460,8 +460,8 @@ class LayerOutputs:
     """Collects the outputs of a model's layers inside a `with` block, in the order in which they finish.
 
     A container whose output is its last layer's own is left out. The second call of a layer is named `layer#2`, the
-    parts of an output that is no single tensor `layer[0]`. `outputs` has copies, made before anybody changed them in
-    place, and `names` the name of each output that was seen -> that in `outputs`, of a container its last layer's.
+    parts of an output that is no single tensor `layer[0]`. `outputs` has copies, made before later code could change
+    them in place. `names` maps each output that was seen to its name in `outputs`; a container maps to its last layer.
     """
 
     def __init__(self, model: nn.Module) -> None:

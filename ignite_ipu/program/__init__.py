@@ -1,1 +1,1 @@
-"""Programs that PopTorch compiles: step modules, their inputs, their options, and what makes a program stale."""
+"""Programs that PopTorch compiles: step modules, inputs, options, and the changes that make a program stale."""

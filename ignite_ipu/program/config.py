@@ -120,12 +120,11 @@ class IPUConfig:
         seed: Of the device's random numbers; seeds the host's torch, too.
         share_ipus: Let training and inference take turns on the same IPUs instead of each having their own, as they do
             where the machine has not enough for both.
-        pipeline: Distribution of the model over several IPUs: names or indices of the layers at which stages begin,
-            pairs
-            of these with an IPU, a mapping of them to IPUs, layers per IPU such as `[4, -1, -1, 4]`, a `Placement`, a
-            `Plan` or the JSON file of one, or "auto", which plans with the first batch. Of several models in a loop, a
-            mapping of the names of their classes to these, or to the IPU of the whole model. It replaces the execution
-            strategy of `options`.
+        pipeline: Distribution of the model over several IPUs. Names or indices of the layers at which stages begin,
+            pairs of these with an IPU, or a mapping of them to IPUs. Or layers per IPU such as `[4, -1, -1, 4]`, a
+            `Placement`, a `Plan` or the JSON file of one, or "auto", which plans with the first batch. Of several
+            models in a loop, a mapping of the names of their classes to these, or to the IPU of the whole model. It
+            replaces the execution strategy of `options`.
         execution: "pipelined" (the default), "sharded", "serial phased" or "parallel phased". In a loop, without
             `pipeline`, also how blocks in the model's own code run.
         ipus: IPUs there are for all replicas: what "auto" may use, and a limit otherwise.
@@ -135,9 +134,9 @@ class IPUConfig:
         split_batch: Micro-batches of the device into which the rows of each batch of a loop are cut, for pipelines and
             replicas. The loss is a mean or a sum over rows; the first batch is compared with its pieces.
         update: Where weights are updated. "device": in the program that computes the gradients. "host": by PyTorch and
-            any optimizer, with gradients that the program brings back, at the cost of copies of the gradients and the
-            weights in each update. "auto": on the device, and on the host from the first thing on that only PyTorch can
-            do; for loops alone. The default is "auto" in `ignite-ipu run`, `ignite_ipu.auto` and `IPUAccelerator`, else
+            any optimizer, with gradients that the program brings back; each update copies gradients and weights.
+            "auto": on the device, until the loop needs something that only PyTorch can do, and on the host from there
+            on; for loops alone. The default is "auto" in `ignite-ipu run`, `ignite_ipu.auto` and `IPUAccelerator`, else
             "device".
         substitute: "closest": train by the closest optimizer that an IPU has; see `convert_optimizer`.
         accum_type, velocity_accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type: Types in

@@ -13,7 +13,7 @@ class FunctionContext(TorchFunctionMode):
 
     @abc.abstractmethod
     def call(self, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-        """Return what the function returns."""
+        """Return the function's result."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None

@@ -109,8 +109,8 @@ class BatchGeometry:
     def parts(self, samples: int) -> List[BatchGeometry]:
         """Return the calls that train on fewer samples than one call of this geometry does.
 
-        One makes as many weight updates as the samples fill, and one the update by the rest, in micro-batches of one
-        size, which is the largest that is not larger than here.
+        The first makes as many weight updates as the samples fill. The second makes the update with the rest, in
+        micro-batches of one size, the largest that is not above this geometry's.
         """
         updates, rest = divmod(samples, self.accumulated_batch_size)
         found = [dataclasses.replace(self, device_iterations=updates)] if updates else []

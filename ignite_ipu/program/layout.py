@@ -6,7 +6,7 @@ lists, dictionaries, dataclasses and other records and hold other values beside 
 - a number (not a bool) and a 0-dimensional tensor may change from call to call: they travel as tensors with one entry
   per micro-batch, and the model sees a 0-dimensional tensor;
 - a bool, a string, None and the like become part of the compiled program and may not change afterwards;
-- any other object is part of the compiled program, too, with all that it holds; one with tensors is handed to PopTorch
+- any other object is part of the compiled program, too, with all its contents. One with tensors is handed to PopTorch
   as it is, for the parser registered for its type.
 """
 

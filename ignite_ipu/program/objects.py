@@ -1,7 +1,7 @@
-"""Objects among the arguments of a call or in a batch: what code may read from them, in a comparable form.
+"""Objects among the arguments of a call or in a batch: the values that code may read from them, in a comparable form.
 
-A compiled program has what it reads from an object as constants. So an object counts with its contents, however deep
-they are: with others it is another program.
+A compiled program has the values that it reads from an object as constants. So an object counts with its contents at
+any depth: other contents need another program.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ignite_ipu.program.tensors.trees import attributes_of
 
 
 def contents(value: Any, of_tensor: Callable[[torch.Tensor], Hashable]) -> Hashable:
-    """Return everything that code may read from an object, comparable; `of_tensor` gives what stands for a tensor."""
+    """Return everything that code may read from an object, comparable; `of_tensor` gives a tensor's substitute."""
     return _Contents(of_tensor).read(value)
 
 
@@ -28,7 +28,7 @@ class _Read(NamedTuple):
 
 
 class _Contents(Reader):
-    """Reads what objects hold, which are equal that hold the same."""
+    """Reads the contents of objects; objects with the same contents are equal."""
 
     def __init__(self, of_tensor: Callable[[torch.Tensor], Hashable]) -> None:
         self._of_tensor = of_tensor
@@ -38,7 +38,7 @@ class _Contents(Reader):
         return self._of_tensor(tensor)
 
     def of_object(self, value: Any) -> Hashable:
-        """Return the class of an object and what its attributes hold; one that is met again is a number."""
+        """Return the class of an object and the contents of its attributes; a repeated object becomes a number."""
         if id(value) in self._known:
             return self._known[id(value)][0]
         self._known[id(value)] = len(self._known), value
@@ -53,7 +53,7 @@ class _Contents(Reader):
 
 
 def _attributes(value: Any) -> Dict[str, Any]:
-    """Return the attributes of an object, and what its class has beside functions."""
+    """Return the attributes of an object, and those of its class that are no functions."""
     if isinstance(value, MethodType):
         return {name: getattr(value, name) for name in ("__func__", "__self__")}
     if isinstance(value, partial):

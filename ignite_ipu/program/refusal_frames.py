@@ -1,7 +1,7 @@
 """Tracebacks of refusals: the user's own frames, without those of this library, PyTorch and Ignite between them.
 
-What an error is raised through is decided where the user's code enters this library: at the public functions and
-methods that `brief_refusals` decorates. `IGNITE_IPU_DEBUG=1` shows all frames, in terminals and notebooks alike.
+The frames are cut where the user's code enters this library: at the public functions and methods that `brief_refusals`
+decorates. `IGNITE_IPU_DEBUG=1` shows all frames, in terminals and notebooks alike.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def shortened(error: Exception) -> Exception:
         seen.add(id(each))
         each.__traceback__ = _users_part(each.__traceback__)
         if each.__cause__ is None:
-            # What was being handled when it was raised is this library's own business.
+            # The exception that was being handled is internal to this library.
             each.__suppress_context__ = True
         each = each.__cause__
     if hasattr(error, "add_note") and _NOTE not in getattr(error, "__notes__", ()):  # since Python 3.11

@@ -229,7 +229,7 @@ class BatchStep(nn.Module):
                 checked = True
                 self.shapes = [(tuple(each.shape), each.stride()) for each in tensors_in(result)]
                 self.counted = [(counter, int(now) - int(plain(counter))) for counter, now in counters]
-                # PyTorch does not count what normalisations write to their statistics.
+                # PyTorch does not count the writes of normalisations to their statistics.
                 self.written = [path for path, now in buffers if version_of(now)]
             return result
 

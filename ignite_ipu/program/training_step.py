@@ -1,10 +1,9 @@
 """The model and the loss folded into the one module that PopTorch compiles for training.
 
 PopTorch differentiates one loss per program: the last recognised loss operator that no other consumes. A user's loss
-may be a sum of several, a formula of its own or a value that the model returns, so its scalar always goes through
-`poptorch.identity_loss(loss, reduction="none")` at the very end. That marks it as the loss and makes every loss
-operator it was computed from an ordinary operator again; for a loss that PopTorch would recognise by itself it changes
-nothing.
+may be a sum of several, a formula of its own or a value that the model returns. So its scalar always goes through
+`poptorch.identity_loss(loss, reduction="none")` at the very end. That marks it as the loss, and makes every loss
+operator before it an ordinary operator again. It changes nothing for a loss that PopTorch recognises by itself.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ignite_ipu.program.tensors.rows import row_count
 from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.torch_names.modules import NormWithStatistics
 
-# Of what a sum over samples and a small term beside it, such as a decay of weights, are of twice the samples.
+# Tolerance for a sum over samples with a small term beside it, such as a decay of weights, for twice the samples.
 _ABOUT = 0.1
 
 
@@ -166,8 +165,8 @@ def _twice(structure: Any, rows: int) -> Any:
 def find_loss(output: Any) -> torch.Tensor:
     """Return the loss in the output of a model that computes its own.
 
-    It is the output itself, the entry `loss` of a mapping or attribute `loss` of an object, or the first or last item
-    of a tuple, whichever has a single element.
+    It is the first of these that has a single element: the output itself, the entry `loss` of a mapping, the attribute
+    `loss` of an object, the first or the last item of a tuple.
     """
     if isinstance(output, torch.Tensor):
         return output

@@ -42,7 +42,7 @@ class Line(Tuple[CodeType, int]):
     def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a function as if it stood at this line, for compilers and tracebacks that name the line of a call."""
         here = _CALL.replace(co_filename=self[0].co_filename, co_name=self[0].co_name, co_firstlineno=self._number())
-        # PyTorch imports what it needs by the names that are built in where it is called.
+        # PyTorch imports by the built-in names of the calling code.
         known = {"function": function, "args": args, "kwargs": kwargs, "__builtins__": builtins}
         return FunctionType(here, known)()
 
@@ -73,8 +73,8 @@ def current_line(above: int = 0) -> Line:
 def variables_of(frame: FrameType) -> Mapping[str, Any]:
     """Return the variables of running code, without having its frame keep what it drops later.
 
-    Of a function that may have them from `locals()` none are returned before Python 3.13, whose look would overwrite
-    what the function has written into that dictionary.
+    Before Python 3.13 none are returned for a function that may use `locals()`: reading them would overwrite its
+    changes to that dictionary.
     """
     code = frame.f_code
     of_function = bool(code.co_flags & inspect.CO_OPTIMIZED)

@@ -1,7 +1,7 @@
 """`ignite-ipu run SCRIPT ARGS...` and `ignite-ipu run -m MODULE ARGS...`: run an unmodified GPU script on IPUs.
 
-Exit codes: the script's own; 1 when it ends with an exception of its own; 2 when something in it cannot be mapped; 70
-for a failure of this package, such as an import that fails with the installed versions.
+Exit codes: the script's own; 1 if it ends with an exception of its own; 2 if something in it cannot be mapped; 70 for a
+failure of this package, such as an import that fails with the installed versions.
 """
 
 from __future__ import annotations

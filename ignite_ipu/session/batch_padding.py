@@ -1,8 +1,8 @@
-"""Finds out whether predictions change with the rows that fill a batch up, or where a larger batch is cut.
+"""Finds out whether predictions change with the rows that pad a batch, or with the cuts in a larger batch.
 
-They do when a forward mixes the rows of a batch: batch normalisation without running statistics, a mean over the batch,
-the similarities of all samples; or when rows are no samples, but steps in time. The model's code does not show that,
-but the same rows beside others do.
+They do if forward mixes the rows of a batch: batch normalisation without running statistics, a mean over the batch, or
+the similarities of all samples. They also do if rows are steps in time, not samples. The model's code does not show
+that, but a second evaluation of the same rows beside others does.
 """
 
 from __future__ import annotations

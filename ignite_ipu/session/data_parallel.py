@@ -2,8 +2,8 @@
 
 `DistributedDataParallel` averages gradients at the end of a backward pass. On IPUs PopTorch adds them up inside the
 compiled update; where PyTorch makes the update on the host, `torch.distributed` does. Either way all processes come to
-the same points in the same order. At each of them they first agree that they mean the same update, so that a process
-which does something else, or has died, is reported and does not make the others wait.
+the same points in the same order. At each of them they first agree on the update. So a process that does something
+else, or has died, is reported, and the others do not wait for it.
 """
 
 from __future__ import annotations

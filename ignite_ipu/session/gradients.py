@@ -43,8 +43,8 @@ def log_cost(reader: str, parameters: Iterable[torch.Tensor]) -> None:
 def gradient_reader(engines: Iterable[Engine] = ()) -> Optional[str]:
     """Return where running code, or code that it can reach by names, reads the gradients of parameters.
 
-    Searched are the user's functions on the stack and the functions that they name, the class of a library's loop on
-    the stack, and the handlers of engines: of these, and of those on the stack.
+    Searched are the user's functions on the stack, the functions that they name, and the class of a library's loop on
+    the stack. So are the handlers of the given engines, and of the engines on the stack.
     """
     parts, codes = _running_code(sys._getframe(1), engines)
     found = (_reading_line(code) for code in (*Named(parts).codes, *codes))

@@ -82,8 +82,8 @@ class SessionFollower:
 
     Attributes:
         records: Whether functions of weights are recorded.
-        refuses_frozen: Whether a forward is refused that changes Python values in every call. A program runs it once;
-            else a warning says what a trace has changed, be it in every call or a cache of the first.
+        refuses_frozen: Whether a forward is refused that changes Python values in every call. A program runs it once.
+            If False, a warning lists the values that a trace has changed, in every call or for a cache.
     """
 
     records = refuses_frozen = False

@@ -218,8 +218,8 @@ class Inference:
     def calls(self, program: ModelProgram, inputs: Sequence[Any]) -> Iterator[List[Piece]]:
         """Yield the inputs of device calls for these micro-batches: as many pieces as a program takes.
 
-        A micro-batch with fewer rows than the program's is filled up; one with more is cut where that does not change
-        the predictions, and else the program is compiled again for it.
+        A micro-batch with fewer rows than the program's is padded. One with more is cut if that does not change the
+        predictions; otherwise the program is compiled again for it.
         """
         size, count = self._size(program, inputs), program.micro_batches
         group: List[Piece] = []

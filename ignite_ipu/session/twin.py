@@ -1,8 +1,8 @@
 """A training program over tensors that share the memory of a module's own, which stay ordinary ones.
 
-PopTorch gives the tensors of a module that it wraps other classes, and a touch of one downloads all weights. Where
-PyTorch updates the weights on the host, they have to stay plain: so the executor is made over twins of them, which
-stand in their places while PopTorch looks at the module, and not otherwise.
+PopTorch changes the classes of the tensors of a module that it wraps, and an access to one downloads all weights. If
+PyTorch updates the weights on the host, they have to stay plain. So the executor is made over twins of them. The twins
+replace the tensors only while PopTorch reads the module.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _TWO_STEPS = (
 
 
 class CapturePoint(NamedTuple):
-    """A place to prepare something at, and the names of what else `ipu_prepare` is given.
+    """A place to prepare something at, and the names of the other arguments of `ipu_prepare`.
 
     The node is the construction of an optimizer or a model, which becomes the first argument of `ipu_prepare`, or the
     statement in front of which a call of it goes.
@@ -56,7 +56,7 @@ class Unclear(NamedTuple):
 
 
 def find_captures(training: Training) -> Tuple[List[CapturePoint], Optional[Unclear]]:
-    """Return where what trains is to be prepared, and the first thing that stands in the way."""
+    """Return the places to prepare models and optimizers at, and the first obstacle."""
     if training.executors or not training.backwards:
         return [], None
     return _Captures(training).find()
@@ -115,7 +115,7 @@ class _Captures:
             stepped = sorted(self._stepped(scope))
             others = [name for name in stepped if not self._is_made_here(name, scope)]
             if scope in recorded:
-                continue  # ipu_step captures what the function is given
+                continue  # ipu_step captures the function's arguments
             if others:
                 captures += self._in_front(scope, others, backward)
             elif not stepped and not self.made and not list(self.file.calls(PREPARE)):
@@ -153,12 +153,12 @@ class _Captures:
             return
         scope = self.file.function_of(call) or self.file.tree
         inside = walk(call)
-        # params = [...]: what was asked for its parameters in front of the construction.
+        # params = [...]: the owners of parameters that were collected in front of the construction.
         before = [node for node in self._own_nodes(scope) if 0 < getattr(node, "lineno", 0) <= call.lineno]
         loops = [loop for node in [*before, *inside] if call not in walk(node) for loop in _loops(node)]
         for nodes in (inside, before):
             models = self._models_of(nodes)
-            # for part in (encoder, decoder): of its variable only what it ran over is in sight.
+            # for part in (encoder, decoder): after the loop only the elements that it ran over are visible.
             hidden = [loop for loop in loops if names_bound(loop.target) & models]
             models -= {name for loop in hidden for name in names_bound(loop.target)}
             ran_over = {dotted(part) for loop in hidden for part in walk(loop.iter)}
@@ -270,7 +270,7 @@ class _Captures:
         return inner in self.made or function in makers
 
     def _looped(self, name: str, scope: Scope) -> Iterator[ast.expr]:
-        """Yield what a variable of loops runs over, part by part where they run over several together."""
+        """Yield the values that a loop variable takes, part by part for loops over several together."""
         for loop in (each for node in self._own_nodes(scope) for each in _loops(node)):
             pairs = [(loop.target, loop.iter)]
             if isinstance(loop.target, ast.Tuple) and self.file.names.called(loop.iter) == "zip":

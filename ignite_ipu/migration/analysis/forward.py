@@ -1,4 +1,4 @@
-"""Analysis of the code that an IPU traces: which values are tensors there, and what is done with them."""
+"""Analysis of the code that an IPU traces: which values are tensors there, and their uses."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ _WITH_STATES = ("torch.nn.LSTM", "torch.nn.GRU", "torch.nn.RNN", "torch.nn.Multi
 class ForwardAnalysis:
     """Follows tensors through the models and functions of one file; `facts` grows with each run.
 
-    PopTorch runs `forward` once, on tensors without values. So what matters is where the value of a tensor is asked
-    for, and which Python state is read or written. The analysis follows values through a model's methods and the file's
-    functions, and knows for each expression whether it is a tensor, a Python value, or unknown. Unknown is never
-    reported.
+    PopTorch runs `forward` once, on tensors without values. So the analysis looks for reads of a tensor's value, and
+    for reads and writes of Python state. It follows values through a model's methods and the file's functions, and
+    classifies each expression as a tensor, a Python value, or unknown. Unknown is never reported.
     """
 
     def __init__(self, names: Names, models: Sequence[Model], functions: Dict[str, Function]) -> None:
@@ -46,7 +45,7 @@ class ForwardAnalysis:
         self.visited: Dict[Tuple[object, ...], Kind] = {}
 
     def run(self, function: Function, model: Optional[Model] = None) -> None:
-        """Analyse a function that is traced itself, such as a loss or a model's forward, and what it calls."""
+        """Analyse a function that is traced itself, such as a loss or a model's forward, and its callees."""
         given: Dict[Optional[str], Kind] = {}
         for arg in parameters_of(function)[model is not None :]:
             kind = declared_kind(function, arg)
@@ -76,7 +75,7 @@ class ForwardAnalysis:
 
 
 class _Walker:
-    """Walks one function body, keeping what each local name is."""
+    """Walks one function body and keeps the kind of each local name."""
 
     def __init__(
         self, analysis: ForwardAnalysis, function: Function, model: Optional[Model], environment: Environment
@@ -139,7 +138,7 @@ class _Walker:
         # A raise ends the trace whatever its message says; nested functions are followed only when called.
 
     def twice(self, body: Sequence[ast.stmt]) -> None:
-        """Walk a loop body until what it assigns at its end is known at its start."""
+        """Walk a loop body until the kinds assigned at its end are known at its start."""
         before = dict(self.environment)
         for _ in range(2):
             self.block(body)
@@ -194,9 +193,10 @@ class _Walker:
         return held in (Kind.BUFFER, Kind.PARAMETER)
 
     def mutation(self, node: ast.expr, name: str, kind: Kind, value: Optional[ast.expr]) -> None:
-        """Note that Python state is changed; what is made when it is missing or unfit, or known, is the same again.
+        """Note a change of Python state.
 
-        So are tensors that are left for others to look at.
+        A value that is made if it is missing, unfit or already known is the same in every call. So are tensors that are
+        stored for other code to read.
         """
         own = value is None or reads(value, name)
         left = kind.is_tensor and self.model is not None and not self.model.reads(name.rpartition(".")[2])
@@ -289,7 +289,7 @@ class _Walker:
         return _container([element])
 
     def iterate(self, target: ast.expr, node: ast.expr) -> None:
-        """Assign what iterating over an expression gives."""
+        """Assign the elements of an expression."""
         kind = self.expression(node)
         called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
         if called not in ("zip", "enumerate") or not isinstance(node, ast.Call):
@@ -471,7 +471,10 @@ def _container(kinds: Iterable[Kind]) -> Kind:
 
 
 def _result(operator: str, alone: bool) -> Kind:
-    """Return what an operator gives; of a tensor `alone`, without a dimension, `max` and `min` give one tensor."""
+    """Return the kind of an operator's result.
+
+    Of a tensor `alone`, without a dimension, `max` and `min` give one tensor.
+    """
     if operator in tensor_methods.MASK_RESULTS:
         return Kind.MASK
     several = operator in tensor_methods.SEVERAL_RESULTS and not (alone and operator in ("max", "min"))

@@ -1,4 +1,4 @@
-"""Kinds of the values in traced code, as far as they are known, and what is asked of and done with them."""
+"""Known kinds of the values in traced code, and the reads and writes of these."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Kind(enum.Enum):
 
     @property
     def element(self) -> Kind:
-        """Kind of what a subscription or an iteration gives."""
+        """Kind of an element, by subscription or iteration."""
         return {Kind.TENSORS: Kind.TENSOR, Kind.MODULES: Kind.MODULE}.get(self, self)
 
 
@@ -46,12 +46,12 @@ class Fact:
     """Something traced code does.
 
     Attributes:
-        kind: "truth" (branches on a tensor's value), "count" (loops as often as one says), "host" (reads a value to
-            the host), "print", "mutation" (of Python state), "settled" (the same, to what comes out
-            alike in every call), "buffer" (a buffer is rebound), "call" (of the operator
-            `name`), "mask" (selects by a boolean tensor), "repeat" (repeats rows as often as a tensor says), "random"
-            (draws a Python or numpy number), "gradient" (backward and the like), "plain" (reads an unregistered
-            tensor), "custom" (a custom autograd function).
+        kind: "truth" (branches on a tensor's value), "count" (loops as often as a tensor's value), "host" (reads a
+            value to the host), "print", "mutation" (of Python state), "settled" (the same, to a value that is alike in
+            every call), "buffer" (a buffer is rebound), "call" (of the operator `name`), "mask" (selects by a boolean
+            tensor), "repeat" (repeats rows as often as a tensor's values), "random" (draws a Python or numpy number),
+            "gradient" (backward and the like), "plain" (reads an unregistered tensor), "custom" (a custom autograd
+            function).
         node: Where.
         name: The operator, attribute or function concerned.
         where: The method or function it happens in.
@@ -64,7 +64,7 @@ class Fact:
 
 
 def join(first: Kind, second: Kind) -> Kind:
-    """Return what is known of a value that is one or the other."""
+    """Return the common kind of a value that is one or the other."""
     if first is second:
         return first
     kinds = {first, second}
@@ -81,7 +81,7 @@ def parameters_of(function: Union[Function, ast.Lambda]) -> List[ast.arg]:
 
 
 def declared_kind(function: Function, arg: ast.arg) -> Kind:
-    """Return what a parameter's annotation or default says it is."""
+    """Return the kind of a parameter by its annotation or default."""
     if arg.annotation is not None:
         words = {node.id for node in walk(arg.annotation) if isinstance(node, ast.Name)}
         words |= {node.attr for node in walk(arg.annotation) if isinstance(node, ast.Attribute)}
@@ -110,7 +110,7 @@ _CONTAINER_TYPES = {"List", "Tuple", "Dict", "Sequence", "Iterable", "Mapping", 
 
 
 def used_as_tensor(function: Function, name: str, names: Names, layers: Container[str]) -> bool:
-    """Tell whether a parameter is handed to one of the models' layers or to torch, or has what only tensors have."""
+    """Return whether a parameter is handed to a layer or to torch, or is used by methods that only tensors have."""
     if any(_is_mapping(node, name) for node in walk(function)):
         return False
     for node in walk(function):
@@ -151,14 +151,14 @@ def reads(value: ast.expr, name: str) -> bool:
 
 
 def settled_by(node: ast.If) -> Set[str]:
-    """Return the chains of names that a statement makes if it asks whether they are there, and what goes with these."""
+    """Return the names that a statement creates if its test finds them missing, and those assigned with them."""
     asked = set(_asked_to_exist(node.test))
     made = {name for statement in node.body for name in names_bound(statement)}
     return asked | made if asked & made else asked
 
 
 def _asked_to_exist(test: ast.expr) -> Iterator[str]:
-    """Yield the chains of names that a test asks whether they are there, or fit: None, empty, of another shape."""
+    """Yield the names that a test checks for being there, or fitting: None, empty, of another shape."""
     for part in walk(test):
         asked: List[ast.AST] = []
         if isinstance(part, ast.Compare) and not isinstance(part.ops[0], ast.Eq):
@@ -172,7 +172,7 @@ def _asked_to_exist(test: ast.expr) -> Iterator[str]:
 
 
 def device_test(test: ast.expr, names: Names) -> Optional[bool]:
-    """Return what a test that asks "am I on an IPU?" gives in a trace; None for any other test."""
+    """Return the result in a trace of a test for running on an IPU; None for any other test."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         inner = device_test(test.operand, names)
         return None if inner is None else not inner

@@ -27,7 +27,7 @@ _PROJECT = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 
 
 def library_loops(file: ParsedFile, training: Training) -> Iterator[Tuple[ast.AST, str]]:
-    """Yield the places where a package's loop gets a model or an optimizer, with the dotted name of what gets it.
+    """Yield the places where a package's loop gets a model or an optimizer, with the dotted name of the receiver.
 
     Classes that extend a package's trainer count, too. A call that gets an optimizer is no loop if the file steps the
     optimizer itself, or the object that the call returns, as those of schedules.

@@ -1,4 +1,4 @@
-"""The classes of a file that are models: what they inherit, what they hold, and their methods."""
+"""The classes of a file that are models: their bases, attributes and methods."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REGISTERED = {
 class Model:
     """A class that PyTorch would run as a module, with the file's own models that it inherits from, nearest first.
 
-    `holds` says what its attributes are, inherited ones included, and `values` what `__init__` gives them.
+    `holds` has the kinds of its attributes, inherited ones included, and `values` their values in `__init__`.
     """
 
     node: ast.ClassDef

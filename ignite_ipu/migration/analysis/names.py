@@ -31,7 +31,7 @@ _CANONICAL: Tuple[Tuple[re.Pattern[str], str], ...] = tuple(
     )
 )
 _MOVES_AND_MODES = ("to", "cuda", "cpu", "float", "half", "double", "eval", "train", "requires_grad_")
-# Their modules are read to learn what a star stands for.
+# Their modules are read to resolve star imports.
 _LIBRARIES = ("torch", "ignite")
 # A name in these sub-modules is documented with the sub-module in it.
 _KEPT = ("torch.optim.lr_scheduler.", "torch.optim.swa_utils.")
@@ -78,7 +78,7 @@ def walk(node: ast.AST) -> List[ast.AST]:
 
 
 class Names:
-    """The imports among a module's nodes, of the classes in `OF`, and what they make of its names."""
+    """The imports among a module's nodes, of the classes in `OF`, and the meanings of names by them."""
 
     OF = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Name, ast.arg)
 
@@ -109,7 +109,7 @@ class Names:
     def resolve(self, node: ast.AST) -> Optional[str]:
         """Return the documented dotted name a chain of names refers to; a built-in is its own name.
 
-        None for what the program itself defines, and for anything that is no chain of names.
+        None for names that the program itself defines, and for other expressions.
         """
         if isinstance(node, ast.Name):
             if node.id in self.imports:
@@ -130,7 +130,7 @@ class Names:
 
 @lru_cache(maxsize=None)
 def _star_names(module: str) -> FrozenSet[str]:
-    """Return what `from module import *` binds, of the libraries whose names rules know, as their text says it."""
+    """Return the names that `from module import *` binds for a known library, by the text of the module."""
     top, *inner = module.split(".")
     if top not in _LIBRARIES:
         return frozenset()
@@ -157,7 +157,7 @@ def _star_names(module: str) -> FrozenSet[str]:
 
 
 def index_of(node: ast.Subscript) -> ast.expr:
-    """Return the index of a subscription; None as a literal for what is no expression."""
+    """Return the index of a subscription; the literal None if it is no expression."""
     # Python 3.8 wraps an index in ast.Index.
     index = node.slice
     value = getattr(index, "value", index) if type(index).__name__ == "Index" else index
@@ -192,7 +192,7 @@ def owner_of(node: Optional[ast.AST], *methods: str) -> Optional[str]:
 
 
 def unmoved(value: ast.expr) -> ast.expr:
-    """Return what is made in `Net().to(device).eval()`: the value without moves and modes."""
+    """Return `Net()` of `Net().to(device).eval()`: the value without moves and modes."""
     while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _MOVES_AND_MODES:
         value = value.func.value
     return value
@@ -242,7 +242,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def _own_variables(nodes: Iterable[ast.AST]) -> Set[ast.AST]:
-    """Return the nodes that name variables of comprehensions among some, which are nobody else's."""
+    """Return the nodes that name variables of comprehensions among some, local to these."""
     found: Set[ast.AST] = set()
     for part in nodes:
         if isinstance(part, _COMPREHENSIONS):

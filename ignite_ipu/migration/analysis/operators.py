@@ -21,7 +21,7 @@ _NO_OPERATORS = (
     "torch.profiler.",
     "torch.autograd.profiler.",
 )
-# Moves, and what takes values to the host, are other rules' business.
+# Moves, and operators that take values to the host, belong to other rules.
 _DEEPEST = 8
 _OTHER_RULES = frozenset(("cuda", "from_numpy", "item"))
 # Functions that `run` computes by others (`program/forward/equivalents.py`, which imports torch), wholly, or where one
@@ -97,7 +97,7 @@ _MADE_FROM = ".from_pretrained"
 def problem(name: str) -> Optional[Problem]:
     """Return why an operator (`torch.x`, `Tensor.x`, `torch.nn.functional.x`) or layer (`torch.nn.X`) does not compile.
 
-    None for what does, and for names that are no operators: there is nothing to compile.
+    None if it does compile, and for names that are no operators: there is nothing to compile.
     """
     # A layer made of weights that there are: torch.nn.Embedding.from_pretrained.
     name = name[: -len(_MADE_FROM)] if name.endswith(_MADE_FROM) else name
@@ -135,7 +135,7 @@ def is_made_here(names: Names, call: ast.Call) -> bool:
 
 
 def refused_arguments(file: ParsedFile, name: str, call: ast.Call) -> Iterator[Tuple[ast.AST, Restriction]]:
-    """Yield the restrictions that a call of a function, method (`Tensor.x`) or layer meets as far as its file shows."""
+    """Yield the restrictions that a call of a function, method (`Tensor.x`) or layer visibly meets in its file."""
     method = name.startswith("Tensor.") and not operator_table.restrictions_of(name)
     listed = f"torch.{name.split('.', 1)[1]}" if method else name
     # Before PyTorch 2.1, the nonlinearity of nn.RNN was no positional argument.
@@ -163,7 +163,7 @@ def is_loss(name: str) -> bool:
 
 
 def literals_of(file: ParsedFile, node: Optional[ast.AST], depth: int = 0) -> Iterator[object]:
-    """Yield the literals that an expression may be, as far as the file shows, and Ellipsis for whatever else it may."""
+    """Yield the literals that an expression may have as its value by the file, and Ellipsis for unknown values."""
     if isinstance(node, (ast.Tuple, ast.List)):
         values = [constant(element) for element in node.elts]
         yield ... if ... in values else values
@@ -181,7 +181,7 @@ def literals_of(file: ParsedFile, node: Optional[ast.AST], depth: int = 0) -> It
 
 
 def _behind(file: ParsedFile, node: ast.expr) -> Iterator[Optional[ast.expr]]:
-    """Yield the expressions that a name stands for; None for what the file does not show."""
+    """Yield the expressions that a name stands for; None for one outside the file."""
     name, function = dotted(node) or "", file.function_of(node)
     if name.startswith("self.") and name.count(".") == 1:
         above = next((each for each in file.ancestors(node) if isinstance(each, ast.ClassDef)), None)

@@ -111,7 +111,7 @@ class ParsedFile:
         return _grouped((getattr(call.func, "attr", getattr(call.func, "id", None)), call) for call in calls)
 
     def given(self, function: Function, name: str) -> List[Optional[ast.expr]]:
-        """Return what each call of a function, or of the class whose constructor it is, gives a parameter by name."""
+        """Return the argument for a parameter in each call of a function, or of the class whose constructor it is."""
         above = self.parents[function]
         made = isinstance(above, ast.ClassDef) and function.name == "__init__"
         called = above.name if isinstance(above, ast.ClassDef) and made else function.name

@@ -25,9 +25,9 @@ _MEANINGS: Dict[str, _Meaning] = {
 
 
 def refused_precision(file: ParsedFile, call: ast.Call, factory: str) -> Iterator[Tuple[ast.expr, str]]:
-    """Find the arguments of a factory's call that ask for what an IPU has not; others are decided when it is called.
+    """Find the arguments of a factory's call that an IPU cannot honour; others are decided when it is called.
 
-    Yielded are each argument's value, and what is wrong with it.
+    Yields each argument's value, and the problem with it.
     """
     name = factory.rsplit(".", 1)[1]
     for keyword, meaning in _MEANINGS.items():
@@ -60,7 +60,7 @@ def switchable(file: ParsedFile) -> Iterator[ast.Call]:
 
 
 def enabled_argument(file: ParsedFile, call: ast.Call) -> Optional[ast.expr]:
-    """Return what a call of autocast or GradScaler is given as `enabled`."""
+    """Return the argument `enabled` of a call of autocast or GradScaler."""
     name = dotted(call.func) or ""
     root = name.split(".")[0]
     written = f"{file.names.imports.get(root, root)}.{name}"

@@ -13,7 +13,7 @@ Import = Tuple[int, str]
 
 
 def imports_of(tree: ast.AST) -> FrozenSet[Import]:
-    """Return what a file imports, by statements and by `import_module`."""
+    """Return the imports of a file, by statements and by `import_module`."""
     return frozenset(found for node in ast.walk(tree) for found in _imports(node))
 
 
@@ -37,8 +37,8 @@ def _imports(node: ast.AST) -> Iterator[Import]:
 class CodeBase:
     """Files that may import one another.
 
-    A module is looked for as Python does when the root of the code base, or `src`, is on its path: from the folders on
-    the way up from the file that imports it, and from the folders beside these that are no packages.
+    A module is looked for as Python does when the root of the code base, or `src`, is on its path. These are the
+    folders on the way up from the importing file, and the folders beside these that are no packages.
     """
 
     def __init__(self, paths: Iterable[str]) -> None:

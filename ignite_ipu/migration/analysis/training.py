@@ -39,7 +39,7 @@ class Training:
         self.file: ParsedFile = weakref.proxy(file)
 
     def named(self, *names: str) -> Dict[str, ast.Call]:
-        """Return the variables that hold what calls of these functions or classes return."""
+        """Return the variables that hold results of calls of these functions or classes."""
         calls = {id(call) for call, _ in self.file.calls(*names)}
         return {name: value for name, value in self.file.assigned if isinstance(value, ast.Call) and id(value) in calls}
 
@@ -79,7 +79,7 @@ class Training:
             if local or name == "torch.nn.Sequential" or name.startswith("torchvision.models."):
                 found.add(target)
         for call, owner in self.file.method_calls("parameters", "train", "eval"):
-            # A loss module has modes, too; its name and its place tell it from a model where nothing else does.
+            # A loss module has modes, too; only its name and its place may distinguish it from a model.
             learns = owner_of(call, "parameters") is not None
             known = owner in ("", "self", *found)
             if not call.args and not known and (learns or not self._is_loss(owner)):
@@ -221,7 +221,7 @@ class Training:
         return not data or len(dropping) < len(loaders) or len(loaders) < len(data)
 
     def _run_over(self, engines: Set[str]) -> Iterator[ast.expr]:
-        """Yield what is given to the `run` of these engines."""
+        """Yield the data that the `run` of these engines is given."""
         for call in self.file.nodes(ast.Call):
             data = argument(call, "data", 0)
             if owner_of(call, "run") in engines and data is not None:
@@ -231,7 +231,7 @@ class Training:
         return (name for name in map(dotted, walk(node)) if name is not None and name in self.loaders)
 
     def is_optimizer(self, name: str) -> bool:
-        """Tell whether a variable holds an optimizer: by what it is assigned, its name, or what is called on it."""
+        """Return whether a variable holds an optimizer, by its assignment, its name, or its method calls."""
         if name in self.schedulers:
             return False
         last = name.rsplit(".", 1)[-1].lower()

@@ -9,7 +9,7 @@ from typing import Mapping
 from ignite_ipu.migration.docstrings import texts_of
 from ignite_ipu.migration.rewriting.editor import Rewrite
 
-# Devices first, because what comes later asks whether a device is the one ignite_ipu chooses.
+# Devices first, because later rewrites check whether a device is the one that ignite_ipu chooses.
 ORDER = (
     "device_strings",
     "device_moves",

@@ -1,4 +1,4 @@
-"""torch.load is told where the tensors are to go.
+"""torch.load gets the device for its tensors.
 
 Example:
       import torch

@@ -1,8 +1,7 @@
 """Numbers and tensors of the host that become constants of the compiled program.
 
-A trace keeps the values that it meets. What the program reads from Python while it is compiled, it computes with in
-every call, whatever becomes of it later. A value that differs between two traces is an error, a number read from an
-attribute a note.
+A trace keeps the values that it meets. The program computes in every call with the values that it read from Python when
+it was compiled. A value that differs between two traces is an error, a number read from an attribute a note.
 
 Remedy: Make it an input or a floating-point buffer of the model, or compute it with torch from these. A constant that
 never changes may stay.

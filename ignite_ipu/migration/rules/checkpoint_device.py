@@ -1,6 +1,6 @@
 """torch.load without map_location.
 
-A checkpoint written on a GPU can only be read without one when told where its tensors are to go.
+A checkpoint written on a GPU can only be read without one if `map_location` names the device of its tensors.
 
 Remedy: Add map_location=host_device(). `ignite-ipu migrate` does it.
 

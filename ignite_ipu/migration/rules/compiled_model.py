@@ -34,7 +34,7 @@ def check(program: Program) -> Hits:
             message = "torch.compile is left out of a model: PopTorch compiles it"
             yield Hit(call, message, "Nothing has to be done.", Severity.NOTE)
             continue
-        # Of what is exported a copy is made; what is called is not.
+        # An exported model is copied; a called one is not.
         outcome = Outcome.REFUSED if ".jit." in name and _is_called(program, call) else Outcome.HANDLED
         yield Hit(call, f"{name} makes a model that PopTorch cannot trace", run=outcome)
     for decorator, name in program.decorators(*names):

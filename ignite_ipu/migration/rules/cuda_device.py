@@ -26,7 +26,7 @@ from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
 REWRITTEN = True
 
-# What is said to host_device itself, and switches of mixed precision, which another rule looks at.
+# Arguments of host_device itself, and switches of mixed precision, which have another rule.
 _OTHERS = ("ignite_ipu.host_device", "torch.amp.autocast", "torch.amp.GradScaler")
 
 
@@ -48,7 +48,7 @@ def check(program: Program) -> Hits:
 
 
 def _names_a_device(program: Program, node: ast.expr) -> bool:
-    """Leave out the tests (`device.type == "cuda"`) and what is said to host_device itself."""
+    """Leave out the tests (`device.type == "cuda"`) and the arguments of host_device itself."""
     for above in program.ancestors(node):
         if isinstance(above, (ast.Compare, ast.Dict, ast.JoinedStr)):
             return False

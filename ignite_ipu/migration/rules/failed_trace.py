@@ -1,9 +1,9 @@
-"""Whatever else stops a model from compiling.
+"""A model that does not compile, for a reason without a rule of its own.
 
 The model was compiled on the emulator of PopTorch and that failed, as it would on an IPU; the message is the
 compiler's.
 
-Remedy: Do what the message says, and check again.
+Remedy: Follow the message, and check again.
 
 In forward:
     - return self.layer(x).tolist

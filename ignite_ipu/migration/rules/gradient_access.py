@@ -1,8 +1,8 @@
 """p.grad, gradient hooks, retain_graph and torch.autograd.grad outside forward.
 
-Gradients are the device's: what `run` and captured loops look at is brought back with each update, but in a program of
-PopTorch's own .grad stays None, hooks never run, and nothing written into gradients counts. `run` makes the updates of
-loops that write into gradients on the host.
+Gradients stay on the device. `run` and captured loops bring back those that a loop reads, with each update. In a
+program of PopTorch's own .grad stays None, hooks never run, and writes into gradients are lost. `run` makes the updates
+of loops that write into gradients on the host.
 
 Remedy: For clipping use max_grad_norm; to watch gradients anchor them (options.anchorTensor); to write into them set
 IPUConfig(update='host'). Penalties on gradients cannot run on an IPU.

@@ -3,8 +3,8 @@
 On an IPU forward, loss, backward and update are one compiled program that one call runs; steps taken one by one run on
 the host's CPU.
 
-Remedy: Capture what the loop does: optimizer = ipu_prepare(torch.optim.SGD(...), model), which `ignite-ipu migrate`
-does. The loop stays as it is.
+Remedy: Capture the loop: optimizer = ipu_prepare(torch.optim.SGD(...), model), which `ignite-ipu migrate` does. The
+loop stays as it is.
 
 Example:
       import torch

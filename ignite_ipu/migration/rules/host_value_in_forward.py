@@ -20,7 +20,7 @@ SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
-    """Find what asks for a value; a move alone is left out where this library calls the model."""
+    """Find reads of values; a move alone is left out if this library calls the model."""
     for fact in program.facts_of("host"):
         message = f"{fact.where} takes a tensor's value to the host with {fact.name}, which a trace does not have"
         yield Hit(fact.node, message, run=Outcome.HANDLED if fact.name in ("cpu", 'to("cpu")') else None)

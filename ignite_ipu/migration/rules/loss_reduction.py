@@ -4,7 +4,7 @@ Gradients of the micro-batches are averaged over accumulation steps and replicas
 from one large batch on a GPU; of a loss with reduction="none" the device minimises the sum. A loop that ipu_prepare
 captures adds gradients up as PyTorch does.
 
-Remedy: Use reduction="mean" or .mean(), or say
+Remedy: Use reduction="mean" or .mean(), or set
 options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum).
 
 Example:
@@ -83,7 +83,7 @@ class _Reader:
             self._read_call(value, scope)
 
     def read_called(self, name: str) -> None:
-        """Look at what a function of the file returns, or the forward of a loss module's class."""
+        """Look at the result of a function of the file, or of the forward of a loss module's class."""
         function = self._file.functions.get(name)
         if function is None:
             made = map(unmoved, self._file.values.get(name, ()))

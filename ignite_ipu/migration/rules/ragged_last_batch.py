@@ -3,7 +3,7 @@
 All batches of a compiled program have one shape: a trainer drops the samples of an incomplete last batch;
 ipu_train_batch and a loop that ipu_prepare captures compile another program for it.
 
-Remedy: Say drop_last=True, so that native runs drop them too.
+Remedy: Set drop_last=True, so that native runs drop them too.
 
 Example:
       import torch

@@ -1,8 +1,8 @@
 """A supported layer or operator with an argument that PopTorch refuses.
 
 PopTorch compiles some operators in part only: embeddings without a maximal norm, pooling without indices, LSTMs of one
-layer and so on. What this library computes by other operators `run` handles; what PopTorch's sources alone say is a
-note.
+layer and so on. `run` handles the uses that this library computes by other operators. A restriction that only
+PopTorch's sources show is a note.
 
 Remedy: Use the form the message names.
 

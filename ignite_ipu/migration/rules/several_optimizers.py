@@ -1,6 +1,6 @@
 """Two optimizers of the same parameters stepping in one loop or process function.
 
-Each optimizer's step is a program of its own, which computes what leads to its weights: a weight has one optimizer.
+Each optimizer's step is a program of its own, which computes the losses of its weights: a weight has one optimizer.
 Those of different parameters step in turns, as in GANs, and are not reported. `run` makes such updates on the host.
 
 Remedy: Give each optimizer parameters of its own, or one optimizer several parameter groups; or set

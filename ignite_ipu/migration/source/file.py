@@ -1,4 +1,4 @@
-"""A file of Python as it lies on disk: its text, and what must be kept to write it back unchanged."""
+"""A file of Python as it lies on disk: its text, and the details for writing it back unchanged."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class Notebook:
     def replace(self, text: str) -> str:
         """Return the file's new text with the code cells taken from `text`; everything else, outputs too, is kept.
 
-        It is a `SourceError` if its markers are not the notebook's, in order, or a magic has lost what it runs.
+        Raises a `SourceError` if its markers are not the notebook's, in order, or a magic has lost its command.
         """
         parts: List[Tuple[int, List[str]]] = []
         for line in text.rstrip("\n").split("\n") if text.strip() else []:

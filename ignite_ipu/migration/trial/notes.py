@@ -37,7 +37,7 @@ class Note(NamedTuple):
 class Notes:
     """Collects notes, one for each rule and line.
 
-    `broken` has the rule of everything worse than a note that was found, also of what was known already.
+    `broken` has the rules of all findings worse than a note, known ones included.
     """
 
     found: List[Note] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Notes:
     def add(
         self, rule: str, place: Optional[CodePlace], message: str, severity: Optional[Severity] = None, about: str = ""
     ) -> None:
-        """Note something, unless the line is known to break the rule; `about` tells apart what does so in one line.
+        """Note something, unless the line is known to break the rule; `about` separates several findings of one line.
 
         `{where}` in the message stands for the function that the place is in.
         """

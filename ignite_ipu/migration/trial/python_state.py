@@ -1,4 +1,4 @@
-"""Python state that a traced forward reads or changes: what is read is compiled in, and what is written stays so.
+"""Python state that a traced forward reads or changes: values read are compiled in, and values written stay so.
 
 While the user's code runs, the values that it names, and the states of Python's and numpy's generators, are compared
 between one line and the next.
@@ -24,7 +24,7 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunction
 
 @contextlib.contextmanager
 def watched_lines(model: nn.Module, notes: Notes) -> Iterator[None]:
-    """Note what the user's lines read, change and draw in functions that begin in the `with` block."""
+    """Note the reads, changes and draws of the user's lines in functions that begin in the `with` block."""
     watch = _Watch(model, notes)
     before = sys.gettrace()
     sys.settrace(watch)
@@ -60,7 +60,7 @@ class _Watch:
         return self
 
     def _look(self) -> None:
-        """Note what the line that ran last has changed."""
+        """Note the changes made by the line that ran last."""
         generators = generator_states()
         for name, now, before in zip(("random", "numpy.random"), generators, self._generators):
             if now != before:

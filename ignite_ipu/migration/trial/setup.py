@@ -1,4 +1,4 @@
-"""Setups that factories give to `parity` and `check --run`: a model, what it is trained with, and how it is called."""
+"""Setups that factories give to `parity` and `check --run`: a model, its optimizer and loss, and the way to call it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ACCEPTED = (
 class Setup:
     """Result of a factory: as this, as a tuple in this order, or as a mapping with these keys.
 
-    `loss_fn` is None for a model that returns its own loss; `ModelCall` says how a model is called with a batch.
+    `loss_fn` is None for a model that returns its own loss; `ModelCall` describes the call of a model with a batch.
     """
 
     model: nn.Module
@@ -34,7 +34,7 @@ class Setup:
 
     @classmethod
     def of(cls, made: Any) -> Setup:
-        """Return what a factory returned as a `Setup`; something else is a `ParityError`."""
+        """Return a factory's result as a `Setup`; other results raise a `ParityError`."""
         names = [field.name for field in dataclasses.fields(cls)]
         if isinstance(made, Mapping) and set(made) == set(names):
             made = cls(**made)
@@ -117,7 +117,7 @@ class Subject(NamedTuple):
 
     @classmethod
     def of(cls, made: Any) -> Subject:
-        """Return what a factory returned as a `Subject`; something else, or no batches, is a `UserError`."""
+        """Return a factory's result as a `Subject`; other results, or no batches, raise a `UserError`."""
         if isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], nn.Module):
             model, inputs, *optimizer = made
             return cls(model, [(inputs, None)], ModelCall.with_inputs(inputs), *optimizer)

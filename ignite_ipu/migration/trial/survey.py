@@ -1,7 +1,7 @@
-"""Watches a forward while the emulator traces it: what is refused, and which values of the host end up in the program.
+"""Watches a forward while the emulator traces it: the refused calls, and the host values that end up in the program.
 
-A `TorchFunctionMode` above the trace's own sees every call of PyTorch before it. What the trace refuses is noted, with
-the user's line, and answered with what the same call gave natively, so that the trace goes on and shows more.
+A `TorchFunctionMode` above the trace's own sees every call of PyTorch before it. A refused call is noted, with the
+user's line, and answered with its result in eager PyTorch. So the trace goes on and shows more.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Answers(TorchFunctionMode):
         self._indexing = contextlib.ExitStack()
 
     def __enter__(self) -> Any:
-        # What indexing gives is kept also where modes do not see it: they do since PyTorch 2.1.
+        # Results of indexing are kept also if modes do not see it: they do since PyTorch 2.1.
         original: Any = torch.Tensor.__getitem__
 
         def get_item(tensor: torch.Tensor, index: Any) -> Any:
@@ -106,9 +106,9 @@ class Answers(TorchFunctionMode):
         self._taken.clear()
 
     def take(self, place: Optional[CodePlace], name: str) -> Any:
-        """Return what the operator gave when it was called for the n-th time in this line, for the n-th asking.
+        """Return the operator's result of its n-th call in this line, for the n-th request.
 
-        It is a `LookupError` if it was not called there.
+        Raises a `LookupError` if it was not called there.
         """
         results = self._results.get((place, name))
         if not results:
@@ -246,7 +246,7 @@ def _onto_ipu(value: Any) -> Any:
 
 
 class Printed(io.TextIOBase):
-    """Standard output while a forward is traced: what it prints is noted, and goes to another stream."""
+    """Standard output while a forward is traced: printed text is noted, and goes to another stream."""
 
     def __init__(self, stream: TextIO, notes: Notes) -> None:
         self._stream, self._notes = stream, notes

@@ -1,4 +1,4 @@
-"""One model compiled on the emulator for training and for inference, and what that shows as notes."""
+"""One model compiled on the emulator for training and for inference, and the resulting notes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _STOPPING = words(
 class Trial:
     """Result of compiling a target's model: for which of "training" and "inference" it was tried, and has a program.
 
-    What no line of a model is to blame for is at the place of the factory.
+    A finding without a line of the model is at the place of the factory.
     """
 
     target: str
@@ -52,7 +52,7 @@ class Trial:
 
     @property
     def verdict(self) -> str:
-        """One line that says which of them work."""
+        """One line that lists which of them work."""
         failed = [what for what in self.tried if what not in self.compiled]
         parts = [f"compiles for {' and '.join(self.compiled)}"] if self.compiled else []
         parts += [f"does not compile for {' or '.join(failed)}"] if failed else []
@@ -60,9 +60,9 @@ class Trial:
 
 
 def try_out(target: str) -> Trial:
-    """Run the factory of a target, compile its model on the emulator, and tell what that shows.
+    """Run the factory of a target, compile its model on the emulator, and return the findings.
 
-    It is a `UserError` if there is none, it fails, or returns something else than a model with example batches.
+    Raises a `UserError` if there is no factory, it fails, or returns something else than a model with example batches.
     """
     with _apart(target):
         with blamed_on(target):
@@ -105,7 +105,7 @@ def _answers(native: Subject, subject: Subject, notes: Notes, training: bool) ->
 
 
 def _compiles(subject: Subject, answers: Answers, notes: Notes, training: bool) -> bool:
-    """Compile, and trace once more to see what of the program changes from call to call; tell whether it compiled."""
+    """Compile, and trace once more to see which constants change from call to call; returns whether it compiled."""
     optimizer, refused = _optimizer(subject, notes) if training else (None, False)
     compiled, before = False, len(notes.broken)
     surveys = [Survey(notes, answers), Survey(Notes(), answers)]
@@ -116,7 +116,7 @@ def _compiles(subject: Subject, answers: Answers, notes: Notes, training: bool) 
         except LossError as error:
             notes.add("restricted-operator", None, _line(error))
             return False
-        # What a second trace shows of the state that the first one changed is the second's own affair.
+        # Findings of a second trace about state that the first one changed concern the second alone.
         compiled = _compile(subject, step, executor, survey, notes if survey is surveys[0] else Notes())
     first, second = (survey.capture for survey in surveys)
     if first is None or second is None:
@@ -126,7 +126,7 @@ def _compiles(subject: Subject, answers: Answers, notes: Notes, training: bool) 
         if not notes.has("python-randomness", place):
             text = f"{{where}} computes with {change}; the compiled program stays with the first"
             notes.add("captured-constant", place, text, Severity.ERROR, about="change")
-    # What was refused was answered, so that the trace could go on.
+    # Refused calls were answered, so that the trace could go on.
     return compiled and not refused and not {*_STOPPING, "unsupported-operator"} & {*notes.broken[before:]}
 
 
@@ -173,7 +173,7 @@ def _compile(subject: Subject, step: BatchStep, executor: Any, survey: Survey, n
         if not isinstance(error, (Error, LossError, OutputError)):
             inside = "" if place is not None else f" (in {library_line(error)})"
             text = f"the trace stops with {type(error).__name__}: {text}{inside}"
-        # What something else that is noted may lead to is not worth a line of its own.
+        # A consequence of another note is not worth a line of its own.
         explained = any(note.rule in _STOPPING and note.severity is not Severity.NOTE for note in notes.found)
         if kind is not Refusal.UNSUPPORTED_OPERATOR and not explained:
             rule = "rebound-buffer" if kind is Refusal.REPLACED_TENSOR else "failed-trace"
@@ -216,7 +216,7 @@ class _Watched(nn.Module):
 
 
 def _look_at_batches(subject: Subject, notes: Notes) -> None:
-    """Note what of the example batches a compiled program does not take, or takes otherwise."""
+    """Note the parts of the example batches that a compiled program does not take, or takes otherwise."""
     shapes = [[tuple(tensor.shape) for tensor in tensors_in(batch)] for batch in subject.batches]
     for number, later in enumerate(shapes[1:], start=2):
         if later == shapes[0]:
@@ -265,9 +265,9 @@ def _line(error: BaseException) -> str:
 
 
 def _differences(first: Trace, second: Trace) -> Iterator[Tuple[str, str]]:
-    """Yield the name of each node or constant of the first trace that the second has otherwise, and how.
+    """Yield the name of each node or constant that differs between the traces, and the difference.
 
-    Two traces that go different ways are compared as far as they go together.
+    Traces that diverge are compared up to the point where they do.
     """
     for (constant, one), other in zip(first.constant_values.items(), second.constant_values.values()):
         if one.shape != other.shape or one.dtype != other.dtype:
@@ -308,7 +308,7 @@ def _comparable(value: Any) -> Any:
         return ("node", value.meta["number"])
     if isinstance(value, float) and math.isnan(value):
         return "nan"
-    # Generators, functions and the like are compared by what they are, not by where they lie.
+    # Generators, functions and the like are compared by their type, not by their identity.
     return value if isinstance(value, (int, float, bool, str, type(None))) else type(value).__name__
 
 

@@ -1,7 +1,7 @@
 """Attributes of modules that each forward computes from weights alone, as hooks do for pruning and `weight_norm`.
 
-After a call PyTorch has the tensors of that call in them. A training program keeps them on the device, in buffers that
-come to the host with the weights; after an evaluation the host computes them anew, from the weights that it has.
+After a call in PyTorch they hold the tensors of that call. A training program keeps them on the device, in buffers that
+come to the host with the weights. After an evaluation the host computes them anew, from its own weights.
 """
 
 from __future__ import annotations

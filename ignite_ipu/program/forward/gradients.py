@@ -1,7 +1,7 @@
 """Gradients in a model that is trained, which are the device's alone: hooks on them, and backwards of functions' own.
 
 No hook ever sees a gradient. PopTorch differentiates the forward operators of a custom `autograd.Function` by itself,
-and its own backward never runs, so a gradient that is reversed, scaled or passed straight through would silently be
+and its own backward never runs. So a gradient that is reversed, scaled or passed straight through would silently be
 another one. Functions of PyTorch and transformers are left alone: theirs are the derivatives of their forwards,
 computed in less memory.
 """

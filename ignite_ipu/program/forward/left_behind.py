@@ -1,7 +1,8 @@
 """Tensors that each call of a model stores for others: in attributes of its modules, and in containers of hooks.
 
-An auxiliary loss on a layer, the features that a hook has put into a dictionary: natively they are those of the last
-call, and gradients flow through them. To a compiled program they are results, beside those of the call.
+Examples are an auxiliary loss on a layer, and the features that a hook puts into a dictionary. In eager PyTorch they
+are those of the last call, and gradients flow through them. To a compiled program they are results, beside those of the
+call.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from torch import nn
 from ignite_ipu.errors import LossError
 from ignite_ipu.torch_names.modules import CHECKPOINT_CALL, CHECKPOINT_GENERATORS
 
-# Arguments that say whether a mask is causal, by PyTorch's layers that look for themselves where they are None.
+# Arguments for causal masks, by PyTorch's layers that inspect the mask themselves if these are None.
 _HINTS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_causal"))
 
 

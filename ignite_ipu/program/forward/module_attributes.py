@@ -1,8 +1,8 @@
 """Plain attributes of modules, put back after a trace that has left its tensors in them.
 
 Layers keep tensors beside their weights: hooks set `layer.weight` from the parameters of pruning or `weight_norm`, and
-`forward` keeps an attention map or a table for the next call. PopTorch puts weights and buffers back after a trace, and
-nothing else: an attribute that was set in it holds a tensor without values, with which no code on the host can go on.
+`forward` keeps an attention map or a table for the next call. After a trace PopTorch restores weights and buffers, and
+nothing else. An attribute that was set in the trace holds a tensor without values, which code on the host cannot use.
 """
 
 from __future__ import annotations

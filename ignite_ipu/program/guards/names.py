@@ -1,8 +1,8 @@
-"""Values that running code names: globals, closures, imports, and attributes of whatever it gets at by these names.
+"""Values that running code names: globals, closures, imports, and attributes of objects reached by these names.
 
-From the functions that a call enters, the names in their code lead to objects and to other functions, whose names are
-looked up in all objects that were found. Which function reads which object is not asked: a value that is found and not
-read costs a comparison, and another program when it changes.
+The search begins at the functions that a call enters. The names in their code lead to objects and to other functions,
+whose names are looked up in all objects found so far. The search does not track which function reads which object: a
+value that is found and never read costs a comparison, and another program when it changes.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class Named:
         parts: Modules of a model, functions and other objects, each with its path in messages.
 
     Attributes:
-        places: What messages call the places, and what returns the value of this moment there, None for none.
-        owners: What has each place (a dictionary, a cell, a class or an object) and its name there, and the globals
+        places: Name of each place in messages -> function that returns the current value there, or None.
+        owners: Owner of each place (a dictionary, a cell, a class or an object) with its name there, and the globals
             that code sets.
         objects: The objects in which names were looked up.
-        names: All names that the user's code that was found reads, and the texts in it, which may be for `getattr`.
+        names: All names that the user's code reads, and its string literals, which may be for `getattr`.
         iterators: The iterators and random generators among the values.
         codes: The code of the user's functions that were found.
     """

@@ -1,8 +1,8 @@
-"""Values that a model's code reads from Python: a compiled program has those of when it was traced.
+"""Values that a model's code reads from Python: a compiled program has the values at trace time.
 
-A number that a loop anneals, a dropout rate, a mask that is replaced: a changed value is another program, be it an
-attribute of the model or a global. A `forward` that changes them itself would run once, while it is traced, and
-natively in every step.
+Examples are a number that a loop anneals, a dropout rate, or a mask that is replaced. A changed value needs another
+program, be it an attribute of the model or a global. A `forward` that changes values itself would do so once, while it
+is traced, and in eager PyTorch in every step.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class _Tables:
 class PythonState:
     """The attributes of a model's modules, and the variables that its code names, which a trace reads as constants.
 
-    Looks cost next to nothing for PyTorch's own modules: PyTorch tells of hooks and of modules that are registered. Of
-    what it does not tell of, such as a `forward` that is put into one of its layers, a larger model is asked in turns.
+    Checks cost next to nothing for PyTorch's own modules: PyTorch reports the registration of hooks and modules. Other
+    changes, such as a `forward` that is put into one of its layers, are looked for in turns in a larger model.
 
     Args:
         *others: Functions and objects that are called beside it, such as a loss.
@@ -74,7 +74,7 @@ class PythonState:
         self.words, self.iterators = named.names, named.iterators
         modules = [part for _, part in called if isinstance(part, nn.Module)]
         self._attributes = [vars(part) for part in modules]
-        # Of a part that is captured meanwhile the class is another one, which says that it is of the one before.
+        # The class of a part changes when it is captured; the new one reports the original as its class.
         reads = {kind: _MODE in self.words or _reads_mode(kind) for kind in {part.__class__ for part in modules}}
         # A hook of a library's may read it, too: that of a spectral norm does.
         hooked = [any(vars(part)[kind] for kind in FORWARD_HOOKS) for part in modules]

@@ -129,7 +129,7 @@ class Retrace:
         self.calls = self._looks = 0
         self.is_due = False
         self._call, self._state_of, self._drawn_from = call, state_of, drawn_from
-        # None where nobody can tell.
+        # None if unknown.
         self._operations: Optional[List[_Operation]] = None
 
     def note_call(self) -> None:

@@ -51,7 +51,7 @@ _SETS = (set, frozenset)
 CONTAINERS = (dict, MappingProxyType, list, tuple, deque, *_SETS)
 """Types of values that hold others."""
 
-# Of which the bytes are compared; those of ctypes are what processes share.
+# Compared by their bytes. Values of ctypes are the ones that processes share.
 _MEMORY = (array.array, bytearray, memoryview, ctypes.Structure.__mro__[1])
 
 READ = (*FIXED, torch.Tensor, np.ndarray, *CONTAINERS, *_MEMORY, Iterator)
@@ -70,7 +70,7 @@ def is_followed(defined: Any, passive: Container[str]) -> bool:
 
 
 def elements_of(container: Any) -> Collection[Any]:
-    """Return what one of `CONTAINERS` holds, whatever else the methods of its class do: import what it names, say."""
+    """Return the elements of one of `CONTAINERS`, without the methods of its class, which may import modules, say."""
     if type(container) is MappingProxyType:
         return container.items()
     return dict.items(container) if isinstance(container, dict) else container

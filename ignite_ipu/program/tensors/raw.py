@@ -71,9 +71,9 @@ def named_tensors(model: nn.Module, *kinds: str) -> Dict[str, torch.Tensor]:
 
 @contextlib.contextmanager
 def with_tensors(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Have parameters and buffers of before under their names in the `with` block, where there are others by now.
+    """Put earlier parameters and buffers back under their names in the `with` block, where others have replaced them.
 
-    PopTorch brings weights by their names into the tensors that the model has. Where a module is gone, so are its.
+    PopTorch copies weights by name into the tensors of the model. Tensors of a removed module are left out.
     """
     changed = []
     modules = dict(model.named_modules()) if tensors else {}

@@ -1,4 +1,4 @@
-"""Rows of samples in nested structures of tensors: cut, filled up, selected and joined.
+"""Rows of samples in nested structures of tensors: cut, padded, selected and joined.
 
 Evaluation uses them to run batches of any size on a model with fixed shapes, training to find the labels that belong to
 the predictions an output mode returns.

@@ -34,7 +34,7 @@ def existing_objects(substitutes: Substitutes) -> Existing:
     accelerators = [each for each in accelerator.__subclasses__() if substitutes.code.owns(_file_of(each))]
     gc.collect()  # an object that nothing uses any more is not too late
     for each in gc.get_objects():
-        kind = type(each)  # what an object says of its class may be computed
+        kind = type(each)  # `__class__` of an object may be computed
         if issubclass(kind, torch.optim.Optimizer):
             found.optimizers.append(each)
         elif issubclass(kind, nn.Module):

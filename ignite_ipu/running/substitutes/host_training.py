@@ -1,8 +1,8 @@
 """Training on the host that no captured loop has seen, refused at its first backward pass.
 
-A loss that an installed package computes from weights by operators of PyTorch alone, without a call of the model,
-belongs to no captured step: its gradients and updates would be the host's. Models that the program has put on a GPU,
-and weights that an optimizer holds, are to be trained on the device.
+An installed package may compute a loss from weights by operators of PyTorch alone, without a call of the model. Such a
+loss belongs to no captured step: its gradients and updates would be the host's. Models that the program has put on a
+GPU, and weights that an optimizer holds, are to be trained on the device.
 """
 
 from __future__ import annotations

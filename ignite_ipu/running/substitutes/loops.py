@@ -1,6 +1,6 @@
 """Training loops written out: models and optimizers are captured as the script calls them.
 
-Nothing a script trains or evaluates runs on the host: a call of a module with weights records a step or runs an
+Nothing that a script trains or evaluates runs on the host. A call of a module with weights records a step or runs an
 inference program, and an update that no captured step makes is refused. (`update_bn` has the one exception.)
 """
 
@@ -143,7 +143,7 @@ class CapturedLoops(CaptureObserver):
             if EAGER.is_on:
                 return original(module, *args, **kwargs)
             if type(module).__module__.startswith(_OURS):
-                # What PopTorch compiles: the models in it are traced as they are.
+                # An executor of PopTorch's own: the models in it are traced as they are.
                 with EAGER:
                     return original(module, *args, **kwargs)
             if within(module) is not module:

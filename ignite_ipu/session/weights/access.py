@@ -1,9 +1,9 @@
 """Access to the tensors of a wrapped model, which does more than PopTorch's download of the newest weights.
 
-PopTorch gives the tensors of a wrapped model classes of its own, made for one executor, which download the newest
-weights whatever a tensor is asked for. The same classes do three things more here, and those of `watch_tensors` do
-them for a model that is evaluated alone, where `parameter.data.mul_(...)` is how moving averages of weights are usually
-written: those of teachers, momentum encoders and target networks.
+PopTorch gives the tensors of a wrapped model classes of its own, made for one executor. They download the newest
+weights at any access. The same classes do three more things here. The classes of `watch_tensors` do them for a model
+that is evaluated alone, such as a teacher, a momentum encoder or a target network: code usually writes their moving
+averages by `parameter.data.mul_(...)`.
 
 - They detect possible writes into a weight: checking every tensor for writes takes longer than all other work of the
   host in a training step.
@@ -115,7 +115,7 @@ class AccessTracker:
         return None if found is None else found[1]
 
     def written_uncounted(self) -> List[torch.Tensor]:
-        """Return the tensors that were written in one of the ways that PyTorch does not count, as far as is known."""
+        """Return the tensors with a known write that PyTorch does not count."""
         return [tensor for tensor, before in self._before.values() if not torch.equal(plain(tensor), before)]
 
     def uncounted_write(self) -> bool:
@@ -195,7 +195,7 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
         for accesses in holder:
             accesses.note(reads=True, buffers=are_buffers)
         if not issubclass(type(self), tensor_class):  # PopTorch's own class may be derived from it
-            return getattr(self, name)  # nobody trains any more
+            return getattr(self, name)  # training is over
         found = download(self, name)
         if name in _UNCOUNTED:
             note_alias(found)

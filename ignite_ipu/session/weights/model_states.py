@@ -18,16 +18,16 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
 class LiveState(OrderedDict):  # type: ignore[type-arg]
-    """A model's state dictionary, whose tensors are the newest whenever one of them is read from it.
+    """A model's state dictionary whose tensors hold the newest weights whenever one of them is read from it.
 
-    Natively they are the memory of the model's weights; here the newest may be on the device. Copies and files of it
-    are ordinary dictionaries.
+    In eager PyTorch they share the memory of the model's weights; here the newest may be on the device. Copies and
+    files of it are ordinary dictionaries.
 
-    The dictionary hands out tensors that it does not hold itself, with the same memory: as long as one of them is
-    alive, the caller keeps it, and the weights come to the host after each update.
+    The dictionary hands out tensors with the same memory and keeps no reference to them. As long as a caller keeps one
+    of them, the weights come to the host after each update.
 
     Attributes:
-        sources: Whose weights it shows; each returns None when that is over. Never changed in place.
+        sources: Functions that return the owner of the weights, or None once it is gone. Never changed in place.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

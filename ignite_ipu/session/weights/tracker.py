@@ -83,9 +83,9 @@ class Weights:
     The model's parameters and buffers are the host's copy.
 
     Attributes:
-        updates: How often the training program was called; a list of one number, for those who outlive this.
+        updates: Number of calls of the training program; a list of one number, for objects that outlive this one.
         looks: How often `notice_edits` looked at every tensor.
-        edits: How often the host's weights were found or said to be set.
+        edits: How often the host's weights were found, or reported, to be set.
         host_is_stale: Whether training took place since the host's copy was downloaded or written.
         in_graphs: Whether autograd has recorded functions of weights on the host, by which gradients may come later.
 
@@ -99,7 +99,7 @@ class Weights:
         self._model, self._named = weakref.ref(model), named_tensors(model)
         REGISTRATIONS.follow()
         self._registrations = REGISTRATIONS.count
-        # What is found here is only ever added to: `put_back` goes by the order of an earlier `read`.
+        # Entries are only ever added: `put_back` relies on the order of an earlier `read`.
         self._names: List[str] = list(self._named)
         self._tensors: List[torch.Tensor] = list(self._named.values())
         self._beside: weakref.WeakKeyDictionary[nn.Module, Dict[str, torch.Tensor]] = weakref.WeakKeyDictionary()
@@ -108,7 +108,7 @@ class Weights:
         self.host_is_stale = self.in_graphs = False
         self.looks = self.edits = 0
         self._accesses: Optional[AccessTracker] = None
-        self._silent: List[int] = []  # while nobody trains: where the tensors are that cannot tell
+        self._silent: List[int] = []  # without training: positions of tensors whose writes go undetected
         self._lost: List[str] = []
         self._versions = _count_edits(self._tensors)
         self.updates = [0]
@@ -167,9 +167,9 @@ class Weights:
         self._accesses = None
 
     def include(self, step: nn.Module) -> bool:
-        """Take charge of what a training program's module holds beside the model: a loss's buffers and parameters.
+        """Include the tensors of a training program's module beside the model: a loss's buffers and parameters.
 
-        To be called before its executor is added; tells whether it holds any that were not known.
+        Call it before the executor is added. Returns whether there are new ones.
         """
         named = _beside_the_model(step)
         if named:
@@ -182,7 +182,7 @@ class Weights:
         return bool(new)
 
     def leave_out(self, step: nn.Module) -> None:
-        """Let what a module that was included holds beside the model be replaced again."""
+        """Allow the tensors of an included module beside the model to be replaced again."""
         self._beside.pop(step, None)
 
     def remove(self, executor: Executor) -> None:
@@ -310,10 +310,10 @@ class Weights:
         return not (accesses.any or accesses.in_graphs or self.in_graphs)
 
     def notice_edits(self) -> bool:
-        """Find out whether somebody wrote into the host's weights, and tell.
+        """Find out whether the host's weights were written, and return it.
 
-        Costs a look at every tensor if somebody accessed one since the last time; else one at the buffers if nobody
-        trains, and next to nothing if somebody does.
+        Looks at every tensor if one was accessed since the last time. Otherwise it looks at the buffers if there is no
+        training program, and at nothing if there is one.
         """
         accesses = self._accesses
         untouched = accesses is not None and not accesses.any
@@ -343,7 +343,7 @@ class Weights:
 
     @contextlib.contextmanager
     def put_back_unnoticed(self) -> Iterator[None]:
-        """Take what is written in the `with` block for no edit: whoever writes there puts the values back."""
+        """Ignore writes in the `with` block, which have to be undone at its end: they are no edits."""
         self.notice_edits()
         try:
             yield
@@ -353,9 +353,9 @@ class Weights:
                 self._accesses.forget()
 
     def has_unsent(self) -> bool:
-        """Tell whether the host has weights that the training program has not; nothing is noticed.
+        """Return whether the host has weights that the training program lacks, without recording edits.
 
-        For use while somebody accesses a weight, whose write is still to come.
+        For use during an access to a weight, whose write is still to come.
         """
         accesses = self._accesses
         return self.training_is_stale or (accesses is not None and accesses.any and not self._lost and self._differ())
@@ -382,7 +382,7 @@ class Weights:
             self._accesses.keep(tensor)
 
     def _silently_edited(self) -> bool:
-        """Tell whether a tensor may have been written that cannot tell: a buffer, while nobody trains."""
+        """Return whether an undetectable write may have occurred: to a buffer, without a training program."""
         if self._accesses is None or not self._accesses.watches(self._tensors):
             return True
         now = _count_edits([self._tensors[number] for number in self._silent])
@@ -393,11 +393,11 @@ class Weights:
         return _differing(self._named, named_tensors(model))
 
     def replaced_beside(self) -> List[str]:
-        """Return the names of what training programs hold beside the model and that is not what it was at first."""
+        """Return the names of replaced tensors of training programs beside the model."""
         return [name for step, named in self._beside.items() for name in _differing(named, _beside_the_model(step))]
 
     def to_host(self) -> bool:
-        """Make the host's copy the newest, and tell whether that took a copy."""
+        """Make the host's copy the newest; returns whether that took a copy."""
         if not self.host_is_stale or self._training is None:
             return False
         self._hooks.check_shown()
@@ -411,9 +411,9 @@ class Weights:
         return copied
 
     def _download(self) -> bool:
-        """Copy the newest weights, retried if need be, and count batches; tells whether PopTorch had to."""
+        """Copy the newest weights, with retries, and count batches; returns whether PopTorch made a copy."""
         model = self._model()
-        # What has taken the place of others in the meantime is none of the device's.
+        # Tensors that have replaced others in the meantime are not on the device.
         changed = {} if self._registrations == REGISTRATIONS.count else self._named
         with jit_trace_left(), contextlib.nullcontext() if model is None else with_tensors(model, changed):
             # After a retry it may be another executor.
@@ -424,7 +424,7 @@ class Weights:
         return copied
 
     def show(self) -> None:
-        """Make the host's copy the newest for somebody who may also write into it, by memory that was handed out."""
+        """Make the host's copy the newest for a caller who may also write into it through shared memory."""
         self._hooks.follower.before_buffer_read()
         self.to_host()
         if self._accesses is not None:
@@ -451,9 +451,9 @@ class Weights:
     def with_others(
         self, values: Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]], kept: Optional[Container[int]] = None
     ) -> Iterator[None]:
-        """Have the training program called with other values of some tensors, or with None for those that are there.
+        """Call the training program with other values of some tensors in the `with` block; None keeps a tensor's value.
 
-        Afterwards they have their values of before; where `kept` is given, those with these ids alone.
+        Their previous values are restored afterwards. If `kept` is given, only those of the tensors with these ids are.
         """
         self.to_host()
         others = [tensor for tensor, _ in values if kept is None or id(tensor) in kept]
@@ -475,12 +475,12 @@ class Weights:
         self._versions = _count_edits(self._tensors)
 
     def to_training(self) -> bool:
-        """Make the training program's copy the newest, and tell whether that took a copy."""
+        """Make the training program's copy the newest; returns whether that took a copy."""
         copy = self._training
         return copy is not None and copy.stale and self._upload(copy)
 
     def to_inference(self, executor: Optional[Executor] = None) -> bool:
-        """Make the copy of an inference program, or of all of them, the newest, and tell whether that took a copy."""
+        """Make the copy of an inference program, or of all of them, the newest; returns whether that took a copy."""
         copied = False
         for copy in self._inference:
             if copy.stale and (executor is None or copy.executor is executor):
@@ -506,12 +506,12 @@ class Weights:
         return True
 
     def _note_first_access(self, brings: bool) -> None:
-        """See what was written without an access: an access downloads, and so overwrites it."""
+        """Detect writes without an access now: an access downloads, and so overwrites them."""
         if self.host_is_stale:
             pairs = zip(self._names, self._versions, _count_edits(self._tensors))
             self._lost += [name for name, before, after in pairs if before != after]
             if brings:
-                self._download()  # PopTorch would do so by itself, and nobody could retry it
+                self._download()  # PopTorch would do so by itself, without retries
 
 
 def _count_edits(tensors: Sequence[torch.Tensor]) -> List[Tuple[int, int]]:
