@@ -8,6 +8,7 @@ import re
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 from ignite_ipu.parity.fingerprints import Distance, Fingerprint, distance, each_fingerprint
+from ignite_ipu.parity.rounding import Rounding
 
 KINDS = (
     *("loss", "hyper-parameter", "gradient", "parameter", "optimizer state", "buffer", "evaluation", "engine output"),
@@ -113,13 +114,14 @@ def compare(host: Mapping[str, Any], device: Mapping[str, Any], tolerance: float
     """
     of_host, of_device = (list(single_entries(record["entries"])) for record in (host, device))
     mine, theirs = _sequences(of_host), _sequences(of_device)
-    remarks = list(_remarks(host, mine, theirs))
+    rounding = Rounding(mine, theirs)
+    remarks = [*_remarks(host, mine, theirs), *rounding.remarks()]
     found: List[Tuple[int, Difference]] = []
     for key, entries in mine.items():
         others = theirs.get(key, [])
         if key[0] == "loss" and not others:
             continue
-        found += _compared(key, entries, others, tolerance)
+        found += _compared(key, entries, others, tolerance, rounding)
     for key, others in theirs.items():
         if key not in mine:
             entry = others[0][1]
@@ -152,9 +154,14 @@ def _sequences(entries: Sequence[Mapping[str, Any]]) -> Dict[Key, Numbered]:
     return found
 
 
-def _compared(key: Key, entries: Numbered, others: Numbered, tolerance: float) -> Iterator[Tuple[int, Difference]]:
+def _compared(
+    key: Key, entries: Numbered, others: Numbered, tolerance: float, rounding: Rounding
+) -> Iterator[Tuple[int, Difference]]:
     for (number, entry), (_, other) in zip(entries, others):
-        yield number, _difference(key, entry, _distance(key[0], entry["value"], other["value"], tolerance))
+        native, device = entry["value"], other["value"]
+        if native is not None and device is not None:
+            device = rounding.removed(*key, entry["update"], native, device)
+        yield number, _difference(key, entry, _distance(key[0], native, device, tolerance))
     if len(entries) != len(others):
         shorter = min(len(entries), len(others))
         number, entry = (entries if len(entries) > len(others) else others)[shorter]
