@@ -318,7 +318,9 @@ class Recorder:
         name = _TEMPORARY.sub("a temporary file", os.path.basename(str(name)))
         if users_line() is not None:
             for place, part in leaves(obj):
-                self.record("saved file", f"{name}{place}", part)
+                # Of an SGD without momentum PyTorch 2.0 saves None for each parameter, and later versions nothing.
+                if part is not None or "['state']" not in place:
+                    self.record("saved file", f"{name}{place}", "None" if part is None else part)
         return original(obj, f, *args, **kwargs)
 
     def _printed(self, line: str) -> None:

@@ -7,7 +7,6 @@ rounding, which differs between two machines. Adam divides them by their own siz
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
@@ -18,13 +17,13 @@ _MOMENTS = {"exp_avg_sq": 0.5, "square_avg": 0.5, "sum": 0.5, "exp_inf": 1.0}
 """States that a gradient is divided by, and the power of each that is a gradient's size."""
 
 _PART = 1e-5
-"""Part of an optimizer's largest gradient below which a gradient is rounding: some hundred units of single precision."""
+"""Part of an optimizer's largest gradient below which a gradient is rounding, in single precision."""
 
 Sequences = Mapping[Tuple[str, str], List[Tuple[int, Mapping[str, Any]]]]
 
 
 class Rounding:
-    """How far apart rounding has moved the parameters of two runs, update by update.
+    """Distances between the parameters of two runs that rounding has made, update by update.
 
     Args:
         host, device: Entries of the two records by kind and name, in their order.

@@ -95,7 +95,8 @@ def finish():
     split = training if planted == "a metric of the wrong split" else validation
     evaluator.run(DataLoader(split, batch_size=4))
     print("validation", round(evaluator.state.metrics["loss"], 3))
-    torch.save({"mean": means, "optimizer": optimizer.state_dict()}, sys.argv[2])
+    best = 0.5 if planted == "an entry of a file" else None
+    torch.save({"mean": means, "optimizer": optimizer.state_dict(), "best": best}, sys.argv[2])
 
 
 sampled = torch.Generator().manual_seed(4 if planted == "the seed of a sampler" else 3)
@@ -118,6 +119,7 @@ PLANTED: Dict[str, Tuple[str, str]] = {
     "state lost where training resumes": ("optimizer state", "optimizer.step()"),
     "a skipped end of an epoch": ("metric", "evaluator.run("),
     "the decay of a mean": ("saved file", "torch.save("),
+    "an entry of a file": ("saved file", "torch.save("),
     "the seed of a sampler": ("loss", "loss.backward()"),
     "label smoothing": ("loss", "loss.backward()"),
     "the weight of a loss": ("loss", "loss.backward()"),

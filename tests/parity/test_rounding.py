@@ -41,7 +41,7 @@ def test_a_bias_before_a_normalisation_moves_by_rounding(optimizer: str, tmp_pat
     assert ": 0.bias. " in remark
 
 
-@pytest.mark.parametrize("planted, name", [("a bias", "3.bias"), ("a statistic", "1.running_var")])
+@pytest.mark.parametrize(("planted", "name"), [("a bias", "3.bias"), ("a statistic", "1.running_var")])
 def test_other_differences_are_found_beside_it(planted: str, name: str, tmp_path: Path) -> None:
     parity = compare_both(SCRIPT.replace("{optimizer}", "Adam"), tmp_path, planted)
     assert parity.first is not None

@@ -46,7 +46,7 @@ OLDER_TOLERANCE = (
     if "lerp_(" in inspect.getsource(inspect.getmodule(torch.optim.Adam))
     else {
         "reid_hard_mining": 1e-3,
-        "triplets": 0.005,
+        "triplets": 0.01,
     }
 )
 
