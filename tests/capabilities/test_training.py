@@ -1,4 +1,4 @@
-"""The table of names in training programs: what it says of an example is what `run` and `check` make of it."""
+"""The table of names in training programs: `run` and `check` treat each example as the table says."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _exists(entry: Capability) -> bool:
 SHOWN = [entry for entry in ENTRIES if entry.example and _exists(entry)]
 
 
-@pytest.mark.filterwarnings("ignore")  # of old names, and of what PyTorch thinks of create_graph
+@pytest.mark.filterwarnings("ignore")  # about old names, and about create_graph
 @pytest.mark.parametrize("entry", SHOWN, ids=lambda entry: entry.name)
 def test_an_example_is_treated_as_the_table_has_it(entry, tmp_path, monkeypatch, capsys, caplog):
     if entry.name == "torch.autograd.backward" and not hasattr(torch, "compiler"):

@@ -64,7 +64,7 @@ def test_a_system_that_refuses_leaves_what_was_there(path, monkeypatch, function
 
 
 def test_what_killed_processes_of_this_host_left_is_removed(path):
-    """What a living process or another host is writing stays, and so do files of others."""
+    """Files that a living process or another host is writing stay, and so do files of others."""
     killed = (
         "import os, sys, pathlib; from ignite_ipu.checkpoints.atomic_files import whole_file\n"
         "with whole_file(pathlib.Path(sys.argv[1])) as file: os._exit(0)"

@@ -1,4 +1,4 @@
-"""What a checkpoint may hold is read with every PyTorch, and nothing else is made."""
+"""Every value that a checkpoint may hold is read with every PyTorch, and no other object is made."""
 
 from __future__ import annotations
 

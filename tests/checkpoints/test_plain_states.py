@@ -74,7 +74,7 @@ def test_ignites_schedulers_are_read(tmp_path, make):
 
 
 def test_a_file_of_another_saver_with_a_method_is_refused(tmp_path):
-    """The error says what wrote it so, and what to do."""
+    """The error names the writer, and the way out."""
     torch.save({"layer": nn.Linear(1, 1).forward}, tmp_path / "a.pt")
     with pytest.raises(CheckpointError, match=r"getattr.*CheckpointSaver leaves these out.*Checkpoint\.load_objects"):
         read_checkpoint(tmp_path / "a.pt")

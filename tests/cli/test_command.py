@@ -1,4 +1,4 @@
-"""The `ignite-ipu` command: what it offers, what it exits with, and what a person sees when something is wrong."""
+"""The `ignite-ipu` command: its subcommands, its exit codes, and its messages for errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ignite_ipu.errors import UserError
 
 @pytest.fixture
 def command(monkeypatch):
-    """Register a subcommand `try` that does what the test says."""
+    """Register a subcommand `try` that runs the test's function."""
 
     def register(run, extra=None):
         module = types.ModuleType("try_command")
@@ -163,7 +163,7 @@ def test_a_missing_optional_dependency_names_the_extra(monkeypatch, capsys):
 
 
 def test_help_of_a_command_needs_none_of_its_dependencies(monkeypatch, capsys):
-    """Here of `migrate`, without libcst; the command itself says what is missing."""
+    """Here of `migrate`, without libcst; the command itself names the missing package."""
     for name in [name for name in sys.modules if name.startswith(("libcst", "ignite_ipu.migration"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "libcst", None)

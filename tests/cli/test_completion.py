@@ -1,4 +1,4 @@
-"""Completion scripts offer what the parsers accept."""
+"""Completion scripts offer the words that the parsers accept."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _example_command(monkeypatch):
 
 
 def _complete(*words, cwd):
-    """Return what bash offers for the last of `words`."""
+    """Return the completions of bash for the last of `words`."""
     ask = (
         f"{script('bash')}\nCOMP_WORDS=({' '.join(repr(word) for word in words)})\n"
         "COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n"

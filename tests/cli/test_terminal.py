@@ -1,4 +1,4 @@
-"""What commands write: folded and coloured on a terminal, plain text everywhere else and without rich."""
+"""Output of commands: folded and coloured on a terminal, plain text everywhere else and without rich."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_brackets_and_names_of_styles_are_text():
 
 
 def followed(stream, monkeypatch):
-    """Return what is written while two items are followed."""
+    """Return the output while two items are followed."""
     monkeypatch.setattr(sys, "stderr", stream)
     assert list(following(["a.py", "b.py"], "Checking")) == ["a.py", "b.py"]
     return stream.getvalue()

@@ -1,4 +1,4 @@
-"""A model that is nothing but a function, for tests of what a program does with it."""
+"""A model that is nothing but a function, for tests of its treatment by a program."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Entry(NamedTuple):
     Attributes:
         name: In full, from `poptorch` on.
         status: What happens to it.
-        note: What is accepted or refused, and why; for an emulated name what one should know, or "".
+        note: The accepted or refused uses, and the reason; for an emulated name a note, or "".
     """
 
     name: str
@@ -235,7 +235,7 @@ def page() -> str:
 
 
 def _nearest(table: Dict[str, str], name: str) -> Optional[str]:
-    """Return the note on a name or on what it belongs to."""
+    """Return the note on a name or on its owner."""
     while name and name not in table:
         name = name.rpartition(".")[0]
     return table.get(name)

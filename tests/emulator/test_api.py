@@ -31,7 +31,7 @@ def of_kind(*kinds: str) -> List[Any]:
 
 
 def find(name: str) -> Any:
-    """Return what a dotted name stands for, or its attribute without binding it when it belongs to a class."""
+    """Return the object of a dotted name, or its attribute without binding it when it belongs to a class."""
     found: Any = poptorch
     parts = name.split(".")[1:]
     for index, part in enumerate(parts):
@@ -47,7 +47,7 @@ def find(name: str) -> Any:
 
 
 def wrapped_model() -> Any:
-    """Return a compiled training executor, for what exists only at run time."""
+    """Return a compiled training executor, for attributes that exist only at run time."""
 
     class Net(torch.nn.Linear):
         def forward(self, x):

@@ -1,4 +1,4 @@
-"""Autocasting, the older generation's API, seen in the types of what a traced model computes."""
+"""Autocasting, the older generation's API, seen in the types of the values in a traced model."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_layer_level_is_hierarchical():
 
 @needs_half_precision
 def test_a_layer_called_past_its_parent_is_cast_too():
-    """Whoever calls it, a layer belongs to the module that was marked."""
+    """With any caller, a layer belongs to the module that was marked."""
 
     class Parts(nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""PopTorch's exceptions and what they carry."""
+"""PopTorch's exceptions and their attributes."""
 
 from __future__ import annotations
 

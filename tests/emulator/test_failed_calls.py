@@ -1,4 +1,4 @@
-"""What is left of a call that fails half-way: the updates made before, and nothing of the one that was not."""
+"""State after a call that fails half-way: the updates made before, and nothing of the one that failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What frameworks built on PopTorch do with it beyond the public names: strategies, trainers, generation loops.
+"""Uses of PopTorch by frameworks beyond the public names: strategies, trainers, generation loops.
 
 Each test drives the emulator as one of them does. Published frameworks that do so: PyTorch Lightning's and
 Lightning-Graphcore's IPU strategies, Optimum Graphcore's trainers and pipelines.

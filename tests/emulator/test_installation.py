@@ -80,7 +80,7 @@ def test_every_sub_module_imports(poptorch, name):
 
 
 def test_the_package_has_its_sub_modules_when_it_is_imported(poptorch):
-    """Under PopTorch's names, as whoever looks them up among the loaded modules expects, and after a reload too."""
+    """Under PopTorch's names, as code that looks them up among the loaded modules expects, and after a reload too."""
     for _ in range(2):
         for name in ("enums", "ops", "options", "optim", "profiling", "poptorch_core"):
             assert getattr(poptorch, name) is sys.modules[f"poptorch.{name}"]
@@ -257,7 +257,7 @@ def test_its_classes_can_be_inspected_and_their_objects_pickled(poptorch):
 
 
 def test_workers_of_a_loader_have_poptorch_too(poptorch):
-    """Also those that start afresh, with what the parent sends them."""
+    """Also those that start afresh, with the data that the parent sends them."""
     loader = poptorch.DataLoader(
         poptorch.Options().deviceIterations(2),
         Versions(),

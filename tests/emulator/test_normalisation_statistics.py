@@ -43,7 +43,7 @@ KINDS = [nn.BatchNorm1d, nn.InstanceNorm1d, by_function, by_positions]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_inference_in_training_mode_normalises_with_the_batch_and_keeps_the_statistics(kind):
-    """On the device, in what forward returns, and on the host; PyTorch's output is the truth."""
+    """On the device, in forward's results, and on the host; PyTorch's output is the truth."""
     net = Normalises(kind).train()
     before = copy.deepcopy(net.norm.state_dict())
     model = poptorch.inferenceModel(net)

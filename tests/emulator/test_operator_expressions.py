@@ -1,7 +1,7 @@
 """Expressions of PyTorch that PopTorch 3.3 is known to compile, or to refuse, do so here.
 
 `operator_expressions.json` has the verdicts, by the tensors that the expressions are about. "doubted" are those that
-work here with a warning: PopTorch's sources alone say that they do not work there, or that they do.
+work here with a warning: Only PopTorch's sources show whether they work there.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Expression(nn.Module):
 
 
 def verdict(text: str, tensors: Tuple[torch.Tensor, ...], caplog: Any) -> str:
-    """Compile an expression and return what came of it."""
+    """Compile an expression and return the outcome."""
     caplog.clear()
     executor = poptorch.inferenceModel(Expression(text))
     try:

@@ -115,7 +115,7 @@ class TestSetOptimizer:
             poptorch.inferenceModel(net).setOptimizer(momentum(net.parameters()))
 
     def test_a_refused_optimizer_trains_nothing(self):
-        """The device goes on with what it has; the refused object is the executor's until another one is accepted."""
+        """The device goes on with its own state; the refused object is the executor's until another one is accepted."""
         net = Net()
         optimizer = momentum(net.parameters())
         model = wrap(net, optimizer)
@@ -153,7 +153,7 @@ class TestSetOptimizer:
 
     @pytest.mark.parametrize("when", ["wrapping", "before compiling"])
     def test_half_accumulators_make_means_running(self, when):
-        """The executor's own options say so, whatever the user had set and however frozen they are."""
+        """The executor's own options show it, also if the user's options are frozen or set it otherwise."""
         net = Net()
         options = poptorch.Options()
         half = momentum(net.parameters(), accum_type=torch.float16)
@@ -211,7 +211,7 @@ class TestSetOptimizer:
 
 class TestState:
     def test_the_record_is_never_read_from_the_device(self):
-        """Only the method that the executor puts on the optimizer asks for what is newer."""
+        """Only the method that the executor puts on the optimizer reads newer state."""
         net = Net()
         optimizer = momentum(net.parameters())
         model = wrap(net, optimizer)
@@ -521,7 +521,7 @@ def test_gradients_that_share_memory_are_counted_once(accumulation, loss_scaling
 
 
 def test_velocities_are_misread_when_the_loss_scaling_changes_during_an_absence():
-    """They are saved multiplied by the loss scaling of then, and read as if it had been that of now."""
+    """They are saved multiplied by the loss scaling at that time, and read as if it had been the current one."""
     net = Scaled()
     optimizer = poptorch.optim.SGD(net.parameters(), lr=1.0, momentum=0.5, loss_scaling=4.0)
     model = wrap(net, optimizer)

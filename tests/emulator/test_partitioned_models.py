@@ -1,4 +1,4 @@
-"""Models spread over IPUs compute what the whole model computes, and tell where each operator ran."""
+"""Models spread over IPUs compute the same as the whole model, and report where each operator ran."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """PopTorch programs as other people write them, run unmodified: the guide's subjects, and the tutorials.
 
 The programs import PopTorch by its name, know nothing of the emulator, and assert what they claim by plain PyTorch.
-They do what PopTorch's user guide describes, chapter by chapter, and what two of Graphcore's tutorials build.
+They follow PopTorch's user guide, chapter by chapter, and two of Graphcore's tutorials.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.processes import Processes
 PROGRAMS = sorted((Path(__file__).parent / "programs").glob("*.py"))
 IN_HALF_PRECISION = {"autocast", "inference_model"}
 
-# What the user guide's chapter on features names: functions, classes, options, attributes, environment variables.
+# Names in the user guide's chapter on features: functions, classes, options, attributes, environment variables.
 GUIDE = """
 Options loadFromFile useIpuModel Jit Distributed TensorLocations TensorLocationSettings Precision Training
 trainingModel inferenceModel PoplarExecutor isRunningOnIpu eval train Error RecoverableError UnrecoverableError
@@ -52,7 +52,7 @@ def _place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _custom_operators() -> Iterator[None]:
-    """Register what a compiled library would bring."""
+    """Register the operators of a compiled library."""
     registered = {"Cube": cube, "LeakyRelu": leaky_relu, "Attributes": count_attributes}
     for name, function in registered.items():
         emulator.register_custom_op(name, "custom.ops")(function)

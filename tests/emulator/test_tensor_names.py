@@ -89,7 +89,7 @@ def test_an_updated_weight_is_the_one_after_the_step():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_every_listed_name_can_be_anchored(training):
-    """Inputs, parameters, buffers, results of operators, and what an update makes."""
+    """Inputs, parameters, buffers, results of operators, and results of an update."""
 
     def wrapped(options):
         return trainer(Net(), options) if training else poptorch.inferenceModel(Net(), options)

@@ -15,7 +15,7 @@ X = torch.ones(2, 3)
 
 
 class Doubled(torch.autograd.Function):
-    """Its own backward gives ten times the gradient, so that nobody takes another for it."""
+    """Its own backward gives ten times the gradient, so that it cannot be confused with another."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,7 @@ def test_traces_that_overlap_leave_pytorch_as_it_was() -> None:
 
     def first(x: torch.Tensor) -> torch.Tensor:
         thread.start()
-        began.wait(0.3)  # time for the second to get as far as it can
+        began.wait(0.3)  # time for the second to reach its wait
         return x + 2
 
     compiled(first)
@@ -86,7 +86,7 @@ def test_a_trace_is_none_of_another_threads_business() -> None:
 
 
 def test_random_streams_do_not_mix() -> None:
-    """Each of four programs draws what it draws alone, and the host's generator has not moved."""
+    """Each of four programs draws the same numbers as alone, and the host's generator has not moved."""
 
     def draw(seed: int) -> Any:
         return poptorch.inferenceModel(Calls(nn.functional.dropout), poptorch.Options().randomSeed(seed))

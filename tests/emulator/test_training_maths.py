@@ -1,4 +1,4 @@
-"""What a device computes equals a plain PyTorch loop over the same rows."""
+"""Training on a device equals a plain PyTorch loop over the same rows."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_averages_and_smaller_calls():
 
 
 def test_batches_are_checked():
-    """What a run would refuse is refused, and the trainer can still be compiled for the right batch."""
+    """Batches that a run would refuse are refused, and the trainer can still be compiled for the right batch."""
     _, trainer = trained_by(normed())
     with pytest.raises(BatchError, match=r"x has shape \(6, 6\); its 6 rows do not divide into the 4 micro-batches"):
         trainer.compile(global_batch(6))
@@ -104,7 +104,7 @@ def test_batches_are_checked():
 
 
 def test_executable_of_an_offline_target(tmp_path):
-    """What is compiled without IPUs, beside a taken machine, is loaded by another trainer, which trains as ever."""
+    """A program compiled without IPUs, beside a taken machine, is loaded by another trainer, which trains as ever."""
     path = tmp_path / "training.poptorch"
     offline = poptorch.Options().useOfflineIpuTarget()
     before = poptorch.counters()
@@ -167,7 +167,7 @@ def test_executables_of_something_else(tmp_path, made, settings, rows, message):
 
 
 def test_files_that_are_no_executables(tmp_path):
-    """What is missing, damaged or late is said with the file's name."""
+    """Errors for missing, damaged or late files name the file."""
     path = tmp_path / "training.poptorch"
     _, trainer = trained_by(normed())
     with pytest.raises(SessionError, match="is no executable"):

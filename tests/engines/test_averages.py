@@ -34,7 +34,7 @@ def expected(model, loader):
 
 @pytest.mark.parametrize("geometry", [{}, {"device_iterations": 3}, {"device_iterations": 2, "replication_factor": 2}])
 def test_values_are_ignite_s_whatever_a_call_holds(geometry):
-    """61 samples fill no whole number of calls, and what fills up the last one is not counted."""
+    """61 samples fill no whole number of calls, and the padding of the last one is not counted."""
     model = network()
     loader = DataLoader(task(61), batch_size=5)
     evaluator = create_ipu_averages_evaluator(model, AVERAGES, **geometry)

@@ -69,7 +69,7 @@ class Keyed:
 
 
 class Hidden:
-    """A class whose tensors nobody finds who does not know it."""
+    """A class whose tensors only its own methods find."""
 
     def __init__(self, x, y):
         self._fields = UserDict(x=x, y=y)

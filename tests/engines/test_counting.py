@@ -1,4 +1,4 @@
-"""Counts of weight updates, micro-batches and samples, and what is scheduled by them."""
+"""Counts of weight updates, micro-batches and samples, and schedules by them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An Ignite script on an IPU does what it does on Ignite's own engines."""
+"""An Ignite script on an IPU behaves as on Ignite's own engines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LIMITS = list(inspect.signature(Engine.run).parameters)[2:]
     ],
 )
 def test_the_factories_take_ignites_arguments(ours, theirs):
-    """Names, order and kinds are Ignite's; what is added is keyword-only."""
+    """Names, order and kinds are Ignite's; added ones are keyword-only."""
     expected = list(inspect.signature(theirs).parameters.values())
     parameters = list(inspect.signature(ours).parameters.values())
     given = parameters[: len(expected)]
@@ -149,7 +149,7 @@ def test_schedulers_reach_the_device_once_per_change():
 
 
 def test_steps_of_ones_own_engine():
-    """The step functions are public, for engines that somebody builds."""
+    """The step functions are public, for engines that users build."""
     model, optimizer = pair()
     factory = create_ipu_trainer(model, optimizer, CROSS_ENTROPY)
     trainer = Engine(ipu_training_step(factory.ipu, output_transform=lambda x, y, y_pred, loss: float(loss)))
@@ -313,7 +313,7 @@ def test_a_run_that_is_loaded_at_its_end_stays_ended():
 
 
 def test_a_loaded_run_begins_anew_where_its_end_is_taken_away():
-    """That is what Ignite asks for in its refusal of an earlier end."""
+    """Ignite's refusal of an earlier end requires that."""
     models = []
     for create in (ignite.engine.create_supervised_trainer, create_ipu_trainer):
         model, optimizer = pair()
@@ -326,7 +326,7 @@ def test_a_loaded_run_begins_anew_where_its_end_is_taken_away():
 
 
 def shown_at_the_end(create, resumed=None, stop=None, output_transform=lambda x, y, y_pred, loss: loss.item()):
-    """Return what handlers see of the output at the end of epochs and of the run, and a state after some iteration."""
+    """Return the output that handlers see at the end of epochs and of the run, and a state after some iteration."""
     trainer = create(*pair(), CROSS_ENTROPY, output_transform=output_transform)
     seen, saved = [], {}
     trainer.add_event_handler(Events.EPOCH_COMPLETED | Events.COMPLETED, lambda: seen.append(trainer.state.output))
@@ -340,7 +340,7 @@ def shown_at_the_end(create, resumed=None, stop=None, output_transform=lambda x,
 
 @pytest.mark.parametrize(("stop", "made_up"), [(8, 0), (16, 1)])
 def test_handlers_that_are_made_up_for_see_the_last_output(stop, made_up):
-    """Those of an epoch's end, in a run that was saved by its last iteration: they see the loss, as natively."""
+    """Those of an epoch's end, in a run that was saved by its last iteration: they see the loss, as in Ignite."""
     expected, _ = shown_at_the_end(ignite.engine.create_supervised_trainer)
     _, saved = shown_at_the_end(create_ipu_trainer, stop=stop)
     file = io.BytesIO()
@@ -352,7 +352,7 @@ def test_handlers_that_are_made_up_for_see_the_last_output(stop, made_up):
 
 @pytest.mark.parametrize("kind", [tuple, dict, set])
 def test_outputs_of_other_kinds_are_made_up_for_if_they_are_plain_data(kind):
-    """Tensors in tuples and dictionaries are saved with the state; what a checkpoint cannot hold is None then."""
+    """Tensors in tuples and dictionaries are saved with the state; a checkpoint holds None for other values."""
     kinds = {tuple: lambda y_pred, y: (y_pred, y), dict: lambda y_pred, y: {"y": y}, set: lambda y_pred, y: {id(y)}}
 
     def output(x, y, y_pred, loss):
@@ -405,7 +405,7 @@ def test_the_session_answers_before_the_first_step():
 
 
 def test_an_operator_that_no_ipu_has_is_named_with_the_users_line():
-    """Not with a line of what calls the model."""
+    """Not with a line of the model's caller."""
     model, optimizer = pair()
     trainer = create_ipu_trainer(model, optimizer, lambda y_pred, y: CROSS_ENTROPY(torch.lgamma(y_pred), y))
     with pytest.raises(poptorch.Error, match=r"lgamma is used at .*test_engine\.py:\d+"):

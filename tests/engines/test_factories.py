@@ -1,4 +1,4 @@
-"""What the factories do with their arguments."""
+"""The factories' treatment of their arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CROSS_ENTROPY = nn.CrossEntropyLoss()
 
 
 def test_the_callers_options_stay_as_they_are():
-    """One `poptorch.Options` describes several models; what arguments add is in the program's own."""
+    """One `poptorch.Options` describes several models; additions by arguments are in the program's own."""
     options = poptorch.Options()
     options.deviceIterations(2)
     model, optimizer = pair()
@@ -50,7 +50,7 @@ def test_the_programs_options_are_those_that_are_compiled():
 
 @pytest.mark.parametrize(("policy", "copies"), [*zip(WEIGHT_SYNC, (0, 1, 3, 24))])
 def test_weights_are_copied_when_the_policy_says_so_or_when_somebody_asks(policy, copies):
-    """In a run of 3 epochs with 8 device calls each, as the documentation says; whoever asks has the newest."""
+    """In a run of 3 epochs with 8 device calls each, as documented; every read gets the newest."""
     model, optimizer = pair()
     trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY, config=IPUConfig(weight_sync=policy))
     trainer.run(DataLoader(task(), batch_size=8), max_epochs=3)

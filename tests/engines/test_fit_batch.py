@@ -72,7 +72,7 @@ def test_training_goes_on_as_it_was(most, found, tried):
 
 
 def test_nothing_fits():
-    """The search ends with what it tried; the trainer is as it was, and trains when there is room again."""
+    """The error lists the tried sizes; the trainer is as it was, and trains when there is room again."""
     model, reference, loader = Limited(0), network(), DataLoader(task(), batch_size=4)
     _, trainer = trained_by(model, momentum=0.0, gradient_accumulation_steps=2)
     with pytest.raises(IPUOutOfMemoryError, match=r"No micro-batch fits the device: 4 \(does not fit\), 1 \(does not"):
@@ -104,7 +104,7 @@ def test_pipelines_need_micro_batches():
     ("pipeline", "memory", "most"), [([0], 2000, 4), (["0", "2"], 1600, 2), ("auto", 900_000_000, 16)], ids=str
 )
 def test_estimated_memory_limits_them(pipeline, memory, most):
-    """Each size is planned or estimated anew, and the pipeline that fits trains as natively."""
+    """Each size is planned or estimated anew, and the pipeline that fits trains as eager PyTorch does."""
     model, reference, loader = network(), network(), DataLoader(task(), batch_size=2)
     config = {"ipus": 2, "memory_per_ipu": memory}
     _, trainer = trained_by(model, gradient_accumulation_steps=8, pipeline=pipeline, config=config)
@@ -118,7 +118,7 @@ def test_estimated_memory_limits_them(pipeline, memory, most):
 
 
 def test_errors_of_another_kind_end_the_search():
-    """What is no lack of memory is raised, and the trainer is as it was."""
+    """Errors other than a lack of memory are raised, and the trainer is as it was."""
     model = Limited(99)
     _, trainer = trained_by(model, gradient_accumulation_steps=2)
     model.most = "no number"
@@ -130,7 +130,7 @@ def test_errors_of_another_kind_end_the_search():
 
 
 def test_captured_loops():
-    """A function with a loop of accelerate's is called until its step fits, and trains as natively."""
+    """A function with a loop of accelerate's is called until its step fits, and trains as in eager PyTorch."""
     reference, calls = network(), []
     forget()
 

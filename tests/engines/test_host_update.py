@@ -125,7 +125,7 @@ def test_settings_of_device_optimizers_are_refused(setting):
 
 
 def compared(change=lambda trainer, model, number: None, batches=BATCHES * 2, **settings):
-    """Compare a trainer with a native loop; `change` is called before each iteration, natively without a trainer."""
+    """Compare a trainer with a native loop; `change` is called before each iteration, on the host without a trainer."""
     found = []
     for trains_natively in (True, False):
         model = network()

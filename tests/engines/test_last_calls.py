@@ -23,7 +23,7 @@ MAKE = {
 
 
 def train_in_updates(model, optimizer, data, size, epochs):
-    """Train natively on consecutive samples, `size` of them for each update; return the losses."""
+    """Train in eager PyTorch on consecutive samples, `size` of them for each update; return the losses."""
     losses = []
     for _ in range(epochs):
         for x, y in DataLoader(data, batch_size=size):
@@ -141,7 +141,7 @@ def test_streams_and_recoverable_faults(tmp_path):
 
 @pytest.mark.parametrize("data", [task(7), Stream()], ids=["7 samples", "a stream of 30"])
 def test_less_data_than_one_whole_call_is_refused(data):
-    """What a whole call is decides what its parts are."""
+    """The geometry of a whole call determines that of its parts."""
     trainer = create_ipu_trainer(*pair(), CROSS_ENTROPY, drop_last=False, device_iterations=8)
     with pytest.raises(LoaderError, match=r"fewer than one device call|before it filled one device call of 32 samples"):
         trainer.run(DataLoader(data, batch_size=4))
@@ -160,7 +160,7 @@ def test_what_has_no_program_for_a_few_samples_is_refused(arguments, reason):
 
 
 def test_sums_that_are_averaged_are_refused():
-    """The rest has another number of micro-batches, by which its sum would be divided; a single one is as natively."""
+    """The rest has another number of micro-batches, by which its sum would be divided; a single one is exact."""
     loss_fn = nn.CrossEntropyLoss(reduction="sum")
     with pytest.raises(LossError, match=r"sum over samples.*drop_last=False would weigh it differently"):
         create_ipu_trainer(*pair(), loss_fn, drop_last=False, gradient_accumulation_steps=2).run(

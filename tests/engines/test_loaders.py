@@ -199,7 +199,7 @@ def test_short_last_batch_of_a_batch_sampler_is_dropped_in_training() -> None:
 
 
 def test_batches_of_uneven_batch_samplers_stay_whole() -> None:
-    """What their shapes mean for a program is for the step to say."""
+    """The step decides on the meaning of their shapes for a program."""
     loader = DataLoader(Numbers(10), batch_sampler=[[0, 1], [2], [3, 4], [5, 6, 7]])
     assert [list(map(len, call)) for call in training(loader, d=2)] == [[2, 1], [2, 3]]
 
@@ -235,7 +235,7 @@ def test_evaluation_takes_uneven_batch_samplers() -> None:
 
 
 def test_evaluation_honours_drop_last() -> None:
-    """What the user's loader would not show natively is not evaluated either."""
+    """Samples that the user's loader leaves out in Ignite are not evaluated either."""
     swapped = evaluation(DataLoader(Numbers(9), batch_size=2, drop_last=True), d=3)
     assert rows(swapped) == [[0, 1, 2, 3, 4, 5], [6, 7]] and len(swapped) == 2
 
@@ -299,7 +299,7 @@ def test_that_ready_batches_are_cut_is_said_once(ready: Any, caplog: pytest.LogC
 
 
 def test_poptorch_loader_for_other_options_is_refused() -> None:
-    """Its items are not what the model is compiled for; the message has both sides."""
+    """Its items do not match the compiled model; the message has both sides."""
     own = poptorch.DataLoader(options(d=4), Numbers(64), batch_size=2)
     with pytest.raises(LoaderError, match=r"puts? 4 micro-batches.*deviceIterations 4.*compiled for 2"):
         training(own, d=2)
@@ -347,7 +347,7 @@ def test_streams_that_yield_nothing() -> None:
 
 
 def test_an_exhausted_stream_of_batches_is_not_empty() -> None:
-    """Only data that never yielded is called empty: Ignite decides what a short epoch means."""
+    """Only data that never yielded is called empty: Ignite decides the meaning of a short epoch."""
     batches = training(iter([torch.zeros(2)]))
     assert len(list(batches)) == 1
     assert list(batches) == []
@@ -373,13 +373,13 @@ class Dies(Numbers):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_workers_that_raise_pass_their_error_on(workers: int) -> None:
-    """The type is the data set's own, as it is natively."""
+    """The type is the data set's own, as in PyTorch."""
     with pytest.raises(KeyError, match="sample 3 is broken"):
         rows(training(DataLoader(Raises(8), batch_size=2, num_workers=workers), d=2))
 
 
 def test_workers_that_die_are_explained() -> None:
-    """A killed process is named, with what usually kills it."""
+    """A killed process is named, with the usual reason."""
     with pytest.raises(LoaderError, match=r"worker process .* died: DataLoader worker .*num_workers=0"):
         rows(training(DataLoader(Dies(8), batch_size=2, num_workers=1, timeout=1), d=2))
 
@@ -390,7 +390,7 @@ class OwnIteration(DataLoader):  # type: ignore[type-arg]
 
 
 def test_loaders_that_iterate_in_their_own_way() -> None:
-    """What they yield are the batches."""
+    """Their items are the batches."""
     loader = OwnIteration(Numbers(4), batch_size=2)
     assert rows(training(loader)) == [[100, 101], [102, 103]]
     assert rows(training(loader, d=2)) == [[100, 101, 102, 103]]
@@ -410,7 +410,7 @@ class WithoutParts(DataLoader):  # type: ignore[type-arg]
 
 
 def test_subclasses_that_are_no_more_than_iterables() -> None:
-    """They have not called `DataLoader.__init__`, and train natively."""
+    """They have not called `DataLoader.__init__`, and train in plain Ignite."""
     swapped = training(WithoutParts([torch.arange(2), torch.arange(2), torch.arange(2)]), d=2)
     assert rows(swapped) == [[0, 1, 0, 1]] and len(swapped) == 1
     mode = poptorch.DataLoaderMode.Async

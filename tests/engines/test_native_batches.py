@@ -211,7 +211,7 @@ def padded(samples):
 
 
 class OfSentences(nn.Module):
-    """The mean over time, which knows how many steps there are."""
+    """The mean over time, by the number of steps."""
 
     def __init__(self):
         super().__init__()
@@ -307,7 +307,7 @@ class Graphs(Dataset):
 
 
 def joined_graphs(graphs):
-    """One graph of several; each node says which it is of."""
+    """One graph of several; each node has the number of its graph."""
     starts = torch.tensor([0, *(len(nodes) for nodes, _, _ in graphs)]).cumsum(0)
     edges = torch.cat([edges + start for (_, edges, _), start in zip(graphs, starts)])
     owner = torch.cat([torch.full((len(nodes),), number) for number, (nodes, _, _) in enumerate(graphs)])
@@ -352,7 +352,7 @@ def test_rows_need_not_be_samples(sizes, steps):
 
 @pytest.mark.parametrize("change", ["in place", "another"])
 def test_a_handler_that_changes_the_batch_has_its_way(change, caplog):
-    """It sees the rows of the whole call, and a warning says what that means."""
+    """It sees the rows of the whole call, and a warning explains that."""
 
     def halve(engine):
         x, y = engine.state.batch

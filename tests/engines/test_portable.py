@@ -1,4 +1,4 @@
-"""What migrated code calls computes the same natively and on the emulator."""
+"""Functions that migrated code calls compute the same on the host and on the emulator."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_evaluation_sees_the_newest_weights_and_any_number_of_rows(backend):
 
 
 class Summing(nn.Module):
-    """Adds up what it has seen so far along the first dimension, which is time."""
+    """Adds up its inputs so far along the first dimension, which is time."""
 
     def forward(self, x):
         return x.cumsum(0)
@@ -254,7 +254,7 @@ def test_a_model_without_a_loss_is_refused(backend):
 
 
 def test_a_function_made_anew_is_known_again(monkeypatch):
-    """By its code and by what it sees: another weight, or another criterion, is another loss."""
+    """By its code and its values: another weight, or another criterion, is another loss."""
     monkeypatch.setenv("IGNITE_IPU_BACKEND", "emulator")
 
     def make(weight, criterion, power=2):
@@ -315,7 +315,7 @@ def replace_data(model, step):
 
 @pytest.mark.parametrize("change", [unfreeze, freeze_normalisation, stay_in_evaluation_mode, clamp, replace_data])
 def test_what_a_loop_changes_between_calls(monkeypatch, change):
-    """Frozen layers, modes and weights that a loop changes count in the next call, natively and on the device."""
+    """Frozen layers, modes and weights that a loop changes count in the next call, on the host and on the device."""
     results = {}
     for name in ("native", "emulator"):
         monkeypatch.setenv("IGNITE_IPU_BACKEND", name)
@@ -355,7 +355,7 @@ def test_edits_reach_an_evaluation(backend):
 
 
 def test_wrappers_for_several_gpus(monkeypatch):
-    """Here their calls are the model's, under the wrapper's class and names; natively they are the wrapper itself."""
+    """Here their calls are the model's, under the wrapper's class and names; in a native run, the wrapper's own."""
     model = nn.Linear(2, 1)
     wrapped = portable.parallel_model(nn.parallel.DistributedDataParallel, model, device_ids=[0])
     assert isinstance(wrapped, nn.parallel.DistributedDataParallel)

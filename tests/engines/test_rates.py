@@ -114,7 +114,7 @@ def test_they_are_those_of_the_run(attach, made):
         rates = tuple(group["lr"] for group in trainer.ipu.link.conversion.optimizer.param_groups)
         seen.append((trainer.state.iteration, updates - 1, updates, rates))
 
-    # What the device was told at the call, in single precision: looked at before any scheduler runs again.
+    # The device's value at the call, in single precision: read before any scheduler runs again.
     handlers = trainer._event_handlers[Events.ITERATION_COMPLETED]
     trainer.add_event_handler(Events.ITERATION_COMPLETED, look)
     handlers.insert(1, handlers.pop())

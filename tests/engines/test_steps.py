@@ -1,4 +1,4 @@
-"""What a step does around its device call is what Ignite's steps do: modules are in the same modes at any time."""
+"""Around its device call a step acts as Ignite's steps do: modules are in the same modes at any time."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_another_loss_scaling_is_refused_where_momentum_would_be_misread(momentu
 
 @pytest.mark.parametrize("written", ["in place", "another"])
 def test_a_refused_tensor_is_the_old_tensor_with_its_old_value(written):
-    """Whoever holds it, as a scheduler may, goes on holding what the optimizer has."""
+    """An object that refers to it, such as a scheduler, still refers to the optimizer's state."""
 
     class Refusing:
         def setOptimizer(self, optimizer):

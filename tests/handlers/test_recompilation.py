@@ -111,7 +111,7 @@ def test_a_mere_release_is_said_to_be_one(trained):
 
 
 def test_an_executor_of_your_own_is_watched_call_by_call():
-    """PopTorch refuses another shape; the watch has said before what differs and since when."""
+    """PopTorch refuses another shape; the watch has logged before what differs and since when."""
     poptorch = backend.poptorch()
     model = network()
     optimizer = poptorch.optim.SGD(model.parameters(), lr=0.1)

@@ -1,4 +1,4 @@
-"""`IPUStats` with a clock of the test's own: what belongs to a step and what does not."""
+"""`IPUStats` with a clock of the test's own: times inside and outside of a step."""
 
 from __future__ import annotations
 

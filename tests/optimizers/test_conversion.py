@@ -1,4 +1,4 @@
-"""Every torch optimizer is converted, mapped or refused on purpose, and the receipt says what became of it."""
+"""Every torch optimizer is converted, mapped or refused on purpose, and the receipt lists the outcome."""
 
 from __future__ import annotations
 
@@ -125,13 +125,13 @@ def test_variable_and_constant_can_be_said() -> None:
     ],
 )
 def test_impossible_wishes(arguments: Any, message: str) -> None:
-    """Each names what there is instead."""
+    """Each names a replacement."""
     with pytest.raises(OptimizerError, match=message):
         convert_optimizer(sgd(), **arguments)
 
 
 def test_device_arguments() -> None:
-    """What only PopTorch's class takes is given here, or as an attribute of the torch optimizer."""
+    """Arguments of PopTorch's class alone are given here, or as attributes of the torch optimizer."""
     conversion = convert_optimizer(sgd(), max_grad_norm=1.0, accum_type=torch.float16, loss_scaling=128.0)
     device = conversion.optimizer
     assert (device.max_grad_norm, device.accum_type, device.loss_scaling) == (1.0, torch.float16, 128.0)
@@ -176,7 +176,7 @@ def test_attributes_that_would_train_something_else_are_refused(source: Any, mes
     ids=["dampening", "maximize", "clipping", "argument"],
 )
 def test_a_refusal_shows_the_whole_table(source: Any, arguments: Any, refused: str) -> None:
-    """The refused attribute comes first, and once; what would have become of all others follows."""
+    """The refused attribute comes first, and once; the outcomes of all others follow."""
     with pytest.raises(OptimizerError) as caught:
         convert_optimizer(source, **arguments)
     receipt = caught.value.receipt
@@ -190,7 +190,7 @@ def test_a_refusal_shows_the_whole_table(source: Any, arguments: Any, refused: s
 
 
 def test_what_a_schedule_will_change_becomes_variable() -> None:
-    """On the device's optimizer and in the receipt; what cannot change is refused."""
+    """On the device's optimizer and in the receipt; constant ones are refused."""
     conversion = convert_optimizer(sgd())
     assert "momentum" in conversion.constant
     scheduled = conversion.with_variable(["lr", "momentum"])
@@ -287,7 +287,7 @@ class Lamb(torch.optim.Optimizer):
     ],
 )
 def test_other_optimizers_are_refused(make: Any, message: str) -> None:
-    """With the reason, and with what is supported."""
+    """With the reason, and with the supported ones."""
     with pytest.raises(OptimizerError, match=message):
         convert_optimizer(make(parameters()))
 
@@ -304,7 +304,7 @@ def test_other_optimizers_are_refused(make: Any, message: str) -> None:
     ],
 )
 def test_substitutes_are_asked_for(make: Any, closest: str, caplog: pytest.LogCaptureFixture) -> None:
-    """They are the user's optimizer from then on, with what both have; the receipt is printed."""
+    """They are the user's optimizer from then on, with the entries that both have; the receipt is printed."""
     optimizer, name = make(parameters(), lr=0.02), type(make(parameters(), lr=0.1)).__name__
     with pytest.raises(OptimizerError):
         convert_optimizer(optimizer)
@@ -320,7 +320,7 @@ def test_substitutes_are_asked_for(make: Any, closest: str, caplog: pytest.LogCa
 
 
 def test_what_no_optimizer_is_close_to_stays_refused() -> None:
-    """And so does one that has a state of its own; what needs no substitute gets none."""
+    """And so does one that has a state of its own; a supported optimizer gets no substitute."""
     with pytest.raises(OptimizerError, match="no such update"):
         convert_optimizer(torch.optim.Rprop(parameters()), substitute="closest")
     trained = torch.optim.RAdam(parameters())
@@ -378,7 +378,7 @@ def test_other_objects_are_no_optimizers() -> None:
 
 
 def test_poptorch_optimizers_pass_through() -> None:
-    """PopTorch's own are used as they are; what was passed explicitly is variable, as its rule says."""
+    """PopTorch's own are used as they are; explicitly passed arguments are variable, by its rule."""
     own = poptorch.optim.LAMB(parameters(), lr=0.1)
     conversion = convert_optimizer(own, variable=["weight_decay"])
     assert conversion.optimizer is own and conversion.passed_through and conversion.kind.name == "LAMB"

@@ -1,4 +1,4 @@
-"""The user's optimizer stays the handle: what it says reaches the device, what the device has shows in it."""
+"""The user's optimizer stays the handle: its values reach the device, and it shows the device's state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ poptorch = backend.poptorch()
 
 
 class Executor:
-    """Stands in for a PoplarExecutor: remembers what it was sent."""
+    """Stands in for a PoplarExecutor: records the values sent to it."""
 
     def __init__(self, compiled: bool = True, refuses: bool = False) -> None:
         self.compiled = compiled
@@ -107,7 +107,7 @@ def test_a_value_changed_there_and_back_is_not_sent() -> None:
 )
 @pytest.mark.parametrize("scheduler_first", [True, False])
 def test_torch_schedulers_drive_the_device(make: Any, scheduler_first: bool) -> None:
-    """Made before or after the link, they change what the device has, momentum included, without a warning."""
+    """Made before or after the link, they change the device's values, momentum included, without a warning."""
     layer = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
     names = {f"model.{name}": parameter for name, parameter in layer.named_parameters()}
@@ -135,7 +135,7 @@ def test_schedulers_warn_if_no_step_was_made() -> None:
 
 
 def test_a_changed_constant_is_refused_by_name() -> None:
-    """Nothing is sent, the device's optimizer keeps its values, and the message says how to make it variable."""
+    """Nothing is sent, the device's optimizer keeps its values, and the message explains how to make it variable."""
     _, optimizer, link = linked(momentum_sgd)
     executor = Executor()
     optimizer.param_groups[0].update(lr=0.5, weight_decay=0.1)
@@ -171,7 +171,7 @@ DECIDING = [
 
 @pytest.mark.parametrize(("made", "name"), DECIDING, ids=lambda value: getattr(value, "__name__", value))
 def test_whatever_changes_the_mathematics_is_sent_or_refused(made: Any, name: str) -> None:
-    """No argument of torch's classes can be changed without notice, those that say how torch computes excepted."""
+    """No argument of torch's classes can be changed without notice, except those for torch's implementation."""
     _, optimizer, link = linked(lambda parameters: made(parameters, lr=0.1))
     group, executor = optimizer.param_groups[0], Executor()
     group[name] = not group[name] if isinstance(group[name], bool) else (0.5, 0.7) if name == "betas" else 0.25
@@ -235,7 +235,7 @@ def test_a_refused_description_is_taken_back() -> None:
 
 
 def test_after_a_refused_description_the_executor_is_given_the_former_one_again() -> None:
-    """PopTorch notes what it refuses, and reads no state until it has accepted something else."""
+    """PopTorch notes a refused state, and reads no state until it has accepted another one."""
     _, optimizer, link = linked(momentum_sgd)
 
     class RefusesOnce(Executor):
@@ -252,7 +252,7 @@ def test_after_a_refused_description_the_executor_is_given_the_former_one_again(
 
 
 def test_velocities_keep_their_meaning_when_the_loss_scaling_changes() -> None:
-    """PopTorch leaves the numbers alone: what was stored times 128 has to be stored times 64."""
+    """PopTorch leaves the numbers alone: a value stored times 128 has to be stored times 64."""
     device = Device({"Accl1___model.weight": torch.full((2, 3), 256.0)})
     layer, optimizer, link = linked(momentum_sgd, device, loss_scaling=128.0)
     link.stepped(1)
@@ -274,7 +274,7 @@ def test_moments_that_carry_no_loss_scaling_are_left_alone_when_it_changes() -> 
 
 
 def test_an_optimizer_whose_link_is_dropped_is_an_ordinary_one() -> None:
-    """It keeps neither the link nor, by it, what PopTorch ties to the device's optimizer."""
+    """It keeps neither the link nor, by it, the objects that PopTorch ties to the device's optimizer."""
     layer, optimizer, link = linked(momentum_sgd)
     gone = weakref.ref(link.conversion.optimizer)
     del link
@@ -416,7 +416,7 @@ def test_load_state_dict_reaches_the_device() -> None:
 
 
 def test_state_present_before_the_link_reaches_the_device() -> None:
-    """A run begun natively goes on with its moments."""
+    """A run begun in eager PyTorch goes on with its moments."""
     layer = nn.Linear(3, 2)
     optimizer = torch.optim.Adam(layer.parameters())
     layer(torch.ones(1, 3)).sum().backward()
@@ -430,7 +430,7 @@ def test_state_present_before_the_link_reaches_the_device() -> None:
 
 
 def test_a_state_that_does_not_load_changes_nothing() -> None:
-    """torch's own check speaks, and what the device has is still shown."""
+    """torch's own check raises, and the device's state is still shown."""
     _, optimizer, _, device = after_training(momentum_sgd, VELOCITY, 5)
     with pytest.raises(ValueError, match="different number of parameter groups"):
         optimizer.load_state_dict({"state": {}, "param_groups": []})
@@ -489,7 +489,7 @@ def test_an_optimizer_has_one_session() -> None:
 
 
 def test_a_state_that_does_not_fit_leaves_the_optimizer_as_it_was() -> None:
-    """Without the state it steps natively, and can be linked."""
+    """Without the state it steps on the host, and can be linked."""
     layer = nn.Linear(3, 2)
     optimizer = momentum_sgd(layer.parameters())
     names = {f"model.{name}": parameter for name, parameter in layer.named_parameters()}

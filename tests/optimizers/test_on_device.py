@@ -38,7 +38,7 @@ def momentum(parameters):
 
 @pytest.mark.parametrize("make", [momentum, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
 def test_the_state_is_the_newest_after_every_step(make):
-    """It is asked of the executor each time, not of what PopTorch has recorded."""
+    """It is read from the executor each time, not from PopTorch's record."""
     model, twin = network(), network()
     optimizer, expected = make(model.parameters()), make(twin.parameters())
     trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY)
@@ -75,7 +75,7 @@ def test_a_changed_loss_scaling_trains_as_none_would(shared):
 
 
 def test_a_value_that_poptorch_refuses_leaves_everything_in_reach():
-    """The state is what was trained, training goes on with the former value, and the IPUs are given back."""
+    """The state is the trained one, training goes on with the former value, and the IPUs are given back."""
     model = network()
     optimizer = momentum(model.parameters())
     trainer = create_ipu_trainer(model, optimizer, CROSS_ENTROPY)
@@ -100,7 +100,7 @@ MAXIMIZING = [
 
 
 def score(y_pred, y):
-    """What is to be large: the mean logarithm of the right class's share."""
+    """The value to maximise: the mean logarithm of the right class's share."""
     return -nn.functional.cross_entropy(y_pred, y)
 
 

@@ -1,4 +1,4 @@
-"""An optimizer and a model must agree on what is trained."""
+"""An optimizer and a model must agree on the trained parameters."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_exactly_the_trainable_parameters_pass() -> None:
 
 
 def test_missing_parameters_are_named() -> None:
-    """The device would train them with default values; the message says how to avoid that."""
+    """The device would train them with default values; the message explains how to avoid that."""
     net = model()
     with pytest.raises(OptimizerError, match=r"in no group of the optimizer: 0\.weight, 0\.bias\. .*requires_grad_"):
         check_parameters(torch.optim.SGD(net[1].parameters(), lr=0.1), net)
 
 
 def test_parameters_of_a_copy_are_foreign() -> None:
-    """An optimizer made before the model was copied updates weights that nobody uses."""
+    """An optimizer made before the model was copied updates unused weights."""
     net = model()
     with pytest.raises(OptimizerError, match=r"not the model's: group 0, parameter 0 of shape \(3, 2\)"):
         check_parameters(torch.optim.SGD(net.parameters(), lr=0.1), copy.deepcopy(net))

@@ -91,7 +91,7 @@ def test_other_groups_and_other_parameters_are_refused():
 
 
 def test_the_model_inside_the_wrapped_module_is_refused():
-    """PopTorch names the state for the module that it wraps, and would ignore what is named otherwise."""
+    """PopTorch names the state for the module that it wraps, and would ignore other names."""
     model = network()
     native = torch.optim.Adam(model.parameters())
     train_natively(model, native)

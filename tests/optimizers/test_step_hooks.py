@@ -1,4 +1,4 @@
-"""Hooks around `optimizer.step()` do for an engine on an IPU what they do for Ignite's own, or are refused by name."""
+"""Hooks around `optimizer.step()` work for an engine on an IPU as for Ignite's own, or are refused by name."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A user's torch optimizer trains on the device as it does natively, and its state travels both ways.
+"""A user's torch optimizer trains on the device as in eager PyTorch, and its state travels both ways.
 
-The calls of PopTorch are written out by hand here, as somebody without the engines would write them.
+The calls of PopTorch are written out by hand here, as in a program without the engines.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def train_natively(
 
 
 class Device:
-    """What a hand-written loop on an IPU looks like."""
+    """A hand-written loop on an IPU."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, **arguments: Any) -> None:
         self.optimizer = optimizer
@@ -152,7 +152,7 @@ def test_a_run_may_change_machines_twice(make: Make) -> None:
 
 @EVERY
 def test_state_dict_is_what_torch_would_have(make: Make) -> None:
-    """Same keys, types and shapes as natively, with values to float32 accuracy."""
+    """Same keys, types and shapes as in eager PyTorch, with values to float32 accuracy."""
     model, reference = network(), network()
     optimizer, reference_optimizer = make(model), make(reference)
     device = Device(model, optimizer)
@@ -185,7 +185,7 @@ def test_loading_on_a_live_device_rewinds_it() -> None:
 
 
 def test_state_from_before_the_device_goes_with_the_first_compilation() -> None:
-    """An optimizer that has trained natively needs no checkpoint to go on."""
+    """An optimizer that has trained on the host needs no checkpoint to go on."""
     model, reference = network(), network()
     optimizer, reference_optimizer = OPTIMIZERS["momentum"](model), OPTIMIZERS["momentum"](reference)
     train_natively(reference, reference_optimizer, batches(0, 20))
@@ -278,7 +278,7 @@ def test_momentum_that_starts_or_ends_has_torchs_buffers(kind: str, momenta: Any
 
 
 def test_clipping_bounds_the_gradient_norm() -> None:
-    """max_grad_norm does what clip_grad_norm_ does before the step."""
+    """max_grad_norm clips as clip_grad_norm_ does before the step."""
     model, reference = network(), network()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     device = Device(model, optimizer, max_grad_norm=0.1)

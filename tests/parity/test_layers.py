@@ -187,7 +187,7 @@ def test_a_batch_may_be_one_tensor():
 
 
 def test_micro_batches_are_not_called_whole_batches(caplog):
-    """They are joined to what one device call takes, so nothing is said of a list that is cut."""
+    """They are joined to one device call, so that no warning about a cut list appears."""
     compare_training(make, steps=1, gradient_accumulation_steps=2, replication_factor=2)
     assert not [record for record in caplog.records if "nothing can join" in record.getMessage()]
 

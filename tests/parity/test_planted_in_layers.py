@@ -1,4 +1,4 @@
-"""Errors planted in one layer, on the device alone: the report names that layer, with what is wrong about it."""
+"""Errors planted in one layer, on the device alone: the report names that layer, with the error."""
 
 from __future__ import annotations
 

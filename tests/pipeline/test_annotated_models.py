@@ -1,4 +1,4 @@
-"""Models annotated with PopTorch's blocks by hand: the factories put what follows the model into its last block."""
+"""Models annotated with PopTorch's blocks by hand: the factories put operations after the model into its last block."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def made(kind):
 @pytest.mark.parametrize("kind", [Blocks, Decorated, Begun])
 @pytest.mark.parametrize("strategy", [None, poptorch.PipelinedExecution, poptorch.ShardedExecution])
 def test_loss_and_predictions_belong_to_the_last_block(kind, strategy):
-    """The loss, what the trainer does with it, and the predictions' transformation; over 4 IPUs."""
+    """The loss, its treatment by the trainer, and the predictions' transformation; over 4 IPUs."""
     leave_out_others()
     options = poptorch.Options()
     if strategy is not None:

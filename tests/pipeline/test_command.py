@@ -60,7 +60,7 @@ def test_modules_optimizers_and_inference(run, capsys):
 
 
 def test_nothing_fits(run, capsys):
-    """The exit status and the message say so, with numbers."""
+    """The exit status and the message report it, with numbers."""
     assert run("planned_model:make", "--ipus", "2", "--memory", "10kB", "--usable", "0.5") == 1
     error = capsys.readouterr().err
     assert "No plan fits" in error and "5 kB for tensors (50% of 10 kB)" in error
@@ -93,7 +93,7 @@ def test_sizes():
 
 
 def test_a_saved_plan_is_shown_again(run, capsys):
-    """What `--save` wrote is what the command prints, without the model."""
+    """The command prints the file that `--save` wrote, without the model."""
     assert run("planned_model.py:make", "--ipus", "2", "--save", "best.json") == 0
     printed = capsys.readouterr().out
     assert run("best.json", "--trace", "trace.json") == 0

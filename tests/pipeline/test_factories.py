@@ -173,7 +173,7 @@ def test_auto_keeps_to_the_execution_and_the_location_that_were_asked_for():
 
 
 def test_auto_says_what_does_not_fit():
-    """The stage, its biggest tensors and what would help; nothing was compiled or wrapped, and the next batch may."""
+    """The stage, its biggest tensors and the way out; nothing was compiled or wrapped, and the next batch may."""
     model = network()
     trainer = trainer_of(model, pipeline="auto", ipus=2, memory_per_ipu=1000)
     with pytest.raises(PlanError, match=r"(?s)No plan fits.*Stage \d .*needs an estimated.*Biggest tensors: \w+"):
@@ -193,7 +193,7 @@ def test_a_described_pipeline_is_held_to_the_memory_of_an_ipu():
 
 
 def test_a_described_pipeline_that_may_not_fit_is_warned_of(monkeypatch, caplog):
-    """An estimate stops nobody who did not ask for it; the plan it made can be drawn."""
+    """An estimate that was not requested stops no run; the plan it made can be drawn."""
     monkeypatch.setattr(PipelineRequest, "machine", replace(MK2, memory=3000))
     trainer = trainer_of(network(), pipeline=["embed", "blocks.3"])
     trainer.run(loader())

@@ -1,4 +1,4 @@
-"""The pipelining tutorial's example: every flag runs, and no strategy changes what is learned."""
+"""The pipelining tutorial's example: every flag runs, and no strategy changes the result."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def unpartitioned(example):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_gives_the_unpartitioned_runs_weights(example, unpartitioned, strategy, capsys):
-    """Training and inference pipelines learn and predict what one IPU does."""
+    """Training and inference pipelines learn and predict as one IPU does."""
     reference, accuracy = unpartitioned
     model, found = run(example, "--strategy", strategy)
     assert found == accuracy > 0.7

@@ -1,4 +1,4 @@
-"""The front door: its names, and what importing it costs."""
+"""The front door: its names, and the cost of importing it."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ def test_what_nobody_would_honour_is_refused():
 
 
 def test_settings_are_kept_beside_checkpoints(tmp_path, caplog):
-    """What no file can hold is left out with a warning there, and refused elsewhere."""
+    """Settings that no file can hold are left out with a warning there, and refused elsewhere."""
     config = IPUConfig(seed=3, options=poptorch.Options())
     CheckpointSaver(tmp_path / "new", config=config)
     assert IPUConfig.load(tmp_path / "new") == IPUConfig(seed=3)

@@ -1,4 +1,4 @@
-"""A class derived from a user's is the same each time, and keeps neither that one nor what its module holds."""
+"""A class derived from a user's is the same each time, and keeps neither that one nor its module's contents alive."""
 
 from __future__ import annotations
 

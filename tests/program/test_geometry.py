@@ -124,7 +124,7 @@ def test_factors_are_positive_integers(value: Any) -> None:
 
 
 def test_explain_epoch() -> None:
-    """The epoch's arithmetic names what is dropped, or how long the last call is."""
+    """The epoch's arithmetic names the dropped samples, or the length of the last call."""
     geometry = BatchGeometry(4, device_iterations=2)
     assert geometry.explain_epoch(20) == "20 samples / 8 per device call = 2 steps per epoch, 4 samples dropped"
     assert geometry.explain_epoch(20, drop_last=False) == (

@@ -90,7 +90,7 @@ def test_equal_layouts_pass() -> None:
     ],
 )
 def test_differences_are_named(compiled: Any, given: Any, message: str) -> None:
-    """The first difference is reported with its place, both sides, and what to do."""
+    """The first difference is reported with its place, both sides, and the way out."""
     with pytest.raises(BatchError, match=message):
         layout_of(compiled).check(layout_of(given))
 
@@ -157,7 +157,7 @@ def test_objects_are_part_of_the_program_with_what_they_hold() -> None:
 
 
 class Scaled(nn.Module):
-    """Scores, times what an object says."""
+    """Scores, times an object's factor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ def test_a_changed_object_among_inputs() -> None:
 
 
 def test_a_changed_object_among_targets() -> None:
-    """That goes for updates, and for what a trainer's `prepare_batch` returns."""
+    """That goes for updates, and for the result of a trainer's `prepare_batch`."""
     x, y = torch.ones(4, 4), torch.zeros(4).long()
     states = []
     for train in (train_natively, ipu_train_batch):

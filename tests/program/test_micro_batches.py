@@ -1,4 +1,4 @@
-"""Micro-batches are joined place by place, and what differs in more than its values is named."""
+"""Micro-batches are joined place by place; differences in more than values are named."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def graph(nodes: int) -> Any:
 
 
 def test_tensors_are_joined_by_rows() -> None:
-    """However many rows each has of each; what is alike stays."""
+    """With any number of rows in each; equal entries stay."""
     joined = join([graph(3), graph(3), graph(3)])
     assert joined["nodes"].tolist() == 3 * [0, 1, 2] and len(joined["edges"][0]) == 18
     assert joined["name"] == "graph" and joined["scale"] == 0.5

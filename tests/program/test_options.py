@@ -15,7 +15,7 @@ poptorch = backend.poptorch()
 
 
 def is_frozen(options: Any) -> bool:
-    """Tell whether PopTorch refuses to set what is set already."""
+    """Return whether PopTorch refuses to set an option a second time."""
     try:
         options.deviceIterations(options.device_iterations)
     except AttributeError:
@@ -43,7 +43,7 @@ def test_arguments_become_options() -> None:
 
 
 def test_the_users_object_stays_as_it_is() -> None:
-    """One object may describe several models; what a model was made with besides is in its own copy."""
+    """One object may describe several models; further settings of a model are in its own copy."""
     mine = poptorch.Options().deviceIterations(2)
     options = training_options(IPUConfig(options=mine, gradient_accumulation_steps=4, output_mode="Final", seed=3))
     assert (mine.device_iterations, mine.Training.gradient_accumulation) == (2, 1)
@@ -76,7 +76,7 @@ def test_options_changed_after_use_say_so() -> None:
 
 
 def test_evaluation_is_derived_from_training() -> None:
-    """Nothing is accumulated, everything is returned, and a call consumes what a training call does."""
+    """Nothing is accumulated, everything is returned, and a call consumes as much as a training call."""
     training = training_options(
         IPUConfig(device_iterations=2, gradient_accumulation_steps=8, replication_factor=2, output_mode="Final")
     )
@@ -90,7 +90,7 @@ def test_evaluation_is_derived_from_training() -> None:
 
 
 def test_derived_evaluation_takes_its_own_numbers() -> None:
-    """What is said about evaluation wins over what is derived."""
+    """Settings for evaluation win over derived ones."""
     training = training_options(IPUConfig(device_iterations=2, replication_factor=2))
     evaluation = evaluation_options(IPUConfig(device_iterations=5, replication_factor=1), training=training)
     assert (evaluation.device_iterations, evaluation.replication_factor) == (5, 1)
@@ -173,7 +173,7 @@ def test_output_modes() -> None:
     ],
 )
 def test_impossible_output_modes(arguments: Any, message: str) -> None:
-    """What PopTorch would refuse at compile, or store and ignore, is refused here."""
+    """Settings that PopTorch would refuse at compile, or store and ignore, are refused here."""
     with pytest.raises(OptionsError, match=message):
         training_options(IPUConfig(**arguments))
 

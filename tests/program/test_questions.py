@@ -1,4 +1,4 @@
-"""`ignite-ipu config` writes what it is answered."""
+"""`ignite-ipu config` writes the answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_without_questions_the_defaults_are_written(capsys):
 
 
 def test_answers_become_settings(monkeypatch, capsys):
-    """Only those are asked that matter; an empty answer is the default."""
+    """Only questions that matter are asked; an empty answer is the default."""
     answer(monkeypatch, "4", "8", "auto", "16", "2", "fp16", "128", "1.0", "y", "", "3")
     assert main(["config", "--output", "ipu.json"]) == 0
     wanted = IPUConfig(

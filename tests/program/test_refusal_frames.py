@@ -92,7 +92,7 @@ def test_all_frames_on_demand(way, monkeypatch):
 
 
 def test_errors_of_the_user_are_left_alone(monkeypatch):
-    """Also their causes and what was handled when they were raised."""
+    """Also their causes and contexts."""
     monkeypatch.delenv(DEBUG, raising=False)
 
     @brief_refusals
@@ -100,7 +100,7 @@ def test_errors_of_the_user_are_left_alone(monkeypatch):
         try:
             raise KeyError("first")
         except KeyError:
-            raise ValueError("second")  # noqa: B904  # the context is what is tested
+            raise ValueError("second")  # noqa: B904 # the test is about the context
 
     with pytest.raises(ValueError, match="second") as caught:
         enter()

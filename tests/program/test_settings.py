@@ -51,7 +51,7 @@ def test_every_setting_can_be_set():
 
 
 def test_the_highest_place_that_names_a_setting_decides(monkeypatch, tmp_path):
-    """Environment, file, command line; of the last, the last word. What only a lower place names stays."""
+    """Environment, file, command line; of the last, the last word. Settings that only a lower place names stay."""
     monkeypatch.setenv(
         VARIABLE, json.dumps({"seed": 1, "device_iterations": 2, "share_ipus": True, "drop_last": False})
     )

@@ -1,4 +1,4 @@
-"""The module compiled for training: which loss it finds, what it refuses, and what it computes."""
+"""The module compiled for training: the loss that it finds, refusals, and results."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_predictions_can_be_left_out() -> None:
 
 
 def test_model_fn_and_transform_run_in_the_program() -> None:
-    """They mean what they mean to Ignite's own factory."""
+    """They have the same meaning as in Ignite's own factory."""
     seen = []
 
     def model_fn(model: nn.Module, x: Any) -> Any:
@@ -156,7 +156,7 @@ def test_models_that_return_their_loss(wrap: Any) -> None:
 
 
 def test_find_loss_explains_what_it_looked_for() -> None:
-    """No loss, or two candidates, is an error that says how to point at it."""
+    """No loss, or two candidates, is an error that explains how to choose one."""
     scalar, vector = torch.tensor(1.0), torch.zeros(3)
     assert find_loss(SimpleNamespace(loss=scalar)) is scalar
     assert find_loss([vector, vector, scalar]) is scalar

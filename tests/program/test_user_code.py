@@ -62,7 +62,7 @@ def test_what_libraries_call_is_the_users_line():
 
 
 def test_a_call_as_if_it_stood_at_a_line():
-    """Frames and tracebacks of what is called tell the line of before."""
+    """Frames and tracebacks of called code show the original line."""
     line = current_line()
     expected = str(line)
 
@@ -131,7 +131,7 @@ def test_a_look_at_variables_leaves_what_others_see_of_them():
 
 
 def test_a_look_at_variables_while_a_debugger_stands_in_the_function():
-    """Python writes a traced function's variables back from what its frame keeps of them."""
+    """Python writes a traced function's variables back from the copies in its frame."""
 
     def traced():
         value = 1

@@ -36,7 +36,7 @@ def plain():
     for heads, kinds, tails in batches():
         optimizer.zero_grad()
         of_shard = torch.arange(SHARDS)[:, None, None]
-        # What shard i sends to shard j are the tails that j asks of i.
+        # Shard i sends to shard j the tails that j requests of i.
         rows = entities[of_shard, tails].transpose(0, 1)
         scores = score(entities[of_shard, heads], relations[kinds], rows)
         each = nn.functional.softplus(-scores).sum((1, 2))

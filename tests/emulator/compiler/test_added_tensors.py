@@ -72,7 +72,7 @@ def test_a_failed_trace_leaves_nothing_behind():
 
 
 def test_a_tensor_kept_from_an_earlier_trace_is_refused():
-    """It is a plain attribute, which nobody can tell from what the module is meant to keep."""
+    """It is a plain attribute, which looks like one that the module is meant to keep."""
 
     class Keeps(nn.Module):
         kept = None

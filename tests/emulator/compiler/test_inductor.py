@@ -131,7 +131,7 @@ torch.testing.assert_close(torch.stack(list(losses())), expected)
 
 @pytest.mark.skipif(shutil.which("c++") is None or sys.platform != "linux", reason="needs a C++ compiler")
 def test_inductor_compiles_a_whole_step_while_it_runs(tmp_path):
-    """With the real compiler: what it makes draws dropout from the device's stream."""
+    """With the real compiler: its code draws dropout from the device's stream."""
     environment = {**os.environ, "POPTORCH_LOG_LEVEL": "INFO", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     environment["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # or it compiles programs to see what the processor can do
     done = subprocess.run([sys.executable, "-c", _REAL], env=environment, capture_output=True, text=True, check=False)
@@ -157,7 +157,7 @@ def test_inference_is_compiled_once_and_follows_new_weights(switched_on):
 
 
 def test_an_argument_given_twice_is_two_arguments(switched_on):
-    """What is traced once must not remember that two tensors were the same one."""
+    """A program that is traced once must not depend on two tensors being the same one."""
 
     class Difference(nn.Module):
         def forward(self, a, b):

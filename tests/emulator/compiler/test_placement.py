@@ -1,4 +1,4 @@
-"""Where the operators of a trace land, and what does not compile."""
+"""Places of the operators of a trace, and placements that do not compile."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_operators_before_the_first_block_are_in_the_first_stage() -> None:
 
 
 def chain(*sites: Site) -> fx.Graph:
-    """A graph in which each operator reads what the one before makes."""
+    """A graph in which each operator reads the result of the previous one."""
     graph = fx.Graph()
     node = graph.placeholder("x")
     for site in sites:

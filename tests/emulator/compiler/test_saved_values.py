@@ -1,4 +1,4 @@
-"""Operators that write over what the backward pass needs: PyTorch refuses, the device's compiler keeps both values."""
+"""Operators that overwrite values of the backward pass: PyTorch refuses, the device's compiler keeps both values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class OverActivation(OverBuffer):
 
 
 class Shown(OverBuffer):
-    """Prints what it computes."""
+    """Prints its result."""
 
     def forward(self, x, y):
         return super().forward(poptorch.ipu_print_tensor(x, "seen"), y)

@@ -1,4 +1,4 @@
-"""Stochastic rounding: what is rounded, to what, how often, and that results are right on average."""
+"""Stochastic rounding: the values that are rounded, to which neighbours, how often, and the average."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_rounding_is_seeded():
     assert not torch.equal(drift(True, seed=1), drift(True, seed=2))
 
 
-# -- what a program computes --------------------------------------------------------------------------------------
+# -- results of a program --------------------------------------------------------------------------------------
 
 
 def stochastic(seed: int = 0) -> poptorch.Options:
@@ -135,7 +135,7 @@ def third(x: torch.Tensor) -> torch.Tensor:
     return x.float() / 3
 
 
-# What runs on the device in half, and the same in float32 where plain PyTorch would have other types.
+# The program in half, and the same in float32 where plain PyTorch would have other types.
 OPERATORS: Dict[str, Tuple[Callable[..., Any], Optional[Callable[..., Any]]]] = {
     "to(half)": (lambda x, y: third(x).to(HALF), lambda x, y: third(x)),
     "half()": (lambda x, y: third(x).half(), lambda x, y: third(x)),
@@ -160,7 +160,7 @@ OPERATORS: Dict[str, Tuple[Callable[..., Any], Optional[Callable[..., Any]]]] = 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_results_in_half_are_rounded_at_random(name):
-    """What is exact in float32 comes out as one of its neighbours; on average as itself."""
+    """An exact float32 value comes out as one of its neighbours; on average as itself."""
     function, reference = OPERATORS[name]
     x, y = operands()
     exact = (function if reference is None else reference)(x.float(), y.float())
@@ -191,7 +191,7 @@ def test_what_float16_holds_is_kept(name):
 
 
 def test_views_stay_views():
-    """An operator in place on a view changes what it is a view of."""
+    """An operator in place on a view changes its base."""
 
     def doubled(x: torch.Tensor) -> torch.Tensor:
         y = x.clone()
@@ -287,7 +287,7 @@ def test_gradients_are_rounded_at_random():
 
 
 def test_sums_in_half_are_rounded_at_random():
-    """Sixteen gradients of 0.3 move by the rate times 4.8 on average, not by a multiple of what float16 resolves."""
+    """Sixteen gradients of 0.3 move by the rate times 4.8 on average, not by a multiple of float16's resolution."""
     _, weights = trained(accum_type=HALF, accumulation=16)
     found = -weights / RATE
     exact = 16 * float(torch.tensor(1.3).half()) * float(torch.tensor(0.7).half()) / 3

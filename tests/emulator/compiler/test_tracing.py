@@ -1,4 +1,4 @@
-"""One run of forward: hooks, what it returns, and what it may not do to the model's tensors."""
+"""One run of forward: hooks, its results, and refused changes of the model's tensors."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_forward_runs_once_per_compile(wrap):
     assert len(runs) == 2
 
 
-# -- what comes back ----------------------------------------------------------------------------------------------
+# -- returned values --------------------------------------------------------------------------------------------
 
 
 class Bag(dict):

@@ -1,4 +1,4 @@
-"""What an asynchronous accessor delivers: the same items as synchronous loading, in reused slots."""
+"""Items of an asynchronous accessor: the same items as synchronous loading, in reused slots."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_generator_has_one_epoch_and_then_empty_ones(accessor):
 
 
 class Log:
-    """A data set that tells how many items were taken from it."""
+    """A data set that counts the items taken from it."""
 
     def __init__(self, n):
         self.n, self.taken = n, torch.zeros(1, dtype=torch.int64).share_memory_()

@@ -1,4 +1,4 @@
-"""A loader's items are what one call consumes: their number, their order, and who is left out."""
+"""A loader's items fill one call: their number, their order, and the samples left out."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_batches_with_different_numbers_of_tensors_cannot_be_joined():
 
 @pytest.mark.parametrize("strategy", [SharingStrategy.Fork, SharingStrategy.ForkServer])
 def test_loader_processes_are_forked_from_the_worker(strategy):
-    """It has imported what they need; a server of their own would import it again for each."""
+    """It has imported their modules; a server of their own would import it again for each."""
     loader = DataLoader(
         Options(),
         TensorDataset(torch.arange(8)),

@@ -1,4 +1,4 @@
-"""Whatever becomes of a worker, its accessor says so and leaves nothing behind."""
+"""After any failure of a worker, its accessor raises and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def left_segments():
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """After each test there are the descriptors and shared memory of before, and no children."""
+    """After each test there are the same descriptors and shared memory as before, and no children."""
     resource_tracker.ensure_running()  # once for the whole process
     files, shared = len(os.listdir("/proc/self/fd")), left_segments()
     yield
@@ -299,7 +299,7 @@ def test_a_hanging_worker_is_interrupted_and_then_killed(short_patience, happeni
 
 
 def test_a_full_connection_blocks_nobody(short_timeout, short_patience):
-    """What a worker that does not listen has no room for is kept back, the latest message of each kind."""
+    """If a worker does not read, messages without room are kept back, the latest of each kind."""
     accessor = AsynchronousDataAccessor([torch.ones(1)] * 2000, buffer_size=2000, early_preload=True, **FORK)
     worker = accessor._worker
     os.kill(worker.pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Who owns which emulated IPUs: busy devices, waiting, ids, offline targets, and what is counted."""
+"""Owners of emulated IPUs: busy devices, waiting, ids, offline targets, and counts."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_waiting_for_oneself_is_refused(monkeypatch):
 
 
 def test_ipus_that_are_given_back_in_between_are_taken(monkeypatch):
-    """Busy at the attempt, and nobody's when it is looked up whose they are."""
+    """Busy at the attempt, and free when the owner is looked up."""
     monkeypatch.setattr(threading, "active_count", lambda: 1)
     monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
     first = inference(replicationFactor=2)

@@ -1,4 +1,4 @@
-"""Faults on demand: what a program sees when the hardware fails, and what is left afterwards."""
+"""Faults on demand: errors of a program when the hardware fails, and its state afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs hear that ask for hardware before they start."""
+"""Answers to programs that look for hardware before they start."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_no_ipu_ever_has_two_holders(steps):
 
 
 def test_processes_with_one_runtime_directory_share_the_ipus(tmp_path):
-    """What another living process has is taken here; the message can name it; once it ends, the IPU is free."""
+    """IPUs of another living process are taken here; the message can name it; once it ends, the IPU is free."""
     code = (
         "import sys; from ignite_ipu.emulator.device.machine import SharedMachine, holder\n"
         f"table = SharedMachine({str(tmp_path)!r})\n"
@@ -172,7 +172,7 @@ def test_a_release_by_the_garbage_collector_in_the_middle_of_a_change(shared, tm
 
 
 def test_a_release_of_another_machines_ipus_in_the_middle_of_a_change(tmp_path):
-    """The garbage collector knows no machines: what it collects may be on any of them."""
+    """The garbage collector runs on any thread: a collected device may be on any machine."""
     machines = [EmulatedMachine(), SharedMachine(str(tmp_path / "one")), SharedMachine(str(tmp_path / "other"))]
     old = holder("first", 1)
 
@@ -192,7 +192,7 @@ def test_a_release_of_another_machines_ipus_in_the_middle_of_a_change(tmp_path):
 
 
 def test_a_process_that_is_stopped_in_the_middle_of_a_change_is_named(tmp_path, monkeypatch):
-    """Nobody waits for it without end; when it is killed, the table is free."""
+    """Waits for it end; when it is killed, the table is free."""
     shared = SharedMachine(str(tmp_path / "runtime"))
     assert shared.take([range(1)], holder("first", 1)) is not None
     program = (

@@ -97,7 +97,7 @@ class WithLoss(nn.Module):
 
 
 def test_an_inference_executor_saves_its_shallow_copy_with_the_flag_of_the_copy(tmp_path):
-    """The trainer's model stays in training mode, and is what neither is saved nor wrapped again."""
+    """The trainer's model stays in training mode, and is neither saved nor wrapped again."""
     x = torch.ones(1, 2)
     trainer = poptorch.trainingModel(WithLoss())
     trainer(x, x)
@@ -138,7 +138,7 @@ def test_the_random_state_goes_along_if_asked(tmp_path):
 
 
 def test_load_executable_traces_once_and_takes_the_compiled_in_values_of_the_file(tmp_path):
-    """The table was [3, 1, 2] when the executable was built; what it is now does not matter."""
+    """The table was [3, 1, 2] when the executable was built; its current value does not matter."""
     first = poptorch.inferenceModel(Model())
     first.compileAndExport(str(tmp_path / "model"), X, export_model=False)
     other = Model()
@@ -230,7 +230,7 @@ def test_damaged_files_are_invalid(tmp_path):
 
 
 class Bomb:
-    """What an attacker would put into a pickle."""
+    """A payload that an attacker would put into a pickle."""
 
     def __init__(self, path):
         self.path = path
@@ -352,7 +352,7 @@ def test_options_with_a_users_own_strategy_are_loaded_with_the_model(tmp_path):
 
 
 def test_a_wrong_content_is_an_invalid_file(tmp_path):
-    """Somebody may write a file with the right digest and the wrong content."""
+    """A file may have the right digest and the wrong content."""
     path = str(tmp_path / "model")
     trained().save(path, export_model=False)
     good = container.read(path, saving.MAGIC)

@@ -205,7 +205,7 @@ def test_load_state_dict_of_the_model_stays_on_the_host_and_of_the_executor_is_u
 
 
 def test_tensors_that_replace_others_are_uploaded_and_follow_the_training():
-    """As `load_state_dict(assign=True)` does: what was loaded is in the model itself."""
+    """As `load_state_dict(assign=True)` does: the loaded tensors are in the model itself."""
     net, loaded = Net(), {name: torch.rand(shape) for name, shape in (("weight", (2, 2)), ("bias", 2), ("scale", 2))}
     wrapped = training(net)
     wrapped(X)
@@ -445,7 +445,7 @@ def test_what_needs_a_compiled_model_says_so(call, destroyed):
 
 
 class TestEditsOfHostWeights:
-    """A download that replaces somebody's edit is reported, once."""
+    """A download that replaces an edit is reported, once."""
 
     def edit(self, net):
         with torch.no_grad():
@@ -480,7 +480,7 @@ class TestEditsOfHostWeights:
         assert "edited on the host" not in caplog.text
 
     def test_an_inference_executor_reports_an_edit_at_the_next_call(self, caplog):
-        """It has no download; PopTorch's executor keeps the weights of before, too."""
+        """It has no download; PopTorch's executor keeps the previous weights, too."""
         net = Net()
         infer = poptorch.inferenceModel(net)
         before = infer(X)[0]

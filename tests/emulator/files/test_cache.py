@@ -1,4 +1,4 @@
-"""The executable cache: what hits, what misses, what damage does, and the command that looks after it."""
+"""The executable cache: hits, misses, damaged entries, and the command that looks after it."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_a_cache_that_cannot_be_written_is_reported(tmp_path, caplog):
 
 
 def test_what_a_users_function_computes_at_compile_time_is_not_cached(tmp_path):
-    """Nothing in the graph shows what such a function reads."""
+    """Nothing in the graph shows the reads of such a function."""
     from ignite_ipu.emulator.trace.active import active
 
     class Calls(nn.Module):
@@ -310,7 +310,7 @@ def test_a_cache_for_several_processes_must_be_writable(tmp_path):
 
 @needs_half_precision
 def test_methods_of_tensors_that_were_replaced(tmp_path, monkeypatch):
-    """What somebody has put in their place is run in the trace, once, and the program is kept all the same."""
+    """Replacements of them run in the trace, once, and the program is kept all the same."""
 
     class Half(nn.Module):
         def __init__(self):

@@ -69,7 +69,7 @@ def test_every_flipped_bit_and_every_cut_is_noticed(path):
 
 @pytest.mark.parametrize("claim", [2**64 - 1, 2**40, 10**6])
 def test_a_file_cannot_claim_more_than_it_has(path, claim):
-    """Though its digest is right, because whoever made the claim has made that, too."""
+    """Though its digest is right: the author of the claim has computed that, too."""
     with open(path, "r+b") as file:
         content = claim.to_bytes(8, "little") + file.read()[len(MAGIC) + 40 :]
         file.seek(len(MAGIC))

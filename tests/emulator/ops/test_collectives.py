@@ -1,4 +1,4 @@
-"""Collective operators between replicas give what plain PyTorch gives on the stacked values of all replicas."""
+"""Collective operators between replicas equal plain PyTorch on the stacked values of all replicas."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Rows(torch.nn.Module):
 
 
 def gradients(operator, weights):
-    """What each replica's row gets, by the update: a learning rate of R undoes the mean over replicas."""
+    """The gradient of each replica's row, by the update: a learning rate of R undoes the mean over replicas."""
     model = Rows(operator)
     before = model.x.detach().clone()
     executor = poptorch.trainingModel(model, options(), poptorch.optim.SGD(model.parameters(), lr=float(R)))

@@ -15,7 +15,7 @@ X = torch.tensor([1.0, 2.0])
 
 @given(st.integers(0, 6), st.floats(-2, 2), st.floats(-2, 2))
 def test_a_loop_equals_pythons(count, factor, offset):
-    """The body runs `count` times, each time on what it returned before."""
+    """The body runs `count` times, each time on its previous result."""
 
     class Loop(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -220,6 +220,6 @@ def test_not_in_training(construct, gradient):
 
 
 def test_operators_of_a_body_are_checked(infer):
-    """What the compiler lacks is refused inside a body too."""
+    """Operators that the compiler lacks are refused inside a body too."""
     with pytest.raises(poptorch.Error, match="aten::lgamma"):
         infer(lambda x: poptorch.for_loop(2, torch.lgamma, [x]), X)

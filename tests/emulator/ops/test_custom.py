@@ -84,7 +84,7 @@ def test_poptorchs_own_operator_needs_no_library(infer, gradient):
 
 
 def test_gradients_are_the_stand_ins(gradient):
-    """What autograd finds, or what its own Function defines."""
+    """The gradient by autograd, or by its own Function."""
     assert torch.equal(gradient(lambda w: poptorch.identity_loss(power(w), "sum"), X), 2 * X)
 
     class Ten(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Operators that return what they are given."""
+"""Operators that return their argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transfers that overlap with compute: what may be marked, and under which options."""
+"""Transfers that overlap with compute: the tensors that may be marked, and the options for it."""
 
 from __future__ import annotations
 

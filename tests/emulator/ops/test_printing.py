@@ -129,6 +129,6 @@ def test_the_layout(infer, capfd):
 
 
 def test_a_long_row_is_broken_after_a_separator():
-    """What follows is indented by two more columns than the row, and the separator is as it was given."""
+    """The next rows are indented by two more columns, and the separator is as it was given."""
     style = TensorFormat(max_line_width=10, separator=";")
     assert style.text(torch.arange(10, 16).reshape(1, 6)) == "(\n (10;11;\n   12;13;\n   14;15)\n)"

@@ -58,7 +58,7 @@ def test_on_the_host_slices_do_not_wrap():
 
 
 def test_gradients_flow_through(gradient):
-    """Only what was read gets a gradient; what was overwritten gets none."""
+    """Only elements that were read get a gradient; overwritten ones get none."""
     read = gradient(
         lambda w, s: poptorch.identity_loss(poptorch.dynamic_slice(w, 0, s, 2, 1).sum(), "sum"),
         torch.zeros(4),

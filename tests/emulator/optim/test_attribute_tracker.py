@@ -19,7 +19,7 @@ def parameters() -> List[torch.nn.Parameter]:
 
 
 class Look:
-    """A tracker and what it logs."""
+    """A tracker and its log messages."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture, relaxed: bool = False) -> None:
         self._tracker = AttributeTracker(Options().relaxOptimizerAttributesChecks(relaxed))

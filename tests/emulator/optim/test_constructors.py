@@ -1,4 +1,4 @@
-"""Constructors of the five classes: signatures, defaults, marks, and what they refuse."""
+"""Constructors of the five classes: signatures, defaults, marks, and refusals."""
 
 from __future__ import annotations
 

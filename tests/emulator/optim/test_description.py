@@ -1,4 +1,4 @@
-"""What is read from an optimizer, what of it is constant, and which changes a compiled program takes."""
+"""Attributes read from an optimizer, the constant ones, and the changes that a compiled program takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job of two instances that uses everything of PopDist and Horovod; each writes what it saw to `argv[1]`."""
+"""A job of two instances that uses everything of PopDist and Horovod; each writes its results to `argv[1]`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What PopRun's variables say of an instance, and options made of it."""
+"""PopRun's variables of an instance, and options made of them."""
 
 from __future__ import annotations
 

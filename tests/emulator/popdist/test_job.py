@@ -1,4 +1,4 @@
-"""Two instances talk to each other; what one instance alone does; and PopRun's command line."""
+"""Two instances talk to each other; one instance alone; and PopRun's command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _JOB = Path(__file__).parent / "job.py"
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """What each of two instances has seen."""
+    """The results of each of two instances."""
     folder = tmp_path_factory.mktemp("job")
     assert poprun.main(["--num-instances=2", "--num-replicas", "4", sys.executable, str(_JOB), str(folder)]) == 0
     return [json.loads((folder / f"{instance}.json").read_text()) for instance in range(2)]

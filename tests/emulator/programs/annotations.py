@@ -124,7 +124,7 @@ net = Begins()
 pipelined = poptorch.inferenceModel(net, poptorch.Options().deviceIterations(2))
 torch.testing.assert_close(pipelined(x), Layers.forward(net, x).detach())
 
-# Rules, and what breaks them. Outside a traced model blocks do nothing.
+# Rules, and programs that break them. Outside a traced model blocks do nothing.
 assert torch.equal(Blocks.forward(net, x), Layers.forward(net, x))
 
 

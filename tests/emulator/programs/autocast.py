@@ -51,7 +51,7 @@ assert [result.dtype for result in run(model)] == [single, single, half]
 
 # One method, and one block of code.
 class Decorated(Types):
-    """Casts what one method does."""
+    """Casts the operators of one method."""
 
     @poptorch.autocast(enabled=True)
     def forward(self, x):

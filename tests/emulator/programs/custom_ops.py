@@ -1,7 +1,7 @@
 """Operators of one's own, called by name with attributes of every type.
 
-A script like this one loads the library in which they are compiled. Whoever runs it here registers Python functions for
-`Cube` and `LeakyRelu` of the domain `custom.ops`, and `Attributes`, which returns how many attributes it got.
+A script like this one loads the library in which they are compiled. The test that runs it registers Python functions
+for `Cube` and `LeakyRelu` of the domain `custom.ops`, and `Attributes`, which returns how many attributes it got.
 """
 
 from __future__ import annotations

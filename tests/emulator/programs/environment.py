@@ -1,4 +1,4 @@
-"""Environment variables: a program of a few lines is started with each, and what it does is looked at."""
+"""Environment variables: a program of a few lines is started with each, and its behaviour is checked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ directory = tempfile.mkdtemp()
 
 
 def run(**variables):
-    """Run the program in a directory of its own and return what it printed and logged."""
+    """Run the program in a directory of its own and return its output and log."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env={**os.environ, **variables},
@@ -57,7 +57,7 @@ printed, logged = run(POPTORCH_LOG_LEVEL="OFF", POPTORCH_IPU_MODEL="1")
 assert "hardware: False" in printed and "[poptorch" not in logged
 assert "Unknown log level" in fails(POPTORCH_LOG_LEVEL="LOUD")
 
-# What is set in a program counts from its next options on.
+# A variable that a program sets counts from its next options on.
 os.environ["POPTORCH_CACHE_DIR"] = cache
 try:
     assert poptorch.Options()._Popart.options["cachePath"] == cache

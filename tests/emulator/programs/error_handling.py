@@ -7,7 +7,7 @@ import torch
 
 
 def run(step):
-    """Return what became of one step, as an operator of the machine would note it."""
+    """Return the outcome of one step, as an operator of the machine would note it."""
     try:
         return step()
     except poptorch.RecoverableError as e:
@@ -27,14 +27,14 @@ assert issubclass(poptorch.UnrecoverableError, poptorch.Error)
 
 
 class Branches(torch.nn.Module):
-    """Decides by a value that nobody knows while the model is traced."""
+    """Decides by a value that is unknown while the model is traced."""
 
     def forward(self, x):
         return x * 2 if x.sum() > 0 else x
 
 
 class NoLoss(torch.nn.Linear):
-    """Returns what is not a loss."""
+    """Returns a tensor that is no loss."""
 
     def forward(self, x):
         return super().forward(x).mean()

@@ -9,7 +9,7 @@ import torch
 
 
 class Network(torch.nn.Module):
-    """Two layers, which says where it runs."""
+    """Two layers, and a record of where it runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ else:
 model.destroy()
 torch.testing.assert_close(model(x[:3], y[:3]), native(x[:3], y[:3]).detach())
 
-# What is loaded into the wrapper reaches the device.
+# Weights that are loaded into the wrapper reach the device.
 other = Network()
 model.load_state_dict(other.state_dict())
 torch.testing.assert_close(model(x[:3], y[:3]), other(x[:3], y[:3]).detach())

@@ -57,7 +57,7 @@ torch.testing.assert_close(best[0, 0].exp(), torch.tensor(sum(alignments)))
 
 # Printing: on the device only, and only where the result is used.
 class Prints(nn.Module):
-    """Prints what the layer gives, and its gradient."""
+    """Prints the output of the layer, and its gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ with contextlib.redirect_stderr(printed):
 assert "layer output" in printed.getvalue() and "layer output_gradient" in printed.getvalue()
 
 
-# A loss of one's own: gradient one flows into what it is given.
+# A loss of one's own: gradient one flows into its argument.
 class CustomLoss(nn.Module):
     """The square root of the sum of two losses."""
 

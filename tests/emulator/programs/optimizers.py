@@ -95,7 +95,7 @@ for _ in range(3):
 expected = plain_steps(torch.optim.SGD, [{"lr": 0.4}, {"lr": 0.2}, {"lr": 0.1}], lr=0.4)
 torch.testing.assert_close(dict(net.state_dict()), expected)
 
-# What was not passed is a constant, what was passed a variable, unless it is marked otherwise.
+# An argument that was not passed is a constant, one that was passed a variable, unless it is marked otherwise.
 optimizer = poptorch.optim.SGD(fresh().parameters(), lr=0.1, momentum=0.0)
 assert not optimizer.variable_attrs.isConstant("lr") and not optimizer.variable_attrs.isConstant("momentum")
 assert optimizer.variable_attrs.isConstant("weight_decay")
@@ -121,7 +121,7 @@ for mark in (False, True):
     model.setOptimizer(optimizer)  # until it has accepted something else, it cannot read the state
     model.destroy()
 
-# For PyTorch's own optimizers, constant is what has its default value; lr never is.
+# For PyTorch's own optimizers, arguments with their default values are constant; lr never is.
 net = fresh()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.0)
 model = poptorch.trainingModel(net, optimizer=optimizer)
@@ -191,7 +191,7 @@ for (_, moved), (_, origin) in zip(net.named_parameters(), start.named_parameter
     # The first step of each tensor is lr of its own length long.
     torch.testing.assert_close((moved - origin).norm(), 0.1 * origin.norm())
 
-# Automatic loss scaling starts from what is given and changes no update that has no overflow.
+# Automatic loss scaling starts from the given factor and changes no update that has no overflow.
 net = fresh()
 options = poptorch.Options()
 options.Training.setAutomaticLossScaling(True)

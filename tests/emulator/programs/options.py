@@ -1,4 +1,4 @@
-"""Options: set one by one, from a file, from JSON; each category; what batching they imply."""
+"""Options: set one by one, from a file, from JSON; each category; the batching that they imply."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ assert parsed.device_iterations == 4 and parsed.output_mode == poptorch.OutputMo
 
 
 class Net(torch.nn.Linear):
-    """Returns its loss beside what it predicts."""
+    """Returns its loss beside its prediction."""
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         out = super().forward(x)
@@ -83,7 +83,7 @@ else:
     raise AssertionError("options in use were changed")
 model.destroy()
 
-# Each output mode keeps its own part of what a call computed.
+# Each output mode keeps its own part of the results of a call.
 identity = torch.nn.Linear(1, 1, bias=False).requires_grad_(False)
 torch.nn.init.ones_(identity.weight)
 numbers = torch.arange(8.0).reshape(8, 1)

@@ -1,4 +1,4 @@
-"""Pipelined and sharded execution: what they need of accumulation, iterations and batch, and that results stay."""
+"""Pipelined and sharded execution: their demands on accumulation, iterations and batch, and equal results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Net(nn.Module):
 
 
 def train(accumulation, iterations=1, replicas=1, strategy=None):
-    """Return what one call did to the first layer, from the same start."""
+    """Return the change of the first layer in one call, from the same start."""
     torch.manual_seed(3)
     net = Net()
     opts = poptorch.Options().deviceIterations(iterations).replicationFactor(replicas)

@@ -90,7 +90,7 @@ def training_options(strategy):
     return opts.setExecutionStrategy(strategy)
 
 
-# Worker processes import this file again: what follows is for the main one.
+# Worker processes import this file again: the code below is for the main one.
 if __name__ == "__main__":
     torch.manual_seed(0)
     digits = load_digits()

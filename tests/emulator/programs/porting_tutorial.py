@@ -38,7 +38,7 @@ class Classifier(nn.Module):
 
 
 class ModelWithLoss(nn.Module):
-    """A model of somebody else's with a criterion, which is marked as the loss if PopTorch does not know it."""
+    """A model of another author with a criterion, which is marked as the loss if PopTorch does not know it."""
 
     def __init__(self, model, criterion, marked=False) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ accuracy = correct / len(test_dataset)
 assert accuracy > 0.9, accuracy
 inference_model.detachFromDevice()
 
-# Step by step it is what the GPU code computes, with either criterion.
+# Step by step it equals the GPU code, with either criterion.
 data, wanted = train_dataset[:16]
 plain = copy.deepcopy(start)
 reference = torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9)

@@ -60,7 +60,7 @@ torch.testing.assert_close(inference(data), plain(data).detach())
 inference.copyWeightsToDevice()
 assert torch.equal(inference(data), torch.full((10,), 3.0))
 
-# So does training on the CPU after wrapping: the device goes on from what it is given.
+# So does training on the CPU after wrapping: the device goes on from the host's weights.
 cpu = torch.optim.SGD(model.parameters(), lr=0.5)
 model(data, target)[1].backward()
 cpu.step()

@@ -18,7 +18,7 @@ def drawn(x: torch.Tensor) -> torch.Tensor:
 
 
 def chosen(draw: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Draw where `draw` says so, by a branch on the device."""
+    """Draw where `draw` is set, by a branch on the device."""
     return poptorch.cond(draw, drawn, [x], lambda x: x + 1, [x])[0]
 
 

@@ -1,4 +1,4 @@
-"""The automatic report: who asks for it, what is in the profile, and what the timeline shows."""
+"""The automatic report: its options, the contents of the profile, and the timeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trace sees, freezes, records and refuses."""
+"""Values and calls that a trace sees, freezes, records and refuses."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def wrap():
         executor.destroy()
 
 
-# -- what the trace sees ------------------------------------------------------------------------------------------
+# -- values in the trace ----------------------------------------------------------------------------------------
 
 
 def test_forward_sees_the_ipu_and_no_values(wrap):
@@ -98,7 +98,7 @@ def test_parameters_and_buffers_are_on_the_ipu_only_inside(wrap):
     assert net.linear.weight.device.type == net.shift.device.type == "cpu"
 
 
-# -- what is frozen -----------------------------------------------------------------------------------------------
+# -- frozen values ---------------------------------------------------------------------------------------------
 
 
 def test_python_values_are_those_of_the_trace(wrap):
@@ -205,7 +205,7 @@ def test_outputs_that_depend_on_no_input(wrap):
 
 
 def test_int64_and_float64_are_narrowed(wrap):
-    """Inside and in what comes back; other types are kept."""
+    """Inside and in returned values; other types are kept."""
     inside = []
 
     def forward(x: torch.Tensor) -> Any:
@@ -297,7 +297,7 @@ def test_inputs_written_in_place_come_back_to_the_caller(wrap):
     assert torch.equal(given_input, X * 3)
 
 
-# -- what is not possible -----------------------------------------------------------------------------------------
+# -- refused operations ------------------------------------------------------------------------------------------
 
 EAGER_ONLY: Dict[str, Callable[[torch.Tensor], Any]] = {
     "item": lambda x: x.sum().item(),
@@ -418,7 +418,7 @@ def test_gradients_are_not_asked_for_in_forward(wrap):
 
 
 def test_a_traced_tensor_ends_with_the_trace(wrap):
-    """Kept and used later, it says so."""
+    """Kept and used later, it raises."""
     kept = []
     wrap(lambda x: kept.append(x) or x * 1)(X)
     with pytest.raises(poptorch.Error, match="after the trace it belongs to"):

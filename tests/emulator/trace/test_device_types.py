@@ -1,4 +1,4 @@
-"""Types that forward reads, and what follows for programs that use them."""
+"""Types that forward reads, and the consequences for programs that use them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_indices_are_taken_in_the_type_that_the_program_has(function, kind):
 
 
 def test_a_number_over_integers_is_no_division_of_integers(caplog):
-    """PyTorch multiplies with the reciprocal; of two tensors a warning says how the device may divide."""
+    """PyTorch multiplies with the reciprocal; for two tensors a warning explains the device's division."""
     whole = torch.tensor([1, 2, 4])
     assert poptorch.inferenceModel(Calls(lambda x: 2 / x))(whole).tolist() == [2, 1, 0.5]
     assert "divided as integers" not in caplog.text

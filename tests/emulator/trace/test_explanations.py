@@ -1,4 +1,4 @@
-"""What PyTorch does not support on an IPU is refused in words that say so."""
+"""Operations that PyTorch does not support on an IPU are refused with an explanation."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_derivatives_within_forward(wrap, transformed):
 )
 @pytest.mark.parametrize("wrap", [poptorch.trainingModel, poptorch.inferenceModel])
 def test_transforms_next_to_tensors_from_outside(wrap, mapped):
-    """Their tensors say that they are on the IPU."""
+    """Their tensors report the IPU as their device."""
     with pytest.raises(poptorch.Error, match=r"torch\.vmap or another transform .* Write the dimension"):
         wrap(Calls(mapped))(torch.ones(2, 2))
 

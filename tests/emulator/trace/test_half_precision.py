@@ -151,7 +151,7 @@ def test_buffers_in_half_precision_are_updated():
 
 
 def test_constants_are_computed_alike():
-    """What depends on constants alone is computed while compiling."""
+    """Operations on constants alone are folded while compiling."""
 
     class Scaled(nn.Module):
         def forward(self, x):

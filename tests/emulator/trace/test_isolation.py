@@ -41,7 +41,7 @@ CONTEXTS = {
 }
 
 
-# Before, PyTorch cannot tell which hooks there are.
+# Earlier versions of PyTorch cannot list the hooks.
 LEAVES_HOOKS = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
 
 

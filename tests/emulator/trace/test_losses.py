@@ -32,7 +32,7 @@ class Scaled(nn.Module):
 
 
 def trained(loss: Callable[..., Any], *inputs: torch.Tensor) -> Tuple[Any, float]:
-    """Return what one training call returns, and the gradient that it used."""
+    """Return the result of one training call, and the gradient that it used."""
     net = Scaled(loss)
     options = poptorch.Options().outputMode(poptorch.OutputMode.Final)
     executor = poptorch.trainingModel(net, options, poptorch.optim.SGD(net.parameters(), lr=1.0))
@@ -97,14 +97,14 @@ def test_the_loss_need_not_be_returned():
 
 
 def test_arithmetic_after_a_loss_is_not_differentiated():
-    """What is returned is the product, what is trained on is the loss."""
+    """The product is returned, the loss is trained on."""
     value, gradient = trained(lambda x, y: F.mse_loss(x, y) * 100, LOGITS, TARGETS)
     plain, plain_gradient = trained(F.mse_loss, LOGITS, TARGETS)
     assert value.item() == pytest.approx(plain.item() * 100) and gradient == plain_gradient
 
 
 def test_arithmetic_in_place_after_a_loss_is_not_differentiated_either():
-    """Whoever writes to the loss, by its name or through a view, writes to what is returned."""
+    """A write to the loss, by its name or through a view, changes the returned value."""
 
     def penalised(x, y):
         loss = F.mse_loss(x, y)

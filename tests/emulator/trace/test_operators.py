@@ -83,7 +83,7 @@ def test_one_switch_turns_refusals_into_warnings(caplog):
 
 
 def test_the_switch_has_an_environment_variable(monkeypatch):
-    """And refuses what is neither 0 nor 1."""
+    """And refuses labels other than 0 and 1."""
     assert operators.strict()
     monkeypatch.setenv(operators.STRICT_VARIABLE, "0")
     assert not operators.strict()
@@ -159,7 +159,7 @@ COMMON: Dict[str, Tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("name", COMMON)
 def test_common_models_pass(name, caplog):
-    """And compute what PyTorch computes, without a warning about an operator."""
+    """And compute PyTorch's result, without a warning about an operator."""
     model, *inputs = COMMON[name]
     if isinstance(model, nn.Module):
         model.eval()
@@ -350,7 +350,7 @@ def test_average_pooling_has_no_divisor_of_its_own(caplog):
 
 
 def test_a_doubt_is_warned_of_once(caplog):
-    """And the emulator computes what PyTorch does."""
+    """And the emulator computes PyTorch's result."""
     found = run(lambda x: torch.round(torch.round(x, decimals=1), decimals=1), X)
     assert torch.equal(found, torch.round(X, decimals=1))
     assert caplog.text.count("decimals is ignored") == 1 and __file__ in caplog.text
@@ -364,7 +364,7 @@ def probabilities(x):
     return x.permute(2, 0, 1).log_softmax(2)
 
 
-# By what is said: what is doubted, what is not, and what both are of.
+# By the message: doubted cases, certain cases, and their operators.
 DOUBTED: Dict[str, Tuple[Any, ...]] = {
     "integers stay integers": (lambda x: torch.exp(x) + x.sqrt(), lambda x: x.float().exp(), WHOLE),
     "no integers of 8 bits": (lambda x: x * 2 + x, lambda x: x * 0.5, WHOLE.to(torch.uint8)),
@@ -406,7 +406,7 @@ DOUBTED: Dict[str, Tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("words", DOUBTED)
 def test_what_the_sources_alone_say_is_doubted(words, caplog):
-    """PyTorch's numbers come out, and what is next to it is no matter of doubt."""
+    """PyTorch's numbers come out, and neighbouring cases are not doubted."""
     doubted, certain, inputs = DOUBTED[words]
     for function, said in ((certain, False), (doubted, True)):
         found, expected = run(function, inputs), function(inputs)
@@ -468,7 +468,7 @@ def test_a_write_through_a_view_with_a_step_is_refused(name):
 
 
 def test_a_write_through_a_transposed_view_is_doubted(caplog):
-    """One through a slice is not, nor one into what was transposed and computed with."""
+    """One through a slice is not, nor one into a transposed tensor that was computed with."""
 
     def forward(x: torch.Tensor, turned: bool) -> torch.Tensor:
         made = x * 1

@@ -1,4 +1,4 @@
-"""Functions of PyTorch that are traced by what they call: their layers, and functions that they are given."""
+"""Functions of PyTorch that are traced by their calls: of layers, and of functions that they are given."""
 
 from __future__ import annotations
 

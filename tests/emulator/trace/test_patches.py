@@ -1,4 +1,4 @@
-"""What is followed through the calls of modules, where a model catches what a module of it raises."""
+"""State that is tracked through the calls of modules, if a model catches an error of one of its modules."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_operators_after_a_failed_module_are_in_the_scopes_they_stand_in():
 
 
 def test_autocast_of_a_failed_module_ends_with_it():
-    """What follows is in the types that it has where the module does not fail."""
+    """Later values have the same types as without the failure."""
     for attempt in (nn.Identity(), Failing()):
         model = Resilient(attempt)
         model.attempt.autocast(True)

@@ -1,4 +1,4 @@
-"""Messages name the line of the model, or its module, and what to do instead."""
+"""Messages name the line of the model, or its module, and the way out."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import ignite_ipu.emulator as poptorch
 
 X = torch.randn(2, 5, 8)
 MASK = nn.Transformer.generate_square_subsequent_mask(5)
-# Whether PyTorch can be told that masks are causal wherever it looks for it.
+# Whether all of PyTorch's layers take a flag for causal masks.
 IS_TOLD = hasattr(nn.modules.transformer, "_detect_is_causal_mask")
 HERE = re.escape(__file__) + r":\d+"
 
 
 class Calls(nn.Module):
-    """Calls what it is given, from a line of its own."""
+    """Calls its argument, from a line of its own."""
 
     def __init__(self, inner):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What PyTorch cannot tell without values is refused by name; mistakes of the model stay PyTorch's errors."""
+"""Shapes that depend on values are refused by name; mistakes of the model stay PyTorch's errors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_an_operator_that_fails_without_values_alone_is_named_with_its_line():
 
 
 def test_an_operator_that_pytorch_cannot_infer_is_named_with_its_line():
-    """And what is said to help does."""
+    """And the way out in the message works."""
     x, padding = torch.randn(2, 5, 8), torch.tensor([[False] * 5, [False] * 4 + [True]])
     with pytest.raises(
         poptorch.Error, match=rf"failed for _nested_tensor\w*, called at {HERE}: .*enable_nested_tensor=False"
@@ -150,7 +150,7 @@ def looks(tensor):
     ],
 )
 def test_an_operator_is_inferred_once_for_arguments_of_the_same_look(kernel, others, repeats, needs_grad):
-    """Unless it gives or writes to what it was given; what it returns looks as it does by itself, and is writable."""
+    """Unless it returns or writes to its argument; its result looks as it does by itself, and is writable."""
     inferences = Inferences()
     given = [torch.zeros(4, 3, device="meta", requires_grad=needs_grad).t().clone() for _ in range(3)]
     expected = kernel(given[0].clone(), *others)

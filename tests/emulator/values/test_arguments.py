@@ -1,4 +1,4 @@
-"""How a call's arguments are bound, which are refused, and what a later call may not change."""
+"""Binding of a call's arguments, refusals, and the parts that a later call may not change."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_custom_types(holder):
 
 
 def test_a_subclass_of_a_custom_type_is_its_parsers_too(holder):
-    """What the parser makes of it for the trace is not what later calls are compared with."""
+    """Later calls are not compared with the parser's result for the trace."""
 
     class Narrower(Holder):
         pass
@@ -339,7 +339,7 @@ def test_inputs_on_another_device_are_refused_on_every_call():
 
 
 def test_calls_with_plain_tensors_alone_are_told_by_their_shapes():
-    """What fits needs no binding; everything else is left to it, and to its errors."""
+    """Fitting arguments need no binding; all others are left to it, and to its errors."""
 
     def forward(x, y, scale=None):
         raise NotImplementedError

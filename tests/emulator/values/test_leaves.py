@@ -1,4 +1,4 @@
-"""What a traced call holds besides tensors is frozen in the program."""
+"""Values of a traced call besides tensors are frozen in the program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What wrapping for training does to the user's model, and what undoes it."""
+"""Effects of wrapping for training on the user's model, and their end."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_pickles_hold_the_original_classes():
 
 @pytest.mark.parametrize("what", ["the model", "its state", "a buffer", "a tensor computed from one"])
 def test_files_with_buffers_name_the_library(what):
-    """They load beside it alone, never as weights only, and what is loaded are ordinary tensors."""
+    """They load beside it alone, never as weights only, and become ordinary tensors."""
     net = Tied()
     model = wrap(net)
     model(X)

@@ -208,7 +208,7 @@ def test_patience_is_not_given_anew():
 
 
 def test_configuration_is_the_program_s():
-    """What a metric was made with is not part of the state: a resumed run may change it."""
+    """The configuration of a metric is not part of the state: a resumed run may change it."""
     accumulations = Accumulations()
     old, new = Words(threshold=0.5), Words(threshold=0.9)
     accumulations.note(old.started, ())
@@ -222,7 +222,7 @@ def test_configuration_is_the_program_s():
 
 
 class Queue(Metric):
-    """Keeps what no checkpoint holds."""
+    """Keeps a value that no checkpoint holds."""
 
     def reset(self):
         self.items = {0}

@@ -1,4 +1,4 @@
-"""What a fault asks for, by what PopTorch says and by what has been tried."""
+"""The action after a fault, by PopTorch's message and by earlier attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `Recovery` does about each kind of fault, and what it says."""
+"""Actions and messages of `Recovery` for each kind of fault."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def faults(*calls, action="IPU_RESET"):
 
 
 def test_every_decision_is_an_event_and_stands_in_the_state(tmp_path):
-    """Handlers can read in `state.recovery` what happened and what was decided."""
+    """Handlers can read the faults and decisions in `state.recovery`."""
     trainer, _, _ = trainer_of()
     seen = []
     trainer.add_event_handler(IPUEvents.DEVICE_FAULT, lambda: seen.append(("fault", trainer.state.iteration)))
@@ -76,7 +76,7 @@ def test_the_waits_double(tmp_path, monkeypatch):
 
 
 def test_too_many_faults_of_one_call_end_the_run_with_everything_saved(tmp_path):
-    """The error says where the state is and how to go on; the model has it, and works natively."""
+    """The error names the place of the state and the way to go on; the model has it, and works in eager PyTorch."""
     trainer, model, optimizer = trainer_of()
     recovery = Recovery(tmp_path, every=2, retries=1, backoff=0.0, command="python train.py")
     recovery.attach(trainer)
@@ -153,7 +153,7 @@ def test_a_failing_hook_ends_the_run_with_everything_saved(tmp_path):
 
 
 def test_weights_loaded_between_two_calls_are_part_of_the_repetition(tmp_path):
-    """What the host sets is not lost by going back to a snapshot from before."""
+    """Values that the host sets are not lost by going back to an earlier snapshot."""
     results = []
     for calls in ((), (6,)):
         trainer, model, _ = trainer_of()
@@ -202,7 +202,7 @@ class LoadsAsItGoes:
 
 
 def test_a_fault_of_a_copy_loses_nothing_that_was_loaded(tmp_path):
-    """Wherever a copy fails: what the host has set and the device has not got, and what the device alone has, stay."""
+    """At any failing copy: values that only the host has, and values that only the device has, stay."""
     results, faults_seen = [], []
     for copy in (None, *range(30)):
         trainer, model, optimizer = trainer_of()

@@ -1,4 +1,4 @@
-"""Optimizer state against what the optimizers really hold."""
+"""Estimated optimizer state against the real state."""
 
 from __future__ import annotations
 

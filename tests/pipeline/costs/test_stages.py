@@ -26,7 +26,7 @@ class Reused(nn.Module):
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_every_span_by_counting_tensors(recompute):
-    """A stage keeps what its layers save of their own making, and whatever enters it, per micro-batch in flight."""
+    """A stage keeps the values that its layers save and compute, and its inputs, per micro-batch in flight."""
     profile = measure(Reused(), torch.randn(3, 5))
     memory = MemoryModel(profile, optimizer_state("sgd"), Strategy(recompute=recompute))
     stages = 4

@@ -15,7 +15,7 @@ def poptorch():
 
 
 def test_a_plan_becomes_options(poptorch):
-    """Batching factors, replicas, strategy and the optimizer's location, and only what the plan asks for."""
+    """Batching factors, replicas, strategy and the optimizer's location, and nothing beyond the plan."""
     found = plan(
         chain(8), 4, replicas=2, accumulation=12, device_iterations=3, strategy=Strategy(True, True, True, True)
     )

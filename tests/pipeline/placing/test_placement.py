@@ -1,4 +1,4 @@
-"""Layers put on IPUs by hooks: which blocks open, in which order, and what is refused."""
+"""Layers put on IPUs by hooks: the blocks that open, their order, and refusals."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_unknown_execution():
 
 
 def test_a_run_opens_a_block_where_each_stage_begins(opened):
-    """Blocks open in order, once per run, and outputs, keys and forwards stay what they were."""
+    """Blocks open in order, once per run, and outputs, keys and forwards stay the same."""
     model = Net()
     keys, before = list(model.state_dict()), model(TOKENS)
     with Placement.of(model, [3, 4, 1]).apply(model):

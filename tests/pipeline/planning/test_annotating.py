@@ -102,7 +102,7 @@ def test_the_written_source_trains_as_the_plan_does(source, tmp_path, monkeypatc
 
 
 def test_the_command_writes_a_copy(source, tmp_path, capsys):
-    """Never over the source itself, and not of what is annotated already."""
+    """Never over the source itself, and not for annotated models."""
     out = tmp_path / "annotated_net.py"
     question = ["plan", f"{source}:own", "--ipus", "2", "--ipus-per-replica", "2"]
     assert main([*question, "--annotate", str(out)]) == 0

@@ -1,4 +1,4 @@
-"""Pictures hold what they are drawn from."""
+"""Pictures hold their data."""
 
 from __future__ import annotations
 

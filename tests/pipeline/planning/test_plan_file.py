@@ -33,7 +33,7 @@ def planned(**settings):
     ],
 )
 def test_a_plan_comes_back_as_it_was(tmp_path, settings):
-    """All of it: estimates, reasons, the schedule, and what is made of it."""
+    """All of it: estimates, reasons, the schedule, and its results."""
     before = planned(**settings)
     save_plan(before, tmp_path / "plan.json")
     after = load_plan(tmp_path / "plan.json", network())

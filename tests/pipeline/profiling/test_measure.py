@@ -1,4 +1,4 @@
-"""What is measured from one run, against torch's own counting and against real tensors."""
+"""Measurements of one run, against torch's own counting and against real tensors."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_branches_on_values_need_a_real_run():
 
 
 class Keyed(nn.Module):
-    """Looks something up by the device of its input, or by what is given."""
+    """Looks something up by the device of its input, or by an argument."""
 
     def __init__(self, key=None):
         super().__init__()

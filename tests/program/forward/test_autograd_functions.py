@@ -39,7 +39,7 @@ def trainer_of(model, loss_fn=nn.functional.cross_entropy):
 
 
 def test_training_refuses_one_in_the_model():
-    """Natively the layers in front of it would learn the opposite."""
+    """In eager PyTorch the layers in front of it would learn the opposite."""
     with pytest.raises(LossError, match=r"Reversed is an autograd\.Function with a backward of its own"):
         trainer_of(Model()).run(DataLoader(task(), batch_size=16))
 

@@ -43,7 +43,7 @@ def metrics() -> Dict[str, Any]:
 
 
 def rounds(trainer: Engine, evaluator: Engine, first: str = "training") -> Scores:
-    """Train and evaluate in turns, and return what the evaluations say."""
+    """Train and evaluate in turns, and return the results of the evaluations."""
     found: Scores = []
     if first == "evaluation":
         found.append(dict(evaluator.run(HELD_BACK).metrics))
@@ -95,7 +95,7 @@ def test_an_evaluator_of_a_prepared_model() -> None:
 
 
 def test_batches_evaluated_between_updates() -> None:
-    """Each sees the weights of the update before, and what the model itself is called for in evaluation mode."""
+    """Each sees the weights of the previous update, and the calls of the model itself in evaluation mode."""
     outputs = []
     for captures in (False, True):
         model, found = network(), []

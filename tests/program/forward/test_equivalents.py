@@ -27,7 +27,7 @@ WEIGHT = torch.tensor([1.0, 2.0, 0.5])
 MASK = torch.tensor([[True, False, True], [False, True, True]])
 PROBABILITIES = normal(4, 3).softmax(1)
 Case = Tuple[Callable[..., Any], Tuple[torch.Tensor, ...]]
-# What a function is called with is a list of inputs, the others are constants.
+# A function's operands are a list of inputs; the others are constants.
 CASES: Dict[str, Case] = {
     **{
         f"cross entropy, {reduction}, {smoothing}, {weight is not None}": (
@@ -97,7 +97,7 @@ CASES: Dict[str, Case] = {
     "addbmm": (lambda x, a, b: torch.addbmm(x, a, b, beta=0.5), (normal(2, 4), normal(3, 2, 5), normal(3, 5, 4))),
 }
 _INDEX = torch.tensor([1, 1, 3])
-# Of functions that write in place: what they are called with after the tensor that they write into.
+# Of functions that write in place: their arguments after the tensor that they write into.
 IN_PLACE: Dict[str, Callable[..., Tuple[Any, ...]]] = {
     "tril_": lambda x: (-1,),
     "triu_": lambda x: (1,),
@@ -124,7 +124,7 @@ IN_PLACE: Dict[str, Callable[..., Tuple[Any, ...]]] = {
 
 
 def _whole(func: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a call that writes into a tensor made from x, and reads what it has written."""
+    """Return a call that writes into a tensor made from x, and reads the written values."""
 
     def call(x: torch.Tensor) -> torch.Tensor:
         made = x / 9 + 0.5
@@ -151,7 +151,7 @@ for _name in IN_PLACE:
             _func = getattr(_owner, _name)
             CASES[f"{_owner.__name__}.{_name}"] = (_whole(_func, _name), (normal(4, 3),))
             CASES[f"{_owner.__name__}.{_name} of a part"] = (_part(_func, _name), (normal(4, 3),))
-# What PopTorch compiles into something else.
+# Operators that PopTorch compiles into something else.
 CASES.update(
     {
         "gelu": (F.gelu, (3 * normal(40),)),
@@ -329,7 +329,7 @@ class Function(nn.Module):
 
 
 def on_device(model: nn.Module, x: Any) -> Any:
-    """Return what an evaluation program gives, which keeps the shape of a scalar as one element."""
+    """Return the result of an evaluation program, which keeps the shape of a scalar as one element."""
     step = EvaluationStep(model)
     executor = backend.poptorch().inferenceModel(step)
     try:
@@ -359,7 +359,7 @@ def test_values_and_gradients_are_those_of_pytorch(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:size_average and reduce")
 @pytest.mark.parametrize("name", CASES)
 def test_they_compile(name: str) -> None:
-    """A device gives what PyTorch gives."""
+    """A device gives PyTorch's result."""
     function, inputs = CASES[name]
     expected = function(*inputs)
     torch.testing.assert_close(
@@ -398,7 +398,7 @@ def test_lstms_of_several_layers_and_directions(
 
 
 class Tagger(nn.Module):
-    """A classifier of sequences with what recurrent models are published with."""
+    """A classifier of sequences with the usual parts of published recurrent models."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -42,7 +42,10 @@ HOOKS = {
 @pytest.mark.parametrize(("train", "later"), [(train_by_engine, False), (train_by_loop, False), (train_by_loop, True)])
 @pytest.mark.parametrize("names", HOOKS)
 def test_they_are_refused(train, later, names):
-    """Natively they change the training; without them, a loop goes on. With those on parameters, it goes on, too."""
+    """In eager PyTorch they change the training; without them, a loop goes on.
+
+    With those on parameters, it goes on, too.
+    """
     if names == r"0\.weight" and not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
         pytest.skip("PyTorch 2.1 brought register_post_accumulate_grad_hook")
     model = network()
@@ -66,7 +69,7 @@ def test_they_are_refused(train, later, names):
 
 
 class Hooking(nn.Module):
-    """Hooks the gradient of what its first layer returns."""
+    """Hooks the gradient of its first layer's output."""
 
     def __init__(self):
         super().__init__()

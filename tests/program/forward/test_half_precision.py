@@ -16,7 +16,7 @@ from tests.supervised import network, pair, task
 
 
 class Types(nn.Module):
-    """A model that notes the types of what flows through it while it is traced."""
+    """A model that notes the types of its values while it is traced."""
 
     def __init__(self):
         super().__init__()
@@ -50,7 +50,7 @@ def test_results_are_float32_and_weights_stay_so():
 
 @pytest.mark.parametrize("function", HALF_OPERATIONS, ids=lambda function: function.__qualname__)
 def test_products_round_their_activations_to_half(function):
-    """What an operation multiplies has lost the bits that half precision does not hold; its result is float32."""
+    """Factors of a product lose the bits that half precision does not hold; the result is float32."""
     exact = 1.0 + 2.0**-12  # rounds to 1 in half precision
     seen = []
 
@@ -100,7 +100,7 @@ def test_training_and_evaluation_stay_close_to_float32():
 @pytest.mark.parametrize("chosen", [pytest.param("emulator", marks=needs_half_precision), "native"])
 @pytest.mark.parametrize("made", [bool, getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)])
 def test_a_scaler_scales_the_loss_on_either_side(made, chosen, monkeypatch):
-    """As natively, where a GradScaler does: training goes where it goes in single precision."""
+    """As with a GradScaler in eager PyTorch: training goes where it goes in single precision."""
     monkeypatch.setenv(backend.VARIABLE, chosen)
     (plain, single), (model, optimizer) = pair(), pair()
     reference = create_supervised_trainer(plain, single, nn.CrossEntropyLoss())

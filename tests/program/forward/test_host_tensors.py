@@ -1,4 +1,4 @@
-"""Tensors of the host in a forward: constants of the program, as long as nobody trains them or writes into them."""
+"""Tensors of the host in a forward: constants of the program, unless they are trained or written."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class OnItsDevice(nn.Module):
 
 
 def test_forwards_that_make_and_move_tensors_on_a_device_of_theirs():
-    """On an IPU there is one; writes into slices of what is made there count, which PopTorch would lose."""
+    """On an IPU there is one; writes into slices of tensors that are made there count, which PopTorch would lose."""
     torch.manual_seed(0)
     model = OnItsDevice()
     native = copy.deepcopy(model)

@@ -148,7 +148,7 @@ class Checkpointed(nn.Module):
 
 
 class Timed(Checkpointed):
-    """Asks for the time, so that the host looks what a call of it changes."""
+    """Reads the time, so that the host checks the changes made by a call."""
 
     def forward(self, x):
         self.since = time.monotonic() * 0
@@ -174,7 +174,7 @@ def test_checkpointing_changes_no_number(use_reentrant, network):
 
 
 def test_checkpointing_that_passes_no_gradients_is_refused():
-    """Natively the reentrant variant trains nothing in front of which no gradient is needed."""
+    """In eager PyTorch the reentrant variant trains nothing if no gradient is needed in front of it."""
     model = Checkpointed(use_reentrant=True, prepare=False)
     trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.cross_entropy)
     with pytest.raises(LossError, match="use_reentrant=False"):

@@ -1,4 +1,4 @@
-"""What a trace leaves on modules is put back: hooks and forward set tensors there that have no values afterwards."""
+"""Attributes of modules are restored after a trace: hooks and forward set tensors that have no values afterwards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.supervised import task
 
 
 class Keeps(nn.Module):
-    """Keeps what it computes, in the ways in which models do, and counts its calls beside."""
+    """Keeps its results, in the ways in which models do, and counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def test_models_train_are_evaluated_and_run_on_the_host_afterwards(make, caplog)
     after = {name: value for each in model.modules() for name, value in vars(each).items() if name[0] != "_"}
     assert after.keys() == before.keys()
     trainer_of(create_supervised_trainer, native).run(loader(), max_epochs=2)
-    # What depends on inputs is not brought back; weights that hooks compute are those of the last forward.
+    # Values that depend on inputs are not brought back; weights that hooks compute are those of the last forward.
     assert ("are put back, and are not the newest" in caplog.text) == (make is Keeps)
     if make is Keeps:
         assert all(after[name] is value for name, value in before.items())

@@ -1,4 +1,4 @@
-"""The row of an embedding's padding index is as untrained as natively."""
+"""The row of an embedding's padding index is not trained, as in eager PyTorch."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Place:
 
 
 class Jittered(nn.Module):
-    """A network whose inputs are scaled by a number, which a function draws from what the model has."""
+    """A network whose inputs are scaled by a number, which a function draws from the model's attributes."""
 
     def __init__(self, draw, source=None):
         super().__init__()
@@ -60,7 +60,7 @@ def advanced(iterator):
     return iterator
 
 
-# What draws, and from what.
+# Sources of random numbers, and their generators.
 DRAWS = {
     "the state of random:": lambda: (lambda _: random.random(), None),
     "the state of numpy.random:": lambda: (lambda _: np.random.rand(), None),
@@ -99,7 +99,7 @@ def operator_length(iterator):
 
 
 def call_in_loop(model, training):
-    """Call a prepared model three times, and return what it says."""
+    """Call a prepared model three times, and return its outputs."""
     forget()
     accelerator = IPUAccelerator()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.0))
@@ -151,7 +151,7 @@ def test_a_generator_among_the_arguments_is_refused():
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", DRAWS)
 def test_an_engine_warns_of_draws(caplog, name, training):
-    """The same number in every step is not what the author meant."""
+    """The author did not mean the same number in every step."""
     assert name in said_by_engine(caplog, Jittered(*DRAWS[name]()), training)
 
 

@@ -48,7 +48,7 @@ scaled, change = make()
 model = Model(scaled)
 """
 
-# Methods of the model, the rest of the program, and a change of what forward computes.
+# Methods of the model, the rest of the program, and a change of forward's result.
 NOTICED = {
     "a global": ("def forward(self, x): return x * beta", "", "beta = 2.0"),
     "a global in a lambda": ("def forward(self, x): return (lambda y: y * beta)(x)", "", "beta = 2.0"),
@@ -181,7 +181,7 @@ def run(methods: str, rest: str) -> Dict[str, Any]:
 
 
 def before_and_after(case: Tuple[str, str, str]) -> Tuple[bool, bool]:
-    """Return whether the output of a model has changed, and whether its state says so."""
+    """Return whether the output of a model has changed, and whether its state reports it."""
     methods, rest, change = case
     names = run(methods, rest)
     x = torch.ones(3, 2)

@@ -1,4 +1,4 @@
-"""What a model reads from Python: engines give the native result, or say that they cannot."""
+"""Python values that a model reads: engines give the result of eager PyTorch, or raise."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_annealed_losses_train_as_natively(as_function, monkeypatch):
 
 
 def test_attributes_that_stay_compile_once(caplog):
-    """Values that are set again to what they were, and attributes that no forward has seen, change nothing."""
+    """Values that are set to the same again, and attributes that no forward has seen, change nothing."""
     model = Annealed()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = create_ipu_trainer(model, optimizer, nn.functional.cross_entropy)
@@ -210,7 +210,7 @@ def test_a_forward_that_counts_its_calls_is_compiled_once_by_each_engine():
 
 
 def changed_by(model, change):
-    """Return the names of what every call of a model changes that begins with `change`."""
+    """Return the names of the values that every call of a model changes, if they begin with `change`."""
     x = torch.ones(2, 6)
 
     def call(recorder):
@@ -222,7 +222,7 @@ def changed_by(model, change):
 
 
 def test_names_of_what_every_call_changes():
-    """What the first call sets up, it changes alone."""
+    """Values that the first call sets up change in that call alone."""
     model = Annealed()
     model.steps = itertools.count()
     assert changed_by(model, lambda: setattr(model, "scale", 2.0)) == []
@@ -267,7 +267,7 @@ def test_an_object_in_the_memory_of_a_former_one_is_another():
 def test_large_models_are_asked_for_what_pytorch_tells_of_nobody_in_turns():
     """All else counts in the next call: modes, rates, hooks, modules. A `forward` put into a layer does a bit later."""
     model = nn.Sequential(*[nn.ReLU() for _ in range(1000)], nn.Dropout(0.1))
-    session = create_ipu_evaluator(model).ipu  # which follows what the model is given
+    session = create_ipu_evaluator(model).ipu  # which follows the model's input
     state = PythonState(model)
     before, modes = state.values(), state.training()
     assert state.complete and state.values() is before

@@ -1,4 +1,4 @@
-"""What a model's calls read makes another program when it changes; what a loop only keeps on its model does not."""
+"""A changed value that a model's calls read makes another program; one that a loop only keeps on its model does not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def factor_of(model):
 
 
 class Model(nn.Module):
-    """Reads its factor in one of several ways, and keeps what a loop wants to know."""
+    """Reads its factor in one of several ways, and keeps a value for the loop."""
 
     def __init__(self, read):
         super().__init__()
@@ -191,14 +191,14 @@ class Sourced(nn.Module):
 
 
 def prepared_with(read):
-    """Return a captured model that reads its factor so, its optimizer, and what goes backward."""
+    """Return a captured model that reads its factor so, its optimizer, and the loss."""
     cached_settings().factor = 1.0
     model = Sourced(read)
     return on_device(model, torch.optim.SGD(model.parameters(), lr=0.0))
 
 
 def outputs(model, write, evaluate):
-    """Return what is computed for factors that change."""
+    """Return the results for factors that change."""
     found = []
     for factor in (1.0, 2.0, 3.0):
         write(factor)
@@ -239,7 +239,7 @@ def test_what_is_read_counts_wherever_it_is(source, how, monkeypatch):
 
 
 def test_what_no_code_names_is_refused_in_a_loop_that_went_on():
-    """Before a checkpoint is made of it; from the beginning of a pass over the data on it is the value of now."""
+    """Before a checkpoint is made of it; from the beginning of a pass over the data on it is the current value."""
     model, optimizer, backward = prepared_with(lambda: cached_settings().factor)
 
     def train():
@@ -324,7 +324,7 @@ def test_an_instance_that_the_first_call_makes_counts(monkeypatch):
 
 
 class Box:
-    """What a function makes anew in each call, and what refers to itself."""
+    """Objects that a function makes anew in each call, and objects that refer to themselves."""
 
     def __init__(self, value):
         self.value, self.itself = value, self
@@ -343,7 +343,7 @@ def test_objects_that_a_call_makes_compile_nothing_again():
 
 
 def test_engines_compile_once():
-    """Handlers keep books on the model, and change what it reads, too."""
+    """Handlers keep books on the model, and change values that it reads, too."""
     model = Model(WAYS["attribute"])
     trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.cross_entropy)
     evaluator = create_ipu_evaluator(model)
@@ -359,7 +359,7 @@ def test_engines_compile_once():
 
 
 class Slotted:
-    """What a model reads beside its attributes; nothing can refer to it weakly."""
+    """Values that a model reads beside its attributes; nothing can refer to them weakly."""
 
     __slots__ = ("factor", "inner", "model")
 
@@ -378,7 +378,7 @@ class Slotted:
     ],
 )
 def test_objects_with_slots_count_and_do_not_keep_the_model(hold, read):
-    """What they hold is in the program, and they are freed with the model that they hold."""
+    """Their contents are in the program, and they are freed with the model that they hold."""
 
     def train():
         model = Model(read)
@@ -401,7 +401,7 @@ def test_objects_with_slots_count_and_do_not_keep_the_model(hold, read):
 
 
 def test_a_program_runs_under_a_profiler():
-    """As with `python -m cProfile train.py`; the profiler sees what comes after the first step, too."""
+    """As with `python -m cProfile train.py`; the profiler sees the code after the first step, too."""
     profile = cProfile.Profile()
     profile.enable()
     try:

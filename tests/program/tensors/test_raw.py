@@ -1,4 +1,4 @@
-"""What tensors are can be read while the newest weights are on the device, and stay there."""
+"""Properties of tensors can be read while the newest weights stay on the device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.supervised import pair, task
 
 
 def test_looks_cost_no_download():
-    """They tell what PyTorch tells natively, of the memory that the host has."""
+    """They return the same as in eager PyTorch, for the host's memory."""
     model, optimizer = pair()
     trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), config={"weight_sync": "on demand"})
     before = [parameter.detach().clone() for parameter in model.parameters()]

@@ -58,7 +58,7 @@ def test_outputs_without_a_row_per_sample_are_refused_when_filled() -> None:
 
 
 def test_row_count_wants_agreement() -> None:
-    """Tensors of one batch have the same number of rows, or it is unclear what a sample is."""
+    """Tensors of one batch have the same number of rows; otherwise samples are undefined."""
     assert row_count((torch.zeros(3, 1), {"y": torch.zeros(3)}, torch.tensor(1.0), "s")) == 3
     with pytest.raises(RowsError, match=r"\[2, 3\]"):
         row_count((torch.zeros(3), torch.zeros(2)))
@@ -67,7 +67,7 @@ def test_row_count_wants_agreement() -> None:
 
 
 def test_containers_keep_their_type() -> None:
-    """Named tuples, ordered dictionaries and subclasses with attributes come back as what they were."""
+    """Named tuples, ordered dictionaries and subclasses with attributes keep their types."""
 
     class Output(OrderedDict):  # type: ignore[type-arg]
         note = ""

@@ -102,7 +102,7 @@ def test_a_mapping_that_forbids_changes_is_made_again() -> None:
 
 @pytest.mark.parametrize("container", [Fixed(a=1, b=2), FixedList([1, 2]), {"a": 1, "b": 2}, deque([1, 2]), [1, 2]])
 def test_contents_are_restored_in_their_order(container: Any) -> None:
-    """Whatever its class forbids: what has put others there has gone past it, too."""
+    """Even if its class forbids it: the code that replaced them has bypassed it, too."""
     before = dict(container) if isinstance(container, dict) else list(container)
     base = OrderedDict if isinstance(container, OrderedDict) else dict
     if isinstance(container, dict):

@@ -30,7 +30,7 @@ def test_a_deep_copy_with_buffers_is_ordinary_and_independent():
     trainer.run(loader, max_epochs=2)
     assert all(torch.equal(value, newest[name]) for name, value in twin.state_dict().items())
     assert not torch.equal(model.state_dict()["2.weight"], newest["2.weight"])
-    # Trained on natively, pickled and copied again: nothing of PopTorch is left in it.
+    # Trained in eager PyTorch, pickled and copied again: nothing of PopTorch is left in it.
     twin(torch.randn(4, 6)).sum().backward()
     assert twin[2].weight.grad is not None
     file = io.BytesIO()

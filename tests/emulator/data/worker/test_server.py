@@ -37,7 +37,7 @@ class Nested:
 
 
 def parent(dataset=None, strategy=SharingStrategy.ForkServer):
-    """Return what the first item of `dataset` says."""
+    """Return the text in the first item of `dataset`."""
     accessor = AsynchronousDataAccessor(Parents() if dataset is None else dataset, sharing_strategy=strategy)
     number = next(accessor).item()
     accessor.terminate()
@@ -61,7 +61,7 @@ def test_processes_of_the_server_and_forks_of_the_program_use_it_too():
 @pytest.mark.parametrize("mode", [DataLoaderMode.Sync, DataLoaderMode.Async])
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_loader_processes_come_from_it_where_each_would_import_torch(mode, method):
-    """The loader's own context stays what it was."""
+    """The loader's own context stays the same."""
     loader = DataLoader(Options(), Parents(), num_workers=2, multiprocessing_context=method, mode=mode)
     assert [item.item() for item in loader] == [server._server.pid] * 2
     assert loader.multiprocessing_context.get_start_method() == method and loader.worker_init_fn is None
@@ -69,7 +69,7 @@ def test_loader_processes_come_from_it_where_each_would_import_torch(mode, metho
 
 
 class Surroundings(Dataset):
-    """What the process that loads finds around itself, and numbers that are shared with it."""
+    """The environment of the loading process, and numbers that are shared with it."""
 
     def __init__(self):
         self.shared = [torch.zeros(1).share_memory_() for _ in range(300)]
@@ -85,7 +85,7 @@ class Surroundings(Dataset):
 
 
 def test_a_process_finds_what_a_spawned_one_would(monkeypatch, tmp_path, capfd):
-    """The program's environment, directory and output of now, not of when the server began; many descriptors."""
+    """The program's current environment, directory and output, not those at the server's start; many descriptors."""
     monkeypatch.setenv("SET_EARLIER", "")
     parent()
     monkeypatch.delenv("SET_EARLIER")

@@ -20,7 +20,7 @@ values = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=5)
 def test_what_is_stored_in_float16_is_rounded_once(
     state: List[float], new: List[float], keep: float, gain: float
 ) -> None:
-    """The result is the float16 nearest to the float32 result, and is what arithmetic goes on with."""
+    """The result is the float16 nearest to the float32 result, and arithmetic goes on with it."""
     size = min(len(state), len(new))
     kept = torch.tensor(state[:size]).half()
     fresh = torch.tensor(new[:size])

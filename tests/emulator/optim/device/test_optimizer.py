@@ -232,7 +232,7 @@ def test_missing_names_are_reported_and_keep_their_values(caplog: pytest.LogCapt
 
 
 def test_a_state_without_hyper_parameters_is_complete(caplog: pytest.LogCaptureFixture) -> None:
-    """Native optimizers have none to save; what is missing of the moments is still reported."""
+    """Native optimizers have none to save; missing moments are still reported."""
     which = device(MAKERS["adam"](params(1)))
     state, _ = which.read_state()
     with caplog.at_level(logging.WARNING, "poptorch::python"):
@@ -256,7 +256,7 @@ def counted(name: str, count: float) -> Any:
 @pytest.mark.parametrize("count", [-1.0, 0.3, -0.5, -3000.0, 1e30, math.inf, math.nan])
 @pytest.mark.parametrize("name", ["adam", "adamw"])
 def test_any_count_of_steps_is_used_as_it_is(name: str, count: float) -> None:
-    """A correction of 0, or below, makes of the weights what float arithmetic makes of them."""
+    """A correction of 0, or below, changes the weights by the rules of float arithmetic."""
     first, second = (1 - torch.tensor(beta, dtype=torch.float64) ** (count + 1) for beta in (0.9, 0.999))
     start, gradient = torch.ones(3, dtype=torch.float64), torch.full((3,), 0.5, dtype=torch.float64)
     slope = gradient + 0.1 * start if name == "adam" else gradient

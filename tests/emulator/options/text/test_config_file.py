@@ -61,7 +61,7 @@ def test_each_line_is_one_call_without_its_prefix(load: Load) -> None:
 
 
 def test_options_may_be_chained_assigned_and_calculated(load: Load) -> None:
-    """As in a program: a setter returns what it belongs to."""
+    """As in a program: a setter returns its owner."""
     options = load(
         """
         replicationFactor(2).deviceIterations(2 * (3 + 1) - 16 // 4).Training.gradientAccumulation(5)
