@@ -125,16 +125,18 @@ class SharedMachine(EmulatedMachine):
 
     @contextlib.contextmanager
     def _table(self) -> Iterator[Dict[int, IPUHolder]]:
-        with open(self._path, "a+", encoding="utf-8", errors="replace") as file:
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        with open(descriptor, "r+", encoding="utf-8", errors="replace") as file:
             self._lock(file)  # given up when the file is closed, at the latest by the kernel
-            file.seek(0)
-            users = {
-                ipu: user for ipu, user in self._parse(file.read()).items() if process_start(user.pid) == user.started
-            }
+            before = file.read()
+            users = {ipu: user for ipu, user in self._parse(before).items() if process_start(user.pid) == user.started}
             yield users
-            file.seek(0)
-            file.truncate()
-            json.dump({str(ipu): list(user) for ipu, user in users.items()}, file)
+            after = json.dumps({str(ipu): list(user) for ipu, user in users.items()})
+            if after != before:
+                # An empty file that is written again would be forced to the disk when it is closed.
+                file.seek(0)
+                file.write(after)
+                file.truncate()
 
     def _lock(self, file: Any) -> None:
         """Wait for the table, but not for a process that was stopped in the middle of a change."""
