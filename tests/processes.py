@@ -1,12 +1,14 @@
 """Runs programs in processes of their own that need not import torch, which takes longer than most of them do.
 
-They are forked from a process that has imported torch and nothing of what is tested, have arguments, environment,
-folder and streams of their own, and end as Python does. A test of what an untouched interpreter does starts one.
-As a program it answers requests with exit codes, in lines of JSON.
+They are forked from a process that has imported the libraries that programs use and nothing of this one. They have
+arguments, environment, folder and streams of their own, and end as Python does. A test of the start of an interpreter
+starts one. As a program it answers requests with the ids of processes, in lines of JSON.
 """
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import runpy
@@ -14,11 +16,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import types
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 _ROOT = Path(__file__).parents[1]
+# torch imports the second with the first optimizer.
+_IMPORTED = ("torch", "torch._dynamo", "ignite.engine", "ignite.handlers", "ignite.metrics", "accelerate")
+_LOOK_SECONDS = 0.005
 
 
 class Processes:
@@ -26,6 +32,7 @@ class Processes:
 
     def __init__(self) -> None:
         self._process: Optional[subprocess.Popen[str]] = None
+        self._folder: Optional[tempfile.TemporaryDirectory[str]] = None
 
     def run(
         self,
@@ -35,31 +42,23 @@ class Processes:
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Return what comes of `python ARGUMENTS...`, which begin with a script's path, `-c` or `-m`."""
-        request = {"words": [str(each) for each in arguments], "env": dict(os.environ if env is None else env)}
-        with tempfile.TemporaryDirectory() as folder:
-            streams = [Path(folder, name) for name in ("output", "errors")]
-            request.update(cwd=str(cwd or os.getcwd()), streams=[str(path) for path in streams])
-            try:
-                code = self._exit_code(request)
-            except BaseException:  # a test's time may be over, and the next shall not read this answer
-                self.close()
-                raise
-            done = subprocess.CompletedProcess(request["words"], code, *(path.read_text() for path in streams))
+        with self.start(arguments, env, cwd) as process:
+            done = subprocess.CompletedProcess(process.words, process.wait(), process.output(), process.errors())
         if check:
             assert done.returncode == 0, done.stderr
         return done
 
-    def close(self) -> None:
-        """End the process, and what it has started."""
-        if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.communicate()
-            self._process = None
+    def start(
+        self, arguments: Sequence[object], env: Optional[Mapping[str, str]] = None, cwd: Optional[Path] = None
+    ) -> Process:
+        """Return the process of `python ARGUMENTS...`, which is killed at the end of a `with` block if it still runs.
 
-    def _exit_code(self, request: Dict[str, Any]) -> int:
+        Its interrupts raise KeyboardInterrupt, whether or not the tests ignore them.
+        """
         if self._process is None:
+            self._folder = tempfile.TemporaryDirectory()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__],
+                [sys.executable, "-m", __name__, self._folder.name],
                 cwd=_ROOT,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
@@ -67,30 +66,126 @@ class Processes:
                 text=True,
                 start_new_session=True,
             )
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return int(json.loads(self._process.stdout.readline()))
+        assert self._folder and self._process.stdin and self._process.stdout
+        folder = Path(tempfile.mkdtemp(dir=self._folder.name))
+        words = [str(each) for each in arguments]
+        request = {"words": words, "env": dict(os.environ if env is None else env), "cwd": str(cwd or os.getcwd())}
+        try:
+            self._process.stdin.write(json.dumps({**request, "folder": str(folder)}) + "\n")
+            self._process.stdin.flush()
+            return Process(words, int(self._process.stdout.readline()), folder)
+        except BaseException:  # a test's time may be over, and the next shall not read this answer
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the process, and what it has started."""
+        if self._process is not None and self._folder is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.communicate()
+            self._folder.cleanup()
+            self._process = self._folder = None
 
 
-def _serve() -> Optional[Dict[str, Any]]:
+class Process:
+    """A process that has been forked, whose streams are files.
+
+    Attributes:
+        words: Its arguments.
+        pid: Its id.
+        returncode: Its exit code, or minus the number of the signal that ended it; None before `wait`.
+    """
+
+    def __init__(self, words: Sequence[str], pid: int, folder: Path) -> None:
+        self.words = words
+        self.pid = pid
+        self.returncode: Optional[int] = None
+        self._streams = [folder / name for name in ("output", "errors")]
+        self._ended = folder.parent / f"{pid}.ended"
+        self._read = 0
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.returncode is None:
+            self.send_signal(signal.SIGKILL)
+            self.wait()
+
+    def line(self) -> str:
+        """Return the next line of its output, which may take a while; an empty text if it ends before."""
+        while True:
+            ended = self._ended.exists()
+            text = self.output()[self._read :] if self._streams[0].exists() else ""
+            found, newline, _ = text.partition("\n")
+            if newline or ended:
+                self._read += len(found + newline)
+                return found + newline
+            time.sleep(_LOOK_SECONDS)
+
+    def send_signal(self, sent: int) -> None:
+        """Send it a signal, if it has not ended."""
+        if not self._ended.exists():
+            os.kill(self.pid, sent)
+
+    def wait(self, seconds: float = float("inf")) -> int:
+        """Return its exit code when it has ended.
+
+        Raises:
+            TimeoutError: It has not ended after so many seconds.
+        """
+        started = time.monotonic()
+        while not self._ended.exists():
+            if time.monotonic() - started > seconds:
+                raise TimeoutError(f"{self.words} runs for {seconds:g} seconds")
+            time.sleep(_LOOK_SECONDS)
+        self.returncode = int(self._ended.read_text())
+        return self.returncode
+
+    def output(self) -> str:
+        """Return all that it has written so far."""
+        return self._streams[0].read_text()
+
+    def errors(self) -> str:
+        """Return all that it has written to its stream for errors so far."""
+        return self._streams[1].read_text()
+
+
+def _serve(folder: Path) -> Optional[Dict[str, Any]]:
     """Return nothing in the process that forks the others, and in each of those what it is to be."""
-    import torch
-
-    torch.set_num_threads(1)
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    sys.modules["torch"].set_num_threads(1)
+    gc.freeze()  # or each process would look through all of it when it ends
+    signal.signal(signal.SIGCHLD, lambda *_: _note_ended(folder))
     for line in sys.stdin:
         child = os.fork()
         if not child:
-            return json.loads(line)
-        status = os.waitpid(child, 0)[1]
-        print(-os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status), flush=True)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            return dict(json.loads(line))
+        print(child, flush=True)
     return None
+
+
+def _note_ended(folder: Path) -> None:
+    while True:
+        try:
+            child, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not child:
+            return
+        code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+        part = folder / f"{child}.part"
+        part.write_text(str(code))
+        part.rename(folder / f"{child}.ended")
 
 
 def _become(request: Dict[str, Any]) -> None:
     """Run the program as Python would have."""
-    for number, path in enumerate(request["streams"], start=1):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    for number, name in enumerate(("output", "errors"), start=1):
+        os.dup2(os.open(Path(request["folder"], name), os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(request["cwd"])
     os.environ.clear()
@@ -110,6 +205,6 @@ def _become(request: Dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    _request = _serve()
+    _request = _serve(Path(sys.argv[1]))
     if _request is not None:
         _become(_request)

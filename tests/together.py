@@ -5,16 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import runpy
 import signal
 import socket
 import sys
 import tempfile
 import time
 import traceback
+import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 import torch._dynamo  # noqa: F401  # imported with the first optimizer, and by none of the processes again
+
+from ignite_ipu.emulator import install
+from ignite_ipu.emulator.popdist.instances import Job
 
 _SECONDS = 100.0
 
@@ -117,3 +122,28 @@ def running(function: Callable[..., Any], *args: Any, count: int = 2) -> Iterato
         yield processes
     finally:
         processes.close()
+
+
+def become_an_instance(job: Job) -> None:
+    """Describe a process of `together` as PopRun does, to PopTorch alone."""
+    rank = int(os.environ["RANK"])
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        del os.environ[name]
+    os.environ.update(job.variables(rank))
+
+
+def run_in_instances(program: Path, *words: str, job: Job) -> None:
+    """Run a program for the SDK in the instances of a job, on emulated IPUs.
+
+    Raises:
+        AssertionError: It fails in one of them.
+    """
+    together(_run_instance, program, words, job, count=job.instances)
+
+
+def _run_instance(program: Path, words: Sequence[str], job: Job) -> None:
+    become_an_instance(job)
+    sys.argv = [str(program), *words]
+    warnings.simplefilter("ignore")
+    with install():
+        runpy.run_path(str(program), run_name="__main__")

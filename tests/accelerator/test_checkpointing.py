@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import signal
 from pathlib import Path
-from typing import List
 
 import accelerate.utils
 import pytest
@@ -18,14 +15,8 @@ if not hasattr(accelerate.utils, "DataLoaderConfiguration"):
     pytest.skip("accelerate 0.30 brought the configuration of loaders", allow_module_level=True)
 
 from tests.accelerator import checkpointing_script
+from tests.processes import Processes
 from tests.scripts import Scripts
-
-
-def start(arguments: List[str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", checkpointing_script.__name__, *arguments]
-    # Sums over another number of threads have other last bits; the tests' own process has one.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
 def same_files(one: Path, other: Path) -> None:
@@ -35,15 +26,15 @@ def same_files(one: Path, other: Path) -> None:
         assert torch.equal(found[name], value), name
 
 
-def test_a_killed_program_continues_to_the_same_bits(tmp_path: Path, scripts: Scripts) -> None:
+def test_a_killed_program_continues_to_the_same_bits(tmp_path: Path, scripts: Scripts, processes: Processes) -> None:
     """In the middle of an epoch: shuffling, dropout, moments, schedule and accumulation go on in another process."""
     whole, parted = tmp_path / "whole", tmp_path / "parted"
-    with start(["--checkpointing_steps", "4", "--output_dir", str(parted)]) as program:
+    words = ["-m", checkpointing_script.__name__, "--checkpointing_steps", "4", "--output_dir", str(parted)]
+    with processes.start(words, cwd=Path(__file__).parents[2]) as program:
         # Meanwhile, the run that nothing happens to.
         checkpointing_script.main(["--checkpointing_steps", "4", "--output_dir", str(whole)])
-        assert program.stdout is not None
-        assert "saved step_16\n" in iter(program.stdout.readline, "")
-        program.kill()
+        assert "saved step_16\n" in iter(program.line, "")
+        program.send_signal(signal.SIGKILL)
     (parted / "final.bin").unlink(missing_ok=True)
     state = str(parted / "step_16")
     again = ["--checkpointing_steps", "4", "--output_dir", str(parted), "--resume_from_checkpoint", state]

@@ -19,7 +19,7 @@ from ignite_ipu import IPUAccelerator, IPUConfig
 from ignite_ipu.emulator.popdist.instances import Job
 from tests.accelerate_state import forget
 from tests.resilience.instances import kill_one
-from tests.together import together
+from tests.together import become_an_instance, together
 
 DataLoaderConfiguration = getattr(accelerate.utils, "DataLoaderConfiguration", None)
 if DataLoaderConfiguration is None:
@@ -215,10 +215,7 @@ def test_updates_on_the_device_alone_name_the_difference():
 
 def in_poprun(instances, replicas, *args):
     """Train in an instance that PopRun has started, which describes it to PopTorch alone."""
-    rank = int(os.environ["RANK"])
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        del os.environ[name]
-    os.environ.update(Job(instances, replicas).variables(rank))
+    become_an_instance(Job(instances, replicas))
     return train(*args)
 
 

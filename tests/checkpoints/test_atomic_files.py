@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import stat
-import subprocess
-import sys
 
 import pytest
 
@@ -63,13 +61,13 @@ def test_a_system_that_refuses_leaves_what_was_there(path, monkeypatch, function
     assert os.listdir(path.parent) == ["content"]
 
 
-def test_what_killed_processes_of_this_host_left_is_removed(path):
+def test_what_killed_processes_of_this_host_left_is_removed(path, processes):
     """Files that a living process or another host is writing stay, and so do files of others."""
     killed = (
         "import os, sys, pathlib; from ignite_ipu.checkpoints.atomic_files import whole_file\n"
         "with whole_file(pathlib.Path(sys.argv[1])) as file: os._exit(0)"
     )
-    subprocess.run([sys.executable, "-c", killed, str(path)], check=True)
+    processes.run(["-c", killed, path], check=True)
     assert len(list(path.parent.iterdir())) == 2
     for name in (f".elsewhere{platform.node()}-1-00000000.tmp", ".others.tmp"):
         (path.parent / name).touch()

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from ignite_ipu.cli import command as cli
+from ignite_ipu.cli import instance
 from ignite_ipu.cli.instance import job_description, poprun_variables
 from ignite_ipu.cli.launch import Job, command, environment
 from ignite_ipu.launched import rendezvous
 from tests.ignite.side import differences
 from tests.test_docs import python_blocks
+from tests.together import together
 
 _ROOT = Path(__file__).parents[2]
 _JOB = _ROOT / "tests" / "ignite" / "job.py"
@@ -132,8 +134,7 @@ def test_a_program_for_a_pod_runs_as_it_is(tmp_path):
         "total = hvd.allreduce(torch.tensor([options.replication_factor]), op=hvd.Sum)\n"
         f"open(f'{tmp_path}/{{popdist.getInstanceIndex()}}', 'w').write(str(total.item()))\n"
     )
-    job = _launch("--replicas", "4", str(script))
-    assert job.returncode == 0, job.stderr
+    _run_as_launched(script, replicas=4)
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["4", "4"]
 
 
@@ -147,10 +148,11 @@ def test_poprun_starts_the_processes_where_it_is(tmp_path, monkeypatch, capfd):
         monkeypatch.setenv(name, value)
     script = tmp_path / "train.py"
     script.write_text(
-        "import torch\n"
+        "import popdist, poptorch, torch\n"
         "from torch import nn\n"
         "from torch.utils.data import DataLoader, TensorDataset\n"
         "from ignite_ipu import IPUAccelerator, create_ipu_trainer\n"
+        "assert popdist.getNumTotalReplicas() == 4 and poptorch.ipuHardwareIsAvailable()\n"
         "accelerator = IPUAccelerator(gradient_accumulation_steps=2)\n"
         "data = TensorDataset(torch.randn(32, 4), torch.zeros(32).long())\n"
         "model = nn.Linear(4, 2)\n"
@@ -177,6 +179,17 @@ def test_poprun_starts_the_processes_where_it_is(tmp_path, monkeypatch, capfd):
         "4 (micro-batch) x 2 (gradientAccumulation) x 2 (replicationFactor) x 2 (processes) = 32 samples per weight"
         in out
     )
+
+
+def _run_as_launched(script, replicas=2):
+    """Run a program in two processes that torch's launcher would start."""
+    job = Job(str(script), [], instances=2, replicas=replicas)
+    together(_run_instance, script, environment(job, "elastic"))
+
+
+def _run_instance(script, variables):
+    os.environ.update(variables)
+    instance.main([str(script)])
 
 
 def _launch(*words):
@@ -213,8 +226,7 @@ def test_the_documented_program_trains_one_model(tmp_path):
     script = tmp_path / "train.py"
     note = f"    open(f'{tmp_path}/{{idist.get_rank()}}', 'w').write(str(len(data) // len(loader.sampler)))"
     script.write_text(program.replace("    trainer.ipu.close()", note))
-    job = _launch(str(script))
-    assert job.returncode == 0, job.stderr
+    _run_as_launched(script)
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["2", "2"]
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional
 
@@ -156,13 +154,12 @@ def poptorch_loss() -> torch.nn.Module:
     return Loss()
 
 
-def test_the_command_for_tests_of_poptorch_runs_them(tmp_path):
+def test_the_command_for_tests_of_poptorch_runs_them(tmp_path, processes):
     """The page's command, with a test that is written as PopTorch's are."""
     command = re.compile(r"install='(.+)'\npython -c \"\$\{install\}(.+)\" options_test.py")
     install, rest = command.search(coverage.page()).groups()
     (tmp_path / "options_test.py").write_text(
         "import poptorch\n\n\ndef test_version():\n    assert poptorch.__version__ == '3.3.0+emulator'\n"
     )
-    command = [sys.executable, "-c", install + rest, "-q", "-p", "no:cacheprovider", "options_test.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = processes.run(["-c", install + rest, "-q", "-p", "no:cacheprovider", "options_test.py"], cwd=tmp_path)
     assert (done.returncode, done.stdout.splitlines()[-1][:8]) == (0, "1 passed"), done.stdout + done.stderr

@@ -8,11 +8,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, Iterator
+from typing import Callable, Iterator
 
 import pytest
 
 from ignite_ipu.emulator import logs
+from tests.processes import Processes
 
 
 @pytest.fixture(autouse=True)
@@ -22,12 +23,6 @@ def _level_is_restored() -> Iterator[None]:
     logs.logger.setLevel(level)
     logs.backend_logger.setLevel(level)
     logs.limit_repeats(4)
-
-
-def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    variables: Dict[str, str] = {**os.environ, "PYTHONPATH": os.getcwd(), **environment}
-    command = [sys.executable, "-c", f"from ignite_ipu.emulator import logs\n{code}"]
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -105,18 +100,32 @@ def test_an_uncaught_exception_is_logged_with_its_traceback(capsys: pytest.Captu
     assert "KeyError: 'weights'" in text
 
 
-def test_the_environment_sets_the_first_level() -> None:
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def run(processes: Processes) -> Run:
+    """Run code in a process with some environment variables."""
+
+    def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        words = ["-c", f"from ignite_ipu.emulator import logs\n{code}"]
+        return processes.run(words, env={**os.environ, **environment})
+
+    return run
+
+
+def test_the_environment_sets_the_first_level(run: Run) -> None:
     done = run("print(logs.logger.level)", POPTORCH_LOG_LEVEL="ERR")
     assert done.stdout == "40\n"
 
 
-def test_a_wrong_level_in_the_environment_fails_the_import() -> None:
+def test_a_wrong_level_in_the_environment_fails_the_import(run: Run) -> None:
     done = run("", POPTORCH_LOG_LEVEL="LOUD")
     assert done.returncode == 1
     assert "ValueError: Unknown log level 'LOUD'" in done.stderr
 
 
-def test_the_back_end_may_log_into_a_file_and_python_does_not(tmp_path: Path) -> None:
+def test_the_back_end_may_log_into_a_file_and_python_does_not(tmp_path: Path, run: Run) -> None:
     file = tmp_path / "native.log"
     done = run("logs.backend_logger.error('native'); logs.logger.error('mine')", POPTORCH_LOG_DEST=str(file))
     assert "[poptorch::cpp] [error] native" in file.read_text()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any, Callable, List
 
 import pytest
 
 from ignite_ipu.emulator import profiling
+from tests.processes import Processes
 
 
 class Loader:
@@ -71,9 +70,15 @@ def test_a_method_that_does_not_exist_is_an_error(recorder: profiling.EventRecor
         profiling.Channel("mine").instrument(Loader(), "fetch_all")
 
 
-def run(options: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+Run = Callable[[str, Path], Any]
+
+
+@pytest.fixture
+def run(processes: Processes) -> Run:
+    """Run a program that forks, with a value of PVTI_OPTIONS."""
     code = (
-        "import os\n"
+        "import os, warnings\n"
+        "warnings.simplefilter('ignore')\n"
         "from ignite_ipu.emulator.profiling import Channel\n"
         "with Channel('parent').tracepoint('before'): pass\n"
         "if os.fork() == 0:\n"
@@ -82,22 +87,20 @@ def run(options: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
         "os.wait()\n"
         "with Channel('parent').tracepoint('after'): pass\n"
     )
-    variables = {**os.environ, "PYTHONPATH": os.getcwd(), "PVTI_OPTIONS": options}
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    return subprocess.run(command, env=variables, cwd=str(tmp_path), capture_output=True, text=True, timeout=60)
+    return lambda options, folder: processes.run(["-c", code], env={**os.environ, "PVTI_OPTIONS": options}, cwd=folder)
 
 
-def test_every_process_leaves_a_valid_file_behind(tmp_path: Path) -> None:
+def test_every_process_leaves_a_valid_file_behind(tmp_path: Path, run: Run) -> None:
     done = run(json.dumps({"enable": "true", "directory": str(tmp_path / "d")}), tmp_path)
     assert done.returncode == 0, done.stderr
     found = [json.loads(path.read_text()) for path in (tmp_path / "d").glob("poptorch-*.trace.json")]
     assert sorted([event["name"] for event in each] for each in found) == [["before", "after"], ["inside"]]
 
 
-def test_it_can_be_disabled(tmp_path: Path) -> None:
+def test_it_can_be_disabled(tmp_path: Path, run: Run) -> None:
     assert run('{"enable": "false"}', tmp_path).returncode == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_options_that_are_no_json_are_refused(tmp_path: Path) -> None:
+def test_options_that_are_no_json_are_refused(tmp_path: Path, run: Run) -> None:
     assert "ValueError: Environment variable PVTI_OPTIONS must be a JSON object" in run("yes", tmp_path).stderr

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
 import tempfile
 import tokenize
 from pathlib import Path
-from typing import Any, Iterator, Set
+from typing import Any, Iterator, Sequence, Set
 
 import pytest
 import torch
@@ -80,7 +81,15 @@ def count_attributes(x: torch.Tensor, **attributes: Any) -> torch.Tensor:
         for program in PROGRAMS
     ],
 )
-def test_a_program_runs_and_finds_what_it_claims(program: Path) -> None:
+def test_a_program_runs_and_finds_what_it_claims(
+    program: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes that one of them starts are forked, so that they need not import torch."""
+
+    def run(command: Sequence[str], **more: Any) -> subprocess.CompletedProcess[str]:
+        return processes.run(command[1:], env=more["env"], cwd=more.get("cwd"))
+
+    monkeypatch.setattr(subprocess, "run", run)
     emulator.run_script(str(program))
 
 

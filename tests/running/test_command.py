@@ -6,7 +6,6 @@ import importlib.abc
 import importlib.util
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -168,14 +167,13 @@ def _stop(process, sent):
     for _ in range(6):
         process.send_signal(sent)
         try:
-            return process.communicate(timeout=10)[1]
-        except subprocess.TimeoutExpired:
+            return process.wait(10)
+        except TimeoutError:
             continue
-    process.kill()
     return pytest.fail(f"signal {sent} has no effect")
 
 
-def test_a_stopped_run_leaves_its_ipus_to_the_next(script, tmp_path):
+def test_a_stopped_run_leaves_its_ipus_to_the_next(script, tmp_path, processes):
     """There is one IPU: the second run trains on what the terminated one had."""
     path = script(f"{UNTIL_STOPPED}print(update(), flush=True)\nwhile True:\n    update()\n")
     environment = {
@@ -183,23 +181,13 @@ def test_a_stopped_run_leaves_its_ipus_to_the_next(script, tmp_path):
         "IGNITE_IPU_BACKEND": "emulator",
         "IGNITE_IPU_EMULATED_IPUS": "1",
         "IGNITE_IPU_RUNTIME_DIR": str(tmp_path),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]),
     }
-    command = [sys.executable, "-m", "ignite_ipu", "run", "--quiet", path]
+    command = ["-m", "ignite_ipu", "run", "--quiet", path]
     for sent, code in ((signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 130)):
-        with subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            # A shell lets what it starts in the background ignore interrupts, and what that starts in turn.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        ) as process:
-            float(process.stdout.readline())
-            errors = _stop(process, sent)
-        assert process.returncode == code
-        assert b"Traceback" not in errors
+        with processes.start(command, env=environment) as process:
+            float(process.line())
+            assert _stop(process, sent) == code
+        assert "Traceback" not in process.errors()
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from ignite_ipu.emulator import install, poprun
+from ignite_ipu.emulator import install
+from ignite_ipu.emulator.popdist.instances import Job
+from tests.together import run_in_instances
 
 _PROGRAM = Path(__file__).parent / "resnet.py"
 
@@ -52,12 +53,5 @@ def test_alone(program, tmp_path):
 
 
 def test_in_two_instances_with_two_replicas_each(program, tmp_path):
-    words = [
-        "--num-instances=2",
-        "--num-replicas=4",
-        "--ipus-per-replica=1",
-        "--vipu-partition=pod",
-        "--update-partition=yes",
-    ]
-    assert poprun.main([*words, sys.executable, str(_PROGRAM), str(tmp_path / "weights.pt")]) == 0
+    run_in_instances(_PROGRAM, str(tmp_path / "weights.pt"), job=Job(instances=2, replicas=4))
     check(tmp_path / "weights.pt", plain(program, 2, 4))

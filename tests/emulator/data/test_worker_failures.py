@@ -377,12 +377,9 @@ PROGRAM = """
     [(False, "sys.exit(7)", 7), (True, "os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)],
     ids=["the program exits", "the program is killed"],
 )
-def test_the_worker_ends_with_the_program(hangs, end, code):
+def test_the_worker_ends_with_the_program(processes, hangs, end, code):
     program = textwrap.dedent(PROGRAM.format(hangs=hangs, end=end))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, env=environment
-    )
+    done = processes.run(["-c", program])
     assert done.returncode == code, done.stderr
     assert eventually(lambda: not is_alive(int(done.stdout)))
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
-import subprocess
-import sys
+import signal
 import threading
 
 import pytest
@@ -16,6 +15,7 @@ import ignite_ipu.emulator as poptorch
 from ignite_ipu.emulator.device import device
 from ignite_ipu.emulator.device.machine import machine
 from ignite_ipu.emulator.errors import Error
+from tests.processes import Process
 
 X = torch.ones(2, 3)
 
@@ -145,21 +145,21 @@ def test_ipus_that_are_given_back_in_between_are_taken(monkeypatch):
     assert inference()(X).shape == (2, 2)
 
 
-def holder_process(tmp_path) -> subprocess.Popen:
-    """Start another process that holds both IPUs until its input ends."""
+def holder_process(processes) -> Process:
+    """Start another process that holds both IPUs until it is killed."""
     code = (
-        "import sys\n"
+        "import time\n"
         "from ignite_ipu.emulator.device.machine import holder, machine\n"
         "assert machine().take([range(2)], holder('the other program', 0)) == {0, 1}\n"
-        "print('taken', flush=True); sys.stdin.read()"
+        "print('taken', flush=True); time.sleep(100)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"taken\n"
+    process = processes.start(["-c", code])
+    assert process.line() == "taken\n", process.errors()
     return process
 
 
-def test_ipus_of_another_process_are_busy_until_it_ends(tmp_path, monkeypatch):
-    with holder_process(tmp_path) as process:
+def test_ipus_of_another_process_are_busy_until_it_ends(processes, monkeypatch):
+    with holder_process(processes) as process:
         with pytest.raises(Error, match=rf"in use: IPU 0 by the other program of process {process.pid}"):
             inference()(X)
         monkeypatch.setenv("POPTORCH_WAIT_FOR_IPU", "1")
@@ -169,7 +169,7 @@ def test_ipus_of_another_process_are_busy_until_it_ends(tmp_path, monkeypatch):
         ):
             inference()(X)
         monkeypatch.delenv("IGNITE_IPU_WAIT_SECONDS")
-        threading.Timer(0.3, process.stdin.close).start()
+        threading.Timer(0.3, process.send_signal, [signal.SIGKILL]).start()
         assert inference()(X).shape == (2, 2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -64,21 +65,20 @@ def test_no_ipu_ever_has_two_holders(steps):
         assert set(table.users()) == set().union(*[ipus for _, ipus in held]) if held else not table.users()
 
 
-def test_processes_with_one_runtime_directory_share_the_ipus(tmp_path):
+def test_processes_with_one_runtime_directory_share_the_ipus(tmp_path, processes):
     """IPUs of another living process are taken here; the message can name it; once it ends, the IPU is free."""
     code = (
-        "import sys; from ignite_ipu.emulator.device.machine import SharedMachine, holder\n"
+        "import time; from ignite_ipu.emulator.device.machine import SharedMachine, holder\n"
         f"table = SharedMachine({str(tmp_path)!r})\n"
         "assert table.take([range(1)], holder('the other', 0)) == {0}\n"
-        "print('taken', flush=True); sys.stdin.read()"
+        "print('taken', flush=True); time.sleep(100)"
     )
     here = SharedMachine(str(tmp_path))
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        assert other.stdout is not None and other.stdin is not None
-        assert other.stdout.readline() == b"taken\n"
+    with processes.start(["-c", code]) as other:
+        assert other.line() == "taken\n", other.errors()
         assert here.take([range(1)], holder("mine", 0)) is None
         assert str(here.users()[0]) == f"the other of process {other.pid}"
-        other.stdin.close()
+        other.send_signal(signal.SIGKILL)
     # It ended without giving the IPU back: that entry is stale.
     assert here.take([range(1)], holder("mine", 0)) == {0}
 

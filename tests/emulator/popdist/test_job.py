@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 import warnings
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 
 from ignite_ipu.emulator import poprun
 from ignite_ipu.emulator.popdist import communication, horovod
+from tests.together import run_in_instances
 
 _JOB = Path(__file__).parent / "job.py"
 
@@ -21,7 +21,7 @@ _JOB = Path(__file__).parent / "job.py"
 def seen(tmp_path_factory):
     """The results of each of two instances."""
     folder = tmp_path_factory.mktemp("job")
-    assert poprun.main(["--num-instances=2", "--num-replicas", "4", sys.executable, str(_JOB), str(folder)]) == 0
+    run_in_instances(_JOB, str(folder), job=poprun.Job(instances=2, replicas=4))
     return [json.loads((folder / f"{instance}.json").read_text()) for instance in range(2)]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
 
 import pytest
+
+from tests.processes import Processes
 
 _PROGRAM = """
 import resource
@@ -39,10 +39,10 @@ print(before, after, min(faults() for _ in range(9)))
     platform.libc_ver()[0] != "glibc" or not os.path.exists("/proc/self/maps"),
     reason="other C libraries keep memory by rules of their own",
 )
-def test_freed_memory_is_kept_once_a_program_is_on_the_device() -> None:
+def test_freed_memory_is_kept_once_a_program_is_on_the_device(processes: Processes) -> None:
     """Before that, memory of a large block is the operating system's again when it is freed."""
     own = {name: value for name, value in os.environ.items() if "MALLOC" not in name and name != "LD_PRELOAD"}
-    done = subprocess.run([sys.executable, "-c", _PROGRAM], env=own, capture_output=True, text=True, check=True)
+    done = processes.run(["-c", _PROGRAM], env=own, check=True)
     before, after, faults = done.stdout.split()
     assert (before, after) == ("False", "True")
     assert int(faults) < 100

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 
@@ -133,22 +132,27 @@ PROGRAM = """
 """
 
 
-def run(tmp_path, **parts):
-    path = tmp_path / "program.py"
-    path.write_text(textwrap.dedent(PROGRAM.format(**{"early": "", **parts})))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
-    return subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120, env=environment)
+@pytest.fixture
+def run(tmp_path, processes):
+    """Run the program with some parts of its own."""
+
+    def run(**parts):
+        path = tmp_path / "program.py"
+        path.write_text(textwrap.dedent(PROGRAM.format(**{"early": "", **parts})))
+        return processes.run([path], env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+
+    return run
 
 
-def test_the_main_module_is_imported_once_for_all_processes(tmp_path):
-    done = run(tmp_path)
+def test_the_main_module_is_imported_once_for_all_processes(run):
+    done = run()
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == ["imported as __main__", "imported as __mp_main__"]
     assert done.stdout.split("\n")[2:] == ["[0, 1, 2, 3]", "0"] * 2 + [""]
 
 
-def test_a_main_module_with_threads_is_imported_by_each_process(tmp_path):
+def test_a_main_module_with_threads_is_imported_by_each_process(run):
     """A thread that the server had would be missing in them."""
-    done = run(tmp_path, early="threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()")
+    done = run(early="threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("imported as __mp_main__") == 1 + 6
