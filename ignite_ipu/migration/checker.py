@@ -23,7 +23,7 @@ from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.discovery import discover
 from ignite_ipu.migration.source.file import Source, read_source
-from ignite_ipu.migration.verdict import Verdict, verdict
+from ignite_ipu.migration.verdict import Judgement, Programs, Verdict, judge
 
 if TYPE_CHECKING:
     from ignite_ipu.migration.trial.trial import Trial
@@ -39,7 +39,7 @@ class CheckReport:
     """Findings by file, in the order of the text, and of how many files; so many more are suppressed by comments.
 
     Paths that were passed over are `skipped`, each with the reason; `left_out` counts findings that do not matter to
-    who asked. Files that train have `verdicts`, if all rules were applied.
+    who asked. Files that train, themselves or by a file that they import, have `verdicts`, if all rules were applied.
     """
 
     findings: List[Finding] = field(default_factory=list)
@@ -72,21 +72,36 @@ def check_paths(paths: Sequence[str], rules: Optional[Iterable[Rule]] = None) ->
             gc.disable()
             stack.callback(gc.enable)
         checked = on_all_cores(partial(_check_file, chosen), files)
-        for path, (findings, suppressed, judged) in zip(following(files, "Checking"), checked):
+        judged = {}
+        for path, (findings, suppressed, judgement) in zip(following(files, "Checking"), checked):
             report.findings.extend(findings)
             report.suppressed += suppressed
-            if judged is not Verdict.NOTHING and len(chosen) == len(all_rules()):
-                report.verdicts[path] = judged
+            judged[path] = judgement
+        _judge_together(report, judged, len(chosen) == len(all_rules()))
     return report
 
 
-def _check_file(rules: Sequence[str], path: str) -> Tuple[List[Finding], int, Verdict]:
+def _judge_together(report: CheckReport, judged: Dict[str, Judgement], by_all_rules: bool) -> None:
+    """Take the files as programs: leave out what `ignite_ipu.auto` handles in them, and give verdicts on them."""
+    real = {os.path.realpath(path): judgement for path, judgement in judged.items()}
+    programs = Programs(real)
+    automatic = programs.automatic()
+    captured = {path for path in judged if os.path.realpath(path) in automatic}
+    handled = (Outcome.ON_HOST, Outcome.HANDLED)
+    report.findings = [each for each in report.findings if not (each.path in captured and each.run in handled)]
+    for path in judged if by_all_rules else ():
+        verdict = programs.verdict(os.path.realpath(path))
+        if verdict is not Verdict.NOTHING:
+            report.verdicts[path] = verdict
+
+
+def _check_file(rules: Sequence[str], path: str) -> Tuple[List[Finding], int, Judgement]:
     try:
         source = read_source(path)
     except SourceError as error:
-        return [_unreadable(path, str(error), error.line, None)], 0, Verdict.NOTHING
+        return [_unreadable(path, str(error), error.line, None)], 0, Judgement()
     except OSError as error:
-        return [_unreadable(path, f"cannot be read: {error.strerror}", 1, None)], 0, Verdict.NOTHING
+        return [_unreadable(path, f"cannot be read: {error.strerror}", 1, None)], 0, Judgement()
     return judge_source(source, [all_rules()[name] for name in rules])
 
 
@@ -118,13 +133,13 @@ def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
     return findings, suppressed
 
 
-def judge_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tuple[List[Finding], int, Verdict]:
-    """Check one file's text; returns what `check_source` does, and the verdict on the file as a program."""
+def judge_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tuple[List[Finding], int, Judgement]:
+    """Check one file's text; returns what `check_source` does, and the facts of the file that verdicts are made of."""
     try:
         program = Program(source)
     except SourceError as error:
         cell, line = source.locate(error.line)
-        return [_unreadable(source.path, str(error), line, cell)], 0, Verdict.NOTHING
+        return [_unreadable(source.path, str(error), line, cell)], 0, Judgement()
     findings: List[Finding] = []
     suppressed = 0
     for rule in all_rules().values() if rules is None else rules:
@@ -136,7 +151,7 @@ def judge_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
                 suppressed += 1
             else:
                 findings.append(place_hit(program, rule, hit))
-    judged = verdict(program, findings)
+    judged = judge(program, findings)
     if program.is_automatic or program.is_ported:
         findings = [each for each in findings if not _is_handled(program, each)]
     return sorted(set(findings), key=lambda f: (f.cell or 0, f.line, f.column, f.rule, f.message)), suppressed, judged

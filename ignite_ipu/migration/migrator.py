@@ -2,8 +2,7 @@
 
 Moving half of a training program would train on the host's CPU without a word. So a file whose rewritten form still
 has errors keeps its text, with the one import that captures it when it runs. If `run` refuses it, it is left alone,
-byte for byte, and the errors are the remarks. So are files that belong together with it: a script that trains, and the
-files that it imports. Tests follow the tested code, and decide nothing.
+byte for byte, and the errors are the remarks.
 """
 
 from __future__ import annotations
@@ -11,25 +10,23 @@ from __future__ import annotations
 import ast
 import difflib
 import io
-import os
 import re
 from dataclasses import dataclass, field, replace
-from typing import Dict, FrozenSet, Iterator, List, Sequence, Set, Tuple
+from typing import Iterator, List, Optional, Set, Tuple
 
 import libcst as cst
 
 from ignite_ipu.errors import SourceError
-from ignite_ipu.migration.analysis.reach import CodeBase, Import, imports_of
-from ignite_ipu.migration.checker import check_source
+from ignite_ipu.migration.checker import check_source, judge_source
 from ignite_ipu.migration.findings import Finding, Outcome, Severity
 from ignite_ipu.migration.program import AUTO, Program
 from ignite_ipu.migration.rewrites import all_rewrites
 from ignite_ipu.migration.rewriting.editor import Editor, Remark, RewriteRefused
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.file import Source
-from ignite_ipu.migration.verdict import trains
+from ignite_ipu.migration.verdict import Judgement
 
-_TEST = re.compile(r"(test_.*|.*_test|conftest)\.py")
+_BY_IMPORT = "auto"
 # Part of a remedy about `migrate`, which has just declined.
 _OFFER = re.compile(r" `ignite-ipu migrate` does [^.]*\.|, which `ignite-ipu migrate` does[^.]*(?=\.)")
 
@@ -38,7 +35,8 @@ _OFFER = re.compile(r" `ignite-ipu migrate` does [^.]*\.|, which `ignite-ipu mig
 class Migration:
     """A file with its new Python and the rewrites that changed it, or unchanged and `blocked` by other code.
 
-    Remarks are for a person to know, or to act on. A file `trains` if it makes optimizers, trainers or training steps.
+    Remarks are for a person to know, or to act on. `judged` has the facts of the file as it was, None if it is not
+    Python.
     """
 
     source: Source
@@ -46,8 +44,7 @@ class Migration:
     applied: List[str] = field(default_factory=list)
     blocked: bool = False
     remarks: List[Remark] = field(default_factory=list)
-    imports: FrozenSet[Import] = frozenset()
-    trains: bool = False
+    judged: Optional[Judgement] = None
 
     @property
     def changed(self) -> bool:
@@ -57,6 +54,11 @@ class Migration:
     def outcome(self) -> str:
         """Word for the result: "migrated", "unchanged" or "left alone"."""
         return "left alone" if self.blocked else "migrated" if self.changed else "unchanged"
+
+    @property
+    def by_import(self) -> bool:
+        """True if the one import captures it, in the place of rewrites."""
+        return self.applied == [_BY_IMPORT]
 
     @property
     def reason(self) -> str:
@@ -83,21 +85,21 @@ def left_alone(source: Source, line: int, reason: str) -> Migration:
 def migrate_source(source: Source) -> Migration:
     """Rewrite one file's text; where it is not Python, the line of the `SourceError` is one of the source's text."""
     program = Program(replace(source, notebook=None))
-    return replace(_migrated(source, program), imports=imports_of(program.tree), trains=trains(program))
+    found, _, judged = judge_source(source)
+    return replace(_migrated(source, program, found, judged), judged=judged)
 
 
-def _migrated(source: Source, program: Program) -> Migration:
+def _migrated(source: Source, program: Program, found: List[Finding], judged: Judgement) -> Migration:
     if program.is_automatic:
         return Migration(source, source.text)
-    found, _ = check_source(source)
     on_host = [finding for finding in found if finding.run is Outcome.ON_HOST]
     if on_host:
         # The rewritten code refuses such updates, which the import makes on the host.
-        return _by_one_line(source, program, _reasons(source, on_host))
+        return _by_one_line(source, program, judged, _reasons(source, on_host))
     try:
         result = _rewritten(source, program)
     except RewriteRefused as refused:
-        return _by_one_line(source, program, [Remark(refused.line, "migrate", refused.reason)])
+        return _by_one_line(source, program, judged, [Remark(refused.line, "migrate", refused.reason)])
     except cst.ParserSyntaxError as error:
         raise SourceError(f"is beyond LibCST: {error.message}", error.raw_line) from None
     except RecursionError:
@@ -105,7 +107,7 @@ def _migrated(source: Source, program: Program) -> Migration:
     after, _ = check_source(replace(source, text=result.text, notebook=None))
     errors = [finding for finding in after if finding.severity is Severity.ERROR and not _may_stay(finding)]
     if errors:
-        return _by_one_line(source, program, _reasons(source, errors))
+        return _by_one_line(source, program, judged, _reasons(source, errors))
     if result.changed:
         try:
             source.encode(result.text)
@@ -150,22 +152,40 @@ def _rewritten(source: Source, program: Program) -> Migration:
     return result
 
 
-def _by_one_line(source: Source, program: Program, reasons: List[Remark]) -> Migration:
+def _by_one_line(source: Source, program: Program, judged: Judgement, reasons: List[Remark]) -> Migration:
     """Import `ignite_ipu.auto` in a file that is not rewritten for some reasons; leave it alone if `run` refuses it."""
     findings, _ = check_source(source)
     refused = [each for each in findings if each.run is Outcome.REFUSED and each.severity is Severity.ERROR]
-    if refused or not trains(program):
+    if refused or not judged.trains:
         return Migration(source, source.text, blocked=True, remarks=reasons)
+    return _importing(source, program.tree, [captured_remark(each) for each in reasons])
+
+
+def captured_remark(reason: Remark) -> Remark:
+    """Return the remark on a line that is not rewritten in a captured program."""
+    return Remark(reason.line, "auto", f"{reason.message.split('. ')[0]}. {AUTO} captures it")
+
+
+def captured_by_import(migration: Migration, reason: str) -> Migration:
+    """Return the file with the import of `ignite_ipu.auto` and no rewrites, for a reason in a file that it imports."""
+    source, judged = migration.source, migration.judged
+    assert judged is not None
+    if judged.automatic or migration.by_import:
+        return migration
+    tree = Program(replace(source, notebook=None)).tree
+    return replace(_importing(source, tree, [Remark(1, "auto", reason)]), judged=judged)
+
+
+def _importing(source: Source, tree: ast.Module, remarks: List[Remark]) -> Migration:
     # In a notebook, the markers of cells are texts, too.
-    first = next((node for node in program.tree.body if not (_is_text(node) or _is_future(node))), None)
+    first = next((node for node in tree.body if not (_is_text(node) or _is_future(node))), None)
     if first is None:
         return Migration(source, source.text)
     place = min([first.lineno, *(each.lineno for each in getattr(first, "decorator_list", ()))]) - 1
     lines = list(io.StringIO(source.text, newline=""))
     ending = "\r\n" if lines[place].endswith("\r\n") else "\n"
     lines.insert(place, f"import {AUTO}  # captures the models and optimizers of this program for IPUs{ending}")
-    remarks = [Remark(each.line, "auto", f"{each.message.split('. ')[0]}. {AUTO} captures it") for each in reasons]
-    return Migration(source, "".join(lines), applied=["auto"], remarks=remarks)
+    return Migration(source, "".join(lines), applied=[_BY_IMPORT], remarks=remarks)
 
 
 def _is_text(node: ast.stmt) -> bool:
@@ -197,58 +217,3 @@ def _line(source: Source, finding: Finding) -> int:
 
 def _signature(finding: Finding) -> Tuple[str, str]:
     return finding.rule, re.sub(r"\(line \d+\)", "", finding.message)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Files in which something was to change, and the place and reason for which they stay alone; "" if they move."""
-
-    paths: Tuple[str, ...]
-    because: str = ""
-
-
-def decide_together(migrations: Sequence[Migration]) -> Tuple[List[Migration], List[Group]]:
-    """Leave files alone that belong to one that is left alone; also returns the groups of two or more."""
-    by_path = {os.path.realpath(migration.source.path): migration for migration in migrations}
-    reached = CodeBase(by_path).reached({path: migration.imports for path, migration in by_path.items()})
-    groups: List[Group] = []
-    for paths in _hanging_together(by_path, reached):
-        group = [path for path in by_path if path in paths]
-        culprit = next((by_path[path] for path in group if by_path[path].blocked), None)
-        because = "" if culprit is None else culprit.reason
-        for path in group:
-            if because and not by_path[path].blocked:
-                by_path[path] = _left_alone(by_path[path], because)
-        if len(group) > 1:
-            groups.append(Group(tuple(by_path[path].source.path for path in group), because))
-    return list(by_path.values()), groups
-
-
-def _hanging_together(migrations: Dict[str, Migration], reached: Dict[str, Set[str]]) -> List[Set[str]]:
-    concerned = {path for path, migration in migrations.items() if migration.changed or migration.blocked}
-    training = {path for path, migration in migrations.items() if migration.trains}
-    groups: List[Set[str]] = []
-    followers: List[Tuple[str, Set[str]]] = []
-    for path in migrations:
-        whole = {path} | reached[path]
-        if not whole & training:
-            continue
-        if _TEST.fullmatch(os.path.basename(path)):
-            followers.append((path, whole))
-        elif whole & concerned:
-            joined = [group for group in groups if group & whole]
-            groups = [group for group in groups if not group & whole]
-            groups.append((whole & concerned).union(*joined))
-    for path, whole in followers:
-        if path in concerned and not migrations[path].blocked:
-            for group in groups:
-                if group & whole:
-                    group.add(path)
-                    break
-    return groups
-
-
-def _left_alone(migration: Migration, because: str) -> Migration:
-    after = set(migration.text.splitlines())
-    changed = (line for line, text in enumerate(migration.source.text.splitlines(), start=1) if text not in after)
-    return left_alone(migration.source, next(changed, 1), f"it hangs together with {because}")

@@ -1,11 +1,14 @@
-"""Verdict on a program: what `ignite-ipu run` makes of it, by its text."""
+"""Verdict on a program: what `ignite-ipu run` makes of it, by its text and by that of the files that it imports."""
 
 from __future__ import annotations
 
 import enum
-from typing import Iterable
+from dataclasses import dataclass, field
+from typing import Dict, FrozenSet, Iterable, Mapping, Set, Tuple
 
 from ignite_ipu.migration.analysis.library_loops import library_loops
+from ignite_ipu.migration.analysis.reach import CodeBase, Import, imports_of
+from ignite_ipu.migration.analysis.uses import CHOICE, MODULE, Uses, used_scopes, uses_of
 from ignite_ipu.migration.findings import Finding, Outcome, Program, Severity
 
 _ACCELERATORS = ("accelerate.Accelerator", "accelerate.accelerator.Accelerator", "ignite_ipu.IPUAccelerator")
@@ -20,6 +23,30 @@ class Verdict(str, enum.Enum):
     NOTHING = "has nothing to do"
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """Facts of a file that decide about the programs that it is a part of.
+
+    Attributes:
+        trains: Whether it makes optimizers, trainers or training steps.
+        automatic: Whether it imports `ignite_ipu.auto`.
+        outcomes: Scopes with the outcomes of the findings in them, but for notes, which refuse nothing.
+        imports: The modules that it imports.
+        uses: The names that its scopes use.
+    """
+
+    trains: bool = False
+    automatic: bool = False
+    outcomes: FrozenSet[Tuple[str, Outcome]] = frozenset()
+    imports: FrozenSet[Import] = frozenset()
+    uses: Uses = field(default_factory=lambda: Uses({MODULE: frozenset()}, ()))
+
+    @property
+    def verdict(self) -> Verdict:
+        """Verdict on the file alone."""
+        return _verdict(self.trains, (outcome for scope, outcome in self.outcomes if scope != CHOICE))
+
+
 def trains(program: Program) -> bool:
     """Return whether a file makes optimizers, trainers or training steps."""
     training = program.training
@@ -28,11 +55,61 @@ def trains(program: Program) -> bool:
     return any(True for _ in library_loops(program, training))
 
 
-def verdict(program: Program, findings: Iterable[Finding]) -> Verdict:
-    """Return the verdict on a file, by all that rules find in it; notes refuse nothing."""
-    if not trains(program):
+def judge(program: Program, findings: Iterable[Finding]) -> Judgement:
+    """Return the facts of a file, by all that rules find in it."""
+    uses = uses_of(program.tree)
+    outcomes = frozenset(
+        (uses.scope_of(each.line) if each.cell is None else MODULE, each.run)
+        for each in findings
+        if each.severity is not Severity.NOTE
+    )
+    return Judgement(trains(program), program.is_automatic, outcomes, imports_of(program.tree), uses)
+
+
+def _verdict(training: bool, outcomes: Iterable[Outcome]) -> Verdict:
+    if not training:
         return Verdict.NOTHING
-    outcomes = {finding.run for finding in findings if finding.severity is not Severity.NOTE}
-    if Outcome.REFUSED in outcomes:
+    found = set(outcomes)
+    if Outcome.REFUSED in found:
         return Verdict.REFUSED
-    return Verdict.TRAINS_ON_HOST if Outcome.ON_HOST in outcomes else Verdict.TRAINS
+    return Verdict.TRAINS_ON_HOST if Outcome.ON_HOST in found else Verdict.TRAINS
+
+
+class Programs:
+    """The files of a code base as programs, each with the files that it imports.
+
+    Attributes:
+        reached: The files that each file imports, itself or by way of others.
+        imported: The files that others import.
+    """
+
+    def __init__(self, files: Mapping[str, Judgement]) -> None:
+        self._files = files
+        imports = {path: judged.imports for path, judged in files.items()}
+        self.reached: Dict[str, Set[str]] = CodeBase(files).reached(imports)
+        # Files that import one another are parts of each other, and started by none.
+        self.imported: Set[str] = {part for path, parts in self.reached.items() for part in parts if part != path}
+
+    def parts(self, path: str) -> Set[str]:
+        """Return the files that a program consists of."""
+        return {path} | self.reached[path]
+
+    def trains(self, path: str) -> bool:
+        """Return whether a program trains, itself or by a file that it imports."""
+        return any(self._files[each].trains for each in self.parts(path))
+
+    def verdict(self, path: str) -> Verdict:
+        """Return the verdict on a program: what stands in files that it imports counts where it is used for sure."""
+        parts = {each: self._files[each] for each in self.parts(path)}
+        used = used_scopes({each: judged.uses for each, judged in parts.items()}, path)
+        outcomes = (outcome for each in parts for scope, outcome in parts[each].outcomes if scope in used[each])
+        return _verdict(self.trains(path), outcomes)
+
+    def automatic(self) -> Set[str]:
+        """Return the files that `ignite_ipu.auto` captures in each program that they are a part of."""
+        captured: Set[str] = set()
+        others: Set[str] = set()
+        for path in self._files.keys() - self.imported:
+            automatic = any(self._files[each].automatic for each in self.parts(path))
+            (captured if automatic else others).update(self.reached[path])
+        return captured - others

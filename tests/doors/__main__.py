@@ -1,29 +1,38 @@
-"""Takes all scripts of the corpus, or those that are named, through each door: `python -m tests.doors [NAME...]`."""
+"""Takes all scripts and code bases, or those that are named, through each door: `python -m tests.doors [NAME...]`."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Callable, List, Tuple
 
+from tests.doors import codebases
+from tests.doors.codebases import PROGRAMS
 from tests.doors.comparing import CORPUS, differences
 from tests.scripts import Scripts
 
 
 def main(*names: str) -> int:
-    paths = [CORPUS / f"{name}.py" for name in names] or sorted(CORPUS.glob("*.py"))
+    paths = [path for path in sorted(CORPUS.glob("*.py")) if path.stem in names or not names]
+    programs = [program for program in PROGRAMS if program.codebase in names or not names]
+    tried: List[Tuple[str, Callable[[Scripts, Path], List[str]]]] = [
+        *((path.stem, functools.partial(differences, path)) for path in paths),
+        *((str(program), functools.partial(codebases.differences, program)) for program in programs),
+    ]
     scripts, count = Scripts(), 0
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
-        for path in paths:
+        for name, compare in tried:
             with tempfile.TemporaryDirectory() as folder:
-                found = differences(path, scripts, Path(folder))
+                found = compare(scripts, Path(folder))
             count += bool(found)
-            print(f"{path.stem}: {'; '.join(found) or 'the same'}", flush=True)
+            print(f"{name}: {'; '.join(found) or 'the same'}", flush=True)
     finally:
         scripts.close()
-    print(f"{len(paths) - count} of {len(paths)} the same behind all doors")
+    print(f"{len(tried) - count} of {len(tried)} the same behind all doors")
     return int(count > 0)
 
 

@@ -43,7 +43,7 @@ class Outcome(NamedTuple):
 def outcomes(path: Path, scripts: Scripts, folder: Path) -> Dict[str, Outcome]:
     """Return what comes of a script behind each door, in the scripts' process; copies go into a folder."""
     text = path.read_text(encoding="utf-8")
-    texts = {"auto": _with_import(text)}
+    texts = {"auto": with_import(text)}
     found = {"run": Outcome.of(scripts.run(path, RUN))}
     migration = migrate_source(read_source(path))
     if migration.blocked:
@@ -58,7 +58,7 @@ def outcomes(path: Path, scripts: Scripts, folder: Path) -> Dict[str, Outcome]:
     return found
 
 
-def _with_import(text: str) -> str:
+def with_import(text: str) -> str:
     """Return a script with the import line in front of its first import, behind those of `__future__`."""
     lines = text.splitlines(keepends=True)
     of_future = [number for number, line in enumerate(lines, 1) if line.startswith("from __future__")]
@@ -69,15 +69,19 @@ def _with_import(text: str) -> str:
 def differences(path: Path, scripts: Scripts, folder: Path) -> List[str]:
     """Return what differs between the doors, and from the numbers of the native run; empty where nothing does."""
     native = scripts.run(path, "native").numbers
-    judged = judge_source(read_source(path))[2]
-    found = outcomes(path, scripts, folder)
+    judged = judge_source(read_source(path))[2].verdict
     expected = Verdict.REFUSED if path.stem in RUN_ALONE else judged  # no text shows what they read too early
+    tolerance = max(TOLERANCE.get(path.stem, (1e-4, ""))[0], OLDER_TOLERANCE.get(path.stem, 0))
+    return compared(outcomes(path, scripts, folder), expected, native, tolerance)
+
+
+def compared(found: Dict[str, Outcome], expected: Verdict, native: List[float], tolerance: float) -> List[str]:
+    """Return what differs between doors, from the verdict of `check`, and from the numbers of the native run."""
     different = [
         f"{door}: `check` says that `run` {expected.value}, and it {each.verdict.value}: {each.error[-300:]}"
         for door, each in found.items()
         if each.verdict is not expected
     ]
-    tolerance = max(TOLERANCE.get(path.stem, (1e-4, ""))[0], OLDER_TOLERANCE.get(path.stem, 0))
     for door, each in found.items():
         trained = each.verdict in (Verdict.TRAINS, Verdict.TRAINS_ON_HOST)
         if trained and each.numbers != pytest.approx(native, rel=tolerance, abs=1e-6):

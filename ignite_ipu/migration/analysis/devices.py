@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Optional
+from typing import Iterator, List, Optional
 
 from ignite_ipu.migration.analysis.names import constant, dotted, walk
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
@@ -53,6 +53,23 @@ def is_guarded(file: ParsedFile, node: ast.AST) -> bool:
             return True
         below = above
     return False
+
+
+def demands_of_gpu(file: ParsedFile) -> Iterator[ast.stmt]:
+    """Yield the statements that end a program, or a function, on a machine without a GPU."""
+    if not list(file.calls("torch.cuda.is_available")):
+        return
+    yield from (each for each in file.nodes(ast.Assert) if asks_for_gpu(file, each.test))
+    for each in file.nodes(ast.If):
+        negated = isinstance(each.test, ast.UnaryOp) and isinstance(each.test.op, ast.Not)
+        if asks_for_gpu(file, each.test) and _leaves(file, each.body if negated else each.orelse):
+            yield each
+
+
+def _leaves(file: ParsedFile, body: List[ast.stmt]) -> bool:
+    last = body[-1] if body else None
+    ends = isinstance(last, ast.Expr) and file.names.called(last.value) in ("exit", "quit", "sys.exit", "os._exit")
+    return ends or isinstance(last, (ast.Raise, ast.Return))
 
 
 def chosen_gpu(file: ParsedFile, node: ast.AST) -> Optional[str]:

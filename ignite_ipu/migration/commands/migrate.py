@@ -18,7 +18,8 @@ from ignite_ipu.cli.terminal import TextLine, following, write_lines
 from ignite_ipu.errors import SourceError, UserError, WriteError, listed
 
 if TYPE_CHECKING:
-    from ignite_ipu.migration.migrator import Group, Migration
+    from ignite_ipu.migration.code_base import Group
+    from ignite_ipu.migration.migrator import Migration
     from ignite_ipu.migration.source.discovery import Discovery
 
 _OUTCOMES = ("migrated", "unchanged", "left alone")
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Migrate the paths; return the exit code."""
     # Not at the top: these load libcst and the analysis, and `--help` and completion need only the arguments.
-    from ignite_ipu.migration.migrator import decide_together
+    from ignite_ipu.migration.code_base import decide_together
     from ignite_ipu.migration.rewrites import all_rewrites
     from ignite_ipu.migration.source.discovery import discover
 

@@ -11,7 +11,8 @@ import itertools
 from collections import Counter
 from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from ignite_ipu.migration.migrator import Group, Migration
+from ignite_ipu.migration.code_base import Group
+from ignite_ipu.migration.migrator import Migration
 from ignite_ipu.migration.rewrites import all_rewrites
 from ignite_ipu.migration.source.file import split_lines
 

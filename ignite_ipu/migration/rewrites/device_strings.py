@@ -14,11 +14,11 @@ from __future__ import annotations
 import ast
 from typing import Iterable, Optional, Set
 
-from ignite_ipu.migration.analysis.devices import chosen_gpu, gpu_name, is_guarded
+from ignite_ipu.migration.analysis.devices import chosen_gpu, demands_of_gpu, gpu_name, is_guarded
 from ignite_ipu.migration.analysis.kinds import default_of, parameters_of
 from ignite_ipu.migration.analysis.names import owner_of
 from ignite_ipu.migration.program import Program
-from ignite_ipu.migration.rewriting.editor import Editor
+from ignite_ipu.migration.rewriting.editor import Editor, RewriteRefused
 
 _DEVICE_KEYWORDS = {"device", "map_location"}
 # Methods whose first argument may be a device.
@@ -26,8 +26,14 @@ _DEVICE_METHODS = ("to", "to_empty", "device")
 
 
 def apply(editor: Editor) -> None:
-    """Replace the choice as a whole where it is one, else the question and the literals."""
+    """Replace the choice as a whole where it is one, else the question and the literals.
+
+    Raises:
+        RewriteRefused: The program demands a GPU, which no other text of it could mean.
+    """
     program = editor.program
+    for demand in demands_of_gpu(program):
+        raise RewriteRefused(demand.lineno, "it ends on a machine without a GPU")
     done: Set[ast.AST] = set()
     for node in ast.walk(program.tree):
         if node in done or not isinstance(node, ast.expr):

@@ -111,3 +111,23 @@ def test_programs_that_train_get_one_line(text):
     assert migration.text == line + text
     assert migration.remarks and all(1 <= remark.line <= text.count("\n") for remark in migration.remarks)
     assert migrate_source(Source("code.py", migration.text)).text == migration.text
+
+
+@pytest.mark.parametrize(
+    "demand",
+    [
+        "assert torch.cuda.is_available(), 'a GPU'",
+        "if not torch.cuda.is_available():\n    raise RuntimeError('a GPU')",
+        "if torch.cuda.is_available():\n    print('GPU')\nelse:\n    sys.exit(1)",
+    ],
+)
+def test_a_demand_for_a_gpu_is_left_to_the_import_which_answers_it(demand):
+    text = f"import sys\nimport torch\n{demand}\nmodel = torch.nn.Linear(2, 1).cuda()\n"
+    text += "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    migration = migrate_source(Source("code.py", text))
+    assert (
+        migration.text
+        == f"import ignite_ipu.auto  # captures the models and optimizers of this program for IPUs\n{text}"
+    )
+    (remark,) = migration.remarks
+    assert (remark.line, remark.message) == (3, "it ends on a machine without a GPU. ignite_ipu.auto captures it")

@@ -1,0 +1,140 @@
+"""Definitions of a code base that a program uses for sure: those that its code calls by name, or passes on.
+
+A class in a registry, or one of several that a setting chooses, may be used or not: no text shows it.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
+
+MODULE, MAIN = "", "__main__"
+"""Scopes of the code that an import runs, and of the code behind `if __name__ == "__main__"`."""
+CHOICE = "?"
+"""Scope of a value that is one of several, by the name in a setting."""
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_REGISTRIES = (ast.Dict, ast.List, ast.Set, ast.Tuple)
+_VALUES = (ast.Assign, ast.AnnAssign, ast.Return)
+_ASKED = ("isinstance", "issubclass")
+
+
+@dataclass(frozen=True)
+class Uses:
+    """Names that each scope of a file uses, and the lines of each; a scope is a definition of the module, by name."""
+
+    names: Mapping[str, FrozenSet[str]]
+    lines: Tuple[Tuple[int, int, str], ...]
+
+    def scope_of(self, line: int) -> str:
+        """Return the scope that a line is in."""
+        return next((scope for first, last, scope in reversed(self.lines) if first <= line <= last), MODULE)
+
+    @property
+    def is_script(self) -> bool:
+        """True if the file has code that runs when it is started, and not when it is imported."""
+        return MAIN in self.names
+
+
+def uses_of(tree: ast.Module) -> Uses:
+    """Return the uses in a file."""
+    found = _Found()
+    for statement in tree.body:
+        found.visit(statement, MODULE)
+    return Uses({scope: frozenset(names) for scope, names in found.names.items()}, tuple(found.lines))
+
+
+class _Found:
+    def __init__(self) -> None:
+        self.names: Dict[str, Set[str]] = {MODULE: set()}
+        self.lines: List[Tuple[int, int, str]] = []
+
+    def visit(self, node: ast.AST, scope: str) -> None:
+        if isinstance(node, _DEFINITIONS) and scope in (MODULE, MAIN):
+            scope = node.name
+            self._add(node, scope)
+        elif isinstance(node, ast.If) and _asks_for_main(node):
+            self._enter(node.body, MAIN)
+            self._visit_all(node.orelse, scope)
+            return
+        elif isinstance(node, ast.If) and _is_choice(node):
+            self._add_lines(node.body, CHOICE)
+            self._visit_all(node.orelse, scope)
+            return
+        self.names[scope] |= set(_references(node))
+        self._visit_all(_below(node), scope)
+
+    def _visit_all(self, nodes: Iterable[ast.AST], scope: str) -> None:
+        for node in nodes:
+            self.visit(node, scope)
+
+    def _enter(self, body: List[ast.stmt], scope: str) -> None:
+        self._add_lines(body, scope)
+        self.names.setdefault(scope, set())
+        self._visit_all(body, scope)
+
+    def _add(self, node: ast.stmt, scope: str) -> None:
+        self._add_lines([node], scope)
+        self.names.setdefault(scope, set())
+
+    def _add_lines(self, body: List[ast.stmt], scope: str) -> None:
+        self.lines.append((body[0].lineno, body[-1].end_lineno or body[-1].lineno, scope))
+
+
+def _asks_for_main(node: ast.If) -> bool:
+    compared = [node.test.left, *node.test.comparators] if isinstance(node.test, ast.Compare) else []
+    return any(isinstance(each, ast.Name) and each.id == "__name__" for each in compared)
+
+
+def _is_choice(node: ast.If) -> bool:
+    """Return whether a branch makes a value, and is taken if a setting has some name."""
+    compared = [node.test.left, *node.test.comparators] if isinstance(node.test, ast.Compare) else []
+    parts = [part for each in compared for part in (each.elts if isinstance(each, _REGISTRIES[1:]) else [each])]
+    named = any(isinstance(each, ast.Constant) and isinstance(each.value, str) for each in parts)
+    return named and all(isinstance(each, _VALUES) for each in node.body)
+
+
+def _below(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of a node in which references are uses: none in annotations and decorators."""
+    for name, value in ast.iter_fields(node):
+        if name not in ("annotation", "returns", "decorator_list"):
+            yield from (each for each in (value if isinstance(value, list) else [value]) if isinstance(each, ast.AST))
+
+
+def _references(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a node itself refers to, but not those that it lists, or asks an object for its class by."""
+    if isinstance(node, _REGISTRIES):
+        return
+    if isinstance(node, ast.Call) and _last(node.func) in _ASKED:
+        return
+    for below in _below(node):
+        name = _last(below)
+        if name is not None:
+            yield name
+
+
+def _last(node: ast.AST) -> Optional[str]:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
+
+
+def used_scopes(files: Mapping[str, Uses], started: str) -> Dict[str, Set[str]]:
+    """Return the scopes of each file that a program uses for sure, given by the file that is started: all of its own.
+
+    Args:
+        files: The files that the program consists of.
+        started: The one that is started.
+    """
+    own = set(files[started].names)
+    found = {path: own if path == started else {MODULE} for path in files}
+    waiting = [name for path, scopes in found.items() for scope in scopes for name in files[path].names[scope]]
+    seen: Set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for path, uses in files.items():
+            if name in uses.names and name not in (MODULE, MAIN):
+                found[path].add(name)
+                waiting += uses.names[name]
+    return found

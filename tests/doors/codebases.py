@@ -1,0 +1,95 @@
+"""Code bases of several files through each door: the tree is copied for each, and its script is started there."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import shutil
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from ignite_ipu.migration.checker import check_paths
+from ignite_ipu.migration.commands import migrate
+from ignite_ipu.migration.migrator import migrate_source
+from ignite_ipu.migration.source.file import read_source
+from ignite_ipu.migration.verdict import Verdict
+from tests.doors.comparing import Outcome, compared, with_import
+from tests.scripts import RUN, Scripts
+
+CODEBASES = Path(__file__).parent / "codebases"
+# A machine without a GPU runs the program natively once these words are replaced.
+_ON_THE_HOST = (
+    (".cuda()", ""),
+    (".cuda(non_blocking=True)", ""),
+    ("cuda:0", "cpu"),
+    ('"cuda"', '"cpu"'),
+    ("assert torch.cuda", "assert not torch.cuda"),
+    ("torch.cuda.get_device_properties(0).name", '"none"'),
+    ("torch.cuda.set_device(args.device)", "pass"),
+    ("torch.cuda.synchronize()", "pass"),
+)
+
+
+class Program(NamedTuple):
+    """A script of a code base, with its arguments, and the verdict if a setting decides about it, and no text."""
+
+    codebase: str
+    script: str
+    arguments: Tuple[str, ...] = ()
+    verdict: Optional[Verdict] = None
+
+    def __str__(self) -> str:
+        return " ".join([f"{self.codebase}/{self.script}", *self.arguments])
+
+
+PROGRAMS = (
+    Program("dqn", "main.py"),
+    Program("gan", "train.py"),
+    Program("segmentation", "tools/train.py"),
+    Program("vision", "train.py"),
+    Program("vision", "train.py", ("--amp", "--opt", "adamw", "--clip-grad", "1.0")),
+    Program("vision", "train.py", ("--opt", "radam", "--mixup", "0"), Verdict.TRAINS_ON_HOST),
+    Program("vision", "train.py", ("--model", "early_exit"), Verdict.REFUSED),
+)
+# Quick ones, by import and left alone as one of several.
+SAMPLE = tuple(each for each in PROGRAMS if each.codebase == "dqn" or each.verdict is Verdict.REFUSED)
+
+
+def differences(program: Program, scripts: Scripts, folder: Path, source: Path = CODEBASES) -> List[str]:
+    """Return what differs between the doors, and from the numbers of the native run; empty where nothing does."""
+    original = source / program.codebase
+    places = {door: folder / door / program.codebase for door in ("native", "run", "auto", "migrate")}
+    for door in ("native", "run", "auto"):
+        shutil.copytree(original, places[door], ignore=shutil.ignore_patterns("__pycache__"))
+    for file in places["native"].rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        for gpu, host in _ON_THE_HOST:
+            text = text.replace(gpu, host)
+        file.write_text(text, encoding="utf-8")
+    script = places["auto"] / program.script
+    script.write_text(with_import(script.read_text(encoding="utf-8")), encoding="utf-8")
+    _migrate(original, places["migrate"])
+    found: Dict[str, Outcome] = {}
+    for door, place in places.items():
+        backend = {"native": "native", "run": RUN}.get(door, "emulator")
+        ran = scripts.run(place / program.script, backend, *program.arguments, folder=place)
+        found[door] = Outcome.of(ran)
+    native = found.pop("native")
+    if native.error:
+        return [f"native: {native.error}"]
+    moved = places["migrate"] / program.script
+    if found["migrate"].verdict is Verdict.NOTHING and not found["migrate"].error:
+        left = migrate_source(read_source(moved))
+        if left.blocked:
+            found["migrate"] = Outcome(Verdict.REFUSED, [], left.reason)
+    verdicts = check_paths([str(original)]).verdicts
+    judged = verdicts.get(str(original / program.script), Verdict.NOTHING)
+    return compared(found, program.verdict or judged, native.numbers, 1e-4)
+
+
+def _migrate(folder: Path, output: Path) -> None:
+    parser = argparse.ArgumentParser()
+    migrate.add_arguments(parser)
+    with contextlib.redirect_stderr(io.StringIO()):
+        migrate.main(parser.parse_args([str(folder), "-o", str(output)]))

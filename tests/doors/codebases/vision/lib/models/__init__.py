@@ -1,0 +1,3 @@
+from .registry import create_model
+from .resnet import *
+from .dynamic import *

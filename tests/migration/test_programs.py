@@ -1,0 +1,115 @@
+"""Programs of several files: verdicts of `check`, and the way in which `migrate` moves them."""
+
+from __future__ import annotations
+
+import re
+from typing import Dict
+
+import pytest
+
+from ignite_ipu.migration.checker import check_paths
+from ignite_ipu.migration.code_base import decide_together
+from ignite_ipu.migration.findings import Outcome
+from ignite_ipu.migration.migrator import migrate_source
+from ignite_ipu.migration.source.discovery import discover
+from ignite_ipu.migration.source.file import read_source
+from ignite_ipu.migration.verdict import Verdict
+
+NETS = """\
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+    def forward(self, x):
+        return self.layer(x)
+class Asking(Net):
+    def forward(self, x):
+        x = self.layer(x)
+        return x if x.sum().item() > 0 else -x
+"""
+TRAIN = """\
+import torch
+from nets import {name}
+model = {made}.cuda()
+optimizer = torch.optim.{optimizer}(model.parameters(), lr=0.1)
+for x in batches:
+    optimizer.zero_grad()
+    model(x).mean().backward()
+    optimizer.step()
+"""
+CHOOSING = """\
+def make(kind):
+    if kind == "asking":
+        return Asking()
+    return Net()
+"""
+AUTO = "import ignite_ipu.auto  # captures the models and optimizers of this program for IPUs\n"
+
+
+def train(made: str = "Net()", optimizer: str = "SGD") -> str:
+    return TRAIN.format(name=re.split(r"\W", made)[0], made=made, optimizer=optimizer)
+
+
+@pytest.fixture
+def code_base(tmp_path):
+    """Write files, and return the path of a file by its name."""
+
+    def write(**files: str) -> Dict[str, str]:
+        for name, text in files.items():
+            (tmp_path / f"{name}.py").write_text(text)
+        return {name: str(tmp_path / f"{name}.py") for name in files}
+
+    return write
+
+
+def migrated(tmp_path) -> Dict[str, str]:
+    files = discover([str(tmp_path)]).files
+    migrations, _ = decide_together([migrate_source(read_source(path)) for path, _ in files])
+    return {each.source.path: each.text for each in migrations if each.changed}
+
+
+@pytest.mark.parametrize(
+    ("nets", "script", "verdict"),
+    [
+        (NETS, train("Net()"), Verdict.TRAINS),
+        (NETS, train("Net()", "Adagrad"), Verdict.TRAINS_ON_HOST),
+        (NETS, train("Asking()"), Verdict.REFUSED),
+        (f"{NETS}def make():\n    return Asking()\n", train("make()"), Verdict.REFUSED),
+        (f"{NETS}KINDS = {{'net': Net, 'asking': Asking}}\n", train("KINDS[name]()"), Verdict.TRAINS),
+        (f"{NETS}{CHOOSING}", train("make(kind)"), Verdict.TRAINS),
+        (f"{NETS}if __name__ == '__main__':\n    Asking()\n", train("Net()"), Verdict.TRAINS),
+    ],
+    ids=["plain", "host", "used", "by a function", "registry", "choice", "demo"],
+)
+def test_code_of_imported_files_counts_where_the_program_uses_it(nets, script, verdict, code_base, tmp_path):
+    paths = code_base(nets=nets, train=script)
+    assert check_paths([str(tmp_path)]).verdicts[paths["train"]] is verdict
+
+
+def test_a_script_whose_modules_train_is_judged_by_them(code_base, tmp_path):
+    paths = code_base(
+        nets=NETS, engine=f"def fit():\n{train()}".replace("\n", "\n    "), main="import engine\nengine.fit()\n"
+    )
+    verdicts = check_paths([str(tmp_path)]).verdicts
+    assert verdicts == {paths["engine"]: Verdict.TRAINS, paths["main"]: Verdict.TRAINS}
+
+
+def test_a_class_that_cannot_be_mapped_stops_its_own_program(code_base, tmp_path):
+    """The others import `ignite_ipu.auto`, and the files that both use stay as they are."""
+    nets = NETS.replace("return self.layer(x)", "return self.layer(x.cuda())")
+    paths = code_base(nets=nets, good=train("Net()"), bad=train("Asking()"))
+    assert migrated(tmp_path) == {paths["good"]: AUTO + train("Net()")}
+
+
+def test_only_the_script_imports_the_line_for_a_step_in_another_module(code_base, tmp_path):
+    step = "def step(loss, optimizer):\n    loss.backward()\n    optimizer.step()\n"
+    script = train().replace("import torch\n", "import torch\nfrom steps import step\n")
+    script = script.replace("model(x).mean().backward()\n    optimizer.step()", "step(model(x).mean(), optimizer)")
+    paths = code_base(nets=NETS, steps=step, train=script)
+    changed = migrated(tmp_path)
+    assert changed == {paths["train"]: AUTO + script}
+    (tmp_path / "train.py").write_text(changed[paths["train"]])
+    findings = check_paths([str(tmp_path)]).findings
+    assert not [each for each in findings if each.run in (Outcome.HANDLED, Outcome.ON_HOST)]
+    assert migrated(tmp_path) == {}
