@@ -19,13 +19,13 @@ Graph = Dict[str, Set[str]]
 
 
 def imports() -> Graph:
-    """Return what each module of the package imports of it; a package's own `__init__` bears the package's name."""
+    """Return the imports of each module within the package; a package's own `__init__` bears the package's name."""
     files = {_name(file): file for file in sorted(ROOT.rglob("*.py"))}
     return {name: set(_imported(file, set(files))) - {name} for name, file in files.items()}
 
 
 def rooms(modules: Graph, within: str = "ignite_ipu") -> Graph:
-    """Return what each room of a package imports of the other rooms."""
+    """Return the imports of each room of a package from the other rooms."""
     found: Graph = {}
     for module, others in modules.items():
         room = _room(module, within)
@@ -69,7 +69,7 @@ def loaded_by_a_trainer() -> List[str]:
 
 
 def figures() -> Dict[str, int]:
-    """Return what is counted of the structure."""
+    """Return the counts of the structure."""
     modules = imports()
     house = rooms(modules)
     return {
@@ -97,7 +97,7 @@ def draw(house: Graph, into: Path) -> None:
     high = step * max(placed.values())
     centre: Dict[str, Tuple[float, float]] = {}
     for floor in sorted(set(placed.values())):
-        # Each as far to the left or right as what it imports lies.
+        # Each above the rooms that it imports.
         on_floor = [name for name in house if placed[name] == floor]
         on_floor.sort(key=lambda name: (_mean([centre[each][0] for each in house[name] if each in centre]), name))
         for i, name in enumerate(on_floor):

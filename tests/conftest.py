@@ -1,4 +1,4 @@
-"""What holds for every test: one thread, a fixed seed, repeatable examples, and an environment left as it was found.
+"""Fixtures of every test: one thread, a fixed seed, repeatable examples, and an environment left as it was found.
 
 torch is imported by the fixtures, for the process that hands out the tests and runs none waits for all that is here.
 """
@@ -23,7 +23,7 @@ from tests.scripts import Scripts
 hypothesis.settings.register_profile("ignite_ipu", deadline=None, derandomize=True, print_blob=True, max_examples=40)
 hypothesis.settings.load_profile("ignite_ipu")
 
-# What takes long comes first, so that at the end no process waits for the other's last one.
+# Long tests come first, so that at the end no process waits for the other's last one.
 _LONG = (
     "resilience/",
     "cli/test_launch",
@@ -117,7 +117,7 @@ def _seeding_is_quick() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _collections_are_quick() -> None:
-    """Spare garbage collections what is there before a module's tests: what was imported, and what pytest keeps."""
+    """Spare garbage collections the objects from before a module's tests: imported ones, and those of pytest."""
     freeze()
 
 

@@ -1,4 +1,4 @@
-"""Leaves what is in memory out of garbage collections, which after many tests take longer than most tests do."""
+"""Leaves the present objects out of garbage collections, which after many tests take longer than most tests do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 
 
 def freeze() -> None:
-    """Leave what is in memory now out of later collections.
+    """Leave the present objects out of later collections.
 
     Nothing where a model has IPUs: if it is dropped later, it would never be collected, nor would its IPUs be free.
     """

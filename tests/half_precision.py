@@ -1,4 +1,4 @@
-"""What tests of half precision need of the host."""
+"""Requirements of tests of half precision on the host."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _UPDATES = 4
 
 
 class Ran(NamedTuple):
-    """What came of a script: what it prints, after RESULT and else, its refusal or traceback, updates on devices."""
+    """The outcome of a script: its output, after RESULT and else, its refusal or traceback, updates on devices."""
 
     result: Any
     output: str
@@ -55,7 +55,7 @@ class Scripts:
         self._known: Dict[Tuple[Union[str, None], ...], Ran] = {}
 
     def run(self, path: Path, backend: str, *arguments: str, folder: Optional[Path] = None) -> Ran:
-        """Return what comes of a script with a backend, the same when asked again."""
+        """Return the outcome of a script with a backend; it is kept for the next call."""
         question = (str(path), backend, folder and str(folder), *arguments)
         if question not in self._known:
             try:
@@ -206,7 +206,7 @@ def _started(words: List[str], folder: str) -> Iterator[None]:
 
 def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a script's own processes print is no answer
+    os.dup2(2, 1)  # output of a script's own processes is no answer
     warnings.simplefilter("ignore")
     for line in sys.stdin:
         path, backend, *rest = json.loads(line)

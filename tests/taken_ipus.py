@@ -10,7 +10,7 @@ _OTHERS = set()
 
 
 def leave_out_others():
-    """Begin a test: what is taken now is another's."""
+    """Begin a test: IPUs that are taken now belong to another test."""
     gc.collect()
     _OTHERS.clear()
     _OTHERS.update(machine.machine().users())

@@ -1,4 +1,4 @@
-"""The backend is chosen once, from what is installed or from the environment, and says so."""
+"""The backend is chosen once, by the installed packages or the environment, and logged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_without_sdk_the_emulator_runs_and_one_line_says_so(caplog: pytest.LogCa
 
 
 def test_installed_sdk_is_preferred(sdk: types.ModuleType, caplog: pytest.LogCaptureFixture) -> None:
-    """An installed SDK is what runs, and the line names its version."""
+    """An installed SDK runs, and the line names its version."""
     with caplog.at_level(logging.INFO, logger="ignite_ipu"):
         assert backend.poptorch() is sdk
     assert backend.name() == "sdk" and not backend.is_emulator()
@@ -74,7 +74,7 @@ def test_emulator_under_the_name_poptorch_is_not_the_sdk(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("body", ["raise ImportError('Unable to import PopTorch')", "assert False, 'torch=='"])
 def test_broken_sdk_is_never_replaced_silently(body: str, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An SDK that is there but fails to import stops the run and says how to go on without it."""
+    """An SDK that is there but fails to import stops the run, and the message explains how to go on without it."""
     (tmp_path / "poptorch.py").write_text(body)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(backend.BackendError, match=r"does not import.*IGNITE_IPU_BACKEND=emulator"):

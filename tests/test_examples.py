@@ -1,4 +1,4 @@
-"""Every example runs in seconds, checks its own result, and shows what it says it shows."""
+"""Every example runs in seconds, checks its own result, and shows the promised output."""
 
 from __future__ import annotations
 

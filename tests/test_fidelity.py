@@ -1,4 +1,4 @@
-"""The page that says where PopTorch's behaviour is tested names tests that there are."""
+"""The page on the tests of PopTorch's behaviour names existing tests."""
 
 from __future__ import annotations
 

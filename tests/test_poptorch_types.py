@@ -1,4 +1,4 @@
-"""Types at the seam to PopTorch have members of its API table alone, or of what its classes derive from."""
+"""Types at the seam to PopTorch have members of its API table alone, or of bases of its classes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_each_type_has_its_name_in_the_table():
 
 @pytest.mark.parametrize("name", TYPES)
 def test_members_are_poptorchs(name):
-    """So that type checkers refuse to use what PopTorch 3.3 has not."""
+    """So that type checkers refuse names that PopTorch 3.3 lacks."""
     prefix, further = TYPES[name]
     found = members(getattr(poptorch_types, name))
     assert found

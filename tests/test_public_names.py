@@ -1,4 +1,4 @@
-"""What is public is listed, found and explained."""
+"""Public names are listed, found and explained."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGES = (
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_what_is_listed_is_there_and_explained(name):
-    """Every public name can be imported; classes and functions say what they give."""
+    """Every public name can be imported; classes and functions are explained."""
     module = import_module(name)
     assert len(set(module.__all__)) == len(module.__all__)
     for public in module.__all__:
@@ -41,7 +41,7 @@ def test_handlers_export_what_their_modules_make_public():
 
 
 def test_docstrings_begin_with_a_noun_or_a_verb():
-    """All of them, so that a reader knows what a thing is before what it is for."""
+    """All of them, so that a reader learns the kind of a thing before its purpose."""
     clause = re.compile(r"(What|Which|Whether|Where|When|How|Whose|Who|If|That)\b")
     found = []
     for file in sorted(Path(ignite_ipu.__file__).parent.rglob("*.py")):

@@ -92,7 +92,7 @@ def test_source_runs_on_python_38():
     ],
 )
 def test_newer_python_is_noticed(code, tmp_path):
-    """The check above is worth something only if it sees what people write by habit."""
+    """The check above is worth something only if it sees habitual syntax."""
     path = tmp_path / "newer.py"
     path.write_text("from __future__ import annotations\n" + code)
     assert _too_new(path)

@@ -23,7 +23,7 @@ FLOORS = (
     ("auto", "parity", "selftest"),
 )
 BELOW = {room: {name for lower in FLOORS[:floor] for name in lower} for floor, row in enumerate(FLOORS) for room in row}
-# The emulator is one of two PopTorches: whoever wants the one in use asks the backend. These ask this one.
+# The emulator is one of two PopTorches: code that needs the one in use gets it from the backend. These ask this one.
 ASKS_THE_EMULATOR = {
     "ignite_ipu.cli.cache": "ignite_ipu.emulator.files.cache",
     "ignite_ipu.cli.instance": "ignite_ipu.emulator.popdist.instances",

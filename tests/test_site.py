@@ -76,7 +76,7 @@ def test_every_page_has_one_place_in_the_sidebar():
 
 
 def test_the_sidebar_has_groups():
-    """A reader looks for a page by what he is doing."""
+    """Readers look for a page by their task."""
     captions = re.findall(r"^:caption: (.+)$", (DOCS / "index.md").read_text(encoding="utf-8"), re.MULTILINE)
     groups = ["Start", "Port a script", "Train", "Scale", "Emulator", "Command line", "Reference", "Project"]
     assert captions == groups

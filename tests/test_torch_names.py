@@ -53,7 +53,7 @@ def test_a_name_is_there_in_the_versions_that_the_table_says(path):
 
 
 def test_nothing_else_touches_a_private_name():
-    """By import, as an attribute or in a string; classes that derive from others' use what the table says."""
+    """By import, as an attribute or in a string; classes that derive from others' use names in the table."""
     assert [problem for file in sorted(ROOT.rglob("*.py")) for problem in touched(file)] == []
 
 
@@ -97,7 +97,7 @@ for used in (DisableTorchFunctionSubclass, lambda: version_of(1)):
 
 
 def test_missing_names_cost_no_import():
-    """Every module of the package imports without any of the names, and an error says what is lost."""
+    """Every module of the package imports without any of the names, and an error names the loss."""
     run = subprocess.run([sys.executable, "-c", ALL_MISSING], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     first, second = run.stdout.splitlines()
@@ -163,7 +163,7 @@ A, B, C = ([torch.full((2, 2), float(number + each)) for each in range(2)] for n
     ],
 )
 def test_arithmetic_one_by_one_is_that_over_lists(name, args, kwargs):
-    """What replaces PyTorch's functions over lists, where a release has none."""
+    """The replacement of PyTorch's functions over lists, for releases without them."""
     results: List[List[torch.Tensor]] = []
     for function in (getattr(torch, f"_foreach_{name}"), over_lists._one_by_one(name)):
         tensors = [each.clone() for each in A]
@@ -174,7 +174,7 @@ def test_arithmetic_one_by_one_is_that_over_lists(name, args, kwargs):
 
 
 def test_tensors_are_flattened_without_the_private_functions():
-    """What replaces them, where a release has none."""
+    """Their replacement, for releases without them."""
     flatten, unflatten = (
         NAMES[f"torch._utils.{name}"]._fallback for name in ("_flatten_dense_tensors", "_unflatten_dense_tensors")
     )

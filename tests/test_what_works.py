@@ -1,4 +1,4 @@
-"""The page of what works names tests, names and commands that there are."""
+"""The page of working features names existing tests, names and commands."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_name_that_there_is_not_is_noticed(code):
 
 
 def known(code):
-    """Tell whether there is what a piece of code names."""
+    """Return whether the object that a piece of code names exists."""
     if code.startswith("ignite-ipu "):
         return is_command(*code.split()[1:])
     if re.fullmatch("[A-Z_]+(=[a-z0-9]+)?", code):

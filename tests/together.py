@@ -47,7 +47,7 @@ class Together:
             self.pids.append(pid)
 
     def wait(self) -> List[Any]:
-        """Return what the function has returned in each process.
+        """Return the function's result in each process.
 
         Raises:
             AssertionError: It failed in one, or took too long.
@@ -69,7 +69,7 @@ class Together:
         return len(self._codes) == len(self.pids) if rank < 0 else rank in self._codes
 
     def result(self, rank: int) -> Any:
-        """Return what the function has returned in a process, or the text of its error."""
+        """Return the function's result in a process, or the text of its error."""
         file = Path(self._folder.name, str(rank))
         return pickle.loads(file.read_bytes()) if file.exists() else _Failure(f"process {rank} was killed")
 
@@ -77,7 +77,7 @@ class Together:
         os.kill(self.pids[rank], signal.SIGKILL)
 
     def close(self) -> None:
-        """End what has not ended."""
+        """End the remaining processes."""
         for rank in range(len(self.pids)):
             if not self.ended(rank):
                 self.kill(rank)
@@ -105,7 +105,7 @@ class _Failure(str):
 
 
 def together(function: Callable[..., Any], *args: Any, count: int = 2) -> List[Any]:
-    """Return what a function returns in each of `count` connected processes.
+    """Return the results of a function in each of `count` connected processes.
 
     Raises:
         AssertionError: It fails in one of them.

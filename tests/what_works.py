@@ -1,6 +1,6 @@
 """The page of supported features: its rows, from `what_works.txt`. `python -m tests.what_works` writes it.
 
-A row is `+` (works), `~` (in part) or `-` (does not), what it is about, how or why, and the tests, divided by `|`.
+A row is `+` (works), `~` (in part) or `-` (does not), its subject, the way or reason, and the tests, divided by `|`.
 """
 
 from __future__ import annotations

@@ -36,14 +36,14 @@ INHERITED = """
 """
 # How loaders are prepared.
 LOADERS = "dispatch_batches even_batches non_blocking split_batches use_seedable_sampler use_stateful_dataloader"
-# What they say of processes without a GPU is true, of one or of several.
+# They are true of processes without a GPU, of one or of several.
 PROCESSES = """
     device distributed_type is_last_process is_local_main_process is_main_process join_uneven_inputs
     local_process_index mixed_precision no_sync num_processes optimizer_step_was_skipped process_index
     split_between_processes trigger_sync_in_backward unscale_gradients use_distributed
     maybe_context_parallel use_fp16
 """
-# What asks for them is refused by the constructor, so they are empty, or accelerate's own error says so.
+# The constructor refuses the arguments for them, so they are empty, or raise accelerate's own error.
 PLUGINS = """
     context_parallel_rank data_parallel_rank data_parallel_shard_rank deepspeed_plugin deepspeed_ulysses_dl_adapter
     fp8_backend is_composable_parallelism_enabled is_fsdp2 parallelism_config pipeline_parallel_rank
@@ -96,7 +96,7 @@ def test_every_argument_has_a_decision() -> None:
 
 
 def test_every_handler_has_a_decision() -> None:
-    """Those for processes and profiles are accelerate's own affair; most others configure what an IPU lacks."""
+    """Those for processes and profiles belong to accelerate; most others configure features that an IPU lacks."""
     handlers = [
         value
         for name, value in vars(accelerate.utils).items()
@@ -115,7 +115,7 @@ def test_every_handler_has_a_decision() -> None:
 
 
 def test_options_of_data_parallel_processes() -> None:
-    """They change nothing in one process, as for accelerate, but for what would compress gradients of replicas."""
+    """They change nothing in one process, as for accelerate, except hooks that compress gradients of replicas."""
     kwargs = accelerate.utils.DistributedDataParallelKwargs
     IPUAccelerator(kwargs_handlers=[kwargs(find_unused_parameters=True, static_graph=True, bucket_cap_mb=8)])
     forget()
@@ -131,7 +131,7 @@ def test_options_of_data_parallel_processes() -> None:
 
 
 def test_arguments_by_position() -> None:
-    """They mean what they mean for accelerate, and are refused by their names, too."""
+    """They have accelerate's meaning, and are refused by their names, too."""
     names = list(inspect.signature(Accelerator).parameters)
     values = {"gradient_accumulation_steps": 3, "cpu": False, "split_batches": False}
     accelerator = IPUAccelerator(*[values.get(name) for name in names[: names.index("cpu") + 1]])
@@ -302,7 +302,7 @@ def test_values_of_a_step_in_a_file(tmp_path: Path) -> None:
 
 
 def test_native_runs_have_accelerates_own(monkeypatch):
-    """Without what is said of an IPU's program; clipping, which the loop would have to do, is refused."""
+    """Without settings of an IPU's program; clipping, which the loop would have to do, is refused."""
     monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
     accelerator = IPUAccelerator(
         gradient_accumulation_steps=2, replication_factor=2, config={"variable": ["weight_decay"]}

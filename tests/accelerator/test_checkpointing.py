@@ -45,7 +45,7 @@ def test_a_killed_program_continues_to_the_same_bits(tmp_path: Path, scripts: Sc
 
 
 def test_a_state_of_every_epoch(tmp_path: Path) -> None:
-    """What is saved at the end of an epoch begins the next one."""
+    """A state saved at the end of an epoch begins the next one."""
     checkpointing_script.main(["--checkpointing_steps", "epoch", "--output_dir", str(tmp_path)])
     final = tmp_path / "final.bin"
     final.rename(tmp_path / "whole.bin")

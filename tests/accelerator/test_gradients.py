@@ -1,6 +1,6 @@
 """Gradients of a prepared model are the device's: writing into them is never a silent no-op.
 
-With `update="device"` it is an error; else PyTorch makes the updates from there on, as natively.
+With `update="device"` it is an error; else PyTorch makes the updates from there on, on the host.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Use = Callable[[nn.Module], Any]
 
 
 def on_device() -> Any:
-    """Return an accelerator that refuses what the device's update cannot express."""
+    """Return an accelerator that refuses updates that the device cannot express."""
     return IPUAccelerator(config=IPUConfig(update="device"))
 
 
@@ -115,7 +115,7 @@ def test_writing_into_gradients_has_its_effect(name: str, updates: int, caplog: 
 
 @pytest.mark.parametrize("read", [False, True])
 def test_clipping_after_a_read_loss_or_an_evaluation_is_refused(read: bool) -> None:
-    """What compiles a program in the middle of an update leaves no moment in which clipping does nothing."""
+    """Compiling a program in the middle of an update leaves no moment in which clipping does nothing."""
     accelerator, model, optimizer = trained(1, on_device)
     optimizer.step()
     optimizer.zero_grad()
@@ -183,7 +183,7 @@ def test_gradients_that_nothing_cleared_are_not_used_again(clear_after: int, ste
 
 @pytest.mark.parametrize("updates", [0, 2])
 def test_dropping_all_gradients_drops_the_update(updates: int) -> None:
-    """`parameter.grad = None` for every parameter is what zero_grad() is, before an update as after it."""
+    """`parameter.grad = None` for every parameter equals zero_grad(), before an update as after it."""
     _, model, optimizer = trained(updates)
     native: Any = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
     native.load_state_dict(model.state_dict())
@@ -376,7 +376,7 @@ def test_moving_a_model_to_where_it_is() -> None:
 
 
 def test_a_freed_model_trains_on_the_host() -> None:
-    """What stood for gradients is gone, and PyTorch's own take their place."""
+    """The substitutes of gradients are gone, and PyTorch's own take their place."""
     accelerator, model, _ = trained(1)
     accelerator.free_memory()
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -430,7 +430,7 @@ def net() -> Any:
 
 
 def loop(accelerator: Any, model: nn.Module, before: Callable[[nn.Module, Any], None], **sgd: Any) -> nn.Module:
-    """Warm up on the host, prepare, do what a loop does `before` its first backward, and make three updates."""
+    """Warm up on the host, prepare, call `before` in front of the first backward, and make three updates."""
     F.cross_entropy(model(X), Y).backward()  # type: ignore[no-untyped-call]
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **sgd))
     before(model, optimizer)
@@ -450,7 +450,7 @@ def loop(accelerator: Any, model: nn.Module, before: Callable[[nn.Module, Any], 
     ],
 )
 def test_gradients_from_before_are_cleared_as_natively(before: Callable[[nn.Module, Any], None]) -> None:
-    """A loop that clears first trains what it trains natively."""
+    """A loop that clears first trains as in eager PyTorch."""
     expected = loop(Accelerator(cpu=True), net(), before)
     forget()
     found = loop(IPUAccelerator(), net(), before)
@@ -484,7 +484,7 @@ def test_gradients_from_before_are_added_to(
 
 
 def test_gradients_that_no_optimizer_holds_do_not_matter() -> None:
-    """Those of a frozen part that is in no optimizer stay, as natively."""
+    """Those of a frozen part that is in no optimizer stay, as in eager PyTorch."""
     model = net()
     F.cross_entropy(model(X), Y).backward()
     model[2].zero_grad()
@@ -513,7 +513,7 @@ def test_a_host_loop_between_two_captures() -> None:
 
 @pytest.mark.parametrize("clears", [True, False])
 def test_a_captured_step_after_a_warm_up(clears: bool) -> None:
-    """`ipu_step` clears by the script's own zero_grad() what was there before, and refuses what nothing clears."""
+    """`ipu_step` clears previous gradients by the script's own zero_grad(), and refuses uncleared ones."""
 
     def run(wrap: Callable[[Any], Any]) -> nn.Module:
         model = net()
@@ -595,7 +595,7 @@ def test_a_gradient_that_is_left_on_a_frozen_parameter_is_refused() -> None:
 
 @pytest.mark.parametrize(("clear", "freeze"), [(clear_twice, True), (clear_twice, False), (make_zero, False)])
 def test_freezing_and_unfreezing_with_cleared_gradients(clear: Callable[[nn.Module, Any], None], freeze: bool) -> None:
-    """A frozen layer without gradients stays, and one that is trained from now on had none before, as natively."""
+    """A frozen layer without gradients stays, and one that is trained from now on had none before, as in PyTorch."""
     expected = freeze_in_a_loop(Accelerator(cpu=True), clear, freeze)
     forget()
     found = freeze_in_a_loop(IPUAccelerator(), clear, freeze)
@@ -606,5 +606,5 @@ def test_freezing_and_unfreezing_with_cleared_gradients(clear: Callable[[nn.Modu
 def test_a_frozen_parameter_with_a_gradient_moves(
     clear: Callable[[nn.Module, Any], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By its gradient, decay and momentum: PyTorch's step does not look at what is frozen."""
+    """By its gradient, decay and momentum: PyTorch's step does not look at frozen parameters."""
     compared(lambda make: freeze_in_a_loop(make(), clear), caplog)

@@ -47,7 +47,7 @@ def parts(accelerator: Any, batch_size: int = 4, drop_last: bool = True) -> Tupl
 
 
 def loop(accelerator: Any, clip: float = 0.0, epochs: int = 2, **more: Any) -> Tuple[nn.Module, List[Any]]:
-    """Train and evaluate in the shape of accelerate's examples; return the model and what was seen on the way."""
+    """Train and evaluate in the shape of accelerate's examples; return the model and the intermediate results."""
     model, optimizer, train, test, schedule = parts(accelerator, **more)
     seen = []
     for _ in range(epochs):
@@ -103,7 +103,7 @@ def counters(model: nn.Module) -> Any:
 def test_plain_loop() -> None:
     """Weights, losses, accuracy and learning rates are accelerate's; one compilation, one transfer per evaluation.
 
-    The first updates keep their weights of before, for updates on the host that may follow.
+    The first updates keep their previous weights, for updates on the host that may follow.
     """
     model = compared(loop)
     count = counters(model)
@@ -286,7 +286,7 @@ def test_gathering_training_values() -> None:
 
 
 def test_clipping_may_change(caplog: pytest.LogCaptureFixture) -> None:
-    """Each norm is a constant of another program; moments and weights go on as natively."""
+    """Each norm is a constant of another program; moments and weights go on as in eager PyTorch."""
     found = []
     for make in (Accelerator, IPUAccelerator):
         forget()
@@ -532,7 +532,7 @@ def test_early_stopping_trigger_and_trackers(tmp_path: Path) -> None:
 
 
 def test_freed_models_are_ordinary() -> None:
-    """free_memory gives IPUs back and lets go of what was prepared."""
+    """free_memory gives IPUs back and releases prepared objects."""
     accelerator = IPUAccelerator()
     model, _ = loop(accelerator, epochs=1)
     accelerator.free_memory()
@@ -550,7 +550,7 @@ def test_loaders_of_poptorch_are_refused() -> None:
 
 @pytest.mark.skipif(not hasattr(Accelerator, "profile"), reason="accelerate 0.33 brought profile")
 def test_autocast_and_profile_are_accelerates_own() -> None:
-    """Their contexts surround a loop; what the device computes in is `mixed_precision`'s affair."""
+    """Their contexts surround a loop; `mixed_precision` decides on the device's types."""
     accelerator = IPUAccelerator()
     model, optimizer = accelerator.prepare(*_plain_pair())
     with accelerator.profile() as profile, accelerator.autocast():
@@ -580,7 +580,7 @@ def _plain_pair() -> tuple:
 
 
 def test_without_trackers() -> None:
-    """What is logged goes nowhere, and training ends."""
+    """Logged values are dropped, and training ends."""
     accelerator = IPUAccelerator()
     model, optimizer, train, _, _ = parts(accelerator)
     for x, y in train:

@@ -83,7 +83,7 @@ def test_accumulated_and_clipped_gradients_are_averaged_once(update):
 
 
 def whole_run(backend, folder, loaders, handlers=(), broken=None):
-    """Train on shuffled data that does not divide, evaluate, save and load; return what a program sees of that."""
+    """Train on shuffled data that does not divide, evaluate, save and load; return the results that a program sees."""
     os.environ["IGNITE_IPU_BACKEND"] = backend
     accelerator = IPUAccelerator(
         cpu=True,
@@ -301,7 +301,7 @@ def run_script(name, update):
     if name == "test_distributed_data_loop" and not importlib.util.find_spec("torchdata"):
         module.test_stateful_dataloader = module.test_stateful_dataloader_save_state = lambda accelerator: None
     if name == "test_sync":
-        # What its main() leaves to GPUs.
+        # Parts that its main() leaves to GPUs.
         for split, dispatch, each_batch in ((True, False, False), (False, True, True), (False, False, True)):
             module.test_gradient_accumulation(split, dispatch, each_batch)
             module.test_gradient_accumulation_with_opt_and_scheduler(split, dispatch, each_batch)
@@ -316,5 +316,5 @@ def run_script(name, update):
     [*((name, 2) for name in SCRIPTS), *((name, 4) for name in SCRIPTS if name != "test_distributed_data_loop")],
 )
 def test_scripts_of_accelerate_pass(name, count):
-    """But for what they try on GPUs alone, and in four processes for what they write for two."""
+    """Except parts for GPUs alone, and, in four processes, parts for two."""
     together(run_script, name, "auto", count=count)

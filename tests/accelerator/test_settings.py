@@ -1,4 +1,4 @@
-"""An accelerator is told by an `IPUConfig` what trainers are."""
+"""An accelerator takes the same `IPUConfig` as trainers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.supervised import pair, task
 
 
 def test_accelerates_own_arguments_are_taken_from_it(tmp_path):
-    """What it says is in the checkpoint, too."""
+    """Its values are in the checkpoint, too."""
     config = IPUConfig(gradient_accumulation_steps=4, mixed_precision="fp16", seed=3)
     accelerator = IPUAccelerator(config=config)
     assert accelerator.gradient_accumulation_steps == 4 and accelerator.mixed_precision == "fp16"
@@ -71,7 +71,7 @@ def test_optimizer_state_of_a_loop_goes_off_the_chip():
 
 @pytest.mark.parametrize("made", ["before prepare", "after prepare"])
 def test_a_substitute_trains_a_loop_with_its_scheduler(made):
-    """As the closest optimizer does natively, with the rates and momenta of a schedule."""
+    """As the closest optimizer does in eager PyTorch, with the rates and momenta of a schedule."""
     accelerator = IPUAccelerator(config={"substitute": "closest"})
     model, native = pair()[0], pair()[0]
     steps = [torch.optim.NAdam(model.parameters(), lr=0.01), torch.optim.Adam(native.parameters(), lr=0.01)]

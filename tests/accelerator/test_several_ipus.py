@@ -1,4 +1,4 @@
-"""Loops of accelerate whose models are spread over IPUs learn what they learn on one, and in accelerate itself."""
+"""Loops of accelerate whose models are spread over IPUs learn the same as on one, and in accelerate itself."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def begin(config: Optional[Dict[str, Any]], accumulation: int = 1) -> Any:
 
 
 def tutorial(config: Optional[Dict[str, Any]]) -> Any:
-    """Return the losses, the model and what it predicts after two updates."""
+    """Return the losses, the model and its predictions after two updates."""
     accelerator = begin(config, ACCUMULATION)
     model = Network()
     prepared, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=0.002))
@@ -188,7 +188,7 @@ def test_a_teacher_over_two_ipus_beside_a_student_over_two(is_evaluated):
 @pytest.mark.parametrize(
     ("pipeline", "ipus"),
     [
-        ({"Generator": ["0", "2"]}, [0, 1]),  # what is left out stays where it is called first
+        ({"Generator": ["0", "2"]}, [0, 1]),  # an omitted model stays where it is called first
         ({"Generator": 1, "Discriminator": 0}, [1, 0]),
         ({"Generator": 0, "Discriminator": [("0", 1), ("2", 0)]}, [0, 1, 0, 1, 0]),
     ],

@@ -100,7 +100,7 @@ def test_a_pipeline_in_a_loop(make: Any) -> None:
 
 @pytest.mark.parametrize("make", KINDS, ids=lambda make: make.__name__)
 def test_a_loop_that_generates(make: Any) -> None:
-    """Language models write on, the others classify: as the natively trained model does."""
+    """Language models write on, the others classify: as the model trained on the host does."""
     accelerator, model = trained_in_a_loop(make, 4)
     native = natively(make)
     assert_same(accelerator.unwrap_model(model), native)

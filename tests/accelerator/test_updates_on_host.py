@@ -1,4 +1,4 @@
-"""Loops of accelerate and steps of Ignite whose updates PyTorch makes on the host, against the same natively."""
+"""Loops of accelerate and steps of Ignite whose updates PyTorch makes on the host, against native runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def network():
 
 
 def trained(accelerator, folder):
-    """Return what a loop over accumulated batches leaves, whose second epoch begins from a saved state."""
+    """Return the results of a loop over accumulated batches, whose second epoch begins from a saved state."""
     model = network()
     optimizer = torch.optim.NAdam(model.parameters(), lr=0.05)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)

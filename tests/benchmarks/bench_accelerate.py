@@ -1,4 +1,4 @@
-"""What capturing a step costs: an accelerate loop against the same loop written for PopTorch, and alone."""
+"""Cost of capturing a step: an accelerate loop against the same loop written for PopTorch, and alone."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def overhead(depth: int) -> float:
     loss = torch.zeros(())
 
     def returned(executor: Any, *leaves: torch.Tensor) -> torch.Tensor:
-        return loss  # what a Mock notes of its calls would count
+        return loss  # the records of a Mock would count
 
     with mock.patch.object(backend.poptorch().PoplarExecutor, "__call__", returned):
         return statistics.median(seconds(loop) for _ in range(200))

@@ -1,4 +1,4 @@
-"""What the emulator's data loaders take, as ratios to torch's loader with the same workers, and until the first batch.
+"""Time of the emulator's data loaders, relative to torch's loader with the same workers, and until the first batch.
 
 "Read alone" only takes the items, so its ratio is that of the two pipelines; "computing" works for about as long as
 loading takes, as a model does, so that loading ahead pays. The first batch of the first loader waits for the import of

@@ -1,6 +1,6 @@
-"""What the emulator costs over plain PyTorch, which does the same: forward, backward, and the optimizer's update.
+"""Cost of the emulator over plain PyTorch for the same work: forward, backward, and the optimizer's update.
 
-With whole-step compilation, too; and what memory training takes, in a process of its own.
+With whole-step compilation, too; and the memory of training, in a process of its own.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def memory_in_a_process(parameters: int) -> Tuple[float, float]:
 
 
 def memory(parameters: int) -> Tuple[float, float]:
-    """Return what training takes in units of the weights, and what Adam's state is of it; in a process of its own."""
+    """Return the memory of training in units of the weights, and the part of Adam's state; in a process of its own."""
     width = 5000  # matrices so large that the allocator gives them back to the system when they are freed
     layers = [nn.Linear(width, width, bias=False) for _ in range(parameters // width**2)]
     model = nn.Sequential(*layers, _Loss())

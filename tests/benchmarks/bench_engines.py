@@ -1,4 +1,4 @@
-"""What the shim costs over a hand-written PopTorch loop: a step, an epoch over a loader, a switch to evaluation."""
+"""Cost of the shim over a hand-written PopTorch loop: a step, an epoch over a loader, a switch to evaluation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def step(name: str, width: int, layers: int, rows: int, steps: int) -> Measure:
 def epoch(milliseconds: float, aim: float) -> Measure:
     """Measure whole epochs of a trainer over a loader, with Ignite's events."""
     poptorch, width = backend.poptorch(), width_for(milliseconds * 1e-3, ROWS)
-    steps = max(100, int(200 / milliseconds))  # what the start of a run and the end of an epoch take is a part of it
+    steps = max(100, int(200 / milliseconds))  # includes the start of a run and the end of an epoch
     samples = ROWS * steps
     dataset = TensorDataset(torch.randn(samples, width), torch.randint(0, 10, (samples,)))
 
@@ -64,7 +64,7 @@ def trainer_of(model: nn.Module) -> IPUTrainer:
 
 
 def evaluation_after_training() -> Measure:
-    """Measure what evaluating costs beside the evaluation: the weights go to the host and to the other program."""
+    """Measure the extra cost of evaluating: the weights go to the host and to the other program."""
     model = perceptron(2048, 5)
     trainer = trainer_of(model)
     evaluator = create_ipu_evaluator(model)

@@ -1,4 +1,4 @@
-"""What updates on the host cost: a captured loop with them against the same loop with updates on the device."""
+"""Cost of updates on the host: a captured loop with them against the same loop with updates on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What importing the factories costs whoever imports Ignite."""
+"""Cost of importing the factories for programs that import Ignite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one optimizer update costs: the emulator's device against torch.optim with foreach=True."""
+"""Cost of one optimizer update: the emulator's device against torch.optim with foreach=True."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Growth, with a model's size, of what people wait for, as the exponent of a power law: none may be above 1.
+"""Growth of waiting times with a model's size, as the exponent of a power law: none may be above 1.
 
-Where plain PyTorch does the same, what its own exponent has above 1 is taken off: a larger model leaves the processor's
-caches. First steps and memory are compared with plain PyTorch's. `python -m tests.benchmarks.bench_scale 350` goes up
-to 350 M parameters, not 125 M.
+If plain PyTorch does the same, the excess of its own exponent over 1 is subtracted: a larger model leaves the
+processor's caches. First steps and memory are compared with plain PyTorch's.
+`python -m tests.benchmarks.bench_scale 350` goes up to 350 M parameters, not 125 M.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def loss(predicted: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
 
 def measures() -> Iterator[Measure]:
     """Yield the rows of the table."""
-    waits(lambda: perceptron(32, 5), 32)  # imports, and what else is done once
+    waits(lambda: perceptron(32, 5), 32)  # imports, and other work that is done once
     yield from growth("layers", LAYERS, [waits(partial(perceptron, 32, count), 32) for count in LAYERS])
     widths = [math.isqrt(10**6 * size // 5) for size in MILLIONS]
     yield from growth("M parameters", MILLIONS, [waits(partial(perceptron, width, 5), width) for width in widths])
@@ -126,7 +126,7 @@ def growth(unit: str, sizes: Sequence[int], found: Sequence[Dict[str, Tuple[floa
 
 
 def waits(make: Callable[[], nn.Module], width: int) -> Dict[str, Tuple[float, ...]]:
-    """Return the processor seconds of what somebody waits for who trains a model, and plain PyTorch's of the same."""
+    """Return the processor seconds of the waiting times in training a model, and plain PyTorch's for the same."""
     model, (batch,) = make(), batches(1, 8, width)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     trainer, evaluator = create_ipu_trainer(model, optimizer, F.cross_entropy), create_ipu_evaluator(model)
@@ -284,7 +284,7 @@ def first_step() -> Iterator[Measure]:
 
 
 def memory() -> Iterator[Measure]:
-    """Yield what AdamW's training of transformers holds, in processes of their own, and its peak."""
+    """Yield the memory of AdamW's training of transformers, in processes of their own, and its peak."""
     sizes = ((256, 4, 8000), (384, 8, 13000), (768, 12, 26000))
     ours, theirs = ([held_by(kind, *size) for size in sizes] for kind in ("ours", "plain"))
     weights = [each[0] for each in ours]
@@ -323,7 +323,7 @@ def hold(kind: str, width: int, layers: int, words: int) -> None:
             loss(model(tokens), tokens).backward()
             optimizer.step()
     gc.collect()
-    # Not what getrusage says, which counts what the parent had.
+    # Not the value of getrusage, which counts the parent's memory.
     (peak,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
     most = 1024 * int(peak.split()[1])
     print(parameters, resident() - before, most - before)

@@ -1,4 +1,4 @@
-"""What benchmarks measure, each with its aim: ratios of work taken in turns, a table, and which aims are missed.
+"""Measurements of benchmarks, each with its aim: ratios of work taken in turns, a table, and the missed aims.
 
 A benchmark is a module `bench_*.py` whose `measures()` yields a `Measure` for each row, in the order of the table.
 """
@@ -45,13 +45,13 @@ def ratio(
     pairs: int = 15,
     clock: Callable[[], float] = time.process_time,
 ) -> Measure:
-    """Measure the median of ours / theirs over pairs that are taken in turns, so that what else runs hits both.
+    """Measure the median of ours / theirs over pairs that are taken in turns, so that other load hits both.
 
     Args:
         name: Of the row.
-        ours: What is measured.
-        theirs: What it is compared with.
-        aim: What the ratio should be at most.
+        ours: The measured function.
+        theirs: The function to compare with.
+        aim: Largest ratio to reach.
         steps: Steps that one call of either takes; the row shows milliseconds per step.
         pairs: At least 7.
         clock: Processor time of this process, all threads together; `time.perf_counter` where other processes work.
@@ -68,11 +68,11 @@ def ratio_of_fresh(
     pairs: int = 7,
     clock: Callable[[], float] = time.process_time,
 ) -> Measure:
-    """Measure as `ratio` does what is made anew several times: where memory lies changes what steps take, too.
+    """Measure as `ratio` does, with functions made anew several times: the place of memory changes times, too.
 
     Args:
         name, aim, steps, clock: As for `ratio`.
-        make: Returns what is measured, and what it is compared with.
+        make: Returns the measured function, and the one to compare with.
         fresh: How often both are made.
         pairs: How often both are called each time, at least 7.
     """
@@ -89,7 +89,7 @@ def ratio_of_fresh(
 
 
 def seconds(work: Work, clock: Callable[[], float] = time.process_time) -> float:
-    """Return what one call takes."""
+    """Return the time of one call."""
     start = clock()
     work()
     return clock() - start

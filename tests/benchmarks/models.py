@@ -16,7 +16,7 @@ Batch = Tuple[torch.Tensor, torch.Tensor]
 
 
 class WithLoss(nn.Module):
-    """What somebody writes for PopTorch by hand."""
+    """A model as written for PopTorch by hand."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

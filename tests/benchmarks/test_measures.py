@@ -1,4 +1,4 @@
-"""Benchmarks compare what is done in turns with an aim, and say which aims are missed."""
+"""Benchmarks compare work done in turns with an aim, and list the missed aims."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.benchmarks.measures import Measure, ratio, report
 
 
 def test_the_ratio_is_that_of_pairs_taken_in_turns():
-    """By a clock that each side moves on by what it takes; the first call of each does not count."""
+    """By a clock that each side moves on by its own time; the first call of each does not count."""
     now, calls = [0.0], []  # type: List[float], List[str]
 
     def work(name: str, taken: float) -> None:

@@ -1,4 +1,4 @@
-"""A training job for one process or several: what its first process saw, as JSON in the file given as argument.
+"""A training job for one process or several: the results of its first process, as JSON in the file given as argument.
 
 With a second argument, the process of rank 1 dies there in the second epoch unless that file exists, which it makes.
 """

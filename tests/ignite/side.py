@@ -1,4 +1,4 @@
-"""One script, two machines: the objects that a compatibility row works with, natively or on an IPU."""
+"""One script, two machines: the objects that a compatibility row works with, on the host or on an IPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
 
 
 class Either:
-    """What is in one package in some releases of Ignite and in another in others."""
+    """Names that are in one package in some releases of Ignite and in another in others."""
 
     def __init__(self, *paths: str) -> None:
         self._paths = paths

@@ -1,4 +1,4 @@
-"""The compatibility table: what Ignite offers, how it does on an IPU, and the script that proves each row."""
+"""The compatibility table: Ignite's features, their state on an IPU, and the script that proves each row."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _TEXT = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What is known about some of Ignite's names.
+    """The entry of some of Ignite's names.
 
     Attributes:
         group: The part of the table.
         names: Public names of Ignite that the row speaks for.
         support: How they do on an IPU engine.
-        note: What a user should know.
+        note: A note for users.
         script: Returns a record of what happened on one side; both sides' records must be the same.
         tolerance: How far numbers of the two records may be apart.
     """

@@ -18,7 +18,7 @@ _ROWS = table.load()
 
 
 def public_names() -> Set[str]:
-    """Return what Ignite's packages export; where one does not say, the classes and functions it shows."""
+    """Return the names that Ignite's packages export; without a list, their classes and functions."""
     names: Set[str] = set()
     for path in _MODULES:
         try:
@@ -42,7 +42,7 @@ def public_names() -> Set[str]:
 
 
 def test_every_public_name_has_a_row():
-    """A release with a new handler, metric or event fails here until somebody has looked at it on an IPU."""
+    """A release with a new handler, metric or event fails here until it has been tried on an IPU."""
     assert sorted(public_names() - {name for entry in _ROWS for name in entry.names}) == []
 
 

@@ -1,4 +1,4 @@
-"""Batches and outputs that handlers keep stay what they were, also when the loader reuses its memory."""
+"""Batches and outputs that handlers keep stay the same, also when the loader reuses its memory."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_an_asynchronous_accessor_of_the_user_s_own_is_treated_alike():
 
 
 def test_batches_are_copied_only_where_memory_may_be_reused():
-    """What the loader says by public means decides: its type, and the mode that this library asked for."""
+    """Public properties of the loader decide: its type, and the mode that this library set."""
     poptorch = backend.poptorch()
     mode = poptorch.DataLoaderMode
     native, options = DataLoader(task(), batch_size=8), poptorch.Options()

@@ -1,4 +1,4 @@
-"""What people expect of optimizers: clipping, averaging, scaling, freezing, groups, and moving between devices."""
+"""Usual features of optimizers: clipping, averaging, scaling, freezing, groups, and moving between devices."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_same_objects_can_be_used_natively_after_close():
 
 @pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "decayed SGD"])
 def test_clipping_by_norm_is_torch_s(name):
-    """`max_grad_norm` clips what clip_grad_norm_ clips, and the threshold is low enough to matter."""
+    """`max_grad_norm` clips as clip_grad_norm_ does, and the threshold is low enough to matter."""
     make = OPTIMIZERS.get(name, lambda parameters: torch.optim.SGD(parameters, lr=0.1, weight_decay=0.1))
     clipped, model = network(), network()
     plain = make(clipped.parameters())
@@ -231,7 +231,7 @@ def test_loss_scaling_does_not_change_float32_results(how):
 
 
 def test_layers_are_frozen_and_unfrozen_between_epochs(caplog):
-    """Natively a frozen layer keeps its momentum and goes on with it; so it does here, for one compilation each."""
+    """In PyTorch a frozen layer keeps its momentum and goes on with it; so it does here, for one compilation each."""
 
     def run(side):
         model = network()
@@ -265,7 +265,7 @@ def _end_momentum(model, optimizer, back):
 
 @pytest.mark.parametrize("change", [_freeze, _end_momentum])
 def test_buffers_that_are_not_needed_for_a_while_survive_a_release_of_the_ipus(change):
-    """Natively the momentum of a frozen layer, or of momentum 0, stays where it is and is taken up again."""
+    """In eager PyTorch the momentum of a frozen layer, or of momentum 0, stays where it is and is taken up again."""
 
     def run(side):
         model = network()

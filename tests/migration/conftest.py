@@ -20,7 +20,7 @@ from ignite_ipu.migration.source.file import Source
 
 @pytest.fixture
 def findings() -> Callable[[str, str], List[Finding]]:
-    """Give what a rule finds in a text."""
+    """Return a function that gives a rule's findings in a text."""
 
     def find(rule: str, code: str) -> List[Finding]:
         found, _ = check_source(Source("code.py", textwrap.dedent(code).lstrip("\n")), [all_rules()[rule]])
@@ -37,7 +37,7 @@ def lines(findings) -> Callable[[str, str], List[int]]:
 
 @pytest.fixture
 def traced(tmp_path) -> Callable[[str], List[Tuple[int, str]]]:
-    """Give the lines and rules of what compiling the model of `make()` in a text shows."""
+    """Return a function that gives the lines and rules of findings when the model of `make()` in a text is compiled."""
 
     def find(code: str) -> List[Tuple[int, str]]:
         from ignite_ipu.migration.trial.findings import with_traced
@@ -55,7 +55,7 @@ def traced(tmp_path) -> Callable[[str], List[Tuple[int, str]]]:
 
 @pytest.fixture
 def rewritten() -> Callable[[str, str], str]:
-    """Give what one rewrite makes of a text."""
+    """Return a function that applies one rewrite to a text."""
 
     def apply(rewrite: str, code: str) -> str:
         text = textwrap.dedent(code).lstrip("\n")

@@ -1,4 +1,4 @@
-"""The page "Corpus of scripts", from what the corpus is expected to do: `python -m tests.migration.corpus_page`."""
+"""The page "Corpus of scripts", from the expected results of the corpus: `python -m tests.migration.corpus_page`."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ pytest.importorskip("accelerate")
 from ignite_ipu.migration.commands.migrate import add_arguments, main
 
 CODEBASES = Path(__file__).parent / "codebases"
-# The script that is run, and what is moved together.
+# The script that is run, and the files that are moved together.
 SCRIPTS = {
     "finetune": ("examples/run_classification.py", []),
     "ignited": ("main.py", ["engines/evaluation.py", "engines/training.py", "main.py"]),

@@ -34,7 +34,7 @@ needs_forks = pytest.mark.skipif(
 
 
 def of_its_own(statement):
-    """Return what a process of its own ended with: its exit code and its standard error."""
+    """Return the exit code and the standard error of a process of its own."""
     ended = subprocess.run([sys.executable, "-c", _PROGRAM + statement], capture_output=True, text=True, timeout=60)
     return ended.returncode, ended.stderr
 

@@ -1,4 +1,4 @@
-"""The corpus: what is reported, what is rewritten, and that a rewritten program computes what the original does.
+"""The corpus: findings, rewrites, and equal results of the original and the rewritten program.
 
 So does each of these under `run`: `tests/running/test_corpus.py` compares that with the same native run.
 """

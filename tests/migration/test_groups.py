@@ -55,7 +55,7 @@ def test_what_a_step_needs_stays_with_it(decided):
 
 
 def test_a_step_stays_with_what_it_needs(decided):
-    """Unless a comment says that the finding does not concern it."""
+    """Unless a comment excludes it from the finding."""
     shared = NET + "share = model.share_memory()"
     outcomes, _, _ = decided(train=TRAIN.format("net"), net=f"{shared}\n")
     assert outcomes == {"net.py": "left alone", "train.py": "left alone"}

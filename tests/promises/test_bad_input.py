@@ -64,7 +64,7 @@ def test_no_loss():
 
 
 def test_a_loss_that_is_no_scalar():
-    """What native PyTorch refuses in backward() is refused while compiling."""
+    """Losses that eager PyTorch refuses in backward() are refused while compiling."""
     with pytest.raises(LossError, match=r"(?s)scalar|shape"):
         trainer_for(loss_fn=nn.CrossEntropyLoss(reduction="none")).run(loader())
 
@@ -143,7 +143,7 @@ class _Dying(Dataset):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's iterator over a dead worker
 @pytest.mark.parametrize(("how", "error"), [("raise", ValueError), ("die", RuntimeError)])
 def test_a_loader_worker_that_fails(how, error):
-    """A worker that raises or dies ends the run with an error that says so."""
+    """A worker that raises or dies ends the run with an error about it."""
     model, optimizer = pair()
     trainer = trainer_for(model, optimizer)
     data = DataLoader(_Dying(how), batch_size=8, num_workers=1)
@@ -152,7 +152,7 @@ def test_a_loader_worker_that_fails(how, error):
     assert not trainer.ipu.training.ready  # torch's signal handler may strike at any moment, a compilation included
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # what torch has opened of a lost batch
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's memory of a lost batch
 def test_a_loader_worker_that_is_about_to_die(monkeypatch):
     """Its batches lie in memory that it hands over; PyTorch says of a lost connection only that it is lost."""
 

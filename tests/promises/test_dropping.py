@@ -1,4 +1,4 @@
-"""Whoever drops what trains a model gets its IPUs back, though PopTorch ties optimizer, executor and model together."""
+"""Dropping a model's trainer gives its IPUs back, though PopTorch ties optimizer, executor and model together."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def captured(model, optimizer, folder):
 
 @pytest.mark.parametrize("way", [supervised, recovering, accelerated, captured])
 def test_whoever_keeps_the_optimizer_keeps_no_ipus(way, tmp_path):
-    """Nor the model, which may refer to what trains it."""
+    """Nor the model, which may refer to its trainer."""
     model, optimizer = pair(momentum=0.9)
     trains = way(model, optimizer, tmp_path)
     model.trained_by = (trains,)

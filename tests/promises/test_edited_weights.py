@@ -1,4 +1,4 @@
-"""What handlers write into weights is kept, whenever they write it and however the run goes on: as natively."""
+"""Writes of handlers into weights are kept, at any time and however the run goes on: as in Ignite."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def trained(create, edit, event, run=end_by_itself, before=lambda trainer: None)
 @pytest.mark.parametrize("event", [Events.EPOCH_COMPLETED, Events.ITERATION_COMPLETED(once=8)])
 @pytest.mark.parametrize("edit", EDITS)
 def test_the_last_edit_of_a_run_is_in_the_next_one(edit, event):
-    """Bringing the newest weights to the host at the end of a run does not take what was written there as uploaded."""
+    """Bringing the newest weights to the host at the end of a run does not take writes on the host as uploaded."""
     native, _ = trained(create_supervised_trainer, edit, event)
     ipu, _ = trained(create_ipu_trainer, edit, event)
     assert_same_weights(ipu, native, rtol=1e-4, atol=1e-5)
@@ -115,7 +115,7 @@ def test_a_run_that_was_ended_early_keeps_its_edits(run, event):
 @pytest.mark.parametrize("event", [Events.ITERATION_COMPLETED, Events.EPOCH_COMPLETED])
 @pytest.mark.parametrize("edit", [clamp, scale_a_buffer])
 def test_snapshots_keep_edits(edit, event, tmp_path):
-    """A `Recovery` that copies the weights after every call loses none of what handlers write in between."""
+    """A `Recovery` that copies the weights after every call loses no writes of handlers in between."""
     native, _ = trained(create_supervised_trainer, edit, event)
     guard = Recovery(tmp_path, every=1)
     ipu, _ = trained(create_ipu_trainer, edit, event, before=guard.attach)
@@ -148,7 +148,7 @@ def test_edits_cost_one_copy_each_way():
 
 
 def test_a_tensor_from_before_the_run_may_be_written_after_it():
-    """It is the weight's memory, natively too, and the host has the newest values then."""
+    """It is the weight's memory, in eager PyTorch too, and the host has the newest values then."""
     ended = []
     for create in (create_supervised_trainer, create_ipu_trainer):
         model = network()
@@ -195,7 +195,7 @@ def outputs_of(create_trainer, create_evaluator, edit, event, trains):
 @pytest.mark.parametrize("event", [Events.STARTED, Events.ITERATION_STARTED, Events.ITERATION_COMPLETED])
 @pytest.mark.parametrize("edit", [fill_a_weight, fill_through_data, fill_a_buffer, replace_memory])
 def test_handlers_of_an_evaluation_may_edit_weights(edit, event, trains):
-    """The next call has them, as natively: a moving average that is swapped in, say, with or without a trainer."""
+    """The next call has them, as in PyTorch: a moving average that is swapped in, say, with or without a trainer."""
     expected = outputs_of(create_supervised_trainer, create_supervised_evaluator, edit, event, trains)
     found = outputs_of(create_ipu_trainer, create_ipu_evaluator, edit, event, trains)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Engines and captured loops compute with the Python values of now, by whichever way a model or a loss gets at them."""
+"""Engines and captured loops compute with the current Python values, however a model or a loss reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes killed at random moments: what they leave is whole, and the run goes on as if nothing had been."""
+"""Processes killed at random moments: their files are whole, and the run goes on as if nothing had been."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def scratch() -> Iterator[Path]:
 
 
 def train_with_checkpoints(folder: Path, note: Callable[[str], None]) -> None:
-    """What the children do: the program that a user starts again after a crash."""
+    """The children's program: the one that a user starts again after a crash."""
     run = Run(note)
     run.checkpoint(folder)
     run.resume(folder)
@@ -80,7 +80,7 @@ def train_preemptibly(folder: Path, note: Callable[[str], None]) -> None:
 
 
 def preempted(terms: int, seed: int = 0) -> Dict[str, int]:
-    """Ask runs to end until they have been asked so often; returns how many were in each phase."""
+    """Interrupt runs a number of times; returns how many were in each phase."""
     drawn = random.Random(seed)
     expected = uninterrupted(train_preemptibly)
     asked: Dict[str, int] = {}

@@ -51,7 +51,7 @@ class Target(NamedTuple):
     Attributes:
         make: Gives valid files to damage.
         read: Reads one, given its content and a path to put it at.
-        refusals: What it may raise.
+        refusals: Exceptions that it may raise.
         repack: Damages the inside of a file and makes checksums fit again.
     """
 
@@ -436,7 +436,7 @@ def _laughs(holding: bytes) -> bytes:
 
 
 def crafted() -> Iterator[Tuple[str, str, bytes]]:
-    """Yield inputs that are made to do harm: their target, what they try, and their content."""
+    """Yield inputs that are made to do harm: their target, their attack, and their content."""
     command = "touch /tmp/ignite-ipu-was-here"
     attacks: Dict[str, bytes] = {}
     for name, function, arguments in (
@@ -565,7 +565,7 @@ def fuzz(inputs: int, seed: int = 0) -> Dict[str, Dict[str, int]]:
     """Read so many damaged files and all crafted ones; returns how they ended, by target and outcome.
 
     Raises:
-        AssertionError: One crashed, hung, ran code, took too much memory, or raised what it should not.
+        AssertionError: One crashed, hung, ran code, took too much memory, or raised another exception.
     """
     seeds = {name: target.make() for name, target in TARGETS.items()}
     _TRUSTED[:] = seeds["executables"]
@@ -619,7 +619,7 @@ def _read_all(inputs: List[Tuple[str, str, bytes]], folder: Path, report: Path) 
     with open(report, "w", buffering=1) as log:
         for name, _, data in inputs:
             target = TARGETS[name]
-            # Of computing, so that a busy machine is no hang; whoever sleeps is found by the parent.
+            # Of computing, so that a busy machine is no hang; the parent finds sleeping processes.
             signal.setitimer(signal.ITIMER_PROF, SECONDS_PER_INPUT)
             try:
                 target.read(data, path)

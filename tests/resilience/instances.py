@@ -117,7 +117,7 @@ def _instances(program: Program) -> List[int]:
 
 
 def main(kills: int, seed: int = 0) -> None:
-    """Kill as many, and print what took longest."""
+    """Kill as many, and print the longest time."""
     import ignite_ipu.deferred.accelerator  # noqa: F401  # once for all processes
 
     drawn = random.Random(seed)

@@ -23,7 +23,7 @@ _START_SECONDS = 300.0
 
 
 class Left(NamedTuple):
-    """What a program that has ended still has."""
+    """Resources that an ended program still holds."""
 
     processes: List[str]
     shared_memory: Set[str]
@@ -69,7 +69,7 @@ class Program:
             time.sleep(0.02)
 
     def kill(self, pid: int, number: signal.Signals) -> None:
-        """Send a signal to a process of it, and remember what shared memory all of them have then."""
+        """Send a signal to a process of it, and record the shared memory of all of them."""
         for each in self.processes():
             self._shared |= _mapped(each) | {path.name for path in Path(_SHARED).glob(f"torch_{each}_*")}
         os.kill(pid, number)
@@ -85,7 +85,7 @@ class Program:
                 continue
 
     def left(self, alive: Optional[int] = None) -> Left:
-        """Return what is left of it.
+        """Return its remaining resources.
 
         Args:
             alive: The process whose group alone is looked at; all of them, shared memory and files otherwise.
@@ -112,7 +112,7 @@ class Program:
             time.sleep(0.1)
 
     def errors(self) -> str:
-        """Return what it has written to its standard error."""
+        """Return its standard error."""
         return self._said(self._errors)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a process has in use, before and after thousands of models."""
+"""Resources of a process, before and after thousands of models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def in_use() -> Dict[str, int]:
-    """Return counts of what a process can leak; memory in bytes."""
+    """Return counts of resources that a process can leak; memory in bytes."""
     gc.collect()
     return {
         "files": len(os.listdir("/proc/self/fd")),

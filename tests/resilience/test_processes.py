@@ -21,5 +21,5 @@ def test_all_processes_end_with_a_killed_data_worker():
 
 
 def test_a_launched_job_ends_with_its_launcher():
-    """All instances, and what they have started."""
+    """All instances, and the processes that they have started."""
     kill_when_ready(launched("fork"), signal.SIGKILL, ready=2)

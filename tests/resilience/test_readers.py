@@ -1,4 +1,4 @@
-"""Every place in the package that reads a file, or turns bytes into objects, is fuzzed, or it is said why not."""
+"""Every place in the package that reads a file, or turns bytes into objects, is fuzzed, or listed with a reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.resilience.fuzzing import TARGETS
 
 PACKAGE = Path(ignite_ipu.__file__).parent
 
-# What gives objects or text from bytes that may be somebody else's.
+# Functions that make objects or text from untrusted bytes.
 _FUNCTIONS = {
     *("open", "os.fdopen", "tokenize.open", "io.open", "zipfile.ZipFile", "mmap.mmap"),
     *("json.load", "json.loads", "pickle.load", "pickle.loads", "pickle.Unpickler", "marshal.loads", "torch.load"),
@@ -101,7 +101,7 @@ READERS: Dict[str, Dict[str, str]] = {
 
 
 def readers_in(path: Path) -> Iterator[Tuple[str, int]]:
-    """Yield the reading calls of a file, by name and line; what is opened to be written alone is none."""
+    """Yield the reading calls of a file, by name and line; files opened for writing alone are left out."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):
             continue

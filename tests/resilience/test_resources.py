@@ -24,7 +24,7 @@ def test_lives_of_models_leave_nothing_behind():
 
 @pytest.mark.parametrize("event", EVENTS, ids=str)
 def test_an_exception_in_any_handler_releases_the_ipus(event):
-    """The model computes and learns natively afterwards."""
+    """The model computes and learns on the host afterwards."""
     unreached = {IPUEvents.WEIGHTS_TO_DEVICE}
     assert raise_at(event) or event in unreached
 

@@ -84,7 +84,7 @@ class Run:
         self.loader = DataLoader(data, batch_size=4, shuffle=True)
         self.validation = DataLoader(data, batch_size=15)
         self.log: List[Any] = []
-        #: What else belongs to the run's state than trainer, model and optimizer.
+        # : Parts of the run's state beside trainer, model and optimizer.
         self.others = {"scheduler": self.scheduler, "epochs": self.epoch_scheduler, "best": self.best}
         self.to_save = {"trainer": self.trainer, "model": self.model, "optimizer": self.optimizer, **self.others}
         self._attach_handlers(patience)

@@ -1,4 +1,4 @@
-"""A fixture that runs a script written in a test, and returns what it printed and what was substituted."""
+"""A fixture that runs a script written in a test, and returns its output and the substitutions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Ran(NamedTuple):
     substitutions: List[Substitution]
 
     def became(self, original: str) -> str:
-        """Return what a call became, which has to be substituted exactly once."""
+        """Return the substitution of a call, which has to occur exactly once."""
         (found,) = [substitution.became for substitution in self.substitutions if substitution.original == original]
         return found
 
@@ -48,7 +48,7 @@ def run(tmp_path: Any) -> Callable[..., Ran]:
 
 @pytest.fixture
 def natively(run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> Callable[..., List[str]]:
-    """Run a text as a script of PyTorch's own, and return what it printed."""
+    """Run a text as a script of PyTorch's own, and return its output."""
 
     def run_natively(text: str, *argv: str) -> List[str]:
         with monkeypatch.context() as patched:

@@ -1,4 +1,4 @@
-"""What a forward makes in its first calls and keeps, as masks, tables and layers: a script trains as natively."""
+"""Masks, tables and layers that a forward makes in its first calls and keeps: a script trains as in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ train(model.train(), text)
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_numbers_are_the_native_ones(run, monkeypatch, name):
-    """Losses, predictions and what the model has kept are those of a native run."""
+    """Losses, predictions and the model's kept values are those of a native run."""
     text = HEAD + SCRIPTS[name] + "print(json.dumps(out))\n"
     found = json.loads(run(text).output[-1])
     monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")

@@ -62,7 +62,7 @@ def test_what_imports_poptorch_is_built_on_it(module: str, built_on_it: bool) ->
 
 @pytest.mark.usefixtures("installed")
 def test_a_frameworks_script_runs_as_it_is_with_poptorch_there(run, tmp_path) -> None:
-    """Though it names no PopTorch, and what it does would be mapped otherwise."""
+    """Though it names no PopTorch, and its calls would be mapped otherwise."""
     (tmp_path / "packages" / "driving" / "__init__.py").write_text(
         "import poptorch, torch\ndef drive():\n    return poptorch.inferenceModel(torch.nn.Identity())(torch.ones(2))\n"
     )

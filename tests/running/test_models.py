@@ -502,7 +502,7 @@ def test_what_one_step_cannot_do_is_refused_at_its_line(run, name):
 
 @pytest.mark.parametrize("name", TRAINED_ON_HOST)
 def test_what_one_step_cannot_do_trains_with_updates_on_the_host(run, natively, name, caplog):
-    """As natively, with one warning."""
+    """As in eager PyTorch, with one warning."""
     text = f"{HEAD}{REFUSED[name][0]}out += [p.sum().item() for p in model.parameters()]\n{TAIL}"
     found, expected = (json.loads(how(text)[-1]) for how in (lambda text: run(text).output, natively))
     assert found == pytest.approx(expected, rel=1e-5)
@@ -555,7 +555,7 @@ def test_files_written_within_the_loop_are_the_native_ones(run, tmp_path, monkey
 
 
 def _needed(data):
-    """Return what a pickle's loading looks up or makes anew, in its order."""
+    """Return the names that loading a pickle looks up or makes anew, in order."""
     return [(code.name, value) for code, value, _ in pickletools.genops(data) if code.name in ("GLOBAL", "NEWOBJ")]
 
 

@@ -1,4 +1,4 @@
-"""What is replaced for a while is put back, whatever happens on the way."""
+"""Names that are replaced for a while are restored, also after errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The porting tutorial shows what the commands really print; run as a program, this file writes them into the page."""
+"""The porting tutorial shows the real output of the commands; run as a program, this file writes it into the page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = ROOT / "docs" / "porting-tutorial.md"
 
 
 def outputs(scripts):
-    """Run the three ways and the native run, and return what each part of the page shows."""
+    """Run the three ways and the native run, and return the output for each part of the page."""
 
     def ran(name, *words, backend="emulator"):
         done = scripts.run(EXAMPLES.parent / name, backend, *words, folder=EXAMPLES)

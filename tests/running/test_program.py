@@ -1,4 +1,4 @@
-"""A program is found as Python finds it, and started with what Python gives it."""
+"""A program is found as Python finds it, and started with the same arguments and paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inputs that a loop writes into once its losses have gone backward: natively the gradients are there by then."""
+"""Inputs that a loop writes into once its losses have gone backward: PyTorch has the gradients by then."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_losses_are_the_native_ones(run, monkeypatch, change, due):
     ],
 )
 def test_a_change_that_no_update_before_has_seen_is_refused(run, change, place):
-    """With the lines of its use and of what writes: nothing was copied, as the first update did no such thing."""
+    """With the lines of its use and of the write: nothing was copied, as the first update did no such thing."""
     with pytest.raises(
         RunError, match=rf"was used in the training step at .*script\.py:12 and changed in place afterwards {place}"
     ):

@@ -1,4 +1,4 @@
-"""What `check` says that `run` makes of a finding is what `run` does with the example of its rule."""
+"""`run` treats the example of each rule as `check` says."""
 
 from __future__ import annotations
 
@@ -129,13 +129,13 @@ REASONS = {
     "unsupported-dtype": "Unsupported input type torch.bfloat16",
     "unsupported-operator": "Unsupported ops found in compiled model: [aten::_linalg_svd]",
 }
-# What no machine without a GPU runs natively, or not within a minute: the mended example computes the same.
+# Rules whose example needs a GPU, or takes more than a minute natively: the mended example computes the same.
 MENDED = {"compiled-model", "cuda-api", "cuda-device", "ignored-optimizer-argument"}
 NOT_RUN = {"async-loader-labels"}  # it starts a process, which imports the script anew
 
 
 def outcome(function, path):
-    """Return the numbers that a program ends with, or what it raised."""
+    """Return the numbers that a program ends with, or its exception."""
     import builtins
 
     builtins.result = []

@@ -54,7 +54,7 @@ def test_a_script_reads_its_input_knows_its_file_and_writes_where_it_was_started
 
 
 def test_whole_models_of_the_scripts_own_classes_are_saved_and_train_on(run, tmp_path, monkeypatch):
-    """What `torch.save(model)` wrote after two updates goes on as the model itself does, and as natively."""
+    """A file of `torch.save(model)` after two updates goes on as the model itself does, and as in eager PyTorch."""
     monkeypatch.chdir(tmp_path)
     text = """
         import torch
@@ -229,7 +229,7 @@ def test_a_missing_script_is_the_users_error():
 
 
 def test_threads_of_a_script_run_to_their_end_on_the_device(run):
-    """Natively the interpreter waits for them; a pool's idle ones it ends itself."""
+    """In Python the interpreter waits for them; a pool's idle ones it ends itself."""
     before = device.counters()
     ran = run(
         """

@@ -205,7 +205,7 @@ def test_a_forward_that_changes_attributes_is_refused_in_ignites_trainer_too(run
 
 
 def test_an_edit_of_weights_kept_over_an_update_is_native(run, monkeypatch):
-    """`parameter.data` of before changes with the weight, and a write into it is one into the weight."""
+    """An earlier `parameter.data` changes with the weight, and a write into it is one into the weight."""
     text = HEAD + (
         "model = nn.Linear(4, 4)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.5)\n"
         "update(F.mse_loss(model(batches[0]), batches[0]))\nkept = model.weight.data\n"

@@ -116,7 +116,7 @@ optimizer.step()
     ],
 )
 def test_a_penalty_on_gradients_of_inputs_is_named(run, detach, reason):
-    """Not the call that says that they are wanted, as if it wrote values."""
+    """Not the call that requires gradients, as if it wrote values."""
     optimizers = "for_g = torch.optim.Adam(generator.parameters(), lr=0.01)\nreal"
     with pytest.raises(RunError, match=reason):
         run(PENALTY.format(detach=detach).replace("real", optimizers, 1))

@@ -1,4 +1,4 @@
-"""Scripts whose updates PyTorch makes on the host: they run as they are written, and natively end alike."""
+"""Scripts whose updates PyTorch makes on the host: they run as they are written, with the result of eager PyTorch."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_the_run_finds_everything(run, tmp_path, text, programs):
 
 
 def test_limits(run):
-    """The script ends after device calls that compile nothing, or goes on after what it saves."""
+    """The script ends after device calls that compile nothing, or goes on after its saved state."""
     (shown, _), _ = run("warm", LOOP, "--quiet", "--cache-dir", "cache", "--calls", "3")
     assert "1 program compiled into cache; 3 device calls in a row needed nothing compiled, at " in shown
     assert "compiled: training of Net: (8, 6), (8,)\n" in shown and shown.count("training of Net: (8, 6)") == 1
@@ -135,7 +135,7 @@ for number, (x, y) in enumerate(DataLoader(data, batch_size=6)):
 
 
 def test_what_cannot_be_warmed(run, monkeypatch):
-    """Without a cache, for a script of PopTorch's, and natively it says what to do; without programs it fails."""
+    """Without a cache, for a script of PopTorch's, and natively it prints the way out; without programs it fails."""
     assert "--cache-dir DIR" in run("warm", LOOP, code=2)[0].err
     assert "compileAndExport" in run("warm", "import poptorch", "--cache-dir", "cache", code=2)[0].err
     wrapped = "from ignite_ipu import backend\nimport torch\nbackend.poptorch().inferenceModel(torch.nn.Linear(1, 1))"

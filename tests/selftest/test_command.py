@@ -1,4 +1,4 @@
-"""`ignite-ipu selftest`: what it checks, what it says, and what it exits with."""
+"""`ignite-ipu selftest`: its checks, its output, and its exit codes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def report_of(arguments, capsys):
 
 
 def test_everything_holds_on_the_emulator_and_every_ipu_is_given_back(tmp_path, capsys):
-    """All promises, as the command checks them: none is broken, and none is skipped but for what is not installed."""
+    """All promises, as the command checks them: none is broken, and none is skipped except for missing packages."""
     held = set(machine().users())
     file = tmp_path / "report.json"
     assert main(["selftest", "--report", str(file)]) == 0, capsys.readouterr().out
@@ -137,7 +137,7 @@ def test_a_backend_that_does_not_do_it_right_is_found(spoil, broken, kept, monke
 
 
 def test_a_broken_promise_is_said_with_its_page_and_reason(group, capsys):
-    """Exit code 1; the table has the reason, and what it was that was promised stands below."""
+    """Exit code 1; the table has the reason, and the promise stands below."""
 
     group("two-is-three", "Two is three, as the page says.", lambda bench: expect(False, "2 is not 3"))
     group("holds", "This one holds all the same.", lambda bench: None)
@@ -227,7 +227,7 @@ def test_an_unknown_name_is_refused_with_its_neighbours(capsys):
 
 @pytest.mark.parametrize(("chosen", "message"), [("native", "no PopTorch"), ("sdk", "no module named poptorch")])
 def test_a_poptorch_that_cannot_be_had_is_the_users_error(chosen, message, monkeypatch, capsys):
-    """One line that says why and what to do: there is nothing that could be checked."""
+    """One line with the reason and the way out: there is nothing that could be checked."""
     monkeypatch.setenv("IGNITE_IPU_BACKEND", chosen)
     assert main(["selftest"]) == 2
     assert message in capsys.readouterr().err
@@ -249,7 +249,7 @@ def test_a_report_says_what_it_was_made_on(group, capsys):
 
 
 def test_a_report_is_there_while_programs_run(group, tmp_path, capsys):
-    """What takes the process down leaves behind what came of the promises before, and which one was being checked."""
+    """After a crash of the process, the results of the earlier promises are left, and the name of the checked one."""
     file = tmp_path / "report.json"
     group("first", "The first one holds.", lambda bench: None)
     group("second", "The second one looks.", lambda bench: seen.append(json.loads(file.read_text())))
@@ -284,7 +284,7 @@ def test_a_terminal_sees_what_is_running(group, monkeypatch, capsys):
 
 
 def test_no_bar_of_a_compilation_is_drawn_over_the_rows(group, monkeypatch):
-    """Whoever makes the options: the program, or a factory that it calls."""
+    """The maker of the options: the program, or a factory that it calls."""
 
     class Terminal(io.StringIO):
         def isatty(self):

@@ -1,4 +1,4 @@
-"""Makes random sequences, plays each eagerly and captured, and classifies what comes out."""
+"""Makes random sequences, plays each eagerly and captured, and classifies the outcomes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ODD = tuple(EVENTS)
 
 @dataclasses.dataclass(frozen=True)
 class Sequence_:
-    """What is played: the events of a loop over a world, with an optimizer of a kind for each group of parameters."""
+    """A sequence: the events of a loop over a world, with an optimizer of a kind for each group of parameters."""
 
     world: str
     kinds: Tuple[str, ...]
@@ -65,13 +65,13 @@ def random_sequence(seed: int) -> Sequence_:
 
 
 def outcome_of(sequence: Sequence_, update: str, spread: bool = False) -> Outcome:
-    """Play a sequence eagerly and captured, and compare what the loop has looked at; `spread` takes two IPUs."""
+    """Play a sequence eagerly and captured, and compare the values that the loop has read; `spread` takes two IPUs."""
     eager = Player(sequence.world, sequence.kinds, None)
     events: Sequence[Event] = sequence.events
     try:
         eager.play(events)
     except Exception:
-        # PyTorch itself has an error for this loop: what comes before it is compared.
+        # PyTorch itself has an error for this loop: the values before it are compared.
         events = events[: eager.number]
         eager = Player(sequence.world, sequence.kinds, None)
         eager.play(events)

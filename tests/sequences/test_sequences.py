@@ -1,4 +1,4 @@
-"""A captured loop shows what PyTorch's does, event by event, or is refused; it never shows anything else."""
+"""A captured loop shows the same as PyTorch's, event by event, or is refused; it never shows anything else."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_models_over_two_ipus_end_as_on_one() -> None:
     ],
 )
 def test_events(events: str, kind: str) -> None:
-    """What clears, clips and uses gradients follows PyTorch's rules, or is refused."""
+    """Clearing, clipping and using gradients follow PyTorch's rules, or are refused."""
     parts = tuple((name, 0) for name in events.split())
     several = [("TwoModels", ("Adam", "AdamW")), ("Criterion", ("AdamW",))]
     for world, kinds in [("Perceptron", ("Adam",)), ("Tied", ("Adam",)), *several]:
@@ -73,7 +73,7 @@ def test_events(events: str, kind: str) -> None:
 
 
 def test_a_difference_is_found_and_shrunk() -> None:
-    """The machine sees what it looks for: here a sequence whose outcome is a refusal, which stays one."""
+    """The machine detects outcomes: here a sequence whose outcome is a refusal, which stays one."""
     names = ["forward", "backward", "read_loss", "gradient_scaled", "learning_rate", "step"]
     parts = tuple((name, 0) for name in names)
     sequence = Sequence_("Perceptron", ("SGD",), parts)
@@ -125,7 +125,7 @@ def test_loops_go_on_with_updates_on_the_host(block: int) -> None:
     ("world", "kinds"), [("Perceptron", ("SGD",)), ("Tied", ("RMSprop",)), ("TwoModels", ("AdamW", "SGD"))]
 )
 def test_events_that_only_pytorch_can_express(world: str, kinds: Tuple[str, ...], events: str) -> None:
-    """Each is PyTorch's from the moment on at which it comes, with the gradients and the state of before."""
+    """Each is PyTorch's from the moment on at which it comes, with the previous gradients and state."""
     outcome = outcome_of(Sequence_(world, kinds, tuple((name, 0) for name in events.split())), "auto")
     assert outcome.kind == "same", outcome
 

@@ -22,7 +22,7 @@ class World:
     """Models and optimizers of one loop.
 
     Attributes:
-        modules: What is prepared, each called by itself.
+        modules: The prepared models, each called by itself.
         optimizers: Of the kinds given, which hold the parameters of `modules` together unless a world says otherwise.
     """
 
@@ -83,7 +83,7 @@ class Lazy(World):
 
 
 class _Counting(nn.Module):
-    """A layer that keeps an average of what it is given."""
+    """A layer that keeps an average of its inputs."""
 
     average: torch.Tensor
 

@@ -74,7 +74,7 @@ MIXING = {"batch statistics": normalised, "a mean": Centred, "similarities": Sim
 @pytest.mark.parametrize("samples", [17, 20])
 @pytest.mark.parametrize("make", MIXING.values(), ids=MIXING)
 def test_filling_that_would_change_predictions_is_refused(make, samples, factors):
-    """However few samples there are in the incomplete batch; natively the others alone are mixed."""
+    """With any number of samples in the incomplete batch; in eager PyTorch only its own samples are mixed."""
     with pytest.raises(RowsError, match=r"changes the predictions.*mixes the samples.*drop_last=True"):
         measured(create_ipu_evaluator, make(), samples, **factors)
 

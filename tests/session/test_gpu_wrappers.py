@@ -1,4 +1,4 @@
-"""Models that scripts for GPUs have wrapped: the module inside trains, or the message says what to pass."""
+"""Models that scripts for GPUs have wrapped: the module inside trains, or the message names the argument to pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several processes have to agree on, tried in one; test_launch.py trains in two."""
+"""Agreement of several processes, tried in one; test_launch.py trains in two."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def assert_ordinary(model, optimizer):
 
 
 def test_a_run_that_loses_its_device_leaves_the_newest_copy():
-    """That of the checkpoint after five steps; what came after it is gone with the device."""
+    """That of the checkpoint after five steps; later updates are lost with the device."""
     trainer, model, optimizer = trainer_for()
     seen = []
 
@@ -71,7 +71,7 @@ def test_a_run_that_loses_its_device_leaves_the_newest_copy():
 
 @pytest.mark.parametrize("end", ["release", "close", "stop_training"])
 def test_an_end_gives_a_dead_device_back(end):
-    """And says what it could not be asked for."""
+    """And the message names the missing value."""
     trainer, model, optimizer = trainer_for()
     evaluator = create_ipu_evaluator(model)
     trainer.run(loader())
@@ -102,7 +102,7 @@ class Stubborn:
 
 
 def test_an_executor_that_gives_nothing_back_is_dropped():
-    """Its IPUs are free when nobody has it any more; model and optimizer are as after any other end."""
+    """Its IPUs are free when nothing refers to it any more; model and optimizer are as after any other end."""
     trainer, model, optimizer = trainer_for()
     trainer.run(loader())
     stubborn = Stubborn(trainer.ipu.training.executor)

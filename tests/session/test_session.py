@@ -139,7 +139,7 @@ def test_an_evaluation_that_finds_all_ipus_busy_names_share_ipus(monkeypatch, tm
 
 
 def test_weights_set_on_the_host_reach_the_device():
-    """`load_state_dict` and in-place edits between epochs are what training goes on from."""
+    """Training goes on from `load_state_dict` and in-place edits between epochs."""
     model, optimizer = pair()
     trainer = trainer_for(model, optimizer)
 
@@ -233,7 +233,7 @@ def test_a_layer_that_is_replaced_within_an_epoch_is_refused_at_its_end():
 
 
 def test_an_optimizer_state_goes_from_gpu_style_training_to_the_ipu_and_back():
-    """A run begun natively continues on the IPU, and natively again, as if never interrupted."""
+    """A run begun on the host continues on the IPU, and on the host again, as if never interrupted."""
     reference, reference_optimizer = pair(momentum=0.9)
     for _ in range(3):
         train_natively(reference, reference_optimizer, loader())
@@ -327,7 +327,7 @@ def test_weights_survive_when_trainer_and_executor_go():
 
 
 def test_sessions_that_are_closed_leave_nothing_on_the_model():
-    """Neither hooks nor classes; what is evaluated after all is evaluated with what was loaded."""
+    """Neither hooks nor classes; a later evaluation uses the loaded weights."""
     model, optimizer = pair()
     before = dict(vars(model))
     x = task().tensors[0][:8]
@@ -477,7 +477,7 @@ def test_an_end_that_loses_training_says_so(end, copy_that_fails, lasting):
 
 
 def test_an_exception_is_raised_whatever_its_release_loses(caplog):
-    """What could not be copied is in the log: the exception of the run tells more."""
+    """Tensors that could not be copied are in the log: the exception of the run has the details."""
     trainer = trainer_for(*pair())
 
     @trainer.on(Events.ITERATION_COMPLETED(once=2))

@@ -1,4 +1,4 @@
-"""Models with weights in common: what one trained, the others evaluate and train further with."""
+"""Models with weights in common: the others evaluate and train on with the weights that one has trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `print(trainer.ipu)` says: before a run what will happen, and behind it what did."""
+"""Output of `print(trainer.ipu)`: the plan before a run, and the facts after it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_plan_tells_schedule_and_memory_before_anything_is_compiled():
 
 @pytest.mark.parametrize("pipeline", [["0", "2"], "auto"], ids=str)
 def test_a_loader_tells_the_memory_before_anything_is_compiled(pipeline):
-    """By the first batch, which the run sees again; what does not fit is refused."""
+    """By the first batch, which the run sees again; an unfitting batch is refused."""
     loader = DataLoader(task(), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(1))
     results = []
     for explained in (True, False):

@@ -17,7 +17,7 @@ TRAINING = [DATA[4 * number : 4 * number + 4] for number in range(6)]
 
 
 class Seen(nn.Module):
-    """Adds up what it predicts, shifts by its last mean, and has a normalisation that never leaves training mode."""
+    """Adds up its predictions, shifts by its last mean, and has a normalisation that never leaves training mode."""
 
     def __init__(self):
         super().__init__()
@@ -65,7 +65,7 @@ def test_evaluators_write_the_buffers_that_ignite_s_write(iterations):
 
 
 def test_a_model_without_a_trainer_has_them_after_each_call():
-    """Nobody watches an attribute of a module that was never trained, so the values are there at once."""
+    """An attribute of a module that was never trained is not watched, so the values are there at once."""
     model = Seen()
     totals = []
     evaluator = create_ipu_evaluator(model, output_transform=lambda x, y, y_pred: totals.append(model.total.clone()))
@@ -81,7 +81,7 @@ def test_replicas_with_buffers_of_their_own_are_refused():
 
 
 def test_averages_refuse_what_their_sums_would_change():
-    """The mode Sum adds up what several micro-batches write; and filling would count."""
+    """The mode Sum adds up the values that several micro-batches write; and padding would count."""
     averages = {"mean": lambda y_pred, y: y_pred[:, 0]}
     with pytest.raises(OptionsError, match="device_iterations=1"):
         create_ipu_averages_evaluator(Seen(), averages, device_iterations=2).run(TRAINING)

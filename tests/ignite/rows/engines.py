@@ -1,4 +1,4 @@
-"""Engines: what is called when, how runs begin, end, pause and go on."""
+"""Engines: the order of calls, and the begin, end, pause and resumption of runs."""
 
 from __future__ import annotations
 

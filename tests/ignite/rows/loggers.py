@@ -1,4 +1,4 @@
-"""Experiment loggers: what each is told; libraries that are not installed are played by one that records calls."""
+"""Experiment loggers: the calls of each; a recording library stands in for libraries that are not installed."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def fbresearch(side):
 
 
 def _calls(recorder: Any) -> List[Tuple[str, Any]]:
-    """Return what a recording library was told: method names, and the numbers, texts and tensors they were given."""
+    """Return the calls of a recording library: method names, and their numbers, texts and tensors."""
     return [(name, _plain((args, kwargs))) for name, args, kwargs in recorder.mock_calls if "__" not in name]
 
 
@@ -166,7 +166,7 @@ def neptune(side):
     package = handlers.neptune_logger
 
     class Run(dict):
-        """Keeps what is appended under each name."""
+        """Keeps the values appended under each name."""
 
         def __missing__(self, name):
             series = mock.MagicMock()

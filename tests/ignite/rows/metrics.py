@@ -1,6 +1,6 @@
 """Metrics in training and in evaluation, over device calls of three micro-batches and an incomplete last one.
 
-Natively a batch is what is a micro-batch on the IPU; the values of an epoch must agree all the same.
+A batch in Ignite is a micro-batch on the IPU; the values of an epoch must agree all the same.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def measure(side, kind: str, factories: Factories, *, micro_batches: int = 3, ev
         return records
     for name, make in factories.items():
         make().attach(trainer, name)
-    # 48 samples in place of 45: training drops what does not fill a call, natively nothing.
+    # 48 samples in place of 45: training drops samples that do not fill a call; Ignite drops none.
     x = _x(48)
     full = DataLoader(TensorDataset(x, _y(x, kind)), batch_size=BATCH)
     follow(trainer, Events.EPOCH_COMPLETED, lambda engine: records.append(engine.state.metrics.copy()))

@@ -1,4 +1,4 @@
-"""What statements read and bind."""
+"""Names that statements read and bind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ignite_ipu.migration.analysis.names import names_bound, names_loaded
     ],
 )
 def test_variables_of_comprehensions_are_left_out(text, bound, loaded):
-    """They exist in their comprehension alone, except in what its first loop runs over."""
+    """They exist in their comprehension alone, except in the iterable of its first loop."""
     (statement,) = ast.parse(text).body
     assert names_bound(statement) == bound
     assert names_loaded(statement) == loaded

@@ -1,4 +1,4 @@
-"""Calls of methods by name, with what they are called on."""
+"""Calls of methods by name, with their objects."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def resolved(imports: str, name: str) -> object:
     ],
 )
 def test_stars(imports, name, full):
-    """What a library's star binds is known; the user's own modules are not run to learn what theirs does."""
+    """The names that a library's star binds are known; the user's own modules are not run to find theirs."""
     assert resolved(imports, name) == full
 
 

@@ -26,7 +26,7 @@ NAMES = sorted(
 
 
 def parameters(name):
-    """Return the names of what PyTorch's function or layer takes, in order."""
+    """Return the names of the parameters of PyTorch's function or layer, in order."""
     module, _, last = name.rpartition(".")
     found = pydoc.locate(f"{module}._{last}") or pydoc.locate(name)  # the former where one of two is called
     if isinstance(found, type) and issubclass(found, nn.RNNBase):
@@ -40,7 +40,7 @@ def parameters(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_positions_are_those_of_pytorch(name):
-    """Those of the table; what it leaves out stands behind them, or has no position."""
+    """Those of the table; omitted ones stand behind them, or have no position."""
     order = operator_table.positions(name)
     assert order, "its arguments have no order in the table"
     found = parameters(name)

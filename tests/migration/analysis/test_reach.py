@@ -11,7 +11,7 @@ from ignite_ipu.migration.analysis.reach import CodeBase, imports_of
 
 
 def reached(start, **files):
-    """Return what the file `start` reaches in a code base below /p; `a__b` stands for a/b.py."""
+    """Return the files that `start` reaches in a code base below /p; `a__b` stands for a/b.py."""
     texts = {
         f"/p/{name.replace('__', '/')}.py".replace("/init.py", "/__init__.py"): text for name, text in files.items()
     }

@@ -54,7 +54,7 @@ def test_select_and_ignore(code, capsys):
 
 
 def test_a_script_that_runs_unchanged_has_a_clean_bill_for_run(tmp_path, capsys):
-    """What it is wanted for decides what is found: to be run, to be migrated, or to be ported by hand."""
+    """Findings depend on the purpose: to run, to migrate, or to port by hand."""
     code = tmp_path / "code.py"
     code.write_text("import torch\nx.cuda()\nx.register_full_backward_hook(print)\n")
 

@@ -1,4 +1,4 @@
-"""`ignite-ipu migrate` from the command line: where it writes, what it reports, and how it ends."""
+"""`ignite-ipu migrate` from the command line: its files, its report, and its exit codes."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_broken_cells_are_named(tmp_path, capsys):
 
 
 def test_links_to_a_file_are_written_with_it(project, tmp_path):
-    """What imports the link finds it beside the file that it leads to."""
+    """An import of the link finds it beside its target."""
     (project / "link.py").symlink_to("sub/c.py")
     assert run(project, "-o", tmp_path / "out") == 1
     for name in ("link.py", "sub/c.py"):
@@ -181,7 +181,7 @@ class _Page(HTMLParser):
 
 
 def test_one_page_for_people(project, capsys):
-    """It needs no other file: what changes, what is left and why, and lines side by side, each with its number."""
+    """It needs no other file: it shows the changes, the open findings with reasons, and lines side by side."""
     assert run(project, "--report", "html") == 1
     output = capsys.readouterr()
     read = _Page(output.out)

@@ -28,7 +28,7 @@ def test_text_gives_place_severity_rule_and_remedy():
 
 
 def test_colour_only_adds_escapes(monkeypatch):
-    """On what is no terminal nothing is folded, so that a log keeps its lines."""
+    """Without a terminal nothing is folded, so that a log keeps its lines."""
     import io
     import re
 

@@ -95,7 +95,7 @@ def train_epoch(model, optimizer, loader):
 
 
 def test_a_function_that_is_given_an_optimizer(rewritten):
-    """Nothing says who calls it, so it prepares what it is given itself; a second time nothing happens."""
+    """Its callers are unknown, so it prepares its arguments itself; a second time nothing happens."""
     after = GIVEN.replace("    # batch", "    ipu_prepare(optimizer, model)\n    # batch")
     assert rewritten(REWRITE, GIVEN) == IMPORT + after
     assert rewritten(REWRITE, IMPORT + after) == IMPORT + after

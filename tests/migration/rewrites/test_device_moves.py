@@ -46,7 +46,7 @@ if use == 'cuda':
 
 
 def test_orders(rewritten):
-    """They are given where there is a GPU; what a function of torch.cuda returns is left to its reader."""
+    """They are given where there is a GPU; results of functions of torch.cuda are left to the reader."""
     before = """\
 import torch
 def stop():

@@ -1,4 +1,4 @@
-"""Choices of a GPU become host_device(); what else a string may be used for decides its form."""
+"""Choices of a GPU become host_device(); other uses of a string decide its form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs that a file chooses or names are reported; what host_device chooses is not."""
+"""GPUs that a file chooses or names are reported; the device of host_device is not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_guarded_names(lines):
 
 
 def test_ours(lines):
-    """What migrate writes is clean."""
+    """Migrated code is clean."""
     code = """
         from ignite_ipu import host_device
         device = host_device()
@@ -55,7 +55,7 @@ def test_other_strings(lines):
 
 
 def test_moves_that_run_where_there_is_a_gpu(lines):
-    """Asking is the finding; what follows from the answer is none of its own."""
+    """The test for a GPU is the finding; its consequences are none of their own."""
     code = """
         import torch
         if torch.cuda.is_available():

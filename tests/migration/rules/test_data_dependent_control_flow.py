@@ -48,7 +48,7 @@ def test_python_values_decide_freely(lines):
 
 
 def test_what_numbers_a_loop_is_no_tensor(lines):
-    """enumerate counts in Python, whatever it goes through; what zip gives is told apart part by part."""
+    """enumerate counts in Python for any argument; the elements of zip are distinguished part by part."""
     code = """
         import torch
         from torch import nn
@@ -81,7 +81,7 @@ def test_what_torch_says_of_processes_is_known(lines):
 
 
 def test_dictionaries_of_tensors(lines):
-    """Keys are Python's; what is handed to a method of the file, which may be any, shows nothing."""
+    """Keys are Python's; an argument of a method of the file, which may be any, shows nothing."""
     code = """
         import torch
         from torch import nn
@@ -108,7 +108,7 @@ def test_dictionaries_of_tensors(lines):
 
 
 def test_values_are_followed_through_methods(lines):
-    """A helper called from forward is traced too, with what it is given."""
+    """A helper called from forward is traced too, with its arguments."""
     code = """
         import torch
         from torch import nn

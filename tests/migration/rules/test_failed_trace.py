@@ -1,4 +1,4 @@
-"""What stops a compilation without a rule of its own."""
+"""Obstacles for a compilation without a rule of their own."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_captured_loops(lines):
 
 
 def test_no_training(lines):
-    """A file that does not train may define what it likes."""
+    """A file that does not train may define any loss."""
     code = """
         from torch import nn
         l = nn.MSELoss(reduction='sum')

@@ -34,7 +34,7 @@ def test_what_ipu_trainers_have(lines):
 
 
 def test_precisions_that_a_variable_names(lines):
-    """Those that a variable is assigned are known; what is computed is decided when the factory is called."""
+    """Those that a variable is assigned are known; computed ones are decided when the factory is called."""
     code = """
         from ignite.engine import create_supervised_trainer
         mode = "apex"

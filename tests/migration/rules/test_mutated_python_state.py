@@ -44,9 +44,9 @@ def test_buffers_and_local_values_are_fine(lines):
 
 
 def test_what_comes_to_the_same_in_every_call_is_borne_by_run(findings):
-    """Shapes, what is made once when it is missing or does not fit, and tensors for others to look at.
+    """Shapes, values that are made once if they are missing or do not fit, and tensors for other code to read.
 
-    Not what is computed from what was there.
+    Not values that are computed from previous ones.
     """
     code = """
         from torch import nn
@@ -73,7 +73,7 @@ def test_what_comes_to_the_same_in_every_call_is_borne_by_run(findings):
 
 
 def test_only_what_forward_reaches(lines):
-    """A method that forward never calls may change what it likes."""
+    """A method that forward never calls may change anything."""
     code = """
         import torch
         from torch import nn

@@ -35,7 +35,7 @@ def test_what_compiles(lines):
 
 
 def test_what_is_doubted_is_a_note(findings):
-    """What a loss is doubted for is not: our engines refuse it."""
+    """Doubts about a loss are left out: our engines refuse it."""
     code = """
         from torch import nn
         nn.GRU(4, 8, bidirectional=True)
@@ -100,7 +100,7 @@ def test_defaults_and_unknown_values(lines):
 
 
 def test_values_behind_names(findings):
-    """A default, an attribute that `__init__` sets, a variable, and what callers in the file give."""
+    """A default, an attribute that `__init__` sets, a variable, and arguments of callers in the file."""
     code = """
         from torch import nn
 

@@ -6,7 +6,7 @@ RULE = "several-optimizers"
 
 
 def test_one_loop(lines):
-    """Found by what they are made from."""
+    """Found by the parameters that they are made from."""
     code = """
         import torch
         a = torch.optim.SGD(model.parameters(), lr=1)

@@ -25,5 +25,5 @@ def test_fresh_state(lines):
 
 
 def test_captured_loops(lines):
-    """A loop whose calls are recorded may carry what it likes."""
+    """A loop whose calls are recorded may carry any state."""
     assert lines(RULE, LOOP.format(first="pass", model="model")) == []

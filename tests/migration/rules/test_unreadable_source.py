@@ -1,4 +1,4 @@
-"""What cannot be read as Python is reported under one rule."""
+"""Files that cannot be read as Python are reported under one rule."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_registered(lines):
 
 
 def test_unused_in_forward(lines):
-    """What forward never reads may stay on the CPU."""
+    """Tensors that forward never reads may stay on the CPU."""
     code = """
         import torch
         from torch import nn

@@ -36,7 +36,7 @@ def test_listed_and_composed(lines):
 
 
 def test_only_in_traced_code(lines):
-    """Host code may use what it likes."""
+    """Host code may use any operator."""
     code = """
         import torch
         torch.fft.fft(torch.zeros(4))
@@ -45,7 +45,7 @@ def test_only_in_traced_code(lines):
 
 
 def test_constants(lines):
-    """What is made of constants is computed while compiling, as masks are."""
+    """Results of constants, such as masks, are computed while compiling."""
     code = """
         import torch
         from torch import nn

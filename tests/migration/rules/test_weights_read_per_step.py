@@ -26,7 +26,7 @@ def test_averages_and_state_dicts(lines):
 
 
 def test_after_the_loop(lines):
-    """At the end of an epoch that is what checkpoints are for."""
+    """At the end of an epoch, checkpoints do so."""
     code = """
         import torch
         from torch import nn

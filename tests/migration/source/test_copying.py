@@ -1,4 +1,4 @@
-"""What is no program is copied as it is."""
+"""Files that are no programs are copied as they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files are read in the encoding they declare, and written back in it; what is no Python text is refused."""
+"""Files are read in the encoding they declare, and written back in it; other files than Python texts are refused."""
 
 from __future__ import annotations
 

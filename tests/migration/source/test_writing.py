@@ -31,7 +31,7 @@ def test_content_changes_and_permissions_stay(path):
 
 @pytest.mark.parametrize("function", ["replace", "fsync", "fchmod"])
 def test_a_crash_at_any_point_leaves_the_original(path, monkeypatch, function):
-    """What a killed process leaves behind is the old file, for the new one only appears by the rename."""
+    """A killed process leaves the old file behind: the new one only appears by the rename."""
 
     def crash(*arguments):
         assert path.read_bytes() == OLD

@@ -1,4 +1,4 @@
-"""What the rules read and what a trace shows, told once, in every form of output."""
+"""Findings of the rules and of a trace, listed once, in every form of output."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def test_a_loss_that_cannot_be_compiled(tmp_path):
 
 
 def test_what_a_librarys_module_does_is_placed_at_the_factory(tmp_path, capsys):
-    """No line of the user's runs then, and the caller's are none. What was refused does not count as compiled."""
+    """No line of the user's runs then, and the caller's are none. Refused code does not count as compiled."""
     layer = "torch.nn.Embedding(4, 4, scale_grad_by_freq=True)"
     code = f"import torch\n\n\ndef make():\n    return {layer}, torch.ones(8, 2).long()\n"
     trial = try_out(write(tmp_path, code))
@@ -288,7 +288,7 @@ def test_what_a_librarys_module_does_is_placed_at_the_factory(tmp_path, capsys):
 
 
 def test_operators_are_reported_by_the_table(traced):
-    """What is doubted is noted, what is unused or constant is not, and each names its line."""
+    """Doubtful operators are noted, unused or constant ones are not, and each note names its line."""
     code = """
         import torch
         from torch import nn

@@ -1,4 +1,4 @@
-"""What a script is told of CUDA, and what libraries are told meanwhile."""
+"""Answers of torch.cuda to a script, and to libraries meanwhile."""
 
 from __future__ import annotations
 

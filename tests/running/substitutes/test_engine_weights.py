@@ -56,7 +56,7 @@ def test_weights_that_a_later_trainer_brings_are_known():
 
 @pytest.mark.parametrize("layers", [10, 40])
 def test_asking_for_every_parameter_goes_through_the_weights_once(monkeypatch, layers):
-    """What a loop over the parameters takes is proportional to their number, not to its square."""
+    """The time of a loop over the parameters is proportional to their number, not to its square."""
     passes = 0
 
     class Counted(list):

@@ -71,7 +71,7 @@ def test_other_uses_of_gradients_are_refused_on_the_device(run, body, reason):
 
 @pytest.mark.parametrize("body", [body for body, _ in ON_HOST])
 def test_other_uses_of_gradients_train_with_updates_on_the_host(run, natively, body, caplog):
-    """As natively, with one warning that names the line."""
+    """As in eager PyTorch, with one warning that names the line."""
     text = f"{HEAD}for _ in range(3): {body}\n{SHOW}"
     assert run(text).output == natively(text)
     (change,) = [each for each in caplog.messages if each.startswith("Weights are updated on the host from ")]
@@ -96,7 +96,7 @@ def test_hooks_and_backward_passes_of_functions_are_refused(run, body, reason):
     ("again", "reason"), [("backward()", "were not cleared"), ("step()", "nothing has cleared them")]
 )
 def test_gradients_that_pytorch_would_use_again(run, natively, again, reason):
-    """Natively, gradients that nothing has cleared are added to, and a second step uses them again."""
+    """In eager PyTorch, uncleared gradients are added to, and a second step uses them again."""
     call = "nn.functional.mse_loss(model(x), y).backward()" if again == "backward()" else "optimizer.step()"
     text = f"{HEAD}step(lambda: None)\n{call}\n"
     with pytest.raises(RunError, match=reason):

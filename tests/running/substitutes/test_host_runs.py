@@ -1,4 +1,4 @@
-"""A script may export what it has trained."""
+"""A script may export its trained model."""
 
 from __future__ import annotations
 

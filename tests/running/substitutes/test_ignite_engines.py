@@ -94,7 +94,7 @@ print([value for row in model.weight.tolist() for value in row])
 
 
 def test_a_loop_refuses_settings_that_are_its_own_to_say(run):
-    """A written-out loop decides how many batches make an update; what it can honour, it does."""
+    """A written-out loop decides how many batches make an update; settings that it can honour count."""
     loop = (
         HEAD
         + """
@@ -166,7 +166,7 @@ trainer.run(data, max_epochs=2)
 
 
 def test_a_handler_that_sets_gradients_of_a_trainers_model_ends_the_run(run):
-    """Nobody would use them."""
+    """They would not be used."""
     with pytest.raises(RunError, match=r"(?s)parameter.grad.*computes gradients itself"):
         run(
             HEAD
@@ -181,7 +181,7 @@ trainer.run(data)
 
 
 def test_what_looks_at_gradients_of_other_parameters_or_clears_them_runs(run):
-    """PyTorch's own code may look, and what no trainer trains has none natively, too."""
+    """PyTorch's own code may look, and a model that no trainer trains has none in eager PyTorch, too."""
     ran = run(
         HEAD
         + """
@@ -387,7 +387,7 @@ def test_a_main_function_in_parallel_resumes_from_its_checkpoint_as_natively(run
 
 
 def test_parts_of_a_trained_model_are_evaluated_with_the_newest_weights(run, monkeypatch):
-    """A handler that decodes, as for samples of an autoencoder, or looks at what an encoder makes of a batch."""
+    """A handler that decodes, as for samples of an autoencoder, or looks at an encoder's output for a batch."""
     text = """
         import torch
         from torch import nn

@@ -92,7 +92,7 @@ def test_what_cannot_be_captured_is_refused_at_its_line(run, body, reason):
     ],
 )
 def test_what_only_pytorch_can_update(run, natively, body, reason):
-    """It is refused in updates on the device, and else done as natively."""
+    """It is refused in updates on the device, and else works as in eager PyTorch."""
     with pytest.raises(RunError, match=r"script\.py:\d+") as refused:
         run(HEAD + body, config=IPUConfig(update="device"))
     assert reason in str(refused.value)
@@ -199,7 +199,7 @@ def test_a_frozen_model_belongs_to_the_step_of_the_trained_one(run, capsys, mode
 
 
 def test_a_state_dictionary_from_before_the_loop_is_the_newest_when_it_is_saved(run):
-    """As natively, where it is the memory of the model's weights; a part's, too."""
+    """As in eager PyTorch, where it is the memory of the model's weights; a part's, too."""
     ran = run(
         HEAD
         + """

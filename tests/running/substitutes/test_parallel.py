@@ -77,7 +77,7 @@ def test_gradients_accumulate_without_synchronisation(run):
 
 
 def test_one_process_connects_without_gpus(run, tmp_path):
-    """What a launcher does for one GPU is done for one process."""
+    """A launcher for one GPU starts one process."""
     store = tmp_path / "store"
     ran = run(f"""
         import torch, torch.distributed as dist

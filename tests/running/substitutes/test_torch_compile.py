@@ -39,7 +39,7 @@ for each in (model, copy.deepcopy(model)):
     ],
 )
 def test_a_compiled_model_keeps_its_names(run, natively, compiled):
-    """What it prints, saves and loads has the names that PyTorch gives; so has a copy."""
+    """Printed, saved and loaded models have the names that PyTorch gives; so has a copy."""
     text = f"{HEAD}\nmodel = {compiled}\n{LOOP}"
     assert run(text).output == natively(text)
 

@@ -1,4 +1,4 @@
-"""What tensors of a model in training cost and hand out: a download for values alone, and ordinary tensors."""
+"""Access to tensors of a model in training: a download for values alone, and ordinary tensors as results."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Accelerated:
         pytest.importorskip("accelerate")
         from ignite_ipu import IPUAccelerator, IPUConfig
 
-        # The first updates that may be followed by some on the host keep their weights of before.
+        # The first updates keep their previous weights if updates on the host may follow.
         accelerator = IPUAccelerator(config=IPUConfig(update="device"))
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         model, optimizer, data = accelerator.prepare(self.model, optimizer, data)
@@ -87,7 +87,7 @@ def globals_of(file: io.BytesIO) -> Set[str]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_files_of_a_model_in_training_need_no_PopTorch(way):
-    """A state dictionary is read as weights only, a whole model by whoever has its classes; both hold the newest."""
+    """A state dictionary is read as weights only, a whole model with its classes; both hold the newest."""
     model = network()
     way(model).run(loader(), max_epochs=1)
     assert {type(value) for value in model.state_dict().values()} == {torch.Tensor}
@@ -122,7 +122,7 @@ def test_what_is_computed_copied_or_pickled_is_ordinary():
 
 
 class Seen:
-    """Somebody who hears of a first access."""
+    """Receives the notice of a first access."""
 
     def note(self, brings):
         pass
@@ -174,7 +174,7 @@ def test_what_a_tensor_is_can_be_asked_without_a_download(question):
 
 
 def test_a_write_behind_a_question_is_not_lost_in_silence():
-    """A question is no download: what is written through a view after it, before one, is still found to be lost."""
+    """A read of properties is no download: a write through a view before the next one is still found."""
     model = network()
     trainer = by_factory(model)
     views = [model[0].weight.detach()]

@@ -1,4 +1,4 @@
-"""Tensors with the memory of weights that somebody keeps over updates change with the weights, as natively."""
+"""Tensors with the memory of weights that code keeps over updates change with the weights, as in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 @pytest.mark.parametrize("name", KEPT)
 def test_what_is_kept_is_live(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Taken before the first update, or between two; only a copy stays what it was, and costs nothing."""
+    """Taken before the first update, or between two; only a copy keeps its values, and costs nothing."""
 
     def sums(captures: bool) -> List[float]:
         torch.manual_seed(0)
@@ -68,7 +68,7 @@ def test_a_state_that_nobody_takes_from_costs_no_copies() -> None:
 
 
 def test_entries_of_a_state_are_the_same_while_they_are_kept() -> None:
-    """As natively; one that is set by hand is the tensor that was set."""
+    """As in eager PyTorch; one that is set by hand is the tensor that was set."""
     model = nn.Linear(4, 2)
     ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
     state = model.state_dict()

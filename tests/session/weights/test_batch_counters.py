@@ -73,7 +73,7 @@ def test_counts_are_those_of_a_native_run(factors):
 
 
 def train_as_two_ranks(model, optimizer):
-    """Train natively as two processes with DistributedDataParallel do, of which the first keeps its buffers."""
+    """Train in eager PyTorch as two processes with DistributedDataParallel do, of which the first keeps its buffers."""
     model.train()
     of_second = {name: buffer.clone() for name, buffer in model.named_buffers()}
     batches = iter(LOADER)
@@ -86,7 +86,7 @@ def train_as_two_ranks(model, optimizer):
 
 
 def test_replicas_have_statistics_and_counts_of_their_own(caplog):
-    """As the processes of DistributedDataParallel; the factory sets broadcastBuffers(False), and says so."""
+    """As the processes of DistributedDataParallel; the factory sets broadcastBuffers(False), and logs it."""
     caplog.set_level("INFO")
     (model, optimizer), (reference, native) = made(), made()
     factors = {"replication_factor": 2, "gradient_accumulation_steps": 2, "device_iterations": 2}
@@ -101,7 +101,7 @@ def test_replicas_have_statistics_and_counts_of_their_own(caplog):
 
 
 def test_other_buffers_that_replicas_write_are_refused():
-    """Natively processes would have them broadcast; options that say broadcastBuffers(False) settle it."""
+    """In eager PyTorch processes would broadcast them; options that say broadcastBuffers(False) settle it."""
 
     class Averaging(Normalised):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Integers and booleans in buffers are those of now, on training and evaluating engines, as with Ignite's own."""
+"""Integers and booleans in buffers are current, on training and evaluating engines, as with Ignite's own."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def relabel(model, loss):
 
 
 def run(create, evaluate, edit, loss_of=nn.CrossEntropyLoss):
-    """Train with evaluations, `edit` the model after the second epoch; returns it and what was measured."""
+    """Train with evaluations, `edit` the model after the second epoch; returns it and the metrics."""
     model, loss = Permuted(), loss_of()
     trainer = create(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), loss)
     evaluator = evaluate(model, {"accuracy": Accuracy(), "loss": Loss(nn.CrossEntropyLoss())})
@@ -92,7 +92,7 @@ def test_what_is_written_into_constants_counts_from_then_on(edit, caplog):
     loss_of = Labelled if edit is relabel else nn.CrossEntropyLoss
     (native, expected), (ipu, found) = run(*NATIVE, edit, loss_of), run(*IPU, edit, loss_of)
     assert [pytest.approx(values, rel=1e-4) for values in expected] == found
-    # What a device does not count is `num_batches_tracked`.
+    # A device does not count `num_batches_tracked`.
     assert_same_weights(ipu.network, native.network, rtol=1e-4, atol=1e-5)
     names = {reverse: "model.order", mask: "model.mask", load: "model.order, model.mask", relabel: "loss_fn.labels"}
     told = [text for text in (record.getMessage() for record in caplog.records) if "are compiled into the prog" in text]
@@ -147,7 +147,7 @@ def test_what_no_program_reads_may_change(caplog):
 
 
 def test_averages_of_weights_are_evaluated_by_one_program(caplog):
-    """`AveragedModel` counts what it has averaged in a buffer that its forward does not read."""
+    """`AveragedModel` counts its averages in a buffer that its forward does not read."""
     model = network()
     average = AveragedModel(model)
     trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss())

@@ -1,4 +1,4 @@
-"""A model's `state_dict()` that was taken before training holds the newest weights whenever it is read, as natively."""
+"""A model's `state_dict()` from before the training holds the newest weights at every read, as in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOADER = DataLoader(task(), batch_size=16)
 
 
 def saved(state):
-    """Return what a file of the state holds, which loads as weights only."""
+    """Return the contents of a file of the state, which loads as weights only."""
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
@@ -56,7 +56,7 @@ READERS = [
 
 
 def read_as_it_trains(create, read):
-    """Return what a state from before the training tells after every third iteration."""
+    """Return the values of a state from before the training after every third iteration."""
     model, optimizer = pair(momentum=0.9)
     trainer = create(model, optimizer, nn.CrossEntropyLoss())
     state, told = model.state_dict(), []
@@ -154,7 +154,7 @@ def test_a_dictionary_of_ones_own_is_filled():
 
 
 def test_a_closed_session_leaves_ordinary_states():
-    """What was handed out before goes on showing the model's memory."""
+    """Tensors handed out before go on showing the model's memory."""
     model, optimizer = pair()
     trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss())
     state = model.state_dict()

@@ -1,4 +1,4 @@
-"""What a loss module holds is as new as the model's weights, wherever it is written, as with Ignite's own engine."""
+"""Tensors of a loss module are as new as the model's weights after any write, as with Ignite's own engine."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_an_edited_loss_survives_faults(tmp_path):
 
 @pytest.mark.parametrize("event", [Events.EPOCH_COMPLETED, Events.ITERATION_COMPLETED(once=3)])
 def test_a_replaced_tensor_of_a_loss_is_refused(event):
-    """As one of the model is: the device has the tensor of before."""
+    """As one of the model is: the device has the previous tensor."""
     trainer, _, loss = trainer_of(create_ipu_trainer)
     trainer.add_event_handler(event, lambda: setattr(loss, "w", torch.tensor([3.0, 1.0, 0.5])))
     with pytest.raises(SessionError, match=r"loss_fn\.w of the trainer was replaced.*in place \(with copy_\(\)"):

@@ -1,4 +1,4 @@
-"""Weights that are evaluated and not trained are those of now, however they are written."""
+"""Weights that are evaluated and not trained are current after any kind of write."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_buffers_are_looked_at_in_every_evaluation():
 
 
 def test_a_part_of_a_model_that_is_trained_follows():
-    """The part's evaluator and the trainer both notice what is written, before, during and after the training."""
+    """The part's evaluator and the trainer both notice writes before, during and after the training."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 2))
     native = copy.deepcopy(model)
