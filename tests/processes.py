@@ -41,7 +41,7 @@ class Processes:
         cwd: Optional[Path] = None,
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """Return what comes of `python ARGUMENTS...`, which begin with a script's path, `-c` or `-m`."""
+        """Return the outcome of `python ARGUMENTS...`, which begin with a script's path, `-c` or `-m`."""
         with self.start(arguments, env, cwd) as process:
             done = subprocess.CompletedProcess(process.words, process.wait(), process.output(), process.errors())
         if check:
@@ -79,7 +79,7 @@ class Processes:
             raise
 
     def close(self) -> None:
-        """End the process, and what it has started."""
+        """End the process, and its children."""
         if self._process is not None and self._folder is not None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.communicate()
@@ -152,7 +152,7 @@ class Process:
 
 
 def _serve(folder: Path) -> Optional[Dict[str, Any]]:
-    """Return nothing in the process that forks the others, and in each of those what it is to be."""
+    """Return nothing in the process that forks the others, and in each of those its request."""
     for name in _IMPORTED:
         importlib.import_module(name)
     sys.modules["torch"].set_num_threads(1)

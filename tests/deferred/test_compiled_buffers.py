@@ -1,4 +1,4 @@
-"""Integers and booleans in buffers are those of now in every captured update and evaluation, as natively."""
+"""Integers and booleans in buffers are current in every captured update and evaluation, as in PyTorch."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ EDITS = [
 def test_writes_reach_updates_and_evaluations(
     edit: Callable[[Any, int], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each is compiled again, and says why."""
+    """Each is compiled again, with a reason in the log."""
     values, weights = loop(edit, captures=False)
     with caplog.at_level(logging.WARNING, "ignite_ipu"):
         captured_values, captured_weights = loop(edit, captures=True)

@@ -283,7 +283,7 @@ def write_buffers(broadcast):
 
 
 def test_buffers_that_the_wrapper_would_copy_are_refused():
-    """Each process has its own if the wrapper is told so."""
+    """Each process has its own if the wrapper's arguments choose that."""
     first, second = together(write_buffers, False)
     assert first != second
     refused = "writes mean, and DistributedDataParallel copies.*broadcast_buffers=False"

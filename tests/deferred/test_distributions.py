@@ -1,4 +1,4 @@
-"""Losses from `torch.distributions`: what their checks of arguments would ask for is not known before the step."""
+"""Losses from `torch.distributions`: the values that their checks of arguments read are unknown before the step."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_losses_train_to_native_weights(name: str) -> None:
 
 
 def test_shapes_and_values_of_the_host_are_checked() -> None:
-    """What is known before the step raises as ever."""
+    """Values known before the step raise as ever."""
     model, _ = prepared()
     scores = model(X)
     with pytest.raises(ValueError, match="not broadcastable"):
@@ -110,7 +110,7 @@ def test_shapes_and_values_of_the_host_are_checked() -> None:
 
 
 def test_checks_are_made_again_once_values_are_known() -> None:
-    """As of what a captured model computed for an update that has been made."""
+    """As of a captured model's output for an update that has been made."""
     model, optimizer = prepared()
     scores = model(X)
     scores.square().mean().backward()

@@ -99,7 +99,7 @@ def test_edits_reach_the_device(edit: Callable[[Any], Any]) -> None:
     "read", [lambda model: None, lambda model: model[0].weight.norm(), lambda model: model[0].weight.data.norm()]
 )
 def test_reading_uploads_nothing(read: Callable[[Any], Any]) -> None:
-    """Looking at weights downloads them; only what was written goes back."""
+    """Reading weights downloads them; only written ones go back."""
     model, optimizer = prepared()
     for _ in range(UPDATES):
         update(model, optimizer)
@@ -128,7 +128,7 @@ def test_edits_between_a_call_and_its_update_are_refused(
 
 
 def sharpness_aware(model: Any, optimizer: Any, native: bool) -> List[float]:
-    """Update as PyTorch users write it, and as docs/loops.md does: of moved weights, from those of before."""
+    """Update as PyTorch users write it, and as docs/loops.md does: of moved weights, from the previous ones."""
     losses = []
     for _ in range(5):
         copied = model if native else copy.deepcopy(model)
@@ -197,7 +197,7 @@ def test_looking_and_moving_between_a_call_and_its_update() -> None:
 
 
 def test_an_edit_through_an_old_alias_reaches_the_device() -> None:
-    """What detach() returned before a step has the newest weights after it, and a write into it is one into them."""
+    """A result of detach() from before a step has the newest weights after it, and a write into it is one into them."""
     model, optimizer = prepared()
     update(model, optimizer)
     alias = model[0].weight.detach()

@@ -105,7 +105,7 @@ def epoch_metrics(trainer: Engine) -> None:
 @pytest.mark.parametrize("attach", [lambda trainer: None, every_second])
 @pytest.mark.parametrize("iterations", [8, 7, 2, 1])
 def test_accumulation_over_iterations(iterations: int, attach: Callable[[Engine], Any]) -> None:
-    """Nothing is updated where the step makes no update, and handlers read what the update has given."""
+    """Nothing is updated if the step makes no update, and handlers read the results of the update."""
     (native, expected), (model, found) = (accumulating(captures, iterations, attach) for captures in (False, True))
     torch.testing.assert_close(model.state_dict(), native.state_dict(), rtol=1e-4, atol=1e-5)
     assert getattr(found.state, "seen", []) == pytest.approx(getattr(expected.state, "seen", []), rel=1e-4)
@@ -137,7 +137,7 @@ def reads(engine: Engine) -> float:
 
 
 def test_metrics_over_accumulated_iterations() -> None:
-    """Metrics of an epoch add up what is not known yet."""
+    """Metrics of an epoch add up values that are unknown yet."""
     (_, expected), (_, found) = (accumulating(captures, 8, epoch_metrics) for captures in (False, True))
     assert found.state.metrics == pytest.approx(expected.state.metrics, rel=1e-4)
 
@@ -167,7 +167,7 @@ def test_methods_and_partials_are_searched() -> None:
 
 
 def test_what_is_not_found_can_be_named() -> None:
-    """The error says how."""
+    """The error explains the way out."""
     held = {"model": network()}
 
     def train_step(engine: Engine, batch: Any) -> Any:
@@ -228,7 +228,7 @@ def test_a_native_run_has_the_step_itself(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("sparse", [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr], ids=["COO", "CSR"])
 @pytest.mark.parametrize("place", ["the model's input", "a function's argument"])
 def test_sparse_tensors_are_refused_at_their_line(place: str, sparse: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """An IPU takes dense tensors; the message says where the sparse one is and what to call."""
+    """An IPU takes dense tensors; the message names the sparse one and the method to call."""
 
     class Dense(nn.Module):
         def __init__(self) -> None:

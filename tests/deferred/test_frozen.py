@@ -95,7 +95,7 @@ def test_a_frozen_model_is_part_of_the_step(loss_of: Any, training: bool) -> Non
     close(models.run(ipu_step(models.step(loss_of))), expected)
     capture = captured(models.model)
     assert capture is not None and capture.compilations == 1
-    # What an ordinary tensor is given to in evaluation mode is a program of its own.
+    # A model in evaluation mode that is called with an ordinary tensor is a program of its own.
     assert (capture is captured(models.frozen)) == (loss_of is not backbone or training)
     assert all(parameter.grad is None for parameter in models.frozen.parameters())
     counters = backend.poptorch().counters(capture.session.training.executor)  # type: ignore[union-attr]
@@ -144,7 +144,7 @@ def late(models: Models, captures: bool) -> Result:
 
 
 def test_a_frozen_model_that_comes_later_and_is_written() -> None:
-    """What the model was trained alone counts, and so does what the loop writes into frozen weights."""
+    """Training of the model alone counts, and so do writes of the loop into frozen weights."""
     close(late(Models(False), True), late(Models(False), False))
 
 

@@ -19,7 +19,7 @@ LOOPS = {}
 
 
 def loop(function):
-    """Have a function tried; it is called with what prepares models and optimizers, and returns what it has seen."""
+    """Try a function; it is called with a function that prepares models and optimizers, and returns its results."""
     LOOPS[function.__name__] = function
     return function
 

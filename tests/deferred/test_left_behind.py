@@ -21,7 +21,7 @@ Y = (X[:, :, 0] > 0).long()
 
 
 class Net(nn.Module):
-    """Keeps what its kind says."""
+    """Keeps tensors as its kind requires."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def trained(
     reads: bool = False,
     clear: Callable[[], None] = lambda: None,
 ) -> List[float]:
-    """Return the losses of a few updates, what a call in evaluation mode leaves, and the trained weights."""
+    """Return the losses of a few updates, tensors that a call in evaluation mode stores, and the trained weights."""
     optimizer: Any = torch.optim.Adam(net.parameters(), lr=0.02)
     if captures:
         optimizer = ipu_prepare(optimizer, net)
@@ -140,7 +140,7 @@ def test_what_hooks_put_into_a_dictionary() -> None:
 
 
 class Keeper:
-    """Keeps what a hook is given, in the way that is named, and shows it."""
+    """Keeps the arguments of a hook, in the named way, and shows them."""
 
     ours: Any = None
 
@@ -154,7 +154,7 @@ class Keeper:
         self.by_argument: Dict[str, Any] = {}
 
     def clear(self) -> None:
-        """Do what the loop does before each call."""
+        """Called by the loop before each call."""
         self.list.clear()
         self.lists = defaultdict(list)
 
@@ -226,7 +226,7 @@ SHOWN: Dict[str, Callable[[Keeper], torch.Tensor]] = {
 @pytest.mark.parametrize("kind", SHOWN)
 @pytest.mark.parametrize("accumulates", [False, True])
 def test_what_hooks_keep_in_other_ways(kind: str, accumulates: bool) -> None:
-    """Of the model itself, and of a frozen one that goes on from what it computes, as a perceptual loss does."""
+    """Of the model itself, and of a frozen one that goes on from its output, as a perceptual loss does."""
     found = []
     for captures in (False, True):
         net, frozen = Net(""), Net("").eval().requires_grad_(False)
@@ -260,7 +260,7 @@ def test_a_list_that_grows_over_calls_is_refused() -> None:
 
 
 class Experts(nn.Module):
-    """Reads what its layers have left in this call."""
+    """Reads the tensors that its layers have stored in this call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ def test_what_a_layer_leaves_for_the_model_around_it() -> None:
 
 
 def test_weights_that_pruning_computes_are_those_of_the_call() -> None:
-    """A penalty on the weight of a pruned layer trains what it is computed from."""
+    """A penalty on the weight of a pruned layer trains the parameters that it is computed from."""
     found = []
     for captures in (False, True):
         net = Net("")
@@ -303,7 +303,7 @@ def test_weights_that_pruning_computes_are_those_of_the_call() -> None:
 
 
 class Carries(nn.Module):
-    """Goes on from what the call before has left."""
+    """Goes on from the tensors that the previous call has stored."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -355,7 +355,7 @@ def test_what_lies_beside_a_tensor_that_is_left_still_counts() -> None:
 
 
 class Remembers(nn.Module):
-    """Computes something once, until the loop says that it is to be computed again."""
+    """Computes something once, until the loop requests it again."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -368,7 +368,7 @@ class Remembers(nn.Module):
 
 
 def test_what_a_model_computes_from_weights_once_for_several_calls_is_refused() -> None:
-    """Natively the loop clears it for each step, and gradients flow through it."""
+    """In PyTorch the loop clears it for each step, and gradients flow through it."""
     net = Remembers()
     capture_model(net)
     with pytest.raises(CaptureError, match=r"computed from weights and kept.*Compute it in each call"):

@@ -1,4 +1,4 @@
-"""Objects that a model is called with count with what they hold, as they do natively."""
+"""Objects that a model is called with count with their contents, as in eager PyTorch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Slots:
 
 
 class Net(nn.Module):
-    """Divides by what a function finds in the object that it is given."""
+    """Divides by the value that a function finds in its argument."""
 
     def __init__(self, find: Callable[[Any], Any]) -> None:
         super().__init__()

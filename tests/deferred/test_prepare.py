@@ -93,7 +93,7 @@ def test_modules_in_modules(batches):
 
 
 def test_the_host_makes_no_update(batches):
-    """Of a model that nobody prepared; nothing would say that its training is slow."""
+    """Of an unprepared model; nothing would show that its training is slow."""
     model = network()
     optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(CaptureError, match=r"its gradients would be the host's\. .*given to ipu_prepare together"):
@@ -140,7 +140,7 @@ def test_clipping_of_models_that_are_trained_apart():
 
 
 def test_a_norm_that_is_not_finite_is_an_error_where_the_loop_asks_for_it():
-    """Before the update, as natively."""
+    """Before the update, as in PyTorch."""
     model = network()
     optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model, config=IPUConfig(update="auto"))
     before = [parameter.detach().clone() for parameter in model.parameters()]

@@ -128,7 +128,7 @@ def test_edits_and_reads_between_programs() -> None:
 
 
 def test_closing_gives_all_programs_back() -> None:
-    """The model is an ordinary one with the newest weights, and trains natively."""
+    """The model is an ordinary one with the newest weights, and trains on the host."""
     native, (model, optimizer) = network(), prepared()
     own = optimizer_of(native, "adamw")
     ragged(native, own, [8, 3])

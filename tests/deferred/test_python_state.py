@@ -1,4 +1,4 @@
-"""What a model's code reads from Python is what it is when the model is called, as in PyTorch, or refused by name."""
+"""A model's code reads Python values as they are at the call, as in PyTorch, or is refused by name."""
 
 from __future__ import annotations
 
@@ -335,7 +335,7 @@ SAME_OPTIMIZER = (replace_buffer, prune_layer)
 @pytest.mark.parametrize("evaluates", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
 def test_replaced_weights_are_taken(change: Callable[[Any], Any], evaluates: bool) -> None:
-    """As when a model that has been trained gets a head for another task, or is pruned; states go on as natively."""
+    """As when a model that has been trained gets a head for another task, or is pruned; states go on as in PyTorch."""
     found = []
     for captures in (False, True):
         net, optimizer = Net(), None
@@ -363,7 +363,7 @@ def test_replaced_weights_are_taken(change: Callable[[Any], Any], evaluates: boo
 
 
 def test_weights_are_brought_to_where_they_were_trained() -> None:
-    """A layer of the same shape keeps its own, whoever reads the others."""
+    """A layer of the same shape keeps its own, whichever code reads the others."""
     net, optimizer = prepared()
     F.cross_entropy(net(X), Y).backward()
     optimizer.step()
@@ -374,7 +374,7 @@ def test_weights_are_brought_to_where_they_were_trained() -> None:
 
 
 def test_weights_that_are_replaced_between_a_loss_and_its_update_are_refused() -> None:
-    """The device makes both together, with those of before."""
+    """The device makes both together, with the previous ones."""
     net, optimizer = prepared()
     train(net, optimizer, lambda net, number: None)
     F.cross_entropy(net(X), Y).backward()
@@ -384,7 +384,7 @@ def test_weights_that_are_replaced_between_a_loss_and_its_update_are_refused() -
 
 
 def test_a_bias_that_is_taken_off_is_noticed_with_the_next_mode() -> None:
-    """PyTorch tells nobody."""
+    """PyTorch does not report it."""
     net, optimizer = prepared()
     train(net, optimizer, lambda net, number: None)
     net.second.bias = None
@@ -395,7 +395,7 @@ def test_a_bias_that_is_taken_off_is_noticed_with_the_next_mode() -> None:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("change", CHANGES)
 def test_weights_that_are_replaced_before_training_are_taken(change: Callable[[Any], Any], training: bool) -> None:
-    """As when the head of a model is replaced after a look at what it predicts: updates are PyTorch's."""
+    """As when the head of a model is replaced after a look at its predictions: updates are PyTorch's."""
     net, _ = prepared()
     with torch.set_grad_enabled(training):
         net.train(training)(X)
@@ -426,7 +426,7 @@ def test_modules_that_a_loop_makes_are_nothing_to_look_for() -> None:
 
 
 class Cached(nn.Module):
-    """A model that keeps what its first call has computed in a buffer."""
+    """A model that keeps the result of its first call in a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -495,7 +495,7 @@ def count_by_generator(net: Any) -> None:
     ],
 )
 def test_hooks_that_change_something_in_every_call_are_refused(change: Callable[[Any], Any], name: str) -> None:
-    """A compiled program runs them once; natively they run in every call."""
+    """A compiled program runs them once; in PyTorch they run in every call."""
     net, _ = prepared()
     change(net)
     with pytest.raises(CaptureError, match=rf"changes Python values in every call \({name}"):
@@ -517,7 +517,7 @@ class Shows(nn.Module):
 
 
 def test_tensors_that_are_left_for_others_to_look_at_are_no_state(caplog: pytest.LogCaptureFixture) -> None:
-    """The loop is told that it has no new ones."""
+    """The loop gets an error: it has no new ones."""
     found = []
     for captures in (False, True):
         net = Shows()

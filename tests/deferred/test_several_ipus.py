@@ -1,4 +1,4 @@
-"""Captured models over several IPUs learn what they learn in plain PyTorch."""
+"""Captured models over several IPUs learn the same as in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_pipeline_needs_micro_batches_and_says_how_many():
         check({"pipeline": ["0", "2"]}, (), accumulation=2)
     with pytest.raises(PlanError, match=r"= 7 micro-batches in an update, and this one has 4, 3 too few. Accumulate"):
         check({"pipeline": ["0", "2"]}, (), accumulation=4, loss_of=with_weights_of_two)
-    # What is computed of the weights of one IPU alone is computed while the program is there.
+    # Values of the weights of one IPU alone are computed while the program is there.
     check({"pipeline": ["0", "2"]}, (0, 0, 1, 1, 1, 1), accumulation=4, loss_of=with_penalty)
 
 
@@ -228,7 +228,7 @@ def test_estimated_memory_is_a_limit():
 
 
 def test_a_plan_from_its_file(tmp_path):
-    """The loop says how many micro-batches an update has, the plan how many replicas share them."""
+    """The loop sets the number of micro-batches of an update, the plan the number of replicas that share them."""
     profile = measure(network(), X[:4])
     plan = compare(profile, 4, optimizer="sgd-momentum", ipus_per_replica=2).best
     save_plan(plan, tmp_path / "plan.json")

@@ -1,1 +1,1 @@
-"""Random programs, each run natively and on the device, whose records must be the same."""
+"""Random programs, each run in eager PyTorch and on the device, whose records must be the same."""

@@ -38,7 +38,7 @@ def explained(seed: int, number: int, shrinks: bool = True) -> Tuple[Verdict, st
 
 def _several(seed: int, numbers: List[int], shrinks: bool) -> List[Tuple[int, Verdict, str]]:
     gc.collect()
-    gc.freeze()  # what is there before is no program's: the collections after each look at little
+    gc.freeze()  # the present objects belong to no program: the collections after each look at little
     return [(number, *explained(seed, number, shrinks)) for number in numbers]
 
 

@@ -1,4 +1,4 @@
-"""`judge`: a program run on both sides, and what its two records say."""
+"""`judge`: a program run on both sides, and the comparison of its two records."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ALL_UPDATES = 10**6
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What the two sides of a program say.
+    """The verdict on the two sides of a program.
 
     Attributes:
         kind: "same", "refused" by the device by name, "left out" as known, "different", or "broken" when the program
@@ -57,7 +57,7 @@ class Verdict:
 
     @property
     def fails(self) -> bool:
-        """Whether somebody has to look at it."""
+        """Whether it needs a closer look."""
         return self.kind in ("different", "broken")
 
 
@@ -106,7 +106,7 @@ class Notes(Recorder):
 
 
 def run(program: Program, device: bool) -> Tuple[List[Entry], Optional[Exception]]:
-    """Return what is recorded of a program on one side, and what it has raised."""
+    """Return the record of a program on one side, and its exception."""
     recorder = Recorder(_ALL_UPDATES) if program.watched else Notes(_ALL_UPDATES)
     error: Optional[Exception] = None
     with _quiet(), tempfile.TemporaryDirectory() as folder:
@@ -157,7 +157,7 @@ def _run_script(path: Path, device: bool, recorder: Recorder, program: Program) 
 
 
 def note(recorder: Recorder, name: str, *values: Any) -> None:
-    """Record what a program notes under a name."""
+    """Record a program's note under a name."""
     for place, part in leaves(_kept(values)):
         recorder.record("printed line", f"{name}{place}", "None" if part is None else part)
 
@@ -171,7 +171,7 @@ def _finite(value: Any) -> bool:
 
 
 def _kept(value: Any) -> Any:
-    """Return what is compared of a value.
+    """Return the compared parts of a value.
 
     RMSprop's counts of steps are the trainer's for all layers. States of weights may hold nothing, as those of SGD
     without momentum do in PyTorch 2.0.

@@ -9,7 +9,7 @@ from tests.differential import parts
 from tests.differential.ingredients import lines_of
 from tests.differential.program import Edit, Program
 
-#: What is attached to a trainer; `loss` stands for the loss in its output.
+# : Handlers attached to a trainer; `loss` stands for the loss in its output.
 _HANDLERS: Dict[str, str] = {
     "events": """
         def note_event(name):
@@ -81,7 +81,7 @@ def engine_job(program: Program) -> List[str]:
 
 
 def _loss_function(program: Program) -> List[str]:
-    """Return what makes a loss function of what an engine's ingredients add to a loss; metrics have the one without."""
+    """Return a wrapper of loss functions that adds the terms of an engine's ingredients; metrics use none."""
     added = lines_of(program.ingredients, "loss")
     if program.front == "step" or (program.front == "ignite" and not program.inside) or not added:
         return []
@@ -90,7 +90,7 @@ def _loss_function(program: Program) -> List[str]:
 
 
 def edit_lines(edit: Edit) -> List[str]:
-    """Return what an edit does, without its moment."""
+    """Return the action of an edit, without its moment."""
     return parts.EDITS[edit.what].splitlines()
 
 
@@ -110,7 +110,7 @@ def _loader(program: Program) -> List[str]:
         "generator": f", shuffle=True, generator=torch.Generator().manual_seed({program.seed})",
         "sampler": ", sampler=WeightedRandomSampler(torch.arange(1.0, n + 1), n)",
     }.get(program.data, "")
-    # The factories' training drops what does not fill a call; parts of a step have one size.
+    # The factories' training drops samples that do not fill a call; parts of a step have one size.
     drops = program.front == "engine" or program.micro_batches > 1 or parts.MODELS[program.model].mixes
     return [f"loader = DataLoader({dataset}, batch_size={size}{more}{', drop_last=True' if drops else ''})"]
 
@@ -159,7 +159,7 @@ def _call(factory: str, loss: str, arguments: List[str]) -> str:
 
 
 def _native_step(program: Program, loss: str, predictions: bool) -> List[str]:
-    """Return a step in plain PyTorch that computes what one device call does."""
+    """Return a step in plain PyTorch that computes the same as one device call."""
     of_one = program.accumulation * program.replicas
     start, update = ["optimizer.zero_grad()"], [*_clipped(program), "optimizer.step()"]
     if of_one > 1:
@@ -300,7 +300,7 @@ def _evaluator(program: Program) -> List[str]:
         return []
     metric = "Accuracy" if _classifies(program) else "MeanSquaredError"
     inputs, targets = parts.MODELS[program.model].inputs, parts.LOSSES[program.loss][1]
-    # A sum over a batch depends on what a batch is.
+    # A sum over a batch depends on the size of a batch.
     averaged = "" if program.loss == "sum" else ', "loss": Loss(loss_fn)'
     often = f"ITERATION_COMPLETED(every={2 * program.period})"
     lines = [

@@ -1,4 +1,4 @@
-"""What loops and models are made with beyond the simplest: lines of source text for places of a script, by name.
+"""Ingredients of loops and models beyond the simplest: lines of source text for places of a script, by name.
 
 Ingredients go together in any number; a script has the lines of each in the places that it has them for.
 """
@@ -16,27 +16,26 @@ class Ingredient:
     """Something that a program does beside its plain training.
 
     In scope are `model`, `layer` (its first linear layer), `parameters`, `x` and, in a loop, `optimizer`, `epoch`,
-    `done` (updates so far), `inputs`, `targets`, `scores` and `loss`. `CLIP` stands for what clips gradients.
+    `done` (updates so far), `inputs`, `targets`, `scores` and `loss`. `CLIP` stands for the call that clips gradients.
 
     Attributes:
         classes: Definitions before the job.
-        model: What is done to the model before its optimizer is made.
-        optimizer: What is done to the optimizer before its schedule is made.
-        setup: What comes before the loop.
+        model: Changes of the model before its optimizer is made.
+        optimizer: Changes of the optimizer before its schedule is made.
+        setup: Code before the loop.
         epoch: How an epoch starts.
-        scores: What follows the model's call.
-        loss: What follows the loss function.
-        gradients: What comes between backward and the update.
-        update: What follows the update.
-        step: What follows when gradients are cleared.
+        scores: Code after the model's call.
+        loss: Code after the loss function.
+        gradients: Code between backward and the update.
+        update: Code after the update. step: Code after gradients are cleared.
         end: How an epoch ends.
         collate: The function that makes batches, if it is not PyTorch's.
         prepared: Names of models and optimizers beside `model` and `optimizer`.
-        once: What an ingredient is one of; a program has one of each at most.
+        once: The group of an ingredient; a program has one of each at most.
         needs: Properties that a program must have, as names of `Program`.
         writes_buffers: Whether a call of the model in training mode writes into buffers.
-        copied: Whether a copy of such a model is another model. PyTorch copies none that holds what a call has
-            computed, and hooks of a copy write where the model's do.
+        copied: Whether a copy of such a model is another model. PyTorch copies none that holds results of a call, and
+            hooks of a copy write where the model's do.
         replaces: Whether it puts other weights into the model while it trains.
     """
 
@@ -439,5 +438,5 @@ INGREDIENTS: Dict[str, Ingredient] = {
 
 
 def lines_of(names: Sequence[str], place: str) -> List[str]:
-    """Return what ingredients have for a place of the script."""
+    """Return the lines of ingredients for a place of the script."""
     return [line for name in names for line in getattr(INGREDIENTS[name], place).strip().splitlines()]

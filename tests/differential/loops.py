@@ -61,7 +61,7 @@ def _first_epoch(program: Program) -> str:
 
 
 def _objects(program: Program) -> str:
-    """Return what a loop saves, as a list."""
+    """Return the objects that a loop saves, as a list."""
     beside = [name for each in program.ingredients for name in INGREDIENTS[each].prepared]
     return ", ".join(["model", "optimizer", *(["schedule"] if program.unit else []), *beside])
 
@@ -177,7 +177,7 @@ def _plain_batch(program: Program) -> List[str]:
 
 
 def _after(program: Program) -> List[str]:
-    """Return what follows an update."""
+    """Return the code after an update."""
     lines = [
         "done += 1",
         'note("loss", done, loss.item(), [group["lr"] for group in optimizer.param_groups])',

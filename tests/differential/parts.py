@@ -1,4 +1,4 @@
-"""What programs are put together from, as source text by name; the first of each table is the simplest."""
+"""Parts of programs, as source text by name; the first of each table is the simplest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Model:
         make: The expression that makes it.
         classes: Definitions that `make` needs.
         inputs: The expression of `n` inputs.
-        edits: What handlers may do to this model alone, beside `EDITS`.
+        edits: Edits of handlers for this model alone, beside `EDITS`.
         mixes: Whether the samples of a batch have to do with each other.
         writes_buffers: Whether a call in training mode writes into buffers.
         parametrized: Whether the first layer's weight is computed.
@@ -191,7 +191,7 @@ FLOATS = "torch.randn(n, 3)"
 PROBABILITIES = "torch.rand(n, 3)"
 CLASSES = "torch.randint(0, 3, (n,))"
 
-# The loss function, and what it takes as targets.
+# The loss function, and the kind of its targets.
 LOSSES: Dict[str, Tuple[str, str]] = {
     "mse": ("nn.MSELoss()", FLOATS),
     "cross entropy": ("nn.CrossEntropyLoss()", CLASSES),
@@ -286,7 +286,7 @@ SCHEDULES: Dict[str, Tuple[str, str]] = {
     "ignite momentum": ('handlers.LinearCyclicalScheduler(optimizer, "momentum", 0.9, 0.5, 6)', "engine"),
 }
 
-# What a handler, or a loop between its steps, does; `model`, `optimizer`, `parameters` and `x` are in scope.
+# The action of a handler, or of a loop between its steps; `model`, `optimizer`, `parameters` and `x` are in scope.
 EDITS: Dict[str, str] = {
     "read weights": 'note("norms", [float(p.norm()) for p in model.parameters()])',
     "read state": 'note("state", copy.deepcopy(optimizer.state_dict()))',

@@ -1,4 +1,4 @@
-"""`Program`: what one random program does, as values; drawn from a seed and a number, and nothing else."""
+"""`Program`: one random program, as values; drawn from a seed and a number, and nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STORIES = {
     "run": ("once", "restore", "stop early"),
     "ignite": ("once", "more epochs", "again", "terminate", "interrupt", "raise"),
 }
-#: What may be attached to an engine or done in a loop.
+# : Handlers of an engine, or code in a loop.
 HANDLERS = {
     "engine": (
         *("events", "evaluate", "evaluate often", "average", "accuracy", "checkpoint", "ema", "early stopping"),
@@ -48,7 +48,7 @@ HANDLERS = {
     ),
 }
 DATA = ("loader", "shuffled", "generator", "list", "sampler", "iterable")
-#: Edits of what no checkpoint holds.
+# : Edits of values that no checkpoint holds.
 UNSAVED = ("freeze", "unfreeze", "attribute", "prune again")
 UNSAVED_HANDLERS = ("events", "ema", "swa", "early stopping", "early state")
 
@@ -70,7 +70,7 @@ class Edit:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What one program does. Every default is the simplest value.
+    """The description of one program. Every default is the simplest value.
 
     Attributes:
         seed: Of weights, data and shuffling.
@@ -78,7 +78,7 @@ class Program:
             of devices "run" for a loop, and "ignite" for engines of Ignite's.
         model, loss, optimizer, groups, schedule: Names in the tables of `parts`.
         by_batch: Whether a schedule of PyTorch's is stepped after each update; after each epoch otherwise.
-        data: What the batches come from.
+        data: The source of the batches.
         batch: Samples of a micro-batch.
         updates: Weight updates of one iteration (deviceIterations).
         accumulation: Micro-batches of one weight update and replica.
@@ -91,15 +91,15 @@ class Program:
         epochs: Epochs.
         epoch_length: Iterations of an epoch if not all; 0 for all.
         clip: Norm that gradients are clipped to; 0 for none.
-        handlers: What is attached beside.
-        ingredients: What model, loss and loop have beside, names in `INGREDIENTS`.
-        edits: What is changed on the way.
+        handlers: Further handlers.
+        ingredients: Additions to model, loss and loop, names in `INGREDIENTS`.
+        edits: Changes on the way.
         story: How the run is interrupted.
         at: The iteration or update at which it is.
         every: Device calls between the copies of `Recovery`; 0 for no `Recovery`.
         faults: Device calls that fail.
-        watched: Whether everything is looked at after each update, as `ignite-ipu parity` does. What the program notes
-            itself is compared otherwise, whose updates wait until it has them run.
+        watched: Whether everything is looked at after each update, as `ignite-ipu parity` does. The program's own notes
+            are compared otherwise: its updates wait until it runs them.
     """
 
     seed: int = 0
@@ -172,7 +172,7 @@ class Program:
 
     @property
     def unit(self) -> str:
-        """What steps the schedule: "iteration", "epoch", "engine" or nothing."""
+        """The stepper of the schedule: "iteration", "epoch", "engine" or nothing."""
         unit = parts.SCHEDULES[self.schedule][1]
         return ("iteration" if self.by_batch else "epoch") if unit == "any" else unit
 
@@ -328,7 +328,7 @@ def draw(seed: int, number: int) -> Program:
 def _ingredients(random_: random.Random, program: Program) -> Tuple[str, ...]:
     fitting = {name: each for name, each in INGREDIENTS.items() if _fits(each, program)}
     number = random_.choice((0, 1, 2, 3, 4) if program.front in LOOPS else (0, 0, 1, 2))
-    # What fits few programs comes more often in those.
+    # Choices that fit few programs come more often in those.
     weights = [1 + 2 * len(each.needs) for each in fitting.values()]
     return tuple(sorted(set(random_.choices(list(fitting), weights, k=number))))
 
@@ -411,7 +411,7 @@ def sound(program: Program) -> Program:
     if program.writes_buffers:
         but(replicas=1)  # every replica has buffers of its own
     if program.waits and program.writes_buffers:
-        # Between its losses and the update, buffers hold what they held before: docs/loop-limits.md.
+        # Between its losses and the update, buffers hold their previous values: docs/loop-limits.md.
         but(rest=0, epoch_length=0, calls=program.calls * program.period)
     if not program.copied:
         edits = tuple(edit for edit in program.edits if edit.what != "copy")

@@ -1,4 +1,4 @@
-"""What the device may refuse of which programs, and what is left out until it is mended."""
+"""Refusals of the device that are allowed, by program, and programs left out until they are mended."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Refusal:
     """A refusal that the documentation announces.
 
     Attributes:
-        reason: What is refused.
+        reason: The refused code.
         error: Name of the error's class, as a pattern.
-        pattern: What its text contains.
-        when: Whether a program does what is refused.
+        pattern: Words in its text.
+        when: Whether a program has the refused code.
     """
 
     reason: str
@@ -220,8 +220,8 @@ REFUSALS: Tuple[Refusal, ...] = (
 )
 
 
-# Empty when nothing is known to be wrong.
-# A hook's tensor is that of before the trace, by which pruning again ranks: natively it is that of the last forward.
+# Empty when nothing is known to be wrong. A hook's tensor is the one before the trace, by which pruning again ranks: in
+# PyTorch it is that of the last forward.
 LEFT_OUT: Tuple[LeftOut, ...] = (
     LeftOut(
         "tensors that hooks have set", lambda program: program.front == "engine" and _edits("prune again")(program)

@@ -34,7 +34,7 @@ if __name__ == "__main__":
 SEPARATOR = "\n    "
 """What `print` puts between the values of a note."""
 
-# Modules, and what is imported from them where a script uses it; an empty string separates blocks.
+# Modules, and the names imported from them if a script uses them; an empty string separates blocks.
 _IMPORTS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
     *((module, ()) for module in ("contextlib", "copy", "gc", "sys", "tempfile")),
     ("", ()),

@@ -50,7 +50,7 @@ def _plant(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_plant")
 def test_a_difference_is_cut_down_to_its_cause(tmp_path: Path, scripts: Scripts) -> None:
-    """What is left is the simplest program with the edit, whose script shows the difference by itself."""
+    """The simplest program with the edit is left, whose script shows the difference by itself."""
     verdict = judge(PLANTED)
     assert verdict.fails and verdict.text.startswith("printed line of ")
     least, last = shrunk(PLANTED, verdict)
@@ -62,7 +62,7 @@ def test_a_difference_is_cut_down_to_its_cause(tmp_path: Path, scripts: Scripts)
 
 
 def test_a_refusal_that_is_not_expected_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the list does not name is never counted as refused, let alone as the same."""
+    """Refusals outside the list are never counted as refused, let alone as the same."""
     refused = Program(optimizer="adagrad")
     assert judge(refused).kind == "refused"
     monkeypatch.setattr("tests.differential.comparing.REFUSALS", refusals.REFUSALS[1:])
@@ -71,7 +71,7 @@ def test_a_refusal_that_is_not_expected_is_a_difference(monkeypatch: pytest.Monk
 
 
 def test_programs_are_reproducible_and_cover_every_part() -> None:
-    """Seed and number alone decide what a program does, and each part is in some program of a campaign."""
+    """Seed and number alone determine a program, and each part is in some program of a campaign."""
     drawn = [draw(3, number) for number in range(1800)]
     assert [draw(3, number) for number in range(200)] == drawn[:200] and draw(4, 0) != drawn[0]
     for table, name in (

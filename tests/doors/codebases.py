@@ -57,7 +57,7 @@ SAMPLE = tuple(each for each in PROGRAMS if each.codebase == "dqn" or each.verdi
 
 
 def differences(program: Program, scripts: Scripts, folder: Path, source: Path = CODEBASES) -> List[str]:
-    """Return what differs between the doors, and from the numbers of the native run; empty where nothing does."""
+    """Return the differences between the doors, and from the numbers of the native run; empty if there are none."""
     original = source / program.codebase
     places = {door: folder / door / program.codebase for door in ("native", "run", "auto", "migrate")}
     for door in ("native", "run", "auto"):

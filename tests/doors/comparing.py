@@ -1,4 +1,4 @@
-"""Takes a script through each door and compares what comes of it."""
+"""Takes a script through each door and compares the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ON_HOST = "Weights are updated on the host"
 
 
 class Outcome(NamedTuple):
-    """What came of a script behind one door."""
+    """The results of a script behind one door."""
 
     verdict: Verdict
     numbers: List[float]
@@ -41,7 +41,7 @@ class Outcome(NamedTuple):
 
 
 def outcomes(path: Path, scripts: Scripts, folder: Path) -> Dict[str, Outcome]:
-    """Return what comes of a script behind each door, in the scripts' process; copies go into a folder."""
+    """Return the results of a script behind each door, in the scripts' process; copies go into a folder."""
     text = path.read_text(encoding="utf-8")
     texts = {"auto": with_import(text)}
     found = {"run": Outcome.of(scripts.run(path, RUN))}
@@ -67,16 +67,16 @@ def with_import(text: str) -> str:
 
 
 def differences(path: Path, scripts: Scripts, folder: Path) -> List[str]:
-    """Return what differs between the doors, and from the numbers of the native run; empty where nothing does."""
+    """Return the differences between the doors, and from the numbers of the native run; empty if there are none."""
     native = scripts.run(path, "native").numbers
     judged = judge_source(read_source(path))[2].verdict
-    expected = Verdict.REFUSED if path.stem in RUN_ALONE else judged  # no text shows what they read too early
+    expected = Verdict.REFUSED if path.stem in RUN_ALONE else judged  # no text shows their early reads
     tolerance = max(TOLERANCE.get(path.stem, (1e-4, ""))[0], OLDER_TOLERANCE.get(path.stem, 0))
     return compared(outcomes(path, scripts, folder), expected, native, tolerance)
 
 
 def compared(found: Dict[str, Outcome], expected: Verdict, native: List[float], tolerance: float) -> List[str]:
-    """Return what differs between doors, from the verdict of `check`, and from the numbers of the native run."""
+    """Return the differences between doors, from the verdict of `check`, and from the numbers of the native run."""
     different = [
         f"{door}: `check` says that `run` {expected.value}, and it {each.verdict.value}: {each.error[-300:]}"
         for door, each in found.items()

@@ -1,4 +1,4 @@
-"""`ignite-ipu run`: the script's exit code, and one line for what cannot be mapped."""
+"""`ignite-ipu run`: the script's exit code, and one line for code that cannot be mapped."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _stop(process, sent):
 
 
 def test_a_stopped_run_leaves_its_ipus_to_the_next(script, tmp_path, processes):
-    """There is one IPU: the second run trains on what the terminated one had."""
+    """There is one IPU: the second run trains on that of the terminated one."""
     path = script(f"{UNTIL_STOPPED}print(update(), flush=True)\nwhile True:\n    update()\n")
     environment = {
         **os.environ,

@@ -198,7 +198,7 @@ def test_calls_in_training_mode_keep_statistics(caplog: pytest.LogCaptureFixture
 
 
 def test_dropout_in_training_mode_without_gradients_draws_what_the_host_draws() -> None:
-    """The same seed gives the same mask as natively."""
+    """The same seed gives the same mask as in eager PyTorch."""
     layers = [nn.Sequential(nn.Linear(6, 64), nn.Dropout(0.5)) for _ in range(2)]
     layers[1].load_state_dict(layers[0].state_dict())
     capture_model(layers[0], IPUConfig())
@@ -211,7 +211,7 @@ def test_dropout_in_training_mode_without_gradients_draws_what_the_host_draws() 
 
 
 class Cached(nn.Module):
-    """Keeps what it has seen in buffers, in every mode."""
+    """Keeps its inputs in buffers, in every mode."""
 
     def __init__(self) -> None:
         super().__init__()

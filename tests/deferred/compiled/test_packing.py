@@ -1,4 +1,4 @@
-"""Models that pack sequences are refused with what to do, which gives what packing gives."""
+"""Models that pack sequences are refused with a way out, which computes the same as packing."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_packing_is_refused(lengths: Any) -> None:
 
 
 def test_without_packing_results_are_the_same() -> None:
-    """What the message says to write trains as packing does in PyTorch."""
+    """The code in the message trains as packing does in PyTorch."""
     native, model = trained(packs=True, captures=False), trained(packs=False, captures=True)
     torch.testing.assert_close(model.state_dict(), native.state_dict())
     model.eval()

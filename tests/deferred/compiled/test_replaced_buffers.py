@@ -33,7 +33,7 @@ class Growing(nn.Module):
 
 
 class Averaging(nn.Module):
-    """Assigns what it should write."""
+    """Assigns a buffer that it should write."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -50,7 +50,7 @@ def both(
     optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adam,
     **settings: Any,
 ) -> Tuple[Any, Any, nn.Module]:
-    """Run a loop natively and captured; check the weights, return both results and the captured model."""
+    """Run a loop in eager PyTorch and captured; check the weights, return both results and the captured model."""
     native, model = make(), make()
     expected = loop(native, optimizer(native))
     capture_model(model, IPUConfig(**settings))
@@ -322,7 +322,7 @@ def test_changed_body_is_compiled_again_and_named(caplog: pytest.LogCaptureFixtu
 
 
 def test_incomplete_last_batch_is_trained_on(caplog: pytest.LogCaptureFixture) -> None:
-    """A smaller batch is another program; what it trains is what it trains natively."""
+    """A smaller batch is another program; it trains as in eager PyTorch."""
 
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         for x, y in (*batches(), (X[:3], Y[:3])):
@@ -347,7 +347,7 @@ def test_incomplete_batch_inside_an_accumulation() -> None:
 
 
 def test_gradients_that_are_dropped() -> None:
-    """zero_grad before the step drops what went backward."""
+    """zero_grad before the step drops the pending losses."""
 
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         for number, (x, y) in enumerate(batches()):
@@ -474,7 +474,7 @@ def test_a_metric_read_after_its_tensor_was_written_into_is_refused() -> None:
 
 
 def test_weights_outside_the_model_are_refused() -> None:
-    """What an optimizer has that nobody prepared would be trained by gradients that the host has not."""
+    """Unprepared parameters of an optimizer would be trained by gradients that the host lacks."""
     model = network()
     capture_model(model)
     capture_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -533,7 +533,7 @@ def test_two_models_side_by_side() -> None:
 
 
 def test_teacher_and_student() -> None:
-    """A teacher in eval mode runs by itself; the student trains on what it said."""
+    """A teacher in eval mode runs by itself; the student trains on its output."""
 
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         teacher = network(5).eval()
@@ -550,7 +550,7 @@ def test_teacher_and_student() -> None:
 
 
 def test_closing_gives_everything_back() -> None:
-    """After close the model and its optimizer train natively, from where the device was."""
+    """After close the model and its optimizer train on the host, from the device's state."""
 
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         for x, y in batches():
@@ -646,7 +646,7 @@ def clear_moments(optimizer: torch.optim.Optimizer, number: int) -> None:
 
 @pytest.mark.parametrize("write", [zero_moments, replace_moments, forget_moments, clear_moments])
 def test_what_is_written_into_the_optimizers_state_reaches_the_device(write: Callable[[Any, int], None]) -> None:
-    """As what is written into weights does; an optimizer that is restarted begins anew."""
+    """As writes into weights do; an optimizer that is restarted begins anew."""
 
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         for number, (x, y) in enumerate(batches()):
@@ -660,7 +660,7 @@ def test_what_is_written_into_the_optimizers_state_reaches_the_device(write: Cal
 
 
 def test_reading_the_optimizers_state_sends_nothing() -> None:
-    """Only what was written goes back."""
+    """Only written tensors go back."""
     model, optimizer = prepared()
     for x, y in batches():
         F.cross_entropy(model(x), y).backward()
@@ -695,7 +695,7 @@ def test_memory_that_the_loop_uses_again(accumulated: int) -> None:
 
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_metrics_of_memory_that_the_loop_uses_again(accumulated: int) -> None:
-    """What is computed beside the loss, and read at the end, is of the batch that it was recorded for."""
+    """Values beside the loss that are read at the end are of the batch that they were recorded for."""
 
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> List[float]:
         memory, right = np.zeros(8, dtype="int64"), []
@@ -739,7 +739,7 @@ def test_a_model_is_captured_again_after_close() -> None:
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 def test_lazy_layers() -> None:
-    """The first call gives them their weights, which nobody has edited then."""
+    """The first call gives them their weights, which are no edits."""
 
     def loop(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         for x, y in batches():

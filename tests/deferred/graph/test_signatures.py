@@ -1,4 +1,4 @@
-"""What a call gives is known before it runs, for functions of which PyTorch itself cannot tell it, too."""
+"""Shapes of a call's results are known before it runs, also for functions without a meta kernel in PyTorch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TARGETS = torch.randint(1, 6, (3, 4), generator=GENERATOR)
 
 
 def compilations_of(classes: int, train: Callable[..., Iterator[torch.Tensor]]) -> int:
-    """Train a layer natively and captured, for the same losses and weights; returns how often it was compiled."""
+    """Train a layer in PyTorch and captured, for the same losses and weights; returns the number of compilations."""
     torch.manual_seed(0)
     native = nn.Linear(4, classes)
     model = copy.deepcopy(native)
@@ -62,7 +62,7 @@ def test_ctc_loss_with_lengths_in_tensors(loss: Callable[..., torch.Tensor]) -> 
 
 
 def test_ctc_loss_of_each_sample() -> None:
-    """It has the shape that it has natively; for the device it has to be reduced, which is said where it is called."""
+    """It has the shape of eager PyTorch; for the device it has to be reduced, which the error at the call requires."""
     model = nn.Linear(4, 6)
     capture_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -77,7 +77,7 @@ def test_ctc_loss_of_each_sample() -> None:
 
 @pytest.mark.parametrize("draw", [torch.multinomial, torch.Tensor.multinomial])
 def test_drawn_indices(draw: Callable[..., torch.Tensor]) -> None:
-    """They have the shape and type that they have natively."""
+    """They have the shape and type of eager PyTorch."""
     model = nn.Linear(4, 6)
     capture_model(model)
     capture_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))

@@ -59,7 +59,7 @@ def update(model: Any, optimizer: Any) -> None:
 
 @pytest.mark.parametrize("make", [lambda kind: kind(4, scale=0.5), lambda kind: kind.from_pretrained(4)])
 def test_another_model_of_the_class(make: Callable[[Any], Net]) -> None:
-    """It is of the user's own class, and does what that does."""
+    """It is of the user's own class, and behaves like it."""
     native = make(Net)
     model, optimizer = pair(Net, True)
     update(model, optimizer)
@@ -100,7 +100,7 @@ def test_a_class_derived_from_that_of_a_captured_model() -> None:
 
 
 def features(model: Any, optimizer: Any) -> List[torch.Tensor]:
-    """Return what a part of a model gives in the middle of its training, in several ways to use one."""
+    """Return the output of a part of a model in the middle of its training, in several ways to use one."""
     found = []
     for _ in range(2):
         update(model, optimizer)
@@ -113,12 +113,12 @@ def features(model: Any, optimizer: Any) -> List[torch.Tensor]:
 
 
 def test_parts_of_a_sequential_run_with_the_newest_weights() -> None:
-    """On the host, as natively."""
+    """On the host, as in eager PyTorch."""
     torch.testing.assert_close(features(*pair(sequence, True)), features(*pair(sequence, False)), rtol=1e-4, atol=1e-5)
 
 
 def test_parts_of_a_sequential_are_trained() -> None:
-    """By a loss of what they compute alone, after one of the model."""
+    """By a loss of their output alone, after one of the model."""
     weights = []
     for captures in (True, False):
         model, optimizer = pair(sequence, captures)

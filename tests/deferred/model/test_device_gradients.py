@@ -1,4 +1,4 @@
-"""Gradients that a loop looks at are those of a native run, whenever it looks, and cost nothing where nobody does."""
+"""Gradients that a loop reads are those of a native run at any time, and cost nothing if they are not read."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def accumulated(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
 
 
 def so_far(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
-    """What has accumulated after each backward call, from the first update on."""
+    """The accumulated gradients after each backward call, from the first update on."""
     seen = []
     for update in range(8):
         (loss(model, update, 4) / 4).backward()  # type: ignore[no-untyped-call]
@@ -92,7 +92,7 @@ def so_far(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
 
 
 def by_hand_and_clipped(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
-    """The norm of before is computed in Python, also in the first update, before the loop says that it clips."""
+    """The norm before clipping is computed in Python, also in the first update, before the loop clips."""
     seen = []
     for update in range(3):
         optimizer.zero_grad()
@@ -105,7 +105,7 @@ def by_hand_and_clipped(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
 
 
 def clipped(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
-    """The norm is that of before, gradients are those of after, and an infinite norm clips nothing."""
+    """The norm is the one before clipping, gradients are the clipped ones, and an infinite norm clips nothing."""
     seen: Seen = []
     for update in range(3):
         optimizer.zero_grad()
@@ -120,7 +120,7 @@ def clipped(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
 
 
 def clipped_again(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
-    """Each norm is of what the calls before have left, and the least of the norms counts."""
+    """Each norm is of the gradients after the previous calls, and the least of the norms counts."""
     seen: Seen = []
     for update in range(4):
         optimizer.zero_grad()
@@ -147,7 +147,7 @@ def clipped_and_dropped(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
 
 
 def kept(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
-    """What a loop holds of earlier updates is theirs."""
+    """Gradients of earlier updates that a loop holds stay theirs."""
     held: Seen = []
     for update in range(3):
         loss(model, update).backward()  # type: ignore[no-untyped-call]
@@ -269,7 +269,7 @@ def test_a_program_that_nobody_reads_gradients_of_brings_none_back() -> None:
 
 @pytest.mark.parametrize("updates", [1, 4])
 def test_gradients_that_an_update_has_returned_can_be_written_where_updates_may_be_the_hosts(updates: int) -> None:
-    """They come back for their norm, which is read after the step; a second step then uses what was written."""
+    """They come back for their norm, which is read after the step; a second step then uses the written ones."""
     x, y = torch.randn(8, 3), torch.randn(8, 1)
     weights = []
     for captures in (False, True):

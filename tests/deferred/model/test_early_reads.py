@@ -1,4 +1,4 @@
-"""Between the read that runs an update and its `optimizer.step()`, nobody sees what the update has changed."""
+"""Between the read that runs an update and its `optimizer.step()`, the changes of the update stay hidden."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ SEEN: Dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.mark.parametrize("name", SEEN)
 def test_what_an_early_update_has_changed_is_not_shown(name: str) -> None:
-    """PyTorch would show it before the update; the error names both lines, and after step() all is as natively."""
+    """PyTorch would show it before the update; the error names both lines, and after step() all is as in PyTorch."""
     model, optimizer = read_early(IPUAccelerator(config=FUSED), 2)
     # PyTorch 2.0 puts errors of loading into one of its own.
     kind = RuntimeError if name == "loading" else CaptureError
@@ -116,7 +116,7 @@ def test_an_early_update_is_taken_back(name: str) -> None:
 
 
 def test_the_first_read_shows_the_weights_of_before() -> None:
-    """Nobody knows yet whether gradients accumulate, so the host computes the value and no update runs."""
+    """Gradients may still accumulate, so the host computes the value and no update runs."""
     model, optimizer = read_early(IPUAccelerator(config=FUSED), 0)
     torch.testing.assert_close(model[0].weight.norm(), network()[0].weight.norm())
     optimizer.step()
@@ -125,7 +125,7 @@ def test_the_first_read_shows_the_weights_of_before() -> None:
 
 @pytest.mark.parametrize("save", [name for name in ("save_model", "save_state") if hasattr(Accelerator, name)])
 def test_stopping_at_a_target_without_step(save: str, tmp_path: Path) -> None:
-    """PyTorch saves the weights of before; they can be saved after step()."""
+    """PyTorch saves the previous weights; the new ones can be saved after step()."""
     accelerator = IPUAccelerator(config=FUSED)
     model, optimizer = read_early(accelerator, 1)
     arguments = (model, str(tmp_path)) if save == "save_model" else (str(tmp_path),)
@@ -137,7 +137,7 @@ def test_stopping_at_a_target_without_step(save: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("updates", [0, 2])
 def test_what_says_nothing_about_values_is_answered(updates: int) -> None:
-    """Shapes, types and what is trained do not change with an update."""
+    """Shapes, types and the trained parameters do not change with an update."""
     model, optimizer = read_early(IPUAccelerator(config=FUSED), updates)
     weight = model[0].weight
     assert (weight.shape, weight.dtype, weight.numel(), weight.requires_grad) == ((16, 6), torch.float32, 96, True)
@@ -148,7 +148,7 @@ def test_what_says_nothing_about_values_is_answered(updates: int) -> None:
 
 
 def test_layers_that_are_frozen_after_an_early_read() -> None:
-    """The update was made with them, as natively; the next one is made without."""
+    """The update was made with them, as in PyTorch; the next one is made without."""
 
     def run(accelerator: Any) -> Any:
         model, optimizer = read_early(accelerator, 2)
@@ -169,7 +169,7 @@ def test_layers_that_are_frozen_after_an_early_read() -> None:
 @pytest.mark.parametrize("how", ["free_memory", "end_training", "close"])
 @pytest.mark.parametrize("updates", [1, 2])
 def test_weights_are_not_lost(updates: int, how: str, caplog: pytest.LogCaptureFixture) -> None:
-    """What gives the IPUs back brings the weights, and says that they include the update."""
+    """Giving the IPUs back brings the weights, with a message that they include the update."""
     accelerator = IPUAccelerator(config=FUSED)
     model, _ = read_early(accelerator, updates)
     if how == "close":

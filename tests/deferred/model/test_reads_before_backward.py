@@ -27,7 +27,7 @@ def _fresh_state() -> Iterator[None]:
 
 
 def train(accelerator: Any, body: Callable[..., Any], *layers: nn.Module) -> List[Any]:
-    """Train for five steps; returns what was read, and the weights and buffers at the end."""
+    """Train for five steps; returns the read values, and the weights and buffers at the end."""
     torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Linear(6, 16), *layers, nn.Tanh(), nn.Linear(16, 2))
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
@@ -131,7 +131,7 @@ def test_it_costs_no_copy_of_weights() -> None:
 
 @pytest.mark.parametrize("then", ["read", "backward", "step", "evaluate", "save"])
 def test_an_update_that_the_loop_then_skips_is_never_kept_in_silence(then: str) -> None:
-    """As `if loss.item() > limit: continue`; whatever comes next says which line made the update run."""
+    """As `if loss.item() > limit: continue`; the next call names the line that made the update run."""
     accelerator = IPUAccelerator(config=FUSED)
     model: Any = nn.Linear(6, 2)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.5))
@@ -232,7 +232,7 @@ def after_a_rest(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, r
 def test_where_gradients_accumulate_the_host_computes_values(
     body: Callable[..., Any], layer: Callable[[], nn.Module], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """From the newest weights, which it copies once an update; one line says what that costs."""
+    """From the newest weights, which it copies once an update; one line warns of the cost."""
     expected = train(Accelerator(cpu=True), body, layer())
     forget()
     found = train(IPUAccelerator(config=FUSED), body, layer())
@@ -241,7 +241,7 @@ def test_where_gradients_accumulate_the_host_computes_values(
 
 
 def test_other_values_than_the_step_before_had_are_computed_by_the_host() -> None:
-    """A loss that is added to after the read tells nobody what goes backward."""
+    """A loss that is added to after the read does not show which loss goes backward."""
 
     def body(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
         optimizer.zero_grad()

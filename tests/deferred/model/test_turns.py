@@ -275,7 +275,7 @@ def test_layers_that_read_what_they_write() -> None:
 
 
 def test_gradients_of_another_step_that_nobody_clears() -> None:
-    """They are part of the next update, as natively."""
+    """They are part of the next update, as in PyTorch."""
 
     def loop(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[float]:
         found = []
@@ -373,7 +373,7 @@ def test_dropout_in_both_programs_is_said(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_weights_that_changed_before_the_update_are_refused() -> None:
-    """What another optimizer has stepped on since it was computed cannot be computed again; PyTorch refuses, too."""
+    """Operations whose weights another optimizer has updated since cannot be computed again; PyTorch refuses, too."""
 
     def loop(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[float]:
         for _ in range(2):
@@ -409,7 +409,7 @@ def looked_at(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[floa
 
 
 def test_statistics_of_calls_that_no_update_is_of() -> None:
-    """Such calls are made on the host, before what they have written is read: in an update, or an evaluation."""
+    """Such calls are made on the host, before their buffers are read: in an update, or an evaluation."""
     (native, _), (ipu, _) = [trained(looked_at, "norm", captures) for captures in (False, True)]
     assert ipu == pytest.approx(native, rel=1e-4)
 
@@ -427,7 +427,7 @@ def test_optimizers_with_a_weight_in_common_are_refused() -> None:
 
 
 def test_closing_gives_everything_back() -> None:
-    """Models and optimizers are ordinary ones again, with what the programs have trained."""
+    """Models and optimizers are ordinary ones again, with the trained weights."""
 
     def loop(G: nn.Module, D: nn.Module, step_G: Any, step_D: Any) -> List[float]:
         found = discriminator_first(G, D, step_G, step_D)

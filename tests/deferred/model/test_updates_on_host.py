@@ -23,7 +23,7 @@ def network(norm: bool = True) -> nn.Module:
 
 
 def both(loop, make_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9), norm=True):
-    """Run a loop, called with a model and its optimizer, natively and captured; compare all that it leaves behind."""
+    """Run a loop, called with a model and its optimizer, natively and captured; compare all of its results."""
     found = []
     for captures in (False, True):
         torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""Buffers that calls in training mode write have PyTorch's values whenever somebody looks."""
+"""Buffers that calls in training mode write have PyTorch's values at every read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def update(model: Any, optimizer: torch.optim.Optimizer, rows: int = 16) -> None
 
 
 class Shifted(nn.Module):
-    """Adds the running mean of its results to them, and counts what it has seen."""
+    """Adds the running mean of its results to them, and counts its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,11 +50,11 @@ class Shifted(nn.Module):
 
 
 def played(make: Any, events: str, captures: bool) -> Any:
-    """Play events of a loop, and return what somebody sees who looks at buffers on the way, and at everything after it.
+    """Play events of a loop, and return the buffers that are read on the way, and all values after it.
 
-    f: a forward pass whose loss goes backward with b; s: step and clearing; u: a call that nobody uses; k: one whose
-    result is kept; l: a look at buffers; d: one at the state dictionary; c: one at a copy; e: an evaluation; r: a write
-    of the loop into buffers.
+    f: a forward pass whose loss goes backward with b; s: step and clearing; u: an unused call; k: one whose result is
+    kept; l: a look at buffers; d: one at the state dictionary; c: one at a copy; e: an evaluation; r: a write of the
+    loop into buffers.
     """
     torch.manual_seed(0)
     model, seen, kept = make(), [], []
@@ -122,7 +122,7 @@ def test_a_look_at_buffers_of_a_call_that_draws_is_refused(caplog: pytest.LogCap
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_call_outside_of_all_updates(backward: bool) -> None:
-    """The host writes its statistics before the next update, and has what it returned."""
+    """The host writes its statistics before the next update, and has its result."""
     states = []
     for captures in (False, True):
         model, optimizer = prepared(captures)
@@ -138,7 +138,7 @@ def test_a_call_outside_of_all_updates(backward: bool) -> None:
 
 
 def test_statistics_of_all_calls_of_an_update() -> None:
-    """Several micro-batches, a second view, and one that is detached write what they write natively."""
+    """Several micro-batches, a second view, and one that is detached write the same as in eager PyTorch."""
     models = []
     for captures in (False, True):
         model, optimizer = prepared(captures)
@@ -209,7 +209,7 @@ class Cosine(nn.Module):
 
 
 def test_another_shape_keeps_what_was_written() -> None:
-    """What the shorter last batch returns is found out on the host, with the newest buffers in their place."""
+    """The host finds the result of the shorter last batch, with the newest buffers in their place."""
     states = []
     for captures in (False, True):
         model = Cosine()

@@ -1,4 +1,4 @@
-"""`autograd.Function`s that a loop applies to what its model returns: refused where gradients flow through them."""
+"""`autograd.Function`s that a loop applies to its model's output: refused if gradients flow through them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Reversed(torch.autograd.Function):
 
 
 class Identity(torch.autograd.Function):
-    """A function that returns what it is given, with a gradient of the other sign."""
+    """A function that returns its argument, with a gradient of the other sign."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
@@ -121,7 +121,7 @@ def test_gradients_through_it_are_refused(extra: Callable[[torch.Tensor], Any]) 
 
 
 def test_values_without_gradients_pass() -> None:
-    """As natively: nothing flows through a function of what is detached, or without gradients."""
+    """As in PyTorch: no gradient flows through a function of a detached tensor, or without gradients."""
 
     def extra(scores: torch.Tensor) -> torch.Tensor:
         value: torch.Tensor = Reversed.apply(torch.zeros(8, 2), scores.detach())

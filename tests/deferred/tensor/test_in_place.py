@@ -1,4 +1,4 @@
-"""What a loop writes into computed tensors gives what it gives natively, though nothing is written on the device."""
+"""Writes of a loop into computed tensors give PyTorch's results, though nothing is written on the device."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def prepared() -> Tuple[nn.Module, torch.optim.Optimizer]:
     ],
 )
 def test_writes_into_parts(write: Callable[[torch.Tensor, int], None]) -> None:
-    """Losses and weights are the native ones, of what was computed before the write, too."""
+    """Losses and weights are the native ones, also of values computed before the write."""
     model, optimizer = prepared()
     native = copy.deepcopy(model)
     own = torch.optim.SGD(native.parameters(), lr=0.1)
@@ -185,7 +185,7 @@ def test_draws_in_place_are_refused_with_what_to_write_instead() -> None:
 
 
 def test_a_part_that_somebody_looks_into_is_left_alone() -> None:
-    """A view would show what is written, which a copy does not; the way out is in the message."""
+    """A view would show the write, which a copy does not; the way out is in the message."""
     model, optimizer = prepared()
     native = copy.deepcopy(model)
     values = []
@@ -204,7 +204,7 @@ def test_a_part_that_somebody_looks_into_is_left_alone() -> None:
 
 
 class Sharing(nn.Module):
-    """Returns what shares memory with something else."""
+    """Returns a tensor that shares memory with another."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class Sharing(nn.Module):
 
 @pytest.mark.parametrize(("what", "place"), [("scores", 0), ("scores", 1), ("input", 0), ("buffer", 0)])
 def test_outputs_that_share_memory_are_left_alone(what: str, place: int) -> None:
-    """Natively another output, the argument or the buffer has the new values, too."""
+    """In PyTorch another output, the argument or the buffer has the new values, too."""
     model = Sharing(what)
     capture_model(model)
     outputs = model(X)
@@ -231,7 +231,7 @@ def test_outputs_that_share_memory_are_left_alone(what: str, place: int) -> None
 
 
 def test_outputs_of_their_own_are_written_into() -> None:
-    """What a model computes beside another output may change."""
+    """Outputs of a model beside another one may change."""
     model = Sharing("nothing")
     capture_model(model)
     for output in model(X):
@@ -284,5 +284,5 @@ def test_the_function_without_underscore_computes_what_is_written() -> None:
     "name", ["normal_", "bernoulli_", "uniform_", "resize_", "resize_as_", "t_", "squeeze_", "map_"]
 )
 def test_what_draws_or_changes_shapes_has_none(name: str) -> None:
-    """Nor has what is another function without the underscore, as `bernoulli` is."""
+    """Nor has one whose name without the underscore is another function, as `bernoulli`."""
     assert out_of_place(name) is None

@@ -1,4 +1,4 @@
-"""Indices that the host knows give what they give natively: whole numbers, boolean masks, and arrays of numpy."""
+"""Indices on the host give PyTorch's results: whole numbers, boolean masks, and arrays of numpy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def prepared() -> Tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def both(loop: Callable[[Any, Any], List[Any]]) -> nn.Module:
-    """Run a loop natively and captured, compare results and weights, and return the captured model."""
+    """Run a loop in PyTorch and captured, compare results and weights, and return the captured model."""
     model, optimizer = prepared()
     native = copy.deepcopy(model)
     expected = loop(native, torch.optim.SGD(native.parameters(), lr=0.1))
@@ -139,7 +139,7 @@ def test_masks_while_gradients_accumulate() -> None:
 
 
 def test_masks_of_another_shape() -> None:
-    """They are refused, as natively."""
+    """They are refused, as in PyTorch."""
     scores = prepared()[0](X)
     with pytest.raises(IndexError, match=r"mask of shape \(3,\) selects from dimensions of shape \(8,\)"):
         scores[torch.tensor([True, False, True])]

@@ -1,4 +1,4 @@
-"""Gradients of inputs are refused with what to do instead, and that gives the native numbers."""
+"""Gradients of inputs are refused with a way out, which gives the native numbers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def of_weights(model: nn.Module) -> None:
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("ask", [penalty, attack])
 def test_asking_for_them_is_refused(ask: Callable[[nn.Module], None], training: bool) -> None:
-    """In both modes; the message says where there are gradients of inputs."""
+    """In both modes; the message names a place with gradients of inputs."""
     model, _ = prepared(network())
     model.train(training)
     with pytest.raises(CaptureError, match=r"Gradients of inputs .* on the host.* copy\.deepcopy\(model\)"):
@@ -76,7 +76,7 @@ def test_gradients_of_weights_are_the_devices() -> None:
 
 
 class Force(nn.Module):
-    """Returns a derivative of what it computes, as models of molecules do."""
+    """Returns a derivative of its result, as models of molecules do."""
 
     def __init__(self, enabled: bool) -> None:
         super().__init__()

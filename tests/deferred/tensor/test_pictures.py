@@ -12,7 +12,7 @@ from ignite_ipu import ipu_prepare
 
 
 def grid(shown: torch.Tensor) -> torch.Tensor:
-    """Do what torchvision's `make_grid` and `save_image` do."""
+    """Act as torchvision's `make_grid` and `save_image`."""
     with torch.no_grad():
         pictures = shown.clone()
         for each in pictures:

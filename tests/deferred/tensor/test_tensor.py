@@ -135,7 +135,7 @@ def test_reading_before_backward_where_gradients_accumulate(read: Any) -> None:
 
 
 def test_a_function_that_checks_values_is_refused() -> None:
-    """`gaussian_nll_loss` raises for variances below zero, which nobody knows yet."""
+    """`gaussian_nll_loss` raises for variances below zero, which are unknown yet."""
     model, _ = prepared()
     scores = model(X)
     with pytest.raises(CaptureError, match=r"gaussian_nll_loss at .* or to check its arguments"):
@@ -261,7 +261,7 @@ def test_other_names_of_a_total_have_no_old_value(read: Callable[[torch.Tensor],
 
 
 def test_totals_that_are_never_trained_on_are_freed() -> None:
-    """What was added to them is kept as long as it can still be trained on: here until the step that does."""
+    """Values added to them are kept as long as they can still be trained on: here until the step that does."""
     model, optimizer = prepared()
     forgotten, memory = [], np.zeros(1, dtype=np.float32)
 
@@ -289,7 +289,7 @@ def test_totals_that_are_never_trained_on_are_freed() -> None:
 
 
 def test_a_total_that_cannot_be_computed_keeps_no_other_from_its_value() -> None:
-    """The step says what was written too early; the other total has its value after the next one."""
+    """The step names the write that came too early; the other total has its value after the next one."""
     model, optimizer = prepared()
     mask, broken, total = torch.ones(2), torch.zeros(2), torch.zeros(())
     memory = total.numpy()
@@ -309,7 +309,7 @@ def test_a_total_that_cannot_be_computed_keeps_no_other_from_its_value() -> None
 
 
 def test_other_names_of_a_total_take_part() -> None:
-    """What is computed from them is what the native loop computes, from the value before as from the one after."""
+    """Results of them are those of the native loop, from the value before as from the one after."""
     results = []
     model, optimizer = prepared()
     native = copy.deepcopy(model)
@@ -357,7 +357,7 @@ def test_losses_scaled_in_place() -> None:
     ],
 )
 def test_in_place_without_gradients_keeps_the_gradient(change: Any, written: Any) -> None:
-    """PyTorch changes the value alone; that is refused, and what the message says to write instead is the same."""
+    """PyTorch changes the value alone; that is refused, and the code in the message does the same."""
     model, optimizer = prepared()
     native = copy.deepcopy(model)
     scores = native(X) * 1
@@ -378,7 +378,7 @@ def test_in_place_without_gradients_keeps_the_gradient(change: Any, written: Any
 
 
 def test_writing_into_views_is_refused() -> None:
-    """What cannot be followed is not guessed."""
+    """Operations that cannot be followed are not guessed."""
     model, _ = prepared()
     scores = model(X)
     first = scores[:, 0]
@@ -428,7 +428,7 @@ def test_moving_to_the_host_is_nothing() -> None:
 
 
 def test_second_backward_is_an_error() -> None:
-    """As it is natively, once the graph is gone."""
+    """As in PyTorch, once the graph is gone."""
     model, optimizer = prepared()
     loss = F.cross_entropy(model(X), Y)
     loss.backward()
@@ -456,7 +456,7 @@ def test_recording_does_not_run_the_model() -> None:
         F.cross_entropy(model(X), Y).backward()
         optimizer.step()
         optimizer.zero_grad()
-    # For what it sets up, to find the shapes, twice, in the trace, and to compare with that later.
+    # For its setup, to find the shapes, twice, in the trace, and to compare with that later.
     assert hook.call_count == 5
 
 

@@ -83,7 +83,7 @@ def orthogonal(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def proximal(model: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    old = model.before.parameters()  # which require gradients that nobody uses
+    old = model.before.parameters()  # which require unused gradients
     return F.cross_entropy(model(x), y) + 0.1 * sum((p - q).norm() for p, q in zip(model.parameters(), old))
 
 
@@ -182,7 +182,7 @@ def test_gradients_and_accumulation() -> None:
 
 
 def test_values_are_those_of_their_time() -> None:
-    """What was computed before updates and edits keeps its value, whenever it is read."""
+    """Values computed before updates and edits are kept, at any time of the read."""
 
     def found(captures: bool) -> List[float]:
         model, optimizer = made(captures)
