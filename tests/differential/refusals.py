@@ -106,23 +106,17 @@ REFUSALS: Tuple[Refusal, ...] = (
     ),
     Refusal(
         "a loop that trains in evaluation mode",
-        "CaptureError",
-        "A backward pass reached the output of a model that was called in evaluation mode"
+        "CaptureError|RunError",
+        "this tensor was not computed by a model in training mode"
+        "|A backward pass reached the output of a model that was called in evaluation mode"
         "|If a model in evaluation mode computed it, call model.train",
-        lambda program: program.front == "accelerate" and _edits("evaluation mode")(program),
+        lambda program: program.front in ("accelerate", *SCRIPTS) and _edits("evaluation mode")(program),
     ),
     Refusal(
         "what hooks put into dictionaries, in programs of Ignite's engines",
         "CaptureError|SessionError",
         r"changes Python values in every call \((features|seen|kept)",
         lambda program: program.front in ("engine", "step", "ignite"),
-    ),
-    Refusal(
-        "a script that trains in evaluation mode",
-        "RunError",
-        "this tensor was not computed by a model in training mode"
-        "|A backward pass reached the output of a model that was called in evaluation mode",
-        lambda program: program.front in SCRIPTS and _edits("evaluation mode")(program),
     ),
     Refusal(
         "batch statistics of calls whose gradients are cleared before the update",

@@ -90,6 +90,7 @@ class Loss:
         line: Where backward was called.
         retained: Whether gradients may flow through the operations once more.
         call: The call of an engine's step function in which that was, None outside of these.
+        number: Its place in the order of losses.
     """
 
     value: Value
@@ -97,6 +98,7 @@ class Loss:
     line: Line
     retained: bool = False
     call: Optional[object] = dataclasses.field(default_factory=CALL.get)
+    number: int = dataclasses.field(default_factory=itertools.count().__next__)
 
 
 class Tape:

@@ -29,6 +29,7 @@ from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.hooks import Edited
 from ignite_ipu.session.weights.tracker import Weights
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
@@ -71,11 +72,13 @@ class BufferBook:
         self.waiting[call.number] = call
 
     def merge(self, other: BufferBook) -> None:
-        """Take over the calls of models that are trained together with these from now on."""
+        """Move the calls of models here that are trained together with these from now on."""
         self.waiting.update(other.waiting)
         self._replays.update(other._replays)
         self._passed |= other._passed
         self._overwritten.update(other._overwritten)
+        for moved in (other.waiting, other._replays, other._passed, other._overwritten):
+            moved.clear()
 
     def before_read(self) -> None:
         """Settle the pending calls for somebody who reads a buffer.
@@ -97,6 +100,16 @@ class BufferBook:
         if self.waiting:
             self._settle(self._pending())
             self._passed |= {call.number for call in self._pending()}
+
+    def after_edits(self, edited: Edited) -> None:
+        """Settle the pending calls with the weights from before writes that were found, where these were kept.
+
+        All of these calls are older than the writes: each call looks for writes first.
+        """
+        calls = [] if self._is_settling else self._pending()
+        if calls and all(before is not None for _, before in edited):
+            with self._weights.with_others(edited):
+                self._settle(calls, older=True)
 
     def before_registration(self, module: nn.Module, given: Any) -> None:
         """Settle the pending calls as far as possible, before a module of theirs gets other tensors or modules."""
@@ -140,14 +153,11 @@ class BufferBook:
         together = late or not all(_may_wait(call, operations) for call in later)
         problem = self._settle([call for call in pending if together or call in left])
         if problem is not None:
-            first = self._first(made)
-            self.waiting.clear()
-            self._replays.clear()
             raise CaptureError(
-                f"The call of {loop.name} in training mode at {first}, as batch statistics are, but no loss of the "
-                f"update at {current_line()} was computed from it, and it cannot be made up for on the host: "
-                f"{problem}. For a forward pass without training, call model.eval() and use torch.no_grad(); leave "
-                "out a batch before the model is called."
+                f"The call of {loop.name} in training mode at {self._first(made)}, as batch statistics are, but no "
+                f"loss of the update at {current_line()} was computed from it, and it cannot be made up for on the "
+                f"host: {problem}. For a forward pass without training, call model.eval() and use "
+                "torch.no_grad(); leave out a batch before the model is called."
             )
         for call in left:
             # Nothing goes backward through them from now on, since weights change.
@@ -263,22 +273,32 @@ class BufferBook:
                 del self._replays[number], self.waiting[number]
         return [call for number, call in sorted(self.waiting.items()) if number not in self._replays]
 
-    def _settle(self, calls: Sequence[Operation]) -> Optional[str]:
-        """Replay calls on the host, in their order; returns why one cannot be replayed, None if all are."""
+    def _settle(self, calls: Sequence[Operation], older: bool = False) -> Optional[str]:
+        """Replay calls on the host, in their order; returns why one cannot be replayed, None if all are.
+
+        With `older`, the host has the weights from before the last writes.
+        """
         if not calls:
             return None
+        if not older:
+            self._edits.look()  # which may settle them
         was_settling, self._is_settling = self._is_settling, True
         try:
             for call in calls:
-                problem = self._problem_of(call)
+                if call.number not in self.waiting or call.number in self._replays:
+                    continue
+                problem = self._problem_of(call, older)
                 if problem is not None:
                     return problem
                 self._replay(call)
+                if not older:
+                    self._weights.host_changed()
+                    self._edits.ignore()
         finally:
             self._is_settling = was_settling
         return None
 
-    def _problem_of(self, call: Operation) -> Optional[str]:
+    def _problem_of(self, call: Operation, older: bool) -> Optional[str]:
         """Return why a call cannot be replayed now, None if it can."""
         try:
             now, then = self._modes.now(), call.signature.modes
@@ -291,7 +311,7 @@ class BufferBook:
         alike = then._replace(training=now.training, trained=now.trained)
         if alike != now:
             return f"{alike.difference(now)} since"
-        if not self._edits.older_than(call):
+        if not (older or self._edits.older_than(call)):
             return "weights or buffers were written since"
         for each in _chain(call):
             if each.signature is NORM or (each.done and each is not call):
@@ -323,8 +343,6 @@ class BufferBook:
         before = {name: plain(buffer).clone() for name, buffer in written_buffers(call).items()}
         with draws_put_back():
             results = replayed([each for each in chain if each not in known], shown_input, self._called, known)[call]
-        self._weights.host_changed()
-        self._edits.ignore()
         if _is_awaited(call):
             self._replays[call.number] = _Replay(before, results)
         else:

@@ -70,6 +70,7 @@ class LoopFollower(SessionFollower):
         self._buffers.before_written(buffers)
 
     def after_edits(self, edited: Edited) -> None:
+        self._buffers.after_edits(edited)
         self._edits.found(edited)
 
     def refuse_frozen(self, reason: str) -> None:

@@ -89,7 +89,10 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
 
 
 def _plan(book: GradientBook) -> List[Tuple[Loss, Any, Any]]:
-    """Return each loss that gradients are of, with the ids of their parameters, and with what it was computed from."""
+    """Return each loss that gradients are of, with the ids of their parameters, and with what it was computed from.
+
+    They are in the order in which they went backward, as a later one may free what an earlier one retains.
+    """
     found: Dict[int, Tuple[Loss, Any, Any]] = {}
 
     def add(loss: Loss, entry: Entry, made: Any) -> None:
@@ -113,7 +116,7 @@ def _plan(book: GradientBook) -> List[Tuple[Loss, Any, Any]]:
             add(made.loss, entry, made)
         for loss in entry.losses:
             add(loss, entry, None)
-    return sorted(found.values(), key=lambda planned: planned[0].value.operation.number)
+    return sorted(found.values(), key=lambda planned: planned[0].number)
 
 
 def _check_known(loop: Loop, books: Books) -> None:

@@ -94,10 +94,12 @@ class _Gradients:
     ) -> Any:
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         loops = loops_of(tensors)
-        if not loops and self._substitutes.code.line_of(frame) is None:
-            return original(tensors, max_norm, norm_type, *args, **kwargs)
         what = "clip_grad_norm_()"
         if not loops:
+            # No loop trains them. A trainer's are on the device, those of no one are on the host, if there are any.
+            of_user = self._substitutes.code.line_of(frame) is not None
+            if not (of_user and any(map(self._trained.trains, tensors))):
+                return original(tensors, max_norm, norm_type, *args, **kwargs)
             raise self._substitutes.refusal(what, "it has to get the parameters of a model that a loop trains.")
         given = dict(zip(("error_if_nonfinite", "foreach"), args), **kwargs)
         try:

@@ -331,3 +331,22 @@ def test_a_frozen_parameter_that_no_optimizer_holds_does_not_keep_updates_on_the
         optimizer.zero_grad()
         found.append([parameter.detach().clone() for parameter in model.parameters()])
     torch.testing.assert_close(found[1], found[0])
+
+
+def test_losses_go_backward_again_in_their_order_where_updates_move_to_the_host():
+    """The first retains the graph of the second, which was computed before it."""
+    found = []
+    for update in (None, "auto"):
+        model = network()
+        optimizer = torch.optim.Adadelta(model.parameters(), lr=0.5)
+        if update is not None:
+            ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+        for x, y in BATCHES[:2]:
+            optimizer.zero_grad()
+            scores = model(x)
+            loss = F.cross_entropy(scores, y)
+            (0.1 * scores.pow(2).mean()).backward(retain_graph=True)
+            loss.backward()
+            optimizer.step()
+        found.append(dict(model.state_dict()))
+    torch.testing.assert_close(found[1], found[0])

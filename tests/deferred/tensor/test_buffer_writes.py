@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ignite_ipu import IPUConfig, ipu_prepare
 from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
 from ignite_ipu.errors import EarlyReadError
 
@@ -27,7 +28,7 @@ def prepared(captures: bool = True) -> Tuple[Any, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def update(model: Any, optimizer: torch.optim.Optimizer, rows: int = 16) -> None:
+def update_weights(model: Any, optimizer: torch.optim.Optimizer, rows: int = 16) -> None:
     F.cross_entropy(model(X[:rows]), Y[:rows]).backward()
     optimizer.step()
     optimizer.zero_grad()
@@ -54,7 +55,7 @@ def played(make: Any, events: str, captures: bool) -> Any:
 
     f: a forward pass whose loss goes backward with b; s: step and clearing; u: an unused call; k: one whose result is
     kept; l: a look at buffers; d: one at the state dictionary; c: one at a copy; e: an evaluation; r: a write of the
-    loop into buffers.
+    loop into buffers; w: one into the memory of weights; m: other memory for a weight.
     """
     torch.manual_seed(0)
     model, seen, kept = make(), [], []
@@ -80,6 +81,12 @@ def played(make: Any, events: str, captures: bool) -> Any:
         elif event == "r":
             for buffer in model.buffers():
                 buffer.zero_()
+        elif event == "w":
+            for parameter in model.parameters():
+                parameter.data.clamp_(-0.1, 0.1)
+        elif event == "m":
+            first = next(model.parameters())
+            first.data = torch.full_like(first, 0.2)
         else:
             look = {"l": lambda: model.named_buffers(), "d": model.state_dict().items}.get(event)
             pairs = look() if look else copy.deepcopy(model).named_buffers()
@@ -97,6 +104,7 @@ def normed() -> nn.Module:
     [
         *("fl", "fbd", "fblsfbs", "fbsfblsl", "uuuc", "fbsuudfbs", "flblsl", "fufbs", "fbsfuufbsl", "klfbs"),
         *("fbes", "fbsefbse", "fbsrfbsl", "fbfblsl", "urfbsl"),
+        *("uwfbs", "uwl", "uwuwd", "kwl", "fbsuwfbsl", "umfbs", "fbsuwe", "uuwmufbs"),
     ],
 )
 def test_whoever_looks_at_buffers_sees_what_calls_have_written_by_then(make: Any, events: str) -> None:
@@ -120,19 +128,61 @@ def test_a_look_at_buffers_of_a_call_that_draws_is_refused(caplog: pytest.LogCap
     del output
 
 
+def test_calls_that_another_update_has_made_are_not_replayed_when_a_layer_is_replaced() -> None:
+    """Its loss is also of a parameter of no module, with which the loop of the model is joined."""
+    states = []
+    for captures in (False, True):
+        torch.manual_seed(0)
+        model: Any = Shifted()
+        temperature = nn.Parameter(torch.ones(()))
+        optimizer = torch.optim.SGD([*model.parameters(), temperature], lr=0.1)
+        if captures:
+            capture_model(model)
+            capture_optimizer(optimizer)
+        for wrapped in (True, False):
+            F.cross_entropy(model(X) * temperature, Y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if wrapped:
+                model.layer = nn.Sequential(model.layer, nn.Tanh())
+        states.append(model.state_dict())
+    torch.testing.assert_close(states[1], states[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+def test_an_update_is_refused_without_the_writes_of_a_call_that_cannot_be_replayed(update: str) -> None:
+    """Updates on the host would lack them, too."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.norm, self.scale = nn.Linear(6, 2), nn.BatchNorm1d(2), 1.0
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return self.norm(self.layer(x) * self.scale)
+
+    model: Any = Scaled()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+    model(X)
+    model.scale = 2.0
+    with pytest.raises(CaptureError, match=r"cannot be made up for on the host: Python values .* \(scale\)"):
+        update_weights(model, optimizer)
+
+
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_call_outside_of_all_updates(backward: bool) -> None:
     """The host writes its statistics before the next update, and has its result."""
     states = []
     for captures in (False, True):
         model, optimizer = prepared(captures)
-        update(model, optimizer)
+        update_weights(model, optimizer)
         loss = F.cross_entropy(model(X * 2), Y)
         if backward:
             loss.backward()
             optimizer.zero_grad()
-        update(model, optimizer)
-        update(model, optimizer)
+        update_weights(model, optimizer)
+        update_weights(model, optimizer)
         states.append({"loss": loss.detach(), **model.state_dict()})
     torch.testing.assert_close(states[1], states[0], rtol=1e-4, atol=1e-5)
 
@@ -160,7 +210,7 @@ def test_statistics_of_all_calls_of_an_update() -> None:
 def test_frozen_statistics_wait_for_nothing() -> None:
     """In evaluation mode the layer writes none."""
     model, optimizer = prepared()
-    update(model, optimizer)
+    update_weights(model, optimizer)
     model[1].eval()
     model(X)
     F.cross_entropy(model(X), Y).backward()
@@ -218,7 +268,7 @@ def test_another_shape_keeps_what_was_written() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         capture_optimizer(optimizer)
         for rows in (16, 16, 10, 16):
-            update(model, optimizer, rows)
+            update_weights(model, optimizer, rows)
         states.append(model.state_dict())
     for name, value in states[0].items():
         if value.is_floating_point():
@@ -246,7 +296,7 @@ def test_counters() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     capture_optimizer(optimizer)
     for _ in range(3):
-        update(model, optimizer)
+        update_weights(model, optimizer)
     assert float(model.calls) == 3
 
 

@@ -105,6 +105,24 @@ def test_gradients_that_pytorch_would_use_again(run, natively, again, reason):
     assert run(text).output == natively(text)
 
 
+def test_gradients_of_parameters_that_nothing_trains_are_clipped_on_the_host(run, natively):
+    """A frozen layer and a model that no optimizer has are among those that the loop clips, one by one."""
+    text = (
+        HEAD
+        + """
+model = nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.utils.parametrizations.spectral_norm(nn.Linear(3, 1)))
+model[1].bias.requires_grad_(False)
+others = nn.Linear(2, 2)
+optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+each = lambda: [nn.utils.clip_grad_norm_([p], 0.1) for p in [*model.parameters(), *others.parameters()]]
+for _ in range(2):
+    step(each)
+"""
+        + SHOW
+    )
+    assert run(text).output == natively(text)
+
+
 def test_gradients_may_be_cleared_by_hand(run):
     ran = run(
         HEAD
