@@ -12,7 +12,7 @@ REPLICAS = (
 _ITSELF = "the model itself: one process drives all IPUs"
 _COMPILED = "left out: the program is compiled for the IPU"
 _COPY = "is made of a copy of the model on the host"
-_CALLED = "What torch.jit makes of a model is no Python that PopTorch could trace: call the model itself"
+_CALLED = "A model of torch.jit is no Python code that PopTorch could trace: call the model itself"
 
 WRAPPERS = Table(
     [

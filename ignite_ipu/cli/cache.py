@@ -19,18 +19,18 @@ _DAY = 24 * 3600
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("action", choices=("list", "verify", "prune"), help="what to do with the cache")
+    parser.add_argument("action", choices=("list", "verify", "prune"), help="the action on the cache")
     parser.add_argument(
         "directory",
         nargs="?",
         default=os.environ.get(_DIRECTORY_VARIABLE),
         help=f"the cache; by default the one that {_DIRECTORY_VARIABLE} names",
     )
-    chosen = parser.add_argument_group("what prune deletes, besides damaged entries")
+    chosen = parser.add_argument_group("entries that prune deletes, besides damaged ones")
     chosen.add_argument("--older-than", type=float, metavar="DAYS", help="entries not used for so long")
     chosen.add_argument("--max-size", type=float, metavar="MB", help="the least recently used, until the rest fits")
     chosen.add_argument("--all", action="store_true", help="every entry")
-    chosen.add_argument("--dry-run", action="store_true", help="say what would be deleted, delete nothing")
+    chosen.add_argument("--dry-run", action="store_true", help="list the entries that would be deleted, delete nothing")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
 """Counts of the weight updates, micro-batches and samples that an engine has had so far, and events for each.
 
-One iteration is one device call, which makes several weight updates and consumes many micro-batches. A schedule that
-was written per optimizer step or per batch of a GPU script keeps its length and its rates when it is attached to the
-same side of its unit::
+One iteration is one device call, which makes several weight updates and consumes many micro-batches. A schedule of a
+GPU script counts optimizer steps or batches. It keeps its length and its rates if it is attached to the event of the
+same unit::
 
     trainer.add_event_handler(CountEvents.MICRO_BATCH_STARTED, scheduler)  # natively Events.ITERATION_STARTED
     trainer.add_event_handler(CountEvents.WEIGHT_UPDATE_COMPLETED, torch_scheduler.step)

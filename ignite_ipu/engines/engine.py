@@ -170,7 +170,7 @@ class IPUEngine(Engine):
             self._told_of_changes = True
             logger.warning(
                 "A handler has changed state.batch, which holds the rows of the %d micro-batches of a device call. If "
-                "the change looks at a whole batch, as mixing samples does, its values are others than natively: make "
+                "the change looks at a whole batch, as mixing samples does, its values differ from Ignite's own: make "
                 "it in prepare_batch or in the collate_fn, which get one micro-batch at a time.",
                 len(call),
             )
@@ -186,7 +186,7 @@ class IPUEngine(Engine):
 class _Start(enum.Enum):
     """Starting point of a run."""
 
-    OWN = "what this engine has done itself, or nothing"
+    OWN = "this engine's own position, or none"
     LOADED = "a position that was loaded"
     LOADED_END = "the end of a run that was loaded"
     REFUSED = "a position that was loaded, with arguments that Ignite refuses: an end that lies before it, for example"
@@ -265,7 +265,7 @@ class IPUTrainer(IPUEngine):
         if self._accumulations.note(handler, args):
             if event_name in self._saved_at:
                 logger.warning(
-                    "A %s is attached after a Checkpoint of this trainer, to the same event (%s): what is saved lacks "
+                    "A %s is attached after a Checkpoint of this trainer, to the same event (%s): saved states lack "
                     "the metric's last step. Attach Checkpoint handlers after metrics.",
                     type(getattr(handler, "__self__", handler)).__name__,
                     event_name,
@@ -519,7 +519,7 @@ class IPUTrainer(IPUEngine):
                 "The state of the trainer was taken at the end of epoch %d, and other handlers drew random numbers "
                 "after that, as an evaluation's loader does. The next epoch starts from the state that was taken, so"
                 " that a resumed run shuffles as this one does; Ignite's engine would go on from these draws. Attach"
-                " what takes the state, such as a Checkpoint, after these handlers, and both is true.",
+                " the handler that saves the state, such as a Checkpoint, after these handlers: then both agree.",
                 self.state.epoch - 1,
             )
         write_random_states(states, self._generator)

@@ -56,9 +56,9 @@ def fit_batch(
     of its batches is cut otherwise, so that an iteration has the samples that it had. The search halves the range
     between a size that fits and one that does not.
 
-    A **function** is for captured loops (`IPUAccelerator`, `ipu_prepare`): it is called with a micro-batch size and the
-    number of micro-batches in an update, makes model, optimizer, loader and loop by them, and is called again with
-    the next smaller size if its step does not fit. It has to make its own model, since each call begins anew.
+    A **function** is for captured loops (`IPUAccelerator`, `ipu_prepare`). It is called with a micro-batch size and the
+    number of micro-batches in an update, and makes model, optimizer, loader and loop by them. If its step does not fit,
+    it is called again with the next smaller size. It has to make its own model, since each call begins anew.
 
     The answer is **remembered** in the directory of cached executables (`enableExecutableCaching`,
     `POPTORCH_CACHE_DIR`), if there is one. It holds for the same model, optimizer, options, samples of an update and

@@ -271,8 +271,8 @@ class Loaders:
             if dropped and loader not in self._sources:
                 self._sources[loader] = Source()
                 logger.warning(
-                    "Evaluation leaves out the last %d of %d samples, because the poptorch.DataLoader drops what does "
-                    "not fill a device call. Make it with drop_last=False to evaluate every sample.",
+                    "Evaluation leaves out the last %d of %d samples, because the poptorch.DataLoader drops rows that "
+                    "do not fill a device call. Make it with drop_last=False to evaluate every sample.",
                     dropped,
                     samples,
                 )

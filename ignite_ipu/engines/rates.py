@@ -51,7 +51,7 @@ class LearningRates:
         if len(self.rows) > len(cells) - 1:
             lines.append(f"({len(self.rows)} iterations; every change of direction is shown)")
         if self.left_out:
-            lines.append(f"Only a run shows what these handlers do: {listed(self.left_out)}.")
+            lines.append(f"Only a run shows the effect of these handlers: {listed(self.left_out)}.")
         return "\n".join(lines)
 
     def draw(self) -> Figure:

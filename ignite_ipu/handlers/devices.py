@@ -15,8 +15,8 @@ class DeviceSwap:
     """Gives the IPUs to the evaluation while it runs, and back to the training, for PopTorch loops of your own.
 
     Each executor normally keeps IPUs of its own. With half of the IPUs, or with a model that takes all of them, they
-    have to take turns; the price is one load of a program and one transfer of weights for each turn. The engines of
-    this library do the same with `IPUConfig(share_ipus=True)`::
+    have to take turns. Each turn costs one load of a program and one transfer of weights. The engines of this library
+    do the same with `IPUConfig(share_ipus=True)`::
 
         DeviceSwap(training_model, inference_model).attach(trainer, evaluator)
 

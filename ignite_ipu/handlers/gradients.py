@@ -23,7 +23,8 @@ class Gradients:
 
     On an IPU gradients never leave the device by themselves. This handler anchors them, so that they are found by code
     that reads them. A trainer does so itself when a run starts with handlers that read `.grad`, such as Ignite's
-    `GradsScalarHandler` and `GradsHistHandler`; attach this one to choose some, or for code that it does not find::
+    `GradsScalarHandler` and `GradsHistHandler`. Attach this one to choose some gradients, or for code that the trainer
+    does not find::
 
         trainer = create_ipu_trainer(model, optimizer, loss_fn)
         Gradients(lambda name, parameter: name.startswith("head.")).attach(trainer)

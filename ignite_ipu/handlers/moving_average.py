@@ -16,10 +16,10 @@ class EMA:
     """Keeps the exponential moving average of a model's weights, read once in several device calls.
 
     Ignite's `EMAHandler` works on an IPU, but reads the weights after every iteration, which is one download each. This
-    one reads them every `every` iterations and decays for all the weight updates in between at once: with momentum m
-    per update and n updates since the last read, the average keeps (1 - m)**n of itself and takes the rest from the
+    one reads them every `every` iterations, and decays for all the weight updates in between at once. With momentum m
+    per update and n updates since the last read, the average keeps (1 - m)**n of itself. The rest comes from the
     current weights. So it forgets at the right pace, and is ahead of the average over every update by at most one
-    look::
+    read::
 
         ema = EMA(model, momentum=0.0002, every=50)
         ema.attach(trainer)
@@ -27,7 +27,7 @@ class EMA:
 
     Args:
         momentum: Share of the new weights in the average, per weight update; between 0 and 1.
-        every: Iterations, which are device calls, between two looks.
+        every: Iterations, which are device calls, between two reads.
 
     Attributes:
         model: The averaged copy, an ordinary model in evaluation mode. Buffers are copied, not averaged.

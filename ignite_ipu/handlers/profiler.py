@@ -19,9 +19,9 @@ class PopVisionProfiler:
     """Writes a report of iterations `first` to `last` that the PopVision Graph Analyser opens.
 
     Poplar profiles a program for as long as it is loaded, and its report grows with every call. So the program is
-    loaded with profiling when iteration `first` begins, and without it again after `last`, or when the run ends or
-    fails before; each costs a compilation, which an executable cache shortens. Weights, optimizer state and random
-    state are the same afterwards::
+    loaded with profiling when iteration `first` begins. It is loaded without profiling after `last`, or when the run
+    ends or fails before. Each load costs a compilation, which an executable cache shortens. Weights, optimizer state
+    and random state are the same afterwards::
 
         PopVisionProfiler("profile", first=100, last=102).attach(trainer)
 

@@ -55,8 +55,8 @@ class RecompileWatch:
     """Explains compilations, which can take minutes each, by comparing with the one before.
 
     It logs a warning for every compilation of a program after its first, and keeps them in `found`. It compares the
-    shapes and types of the batch, the values that were frozen into the program, the options, which parameters are
-    trained, which modules are in training mode, and the constants of the optimizer. Python values and buffers that the
+    shapes and types of the batch, the values that were frozen into the program, and the options. It also compares the
+    trained parameters, the modes of modules, and the constants of the optimizer. Python values and buffers that the
     program has as constants are named as in the log.
 
     For engines of this library::

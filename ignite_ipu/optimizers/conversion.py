@@ -224,8 +224,8 @@ def clipping_problem(optimizer: torch.optim.Optimizer, variable: Collection[str]
         return None
     return (
         f"with momentum={max(momenta)!r} an IPU's {kind} clips the velocity, not the gradients as "
-        f"clip_grad_norm_ does. Use Adam, AdamW, or {kind} whose momentum is 0 and constant; or, if that is what you "
-        f"want, poptorch.optim.{kind}(..., max_grad_norm=...)."
+        f"clip_grad_norm_ does. Use Adam, AdamW, or {kind} whose momentum is 0 and constant; or, to clip the "
+        f"velocity, poptorch.optim.{kind}(..., max_grad_norm=...)."
     )
 
 

@@ -99,7 +99,7 @@ _TORCH_CLASSES = (
     (torch.optim.SGD, SGD),
     (torch.optim.RMSprop, RMSPROP),
 )
-_SUPPORTED = "SGD, Adam, AdamW and RMSprop of torch.optim, and what poptorch.optim offers (LAMB too)"
+_SUPPORTED = "SGD, Adam, AdamW and RMSprop of torch.optim, and the optimizers of poptorch.optim (LAMB too)"
 _LAMB = "PopTorch has it under its own name: use poptorch.optim.LAMB"
 # The closest optimizer, used on the user's request, and the hyper-parameters that are lost.
 _CLOSEST: Mapping[str, Tuple[Any, str]] = {
@@ -122,7 +122,7 @@ def kind_of_torch(optimizer: torch.optim.Optimizer) -> OptimizerKind:
     reason = _LAMB if "lamb" in name.lower() else optimizer_capability(f"{TORCH}.{name}").sentence
     way_out = ""
     if name in _CLOSEST:
-        way_out = f' substitute="closest" trains by {_CLOSEST[name][0].__name__} instead, and says what that changes.'
+        way_out = f' substitute="closest" trains by {_CLOSEST[name][0].__name__} instead, and lists the differences.'
     raise OptimizerError(
         f"{type(optimizer).__module__}.{name} does not run on an IPU: {reason}. Supported are {_SUPPORTED}.{way_out} "
         f"{ON_THE_HOST}"

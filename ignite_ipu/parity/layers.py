@@ -180,8 +180,8 @@ def compare_training(
     remarks = [*_switch_off_dropout(native.model), *_incomparable_buffers(native.model, replicas)]
     native.model.train()
     with _users(
-        "The factory's batches are not what the model takes. They may be (x, y), a tuple of all that a model without a "
-        "loss_fn takes, or a mapping of keyword arguments"
+        "The factory's batches do not fit the model. They may be (x, y), a tuple of all arguments of a model without a "
+        "loss_fn, or a mapping of keyword arguments"
     ):
         how = ModelCall.of(native.model, native.loss_fn, batches[0])
         pairs = [how.split(batch) for batch in batches]
@@ -384,7 +384,7 @@ def _difference(
     if math.isinf(largest):
         remark = f"not finite where the native values are, which reach {scale:.3g}, or the other way round"
     elif not half and device.dtype.is_floating_point and device.dtype not in _KEPT.get(native.dtype, (native.dtype,)):
-        largest, remark = math.inf, f"of another type than natively, {str(native.dtype).replace('torch.', '')}"
+        largest, remark = math.inf, f"of another type than on the host, {str(native.dtype).replace('torch.', '')}"
     return Difference(step, kind, name, dtype, largest, relative * scale + floor, scale, remark)
 
 

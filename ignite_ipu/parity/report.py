@@ -31,7 +31,7 @@ def as_text(parity: ScriptParity) -> str:
         if not each.agrees and each.kind != first.kind:
             others.setdefault(each.kind, each)
     lines += [f"  then {each}" for each in others.values()]
-    lines.append("Largest difference of each update, in units of what is allowed:")
+    lines.append("Largest difference of each update, in units of the tolerance:")
     lines.append("  " + "  ".join(f"{update + 1}: {_ratio(ratio)}" for update, ratio in parity.growth()))
     return "\n".join(lines)
 

@@ -95,7 +95,7 @@ def variables_of(frame: FrameType) -> Mapping[str, Any]:
 class Owner(enum.Enum):
     """Owner of a file of code."""
 
-    LIBRARY = "this library, PyTorch, Ignite or accelerate, which pass on what the user calls"
+    LIBRARY = "this library, PyTorch, Ignite or accelerate, which pass on the user's calls"
     PYTHON = "Python's standard library"
     INSTALLED = "another installed package"
     USER = "the user; code without a file, as in a notebook, is the user's, too"

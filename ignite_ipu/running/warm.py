@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
         try:
             code = command.main(args)
         except RehearsalEnd as ended:
-            end = f"{ended}: what comes after is not compiled"
+            end = f"{ended}: code after it is not compiled"
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     count = len(rehearsal.compiled)

@@ -34,7 +34,7 @@ def log_cost(reader: str, parameters: Iterable[torch.Tensor]) -> None:
         size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
     logger.warning(
         "Gradients are used at %s, so the training step is compiled with them: each update returns %.1f kB more, as "
-        "many bytes as the trained weights have, also where nobody reads them.",
+        "many bytes as the trained weights have, also if they are not read.",
         reader,
         size / 1e3,
     )

@@ -176,7 +176,7 @@ class Programs:
             return False
         logger.warning(
             "Training and evaluation together would take %d IPUs, which this machine has not: they take turns, and "
-            "each switch loads a program. IPUConfig(share_ipus=True) says so from the start.",
+            "each switch loads a program. IPUConfig(share_ipus=True) sets that from the start.",
             ipus,
         )
         return True

@@ -16,22 +16,22 @@ from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.weights.tracker import Weights
 
 _FROZEN_REMEDY = (
-    "Give it what changes as an argument, and return what it keeps; or register a buffer and write into it in place."
+    "Pass changing values as arguments, and return values to keep; or register a buffer and write into it in place."
 )
 _PYTHON_CHANGED = (
     "Python values that the program read while it was traced have changed (%s): it is compiled again. On IPUs each "
-    "compilation takes minutes: make what changes often an input or a buffer. Later changes of the same names are not "
-    "reported."
+    "compilation takes minutes: make values that change often inputs or buffers. Later changes of the same names are "
+    "not reported."
 )
 _COMPUTED_OTHERWISE = (
-    "Something that the code of %s does not name has changed what it computes (%s), after the program was compiled%s: "
+    "Something that the code of %s does not name has changed its result (%s), after the program was compiled%s: "
     "%s. Name the value in the code, as an attribute or a global, and it counts from the next call."
 )
-_WITHIN = " and used: up to %d calls had the values of before"
+_WITHIN = " and used: up to %d calls had the previous values"
 _BUFFERS_CHANGED = (
     "Buffers that are compiled into the program have changed (%s): it is compiled again. They are those of integers or "
-    "booleans, and those that the code reads. On IPUs each compilation takes minutes: make what changes often an input "
-    "or a buffer of floating-point numbers."
+    "booleans, and those that the code reads. On IPUs each compilation takes minutes: make values that change often "
+    "inputs or buffers of floating-point numbers."
 )
 
 
@@ -104,7 +104,7 @@ class ModelChanges:
         name, used = type(program.step.model).__qualname__, _WITHIN % calls if calls else ""
         follower = self._hooks.follower
         if calls and follower.refuses_frozen:
-            late = "what was computed since then is not what the code says"
+            late = "results since then do not follow the code"
             follower.refuse_frozen(_COMPUTED_OTHERWISE % (name, found, used, late))
         logger.warning(_COMPUTED_OTHERWISE, name, found, used, "it is compiled again")
         self.refuse_replaced()
@@ -120,7 +120,7 @@ class ModelChanges:
         if not follower.refuses_frozen:
             logger.warning(
                 "The forward of %s changed Python values while it was traced (%s), and a compiled program does not run "
-                "it again: what it changes in every call has the values of the first. %s",
+                "it again: values that it changes in every call stay those of the first. %s",
                 name,
                 ", ".join(dict.fromkeys([*changed, *program.varying])),
                 _FROZEN_REMEDY,

@@ -1,8 +1,8 @@
 """Private names of PyTorch, Ignite and accelerate: the only modules that touch them.
 
 Each name stands in a table with the version that it is known from, and with a sentence on the loss without it. A
-release that drops a name costs the feature that needs it, never the import of this package: the name is
-replaced by a fallback, or by a stand-in that raises `MissingNameError` when it is used.
+release that drops a name costs the feature that needs it, never the import of this package. The name is replaced by a
+fallback, or by a stand-in that raises `MissingNameError` on use.
 
 This room imports nothing of this package, so that the emulator, which imports nothing of the shim, shares it.
 """

@@ -198,7 +198,7 @@ def test_a_function_that_does_more_is_left_to_the_run(made):
     trainer.add_event_handler(Events.EPOCH_COMPLETED, advance_and_note)
     planned = trainer.learning_rates(loader, EPOCHS)
     assert not called and len({row.rates for row in planned.rows}) == 1
-    assert "Only a run shows what these handlers do: " in str(planned) and "advance_and_note" in str(planned)
+    assert "Only a run shows the effect of these handlers: " in str(planned) and "advance_and_note" in str(planned)
 
 
 def test_the_table_has_iterations_updates_and_turns(made):

@@ -133,7 +133,7 @@ def test_values_that_are_not_finite_are_called_so():
 def test_another_type_is_a_difference_even_where_values_are_close():
     torch.manual_seed(0)
     first = compare_training(factory_with(lambda inner, x: inner(x).half()), steps=1, tolerance=0.1).first
-    assert str(first) == "output of planted in update 1 (float16): of another type than natively, float32"
+    assert str(first) == "output of planted in update 1 (float16): of another type than on the host, float32"
 
 
 def test_rounding_to_another_type_and_back_is_found_by_its_size():

@@ -1,12 +1,12 @@
 """Optional: the device work of a program, compiled by torch.compile's back end, for long runs.
 
 `compile_steps()` or `IGNITE_IPU_EMULATOR_COMPILE=inductor` switches it on. It needs a C++ compiler and takes seconds to
-minutes a program, in a thread of its own, while the program runs by PyTorch's own operators; then compiled code takes
-over, which is logged at level INFO. From there results differ by rounding, as the kernels are fused. inductor keeps its
-results on disk (`TORCHINDUCTOR_CACHE_DIR`), by graph, options and versions, for the runs to come.
+minutes a program, in a thread of its own. Meanwhile the program runs by PyTorch's own operators. Then compiled code
+takes over, which is logged at level INFO. From there results differ by rounding, as the kernels are fused. inductor
+keeps its results on disk (`TORCHINDUCTOR_CACHE_DIR`), by graph, options and versions, for the runs to come.
 
-A micro-batch's forward and backward passes become one function (`CompiledStep`), an inference graph likewise: they are
-traced once on stand-ins without values, down to PyTorch's kernels, and handed to inductor without the guards that
+A micro-batch's forward and backward passes become one function (`CompiledStep`), and so does an inference graph. They
+are traced once on stand-ins without values, down to PyTorch's kernels. inductor gets them without the guards that
 torch.compile puts around unknown code. A program that cannot be traced so, because it reads values or acts on the host,
 stays with PyTorch's own operators.
 """

@@ -52,8 +52,8 @@ def inject_faults(faults: Mapping[int, Fault], copies: Optional[Mapping[int, Fau
     Args:
         faults: Fault by the number of the device call it hits; the first call in the block is number 0, and calls
             of all executors count, failed ones too.
-        copies: The same for copies: of the weights to the host or the device, of the optimizer's state to the host, of
-            the random state to the host; and for attaching, which loads the program with all of these.
+        copies: The same for copies of the weights to the host or the device, and of the optimizer's state or the random
+            state to the host. Attaching counts as one: it loads the program with all of these.
 
     The call or copy fails before it does anything, and leaves the executor attached. A fault that is not `lasting`
     leaves the state of the device unchanged.

@@ -96,7 +96,7 @@ class Options(_WithBackEnd):
     Distributed: _DistributedOptions = _part("_distributed", "Which process of how many this is.")
     Jit: _JitOptions = _part("_jit", "Options of a front end that is gone.")
     Precision: _PrecisionOptions = _part("_precision", "Number formats.")
-    Training: _TrainingOptions = _part("_training", "What matters when training.")
+    Training: _TrainingOptions = _part("_training", "Options of training.")
     _Popart: _PopartOptions = _part("_popart_options", "Settings of the back end.")
     _popart: _PopartOptions = _part("_popart_options", "The same, by the name that some programs use.")
 

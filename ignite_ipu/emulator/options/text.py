@@ -129,7 +129,7 @@ class _Line:
         elif not isinstance(base, ast.Name) or base.id != "options":
             self._refuse("it calls something that is no option")
         if not names or owner is None:
-            self._refuse("it calls what an option returned")
+            self._refuse("it calls the result of an option")
         try:
             setter = _find_setter(owner, names)
         except AttributeError as error:

@@ -36,8 +36,8 @@ class GradientStep:
     so the division is folded into the loss gradient. In float16 each is computed literally, over the micro-batches of
     all replicas in turn. `reduce` adds gradients up over the other processes in place, if there are any.
 
-    Gradients of weights that are `anchored` are returned with each micro-batch's results, as the backward pass leaves
-    them: of that micro-batch and replica alone, in the weight's type, with the loss scaling in them.
+    Gradients of `anchored` weights are returned with each micro-batch's results. They are of that micro-batch and
+    replica alone, in the weight's type, multiplied by the loss scaling.
     """
 
     def __init__(

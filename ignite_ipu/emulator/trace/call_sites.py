@@ -121,7 +121,7 @@ def _caller(call: Optional[FrameType]) -> str:
     for frame in _outward(call):
         library = str(frame.f_globals.get("__name__")).partition(".")[0]
         if is_users(frame.f_code.co_filename) and library not in _LOOPS:
-            return f"in what is called at {frame.f_code.co_filename}:{frame.f_lineno}"
+            return f"in a call at {frame.f_code.co_filename}:{frame.f_lineno}"
     return "in the model"
 
 

@@ -26,7 +26,7 @@ from ignite_ipu.torch_names.dispatch import TorchDispatchMode
 
 STRICT_VARIABLE = "IGNITE_IPU_STRICT_OPERATORS"
 SWITCH = "ignite_ipu.emulator.operators.set_strict(False)"
-DOUBT = "PopTorch's sources read so, and no test of its own shows it: the emulator computes what PyTorch does."
+DOUBT = "Only PopTorch's sources show this, and no test of its own: the emulator computes PyTorch's result."
 REMEDY = "Write it with operators that ignite_ipu.emulator.operators.listed() names."
 
 _TURNS = table.words("transpose t permute movedim swapaxes swapdims expand expand_as unfold T mT")

@@ -27,7 +27,7 @@ _MOVES_TO_HOST = words("cpu numpy __array__ __dlpack__ cuda xpu")
 _DYNAMIC_SHAPE = (*words("nonzero argwhere masked_select unique unique_consecutive unique_dim"), UNIQUE)
 _BACKWARD = ("backward", *CALLS_OF_BACKWARD)
 _RECOMPUTATION = (
-    "The compiler saves memory by itself where poptorch.recomputationCheckpoint(tensor) tells it to: use that instead."
+    "The compiler saves memory by itself at calls of poptorch.recomputationCheckpoint(tensor): use these instead."
 )
 
 

@@ -39,8 +39,8 @@ _T = TypeVar("_T")
 class Recovery:
     """Repeats calls after device faults as PopTorch requests, or ends the run with its state saved.
 
-    When a device call fails with IPU_RESET, the IPUs are attached again with the newest snapshot, the calls since then
-    are repeated, and the failed one is made again: weights, optimizer, random numbers, metrics and logs are those of a
+    When a device call fails with IPU_RESET, the IPUs are attached again with the newest snapshot. The calls since then
+    are repeated, and the failed one is made again. Weights, optimizer, random numbers, metrics and logs are those of a
     run without the fault. Evaluations are covered, too. Other resets are the `reset` hook's business. Without a hook
     the state is saved and the process exits with code 76 and prints the command that goes on. After an unrecoverable
     fault, or more than `retries` of one call, the state is saved and `RecoveryError` raised.

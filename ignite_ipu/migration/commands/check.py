@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE:FACTORY",
         help="RUNS YOUR CODE: import the module (or FILE.py:FACTORY), call the factory, which returns (model, "
         "optimizer, loss_fn, batches) as for `ignite-ipu parity`, or (model, inputs) as for `ignite-ipu plan`, compile "
-        "the model on the emulator, and also report what only that shows: captured values, operators, shapes",
+        "the model on the emulator, and report its findings, too: captured values, operators, shapes",
     )
     parser.add_argument(
         "--format", choices=("text", "json", "sarif"), default="text", help="format of the findings (default: text)"
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="source",
         dest="purpose",
         help="your next command: `run` leaves out the findings that `ignite-ipu run` handles, `migrate` those that "
-        "`ignite-ipu migrate` rewrites, `source` none (default: source; each finding says what `run` makes of it)",
+        "`ignite-ipu migrate` rewrites, `source` none (default: source; each finding names its outcome in `run`)",
     )
     parser.add_argument("--select", metavar="RULES", help="apply these rules only, separated by commas")
     parser.add_argument("--ignore", metavar="RULES", help="leave these rules out, separated by commas")

@@ -116,7 +116,7 @@ def _left(migrations: Sequence[Migration], groups: Sequence[Group], skipped: Seq
     """Yield code that was left alone or needs a look, with reasons, and files that move or stay together."""
     remarks = [(index, each, remark) for index, each in enumerate(migrations) for remark in each.remarks]
     if remarks or skipped:
-        yield "<h2>What is left, and why</h2>"
+        yield "<h2>Remaining findings, with reasons</h2>"
         yield '<table class="list"><thead><tr><th>Place</th><th>Reason</th></tr></thead><tbody class="rows">'
         for index, each, remark in remarks:
             kind = "" if each.blocked else "<b>Look at this:</b> "

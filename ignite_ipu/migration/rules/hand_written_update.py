@@ -1,7 +1,7 @@
 """Parameters changed in place on the host with their gradients.
 
-The device holds its own copy of the weights: a change on the host is not seen by the next step, and there are no
-gradients on the host to make it with. `run` brings the gradients back for such updates, and sends the weights.
+The device holds its own copy of the weights, so the next step does not see a change on the host. There are no gradients
+on the host to make it with. `run` brings the gradients back for such updates, and sends the weights.
 
 Remedy: Use one of the supported optimizers, or set IPUConfig(update='host'). After a change that is not training
 (re-initialising, say) load it with model.load_state_dict.

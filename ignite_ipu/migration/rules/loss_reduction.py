@@ -1,7 +1,7 @@
 """Losses with reduction="sum" or "none", or summed by hand, that a trainer or ipu_train_batch trains with.
 
 Gradients of the micro-batches are averaged over accumulation steps and replicas, so a summed loss weighs differently
-from one large batch on a GPU; of a loss with reduction="none" the device minimises the sum. A loop that ipu_prepare
+from one large batch on a GPU. The device minimises the sum of a loss with reduction="none". A loop that ipu_prepare
 captures adds gradients up as PyTorch does.
 
 Remedy: Use reduction="mean" or .mean(), or set

@@ -1,7 +1,7 @@
 """model.train() or model.eval() after poptorch.trainingModel or inferenceModel.
 
-The wrapper took a shallow copy and reads the flags of the layers at its first call: a mode set in between reaches the
-layers but not the copy, and one set later nothing at all.
+The wrapper took a shallow copy and reads the flags of the layers at its first call. A mode set in between reaches the
+layers but not the copy. A mode set later has no effect.
 
 Remedy: Set the mode before wrapping. `ignite-ipu migrate` does it where the two stand together.
 

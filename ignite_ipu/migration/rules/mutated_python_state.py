@@ -1,6 +1,6 @@
 """Traced code that assigns attributes, fills containers or writes globals.
 
-forward runs once, when the model is compiled: a counter that it increments stays at its value after the trace, and an
+forward runs once, when the model is compiled. A counter that it increments stays at its value after the trace. An
 attribute that it assigns to self lands on PopTorch's copy of the model.
 
 Remedy: Register a tensor with register_buffer and change it in place (`self.steps.add_(1)`), or return the value from

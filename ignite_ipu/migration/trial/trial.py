@@ -93,7 +93,7 @@ def _answers(native: Subject, subject: Subject, notes: Notes, training: bool) ->
                 native.loss_fn(output, y)
     except Exception as error:
         place = raised_at(error) or definition_of(native.model.forward)
-        notes.add("failed-trace", place, f"natively already: {type(error).__name__}: {_line(error)}")
+        notes.add("failed-trace", place, f"on the host already: {type(error).__name__}: {_line(error)}")
         return None
     given = [*tensors_in((x, y)), *native.model.parameters(), *native.model.buffers()]
     if not any(tensor.dtype is torch.float64 for tensor in given):

@@ -108,9 +108,9 @@ def simulate(
     """Simulate one call of the executor.
 
     Each IPU runs its operations in a fixed order, each as soon as its input has arrived. In a training pipeline stage s
-    of N runs `in_flight(s, N)` forward passes, then one backward and one forward in turn, then the backward passes
-    left; the weight update follows when all have ended, and only then the next device iteration. Sharded execution runs
-    one micro-batch at a time.
+    of N runs `in_flight(s, N)` forward passes, then one backward and one forward in turn, then the remaining backward
+    passes. The weight update follows when all have ended, and only then the next device iteration. Sharded execution
+    runs one micro-batch at a time.
 
     Args:
         times: One entry per stage.

@@ -133,7 +133,7 @@ def _options(plan: Plan) -> List[str]:
             calls.append('_Popart.set("autoRecomputation", 3)  # within stages')
     return [
         "def ipu_options():",
-        '    """Options of the plan: where stages run, how large an update and a call are, what is kept off chip."""',
+        '    """Options of the plan: IPUs of stages, sizes of an update and a call, tensors kept off chip."""',
         f"    strategy = poptorch.{'PipelinedExecution' if memory.pipelined else 'ShardedExecution'}(",
         *stages,
         "    )",

@@ -119,7 +119,7 @@ def _planned(name: str) -> Plan:
             raise
         _refuse(f"it is no JSON ({str(error)[:200]})")
     if not isinstance(read, dict) or read.get("format") != _FORMAT:
-        _refuse(f"it does not say that its format is {_FORMAT!r}")
+        _refuse(f"its format is not {_FORMAT!r}")
     if read.get("version") != _VERSION:
         _refuse(
             f"it is of version {str(read.get('version'))[:20]}, and this library reads version {_VERSION}; "

@@ -1,9 +1,9 @@
 """Values that forward computes from no input and no weight: the host computes them beside the trace, for code to read.
 
 A trace has no values, so PopTorch refuses code that reads one. A table of positions, or a count of the inputs' shapes,
-depends on no data: it is the same in every call of the program, and PopTorch folds it into a constant. So is a buffer
-that forward does not write, such as a flag. Python values and buffers that constants are made of are guarded: other
-values need another program.
+depends on no data. It is the same in every call of the program, and PopTorch folds it into a constant. A buffer that
+forward does not write, such as a flag, is a constant, too. Python values and buffers that constants are made of are
+guarded: other values need another program.
 
 Tensors of the trace stay as they are. With each constant comes a tensor of the host, for which the same functions are
 called. Writes go into both. A constant that other values are written into has no value from there on.

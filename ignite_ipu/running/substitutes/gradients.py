@@ -30,7 +30,7 @@ _TORCH = _package(torch.__file__)
 _RUNNING = _package(os.path.dirname(__file__))
 _UNREAD = (
     "the trainer's steps bring no gradients back, since no handler that reads them was found when it started. Attach "
-    "what reads them before trainer.run(), or attach ignite_ipu.handlers.Gradients to a trainer made by "
+    "the handler before trainer.run(), or attach ignite_ipu.handlers.Gradients to a trainer made by "
     "ignite_ipu.create_ipu_trainer."
 )
 

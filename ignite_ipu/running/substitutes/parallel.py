@@ -52,7 +52,7 @@ def substitute_parallel(substitutes: Substitutes) -> None:
     ) -> Any:
         if nprocs != 1 or False in (*m[:1], k.get("join", True)):
             raise substitutes.refusal(
-                f"spawn(nprocs={nprocs})", f"what its processes train would not be: {REPLICAS}.", line
+                f"spawn(nprocs={nprocs})", f"models trained in its processes would be lost: {REPLICAS}.", line
             )
         substitutes.note("spawn(nprocs=1)", "a call in this process, which drives all IPUs", line)
         return fn(0, *args)

@@ -39,7 +39,7 @@ def _step(model: Any, optimizer: Any) -> Any:
 
 
 def step(bench: Bench) -> None:
-    """A hand-written Ignite step in ipu_step trains as natively, and returns its loss."""
+    """A hand-written Ignite step in ipu_step trains as in PyTorch, and returns its loss."""
     data, pair = batches(), bench.captured()
     state = Engine(ipu_step(_step(pair.model, pair.optimizer), options=bench.options())).run(data)
     agree(state.output, pair.train(data)[-1], "loss")
@@ -91,7 +91,7 @@ def _loop(accelerator: Any, model: Any, optimizer: Any, micro_batches: Any, stat
 
 @needs(ipus=2)
 def accelerator_loop(bench: Bench) -> None:
-    """A loop written for accelerate trains as natively, gradient accumulation and clipping included."""
+    """A loop written for accelerate trains as in PyTorch, gradient accumulation and clipping included."""
     data, pair = batches(6, size=4), Pair(lambda model: torch.optim.AdamW(model.parameters(), lr=0.02))
     accelerator = _accelerator(bench, gradient_accumulation_steps=2)
     model = _loop(accelerator, pair.model, pair.optimizer, data, clip=0.3)

@@ -145,7 +145,7 @@ def recurrent(bench: Bench) -> None:
 
 
 def normalisation_without_weights(bench: Bench) -> None:
-    """Normalisation without weights, or without running statistics, trains as natively."""
+    """Normalisation without weights, or without running statistics, trains as in PyTorch."""
 
     def made() -> Any:
         return network(

@@ -115,7 +115,7 @@ def _of_poptorch(bench: Bench, kind: str, more: Any = None, **arguments: Any) ->
 
 
 def _torch(name: str, kind: str, **arguments: Any) -> Promise:
-    text = f"torch.optim.{kind} trains as natively; its state is torch's with the newest values, and can be resumed."
+    text = f"torch.optim.{kind} trains as in PyTorch; its state is torch's with the newest values, and can be resumed."
     program = functools.partial(_of_torch, kind=kind, **arguments)
     return Promise(f"optimizers.{name}", text, "checkpoints.md", program)
 

@@ -212,8 +212,8 @@ class Weights:
                 self._told_of_aliases = True
                 logger.warning(
                     "The loop keeps tensors that share the memory of weights (parameter.data, parameter.detach(), or "
-                    "taken out of a state_dict()) over updates, and natively they change with them: so the weights are "
-                    "copied to the host after each update. A clone() keeps the values, and saves the copies."
+                    "taken out of a state_dict()) over updates. In eager PyTorch they change with the weights, so "
+                    "these are copied to the host after each update. A clone() keeps the values, and saves the copies."
                 )
             self.to_host()
 

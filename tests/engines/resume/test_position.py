@@ -117,7 +117,7 @@ def test_an_evaluation_may_draw_from_the_generator_after_the_checkpoint(caplog):
 
     whole, saved = batches_of()
     (warned,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert "taken at the end of epoch 1" in warned and "Attach what takes the state" in warned
+    assert "taken at the end of epoch 1" in warned and "Attach the handler that saves the state" in warned
     resumed, _ = batches_of(saved[0])
     assert resumed == {iteration: whole[iteration] for iteration in range(7, 13)}
 

@@ -296,7 +296,7 @@ def test_engines_warn_of_what_changes_within_an_epoch(caplog):
     change = lambda: setattr(cached_settings(), "factor", cached_settings().factor + 1)  # noqa: E731
     trainer.add_event_handler(Events.ITERATION_COMPLETED(once=1), change)
     trainer.run(BATCHES, max_epochs=1)
-    assert f"up to {len(BATCHES)} calls had the values of before: it is compiled again" in caplog.text
+    assert f"up to {len(BATCHES)} calls had the previous values: it is compiled again" in caplog.text
 
 
 def test_nothing_is_said_of_what_stays(caplog):

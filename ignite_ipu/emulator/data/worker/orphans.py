@@ -28,8 +28,8 @@ _NAMED = threading.RLock()
 def end_with_parent(sockets: Optional[str] = None) -> None:
     """End this process within seconds of its parent, however the parent ends.
 
-    Its process group ends with it, and the directory for sockets is removed, the parent's or its own. torch creates
-    shared memory and unlinks its name while no other thread runs, so that no named segment is left.
+    Its process group ends with it, and the directory for sockets is removed, the parent's or its own. No named segment
+    of shared memory is left: torch creates one and unlinks its name while no other thread runs.
     """
     current: Any = process.current_process()
     current._config["tempdir"] = sockets  # multiprocessing looks here before it creates one

@@ -1,9 +1,9 @@
 """The random state that a worker process begins with, and its update when the caller seeds again.
 
-Synchronous iteration draws its order from the caller's generator. A worker loads ahead, so it cannot; it begins
-with a copy of the caller's random state instead, which gives the same first epoch as synchronous iteration, and
-goes on from there. If the caller seeds torch (or the loader's own generator) again before an epoch, the worker is given
-that state and begins the epoch anew, so that `torch.manual_seed(s)` before iterating means what it means elsewhere.
+Synchronous iteration draws its order from the caller's generator. A worker loads ahead, so it cannot. It begins with a
+copy of the caller's random state instead, which gives the same first epoch as synchronous iteration, and goes on from
+there. If the caller seeds torch (or the loader's own generator) again before an epoch, the worker receives that state
+and begins the epoch anew. So `torch.manual_seed(s)` before iterating has its usual effect.
 """
 
 from __future__ import annotations
