@@ -58,7 +58,7 @@ def name() -> str:
 
 
 def is_emulator() -> bool:
-    """Tell whether `poptorch()` is the emulator."""
+    """Return whether `poptorch()` is the emulator."""
     return _is_emulator(_load(choice()))
 
 

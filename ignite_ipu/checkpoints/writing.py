@@ -25,8 +25,8 @@ def write_checkpoint(path: Union[str, os.PathLike[str]], content: Any) -> None:
     """Write a checkpoint so that under its name there is the old content or the new, never a part of either.
 
     Args:
-        path: Where to; its directory is made if it does not exist.
-        content: What `torch.save` can write. Methods that schedulers keep in their state are left out.
+        path: The file; its directory is made if it does not exist.
+        content: Objects that `torch.save` can write. Methods that schedulers keep in their state are left out.
 
     Raises:
         CheckpointError: The disk is full or refuses; earlier files are intact.

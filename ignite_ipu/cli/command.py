@@ -175,7 +175,7 @@ def _complain(message: str) -> None:
 
 @contextlib.contextmanager
 def _missing_named(command: Command) -> Iterator[None]:
-    """Say which of the command's optional dependencies is to be installed, where one cannot be imported."""
+    """Return a message with the optional dependency to install, if one of the command's cannot be imported."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -118,7 +118,7 @@ def _devices() -> str:
 
 
 def _or_reason(find: Callable[[], str]) -> str:
-    # A report about a broken installation must survive whatever the installation does, so every error is an answer.
+    # A report about a broken installation must survive any error of it, so every error is an answer.
     try:
         return find()
     except Exception as error:

@@ -68,7 +68,7 @@ def main(arguments: List[str]) -> None:
 
 
 def _end_with(starter: int, directory: str) -> None:
-    """Ask this process to end when it has no longer that parent, and kill it if it does not."""
+    """Interrupt this process when that parent has ended, and kill it if it does not end."""
     while os.getppid() == starter:
         time.sleep(_LOOK_SECONDS)
     if directory:

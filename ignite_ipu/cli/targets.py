@@ -1,4 +1,4 @@
-"""`MODULE:FACTORY`, the way in which commands are told of a model: a function without arguments that makes it."""
+"""`MODULE:FACTORY`, the way to name a model to a command: a function without arguments that makes it."""
 
 from __future__ import annotations
 

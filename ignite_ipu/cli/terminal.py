@@ -95,13 +95,13 @@ class Progress:
             return
         from tqdm import tqdm
 
-        # Without the thread that watches bars, which outlives them; every part asks for itself whether it is time.
+        # Without the thread that watches bars, which outlives them; every part checks by itself whether it is time.
         kind = type("Bar", (tqdm,), {"monitor_interval": 0})
         shown = {"delay": _DELAY_SECONDS, "miniters": 0, "leave": False, "dynamic_ncols": True}
         self._bar = kind(total=total, desc=what, file=stream, bar_format=_FORMAT, **shown)
 
     def show(self, doing: str) -> None:
-        """Say which part is worked on now: all that were shown before are done."""
+        """Show the current part: all that were shown before are done."""
         if self._bar is not None:
             self._bar.n = self._begun
             self._bar.set_postfix_str(doing, refresh=False)

@@ -1,7 +1,8 @@
 """PopTorch 3.3's public API on the host's CPU, with an IPU's semantics.
 
-`import ignite_ipu.emulator as poptorch` gives what `import poptorch` gives on a machine with Graphcore's SDK; `install`
-makes `import poptorch` itself work. `NOT_IN_POPTORCH` lists the names of `__all__` that are the emulator's own.
+`import ignite_ipu.emulator as poptorch` gives the same names as `import poptorch` on a machine with Graphcore's SDK;
+`install` makes `import poptorch` itself work. `NOT_IN_POPTORCH` lists the names of `__all__` that are the emulator's
+own.
 
 The modules behind the names are imported with the first use of one. `torch.nn.Module.autocast`, which is a method and
 no name of the package, exists from the import on.

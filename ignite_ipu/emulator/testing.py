@@ -12,7 +12,7 @@ _ABSOLUTE = {torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
 
 def allclose(ref: Any, other: Any) -> bool:
-    """Tell whether two structures hold the same values, floating-point ones up to rounding.
+    """Return whether two structures hold the same values, floating-point ones up to rounding.
 
     Tensors must agree in shape; a type that the device narrows (int64, float64) equals its narrow one, and NaN equals
     NaN. Lists, tuples and dictionaries must agree in length and keys, whatever their classes. Other leaves must be

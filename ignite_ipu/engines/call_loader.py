@@ -1,7 +1,7 @@
 """`CallLoader`: the batches of a user's loader, as many at a time as one device call takes.
 
 The loader is iterated as it is anywhere else, so that samplers, `collate_fn`, worker processes and random numbers work
-as natively. Its batches are joined after `prepare_batch` has seen each of them.
+as in PyTorch. Its batches are joined after `prepare_batch` has seen each of them.
 """
 
 from __future__ import annotations

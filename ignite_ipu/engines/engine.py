@@ -328,7 +328,7 @@ class IPUTrainer(IPUEngine):
 
     @brief_refusals
     def run(self, data: Optional[Iterable[Any]] = None, *args: Any, **kwargs: Any) -> State:
-        """Run as `IPUEngine.run` does, and tell the session about the data.
+        """Run as `IPUEngine.run` does, and hand the session the data.
 
         A run that was loaded from its end stays ended, where Ignite would start another from the trained weights. If it
         was saved before the handlers of its last epoch's end, these are called. An end that this engine had come to
@@ -436,7 +436,7 @@ class IPUTrainer(IPUEngine):
         return bool(epochs and state.epoch_length and state.iteration >= epochs * state.epoch_length)
 
     def _is_past(self, max_epochs: Optional[int], max_iters: Optional[int]) -> bool:
-        """Tell whether Ignite refuses to shorten the run that was loaded so far."""
+        """Return whether Ignite refuses to shorten the run that was loaded so far."""
         state = self.state
         pairs = (
             (max_epochs, state.max_epochs, state.epoch),

@@ -48,8 +48,9 @@ def fit_batch(
 ) -> FittedBatch:
     """Find the largest micro-batch that fits, for updates of as many samples as there are.
 
-    A larger micro-batch keeps the device busier and takes more of its memory; gradient accumulation makes up for a
-    smaller one. Only sizes that divide an update's samples are tried, each in a program of its own.
+    A larger micro-batch keeps the device busier and takes more of its memory; gradient accumulation replaces the
+    missing samples of a smaller one. Only sizes that divide an update's samples are tried, each in a program of its
+    own.
 
     A **trainer** is given its programs by the way of `trainer.compile`: no update is made, and its weights, state and
     random numbers stay as they are. It then trains with the micro-batches that were found, from the same loader: each

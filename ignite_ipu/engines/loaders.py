@@ -101,7 +101,7 @@ class Loaders:
 
     @staticmethod
     def reuses_memory(data: Any) -> bool:
-        """Tell whether each batch may lie where the one before was, as it does with PopTorch's asynchronous accessor.
+        """Return whether each batch may lie where the one before was, as it does with PopTorch's asynchronous accessor.
 
         PopTorch does not record the options of a user's own loader.
         """
@@ -169,7 +169,7 @@ class Loaders:
         return BatchGeometry.from_options(self.options, 1).factors()
 
     def _tell_of_ready_batches(self, data: Any) -> None:
-        """Say how data is understood that could be micro-batches, or whole calls of a device."""
+        """Log whether each element is treated as a micro-batch or as the batch of a whole device call."""
         if not self._training or self._micro_batches == 1 or self._told_of_ready_batches:
             return
         if isinstance(data, (ReadyBatches, backend.poptorch().AsynchronousDataAccessor)):

@@ -32,15 +32,15 @@ LossFunction = Callable[[Any, Any], torch.Tensor]
 
 
 def is_native() -> bool:
-    """Tell whether programs run as they were written for, without an IPU: with `IGNITE_IPU_BACKEND=native`."""
+    """Return whether programs run as they were written for, without an IPU: with `IGNITE_IPU_BACKEND=native`."""
     return backend.choice() == "native"
 
 
 def host_device(gpu: Union[str, int, torch.device, None] = "cuda") -> torch.device:
     """Return the device of the tensors that a program holds itself.
 
-    Beside an IPU that is the CPU, whatever else the machine has: PopTorch takes models and batches from there. From
-    then on an optimizer that steps on the host is logged, with the line. Natively it is the GPU where there is one.
+    Beside an IPU that is the CPU, also on a machine with GPUs: PopTorch takes models and batches from there. From then
+    on an optimizer that steps on the host is logged, with the line. Natively it is the GPU where there is one.
 
     Args:
         gpu: Which GPU, in a native run; None is the current one.
@@ -219,7 +219,7 @@ def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) ->
     program = programs.evaluation
     if program is None or program not in session.evaluations:
         step = EvaluationStep(model, model_fn=_call)
-        # A batch is one forward, as natively, however many the trainer's calls make.
+        # A batch is one forward, as on the host, independently of the number in the trainer's calls.
         options = session.inference.options(IPUConfig(device_iterations=1, replication_factor=1))
         program = programs.evaluation = session.inference.prepare(step, options)
     with modes_kept(model):  # compiling for evaluation changes them
@@ -251,7 +251,7 @@ def _call(model: nn.Module, batch: Any) -> Any:
 
 
 def _same_loss(first: Any, second: Any) -> bool:
-    """Tell whether two loss functions compute the same: a training function often makes its own at every call."""
+    """Return whether two loss functions compute the same: a training function often makes its own at every call."""
     if first is second:
         return True
     if isinstance(first, FunctionType) and isinstance(second, FunctionType):

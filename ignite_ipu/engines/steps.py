@@ -51,7 +51,7 @@ class IPUStep:
 
 
 class Preparing:
-    """Calls `prepare_batch` with each micro-batch of a device call, as natively with each batch."""
+    """Calls `prepare_batch` with each micro-batch of a device call, as Ignite does with each batch."""
 
     def __init__(self, prepare_batch: PrepareBatch, non_blocking: bool = False) -> None:
         self._prepare_batch, self._non_blocking = prepare_batch, non_blocking

@@ -46,7 +46,7 @@ class OptimizerSync:
         engine.add_event_handler(Events.ITERATION_STARTED, self.sync)
 
     def sync(self) -> bool:
-        """Tell the device now if something has changed, and return whether it had.
+        """Send changes to the device now; returns whether there were any.
 
         Raises:
             Exception: PopTorch refuses, for example because a value was compiled in as a constant. The optimizer then

@@ -139,7 +139,7 @@ class IPUStats:
 
     def _waited(self, engine: Engine, what: str) -> None:
         seconds = self._passed(what)
-        # The engines of one session hear of each other's programs; what happens between two steps is the other's.
+        # The engines of one session get each other's events; events between two steps are the other's.
         if "step" in self._marks:
             self._totals[f"{what}_seconds"] += seconds
             self._not_stepping += seconds

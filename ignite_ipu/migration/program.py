@@ -77,7 +77,7 @@ class Program(ParsedFile):
         return found
 
     def is_suppressed(self, rule: str, lines: Iterable[int]) -> bool:
-        """Tell whether a comment in one of some lines silences a rule."""
+        """Return whether a comment in one of some lines silences a rule."""
         return any({rule, EVERY_RULE} & self.suppressions.get(line, set()) for line in lines)
 
     def text_of(self, node: ast.expr) -> str:

@@ -1,4 +1,4 @@
-"""Verdict on a program: what `ignite-ipu run` makes of it, by its text and by that of the files that it imports."""
+"""Verdict on a program: its outcome under `ignite-ipu run`, by its text and by that of the files that it imports."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Programs:
         return any(self._files[each].trains for each in self.parts(path))
 
     def verdict(self, path: str) -> Verdict:
-        """Return the verdict on a program: what stands in files that it imports counts where it is used for sure."""
+        """Return the verdict on a program: findings in files that it imports count where they are used for sure."""
         parts = {each: self._files[each] for each in self.parts(path)}
         used = used_scopes({each: judged.uses for each, judged in parts.items()}, path)
         outcomes = (outcome for each in parts for scope, outcome in parts[each].outcomes if scope in used[each])

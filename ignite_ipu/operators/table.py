@@ -1,4 +1,4 @@
-"""Table of what PopTorch 3.3 compiles, read from `operators.json` beside this file.
+"""Table of the operators that PopTorch 3.3 compiles, read from `operators.json` beside this file.
 
 The table names functions of PyTorch's Python API, and kinds of operators that these arrive as with PyTorch 2.0.1. Its
 parts:
@@ -6,7 +6,7 @@ parts:
 - `compiles`: names by group; `layers`: the layers of `torch.nn` that do not, all others do.
 - `refused`: kinds without an implementation, with the functions that are made of them. They fail when the model is
   compiled, those of `untraceable` at the call. `instead` is the way out.
-- `random`: operators whose result is no constant whatever they are given.
+- `random`: operators whose result is no constant for any arguments.
 - `arguments`: arguments that are refused (`Restriction`), likely to be, or read otherwise than by PyTorch.
 - `values`: operators whose result differs for some values, which no call shows.
 - `signatures`: the order of the arguments of the names in there.
@@ -62,7 +62,7 @@ class Restriction:
         return not (self.likely or self.replaced)
 
     def concerns(self, value: Any) -> bool:
-        """Tell whether a value of the argument is concerned; None stands for one that is not given."""
+        """Return whether a value of the argument is concerned; None stands for one that is not given."""
         value = list(value) if isinstance(value, tuple) else value
         if isinstance(self.when, Mapping):
             ((how, limit),) = self.when.items()
@@ -154,7 +154,7 @@ for _names, _arguments in _DATA["signatures"].items():
 
 
 def is_random(name: str) -> bool:
-    """Tell whether an operator draws numbers on the device."""
+    """Return whether an operator draws numbers on the device."""
     return canonical(name) in _RANDOM
 
 
@@ -164,7 +164,7 @@ def instead(kind: str) -> str:
 
 
 def compiles(name: str) -> bool:
-    """Tell whether the table has an operator among those that compile."""
+    """Return whether the table has an operator among those that compile."""
     return canonical(name) in _COMPILED and name not in _REFUSED
 
 

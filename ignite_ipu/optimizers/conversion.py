@@ -37,9 +37,9 @@ class Conversion:
 
     Attributes:
         optimizer: The `poptorch.optim` one; `source` itself if that is one already.
-        kind: What both are.
+        kind: The kind of both.
         variable: Hyper-parameters that may change while the compiled program is in use.
-        receipt: What became of every attribute.
+        receipt: The outcome for every attribute.
         maximizes: Whether the device has to minimise the negated loss, since the source maximises.
     """
 
@@ -131,7 +131,7 @@ def convert_optimizer(
 
     Args:
         optimizer: SGD, Adam, AdamW or RMSprop of `torch.optim`, or any of `poptorch.optim`, which is used as it is.
-        variable: Hyper-parameters that may change later, whatever their value.
+        variable: Hyper-parameters that may change later, also zeros.
         constant: Hyper-parameters to compile in.
         loss_scaling: Factor of the loss during backward. An attribute of that name on the optimizer counts as well, as
             it does for PopTorch.

@@ -130,7 +130,7 @@ def _step_in_torch(step: float, kind: OptimizerKind) -> Union[int, torch.Tensor]
 
 @functools.lru_cache(maxsize=None)
 def _rmsprop_counts_in_python() -> bool:
-    """Tell whether RMSprop counts its steps in a Python number, as PyTorch 2.0 does, and not in a tensor."""
+    """Return whether RMSprop counts its steps in a Python number, as PyTorch 2.0 does, and not in a tensor."""
     optimizer = torch.optim.RMSprop([nn.Parameter(torch.zeros(1))])
     # Where the count is a tensor, loading makes one of the number in an old checkpoint.
     optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: {"step": 0}}})
@@ -155,7 +155,7 @@ def convert_optimizer_state(
         optimizer.load_state_dict(convert_optimizer_state(torch.load("native.pt"), optimizer, wrapped_module))
 
     Args:
-        state_dict: What `state_dict()` of a torch optimizer, or of one of `poptorch.optim`, has returned.
+        state_dict: The result of `state_dict()` of a torch optimizer, or of one of `poptorch.optim`.
         optimizer: An optimizer of the same kind over the module's parameters, in the same groups and order. It is only
             read, and may be of either library.
         module: The module that was or will be handed to `poptorch.trainingModel`. State is named for its parameters.

@@ -149,7 +149,7 @@ def compare_training(
     on both sides, because their random numbers differ.
 
     Args:
-        factory: Returns what `Setup` describes.
+        factory: Returns a model, its optimizer, loss and batches, as `Setup` describes.
         steps: Weight updates, each from so many micro-batches for each replica on the device.
         config: Settings of the device: those in `HONOURED`. Natively, everything stays in the model's own precision.
         tolerance: Part of the largest value that results may differ by; by default one for each type.

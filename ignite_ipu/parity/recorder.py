@@ -74,7 +74,7 @@ class Recorder:
         self._updates, self._everything = updates, everything
         self._made = 0
         self._patches = Patches()
-        # Modules that were asked for their parameters, in this order.
+        # Modules whose `parameters()` were called, in this order.
         self._modules: List[weakref.ref[nn.Module]] = []
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
         self._names: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Names] = weakref.WeakKeyDictionary()
@@ -173,7 +173,7 @@ class Recorder:
         return original(tensors, *args, **kwargs)
 
     def _named_parameters(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        # This library asks copies of models, and modules around them, for their parameters, too.
+        # This library calls copies of models, and modules around them, for their parameters, too.
         if not _is_called_by_us() and all(known() is not module for known in self._modules):
             self._modules.append(weakref.ref(module))
         return original(module, *args, **kwargs)

@@ -55,7 +55,8 @@ class Rounding:
     def removed(self, kind: str, name: str, update: int, native: Fingerprint, device: Fingerprint) -> Fingerprint:
         """Return the device's value, with the part of its difference taken away that rounding explains.
 
-        Buffers and saved files hold averages and copies of moved weights: each element may differ as far as a weight.
+        Buffers and saved files hold averages and copies of moved weights: each element may differ by as much as a
+        weight.
         """
         mine, theirs = _values(native), _values(device)
         if not self._drifts or mine is None or theirs is None or mine.shape != theirs.shape:

@@ -127,7 +127,7 @@ class IPUConfig:
             replaces the execution strategy of `options`.
         execution: "pipelined" (the default), "sharded", "serial phased" or "parallel phased". In a loop, without
             `pipeline`, also how blocks in the model's own code run.
-        ipus: IPUs there are for all replicas: what "auto" may use, and a limit otherwise.
+        ipus: IPUs there are for all replicas: the IPUs that "auto" may use, and a limit otherwise.
         memory_per_ipu: Bytes that one IPU has, to which the estimated memory is held before compiling.
         offload: Keep "optimizer" state, "weights", "activations" or "accumulators" in off-chip memory.
         shard: Split these between replicas instead of keeping them whole on each.
@@ -210,7 +210,7 @@ class IPUConfig:
         """Return the settings of a function that takes some of them as arguments, too.
 
         Args:
-            config: A configuration, what `from_dict` takes, the path of a file, or None for the defaults.
+            config: A configuration, a mapping for `from_dict`, the path of a file, or None for the defaults.
             arguments: Settings; those that are None or the default say nothing.
 
         Raises:

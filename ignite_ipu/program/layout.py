@@ -97,7 +97,7 @@ class BatchLayout:
         return int(found.pop()) if len(found) == 1 else None
 
     def leaves_of(self, parts: Sequence[Any]) -> Optional[List[Any]]:
-        """Return what `of` returns beside this layout for tensors that have it; None where it takes more to tell."""
+        """Return the rest of `of`'s result for tensors that have this layout; None if that is not enough to decide."""
         if not self._is_flat:
             return None
         given = [(part.shape, part.dtype) if type(part) is torch.Tensor else None for part in parts]
@@ -130,7 +130,7 @@ class BatchLayout:
         return found
 
     def differs_in_shapes(self, other: BatchLayout) -> bool:
-        """Tell whether another batch has tensors of other shapes, and differs in nothing else."""
+        """Return whether another batch has tensors of other shapes, and differs in nothing else."""
         if self._tensors == other._tensors or self._parts != other._parts or len(self._tensors) != len(other._tensors):
             return False
         return all(mine and theirs and mine[1] == theirs[1] for mine, theirs in zip(self._tensors, other._tensors))

@@ -310,7 +310,7 @@ def _check(options: Options, ipus_per_replica: int = 1) -> None:
 
 
 def is_simulated(options: Options) -> bool:
-    """Tell whether no real IPUs are asked for, so that their number does not matter."""
+    """Return whether no real IPUs are requested, so that their number does not matter."""
     connections = backend.poptorch().ConnectionType
     if connections(options.connection_type) is connections.Never:
         return True

@@ -118,7 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Ask, and write the file."""
+    """Ask the questions, and write the file."""
     from ignite_ipu.program.config import IPUConfig
 
     output = _output(args.output, args.overwrite)
@@ -138,7 +138,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _output(path: Optional[str], overwrite: bool) -> str:
-    """Return the file to write, after checking that it can be: a question must not be asked in vain."""
+    """Return the file to write, after checking that it can be: no question may come before that check."""
     try:
         check_writable(path or "ipu_config.yaml")
     except OptionsError as error:

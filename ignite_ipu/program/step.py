@@ -163,7 +163,7 @@ class BatchStep(nn.Module):
         return self.layouts[0] if self.layouts else None
 
     def computes_like(self, other: BatchStep) -> bool:
-        """Tell whether another step compiles to the same program."""
+        """Return whether another step compiles to the same program."""
         mine = (type(self), self.model, self.model_fn, self.model_transform, self.half_products)
         return mine == (type(other), other.model, other.model_fn, other.model_transform, other.half_products)
 
@@ -325,12 +325,12 @@ class BatchStep(nn.Module):
         return (output, *[buffers[name].reshape(1, *buffers[name].shape) for name in self.writes])
 
     def tracks_statistics(self) -> bool:
-        """Tell whether replicas are to have the statistics of their normalisations for themselves, as natively."""
+        """Return whether replicas are to have the statistics of their normalisations for themselves, as in PyTorch."""
         return False
 
     @contextlib.contextmanager
     def on_host(self) -> Iterator[_OnHost]:
-        """Let this be called natively in the `with` block, with ordinary tensors as weights; gives these."""
+        """Let this be called on the host in the `with` block, with ordinary tensors as weights; gives these."""
         found: Dict[int, torch.Tensor] = {}
         # Reading forward of a wrapped one downloads.
         wrapped, self.__class__ = type(self), self._unwrapped
@@ -366,7 +366,7 @@ class BatchStep(nn.Module):
             object.__setattr__(self, "__class__", wrapped)
 
     def adds_up(self, leaves: Sequence[Any], micro_batches: int) -> bool:
-        """Tell whether this trains by a loss that is a sum over samples; see `call_on_host`."""
+        """Return whether this trains by a loss that is a sum over samples; see `call_on_host`."""
         return False
 
     def forget_layout(self) -> None:

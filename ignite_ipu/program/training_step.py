@@ -127,7 +127,7 @@ class TrainingStep(BatchStep):
         return y_pred if self.loss_fn is None else self.loss_fn(y_pred, y)
 
     def adds_up(self, leaves: Sequence[Any], micro_batches: int) -> bool:
-        """Tell whether the loss is a sum over samples: of each sample twice it is twice as large, on the host."""
+        """Return whether the loss is a sum over samples: of each sample twice it is twice as large, on the host."""
         try:
             with draws_put_back(), self.on_host():
                 x, y = self.batch(first_micro_batch(leaves, micro_batches))

@@ -71,7 +71,7 @@ def current_line(above: int = 0) -> Line:
 
 
 def variables_of(frame: FrameType) -> Mapping[str, Any]:
-    """Return the variables of running code, without having its frame keep what it drops later.
+    """Return the variables of running code, without making its frame keep values that it drops later.
 
     Before Python 3.13 none are returned for a function that may use `locals()`: reading them would overwrite its
     changes to that dictionary.
@@ -113,7 +113,7 @@ def owner_of(file: str) -> Owner:
 
 
 def is_users_file(file: str) -> bool:
-    """Tell whether a file of code is the user's own; code without a file, as in a notebook, is, too."""
+    """Return whether a file of code is the user's own; code without a file, as in a notebook, is, too."""
     return owner_of(file) is Owner.USER
 
 

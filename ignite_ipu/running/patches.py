@@ -1,4 +1,4 @@
-"""Attributes replaced for a while, and put back in the opposite order; some for the calls of a script alone."""
+"""Attributes replaced for a while, and restored in the opposite order; some for the calls of a script alone."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class Patches:
                     self.set(module, name, known[1])
 
     def on_undo(self, action: Callable[[], None]) -> None:
-        """Call something when the attributes are put back, before those that were replaced earlier."""
+        """Call something when the attributes are restored, before those that were replaced earlier."""
         self._restore.append(action)
 
     def undo(self) -> None:
-        """Put everything back, whatever goes wrong on the way.
+        """Restore everything, also after errors on the way.
 
         Raises:
             BaseException: The first that an action raised, or a signal handler during one, after all the others ran.
@@ -169,7 +169,7 @@ class Substitutes(Patches):
         self.own_calls(owner, name, answered, packages=answer is None)
 
     def refuse(self, owner: Any, name: str, text: str, reason: str, packages: bool = False) -> None:
-        """Refuse calls from the script's own lines, and if asked, those of packages."""
+        """Refuse calls from the script's own lines, and on request those of packages."""
 
         def refused(line: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
             raise self.refusal(text, reason, line)

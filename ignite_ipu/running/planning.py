@@ -1,7 +1,7 @@
 """`ignite-ipu plan`: plan a model that a function makes, or the update of a script, over several IPUs.
 
 A script runs as by `ignite-ipu run` up to its first update. The host measures a micro-batch of that, with the loss and
-whatever else the loop computes, and the script ends there.
+everything else that the loop computes, and the script ends there.
 """
 
 from __future__ import annotations

@@ -126,12 +126,12 @@ def _refuse_binary(path: str) -> None:
 
 
 def uses_poptorch(program: Main) -> bool:
-    """Tell whether a program is for IPUs already, itself or by a package that it imports."""
+    """Return whether a program is for IPUs already, itself or by a package that it imports."""
     return imports(program, "poptorch") or any_built_on_poptorch(_all_imports(program))
 
 
 def imports(program: Main, package: str) -> bool:
-    """Tell whether a program, or a module of its own that it imports, imports a package."""
+    """Return whether a program, or a module of its own that it imports, imports a package."""
     return not is_beside(program.folder, package) and any(
         name.split(".")[0] == package for name in _all_imports(program)
     )
@@ -208,7 +208,7 @@ def mentions_poptorch(file: str) -> bool:
 
 
 def any_built_on_poptorch(modules: Iterable[str]) -> bool:
-    """Tell whether the source of one of these modules of installed packages, or of one below it, imports `poptorch`.
+    """Return whether the source of one of these modules of installed packages, or of one below it, imports `poptorch`.
 
     A last part of a dotted name that is no module is taken as a name defined in the one before.
     """

@@ -124,7 +124,7 @@ def _wrapped(rehearsal: Rehearsal, wrap: Callable[..., Executor], step: Any, *gi
             return map_tensors(results[0], torch.clone)
 
         def isAttachedToDevice(self) -> bool:
-            """Tell whether there is a program, which is as good as one on its IPUs here."""
+            """Return whether there is a program, which is as good as one on its IPUs here."""
             return bool(self.isCompiled())
 
         def attachToDevice(self) -> None:

@@ -32,7 +32,7 @@ def run_script(
         path: The script.
         argv: Its arguments.
         config: Settings that trainers, accelerators and loops take: an `IPUConfig`, a mapping or the path of a file.
-        substitutions: Gets what was substituted.
+        substitutions: Gets the substitutions.
 
     Raises:
         OptionsError: The config cannot be read.
@@ -103,7 +103,7 @@ def _run_substituted(program: Main, config: IPUConfig, substitutions: List[Subst
 
 
 def _run_with_its_threads(program: Main) -> None:
-    """Run a program to its end, which natively is that of its threads, too: one may be training still."""
+    """Run a program to its end, which in Python is that of its threads, too: one may be training still."""
     before = set(threading.enumerate())
     try:
         program.run()

@@ -48,7 +48,7 @@ class ScriptCode:
         return own or os.path.abspath(file) == self.path or is_users_file(file)
 
     def trains(self, file: str) -> bool:
-        """Tell whether a file is the script's own, or of an installed package that passes on no calls of others."""
+        """Return whether a file is the script's own, or of an installed package that passes on no calls of others."""
         return self.owns(file) or owner_of(file) is Owner.INSTALLED
 
     def line_of(self, frame: Optional[FrameType], packages: bool = False) -> Optional[Line]:

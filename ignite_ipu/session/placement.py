@@ -27,7 +27,7 @@ _ESTIMATED = ("pipelined", "sharded")
 
 
 def requested(config: IPUConfig) -> Optional[PipelineRequest]:
-    """Return the pipeline that a configuration asks for, None for none; a plan's file is read.
+    """Return the pipeline that a configuration requests, or None; a plan's file is read.
 
     Raises:
         PlanError: As of `PipelineRequest.of` and `load_plan`.
@@ -101,7 +101,7 @@ class Placing:
             self._warn_of_memory(placement, leaves)
 
     def configured(self, asked: Options) -> Options:
-        """Return a copy of the options that were asked for, which has the execution strategy.
+        """Return a copy of the given options, which has the execution strategy.
 
         A copy, because a loader made from options with explicit stages cannot send them to its worker process.
         """

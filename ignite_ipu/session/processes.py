@@ -3,7 +3,7 @@
 A process is a rank for `ignite.distributed` and `torch.distributed`; the replicas inside one process are not. Gradients
 are reduced by PopTorch over the replicas of all processes; metrics, barriers and samplers go through
 `torch.distributed`, so it has to be initialised: `idist.Parallel(backend="gloo")` does that. It comes before the data
-is divided among the processes, so that nothing here can make up for it.
+is divided among the processes, so that nothing here can correct it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def unwrapped(model: Any) -> Any:
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
         elif isinstance(model, nn.DataParallel) and len(model.device_ids) < 2:
-            model = model.module  # which is all that it is natively, on one device or none
+            model = model.module  # which is its only effect in PyTorch, on one device or none
         elif is_compiled(model):
             leave_out_compiler(model)
             model = compiled_original(model)

@@ -156,7 +156,7 @@ class ModelProgram:
         return check_ipus(self.options) if self.placing is None else self.placing.ipus
 
     def evaluates(self, step: BatchStep, options: Options, pipeline: Optional[PipelineRequest]) -> bool:
-        """Tell whether this is the program for a module, with the same options object and placement."""
+        """Return whether this is the program for a module, with the same options object and placement."""
         asked = None if self.placing is None else self.placing.request
         return asked == pipeline and self.asked is options and self.step.computes_like(step)
 
@@ -317,7 +317,7 @@ class ModelProgram:
             compiled.executor.rng_state = list(state)
 
     def start_random_stream(self) -> None:
-        """Give the random stream a start that can be gone back to, if it has not started and PopTorch tells of none."""
+        """Give the random stream a start that can be restored, if it has not started and PopTorch reports none."""
         if self.read_random_state() is None:
             seeded = self.options.exists("random_seed")
             self.set_random_state([int(self.options.random_seed) if seeded else torch.initial_seed() % _SEEDS])
@@ -329,7 +329,7 @@ class ModelProgram:
             self.placing.prepare(step, step.arguments(*parts, micro_batches=self.micro_batches))
 
     def load(self, leaves: Sequence[Any], batch: Any) -> Executor:
-        """Bring the program to its IPUs, compiled for this batch if need be, and return the executor.
+        """Bring the program to its IPUs, compiled for this batch if it is not yet, and return the executor.
 
         With an offline target (`options.useOfflineIpuTarget()`) it has none, and is compiled alone. After a compilation
         that PopTorch refuses, the next batch may try again.

@@ -167,7 +167,7 @@ class Programs:
             each.detach()
 
     def _exceed_machine(self, wanted: ModelProgram) -> bool:
-        """Tell whether the machine has no device with IPUs for all programs that are on theirs and another one."""
+        """Return whether the machine has no device with IPUs for all programs that are on theirs and another one."""
         others = [program for program in self if program is not wanted and program.ready]
         if not others or is_simulated(wanted.asked):
             return False
@@ -182,7 +182,7 @@ class Programs:
         return True
 
     def check_another_shape(self, known: int, layout: BatchLayout) -> None:
-        """Say that a program will be compiled for batches of another shape than the `known` ones, by number."""
+        """Log that a program will be compiled for batches of another shape than the `known` ones, by number."""
         if known >= self.most_shapes:
             raise BatchError(
                 f"The batch has the shapes {layout.shapes()}, and there are programs for {known} others already "

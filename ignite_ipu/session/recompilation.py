@@ -112,7 +112,7 @@ class ModelChanges:
         program.changed = [f"something that the code of {name} does not name: {found}"]
 
     def report_frozen(self, program: ModelProgram, changed: List[str]) -> None:
-        """Say that forward has changed Python values while it was traced, which a compiled program does not do again.
+        """Report Python values that forward has changed while it was traced: a compiled program does not do so again.
 
         Where a hook refuses that, values count which it changes in every call; else all.
         """

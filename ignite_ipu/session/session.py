@@ -154,7 +154,7 @@ class IPUSession:
             pipeline: The placement on several IPUs.
             share_ipus: Let training and inference take turns on the same IPUs instead of each having their own.
             place: Makes the placement; `Placing` when None.
-            alone: Whether the gradients are of this process alone, whatever others are connected.
+            alone: Whether the gradients are of this process alone, also if others are connected.
 
         Raises:
             PlanError: The pipeline does not suit the model or the options.
@@ -318,7 +318,7 @@ class IPUSession:
             The predictions for each, None where the step returns none, and the mean of their losses.
 
         Raises:
-            Exception: What `train` raises.
+            Exception: As for `train`.
         """
         trained = self.with_trainer()
         reduction = trained.options_of(None).Training.accumulation_and_replication_reduction_type.name
@@ -391,7 +391,7 @@ class IPUSession:
         It comes to its IPUs with the newest weights, unless its target is an offline one. No update is made.
 
         Raises:
-            Exception: What `train` raises for such a batch, except of the device call.
+            Exception: As for `train` with such a batch, except for errors of the device call.
         """
         program, leaves = self._program_for(x, y, call)
         self.prepare_call(leaves, (x, y))
@@ -513,7 +513,7 @@ class IPUSession:
     def release(self) -> None:
         """Bring the newest weights and optimizer state to the host and give the IPUs back, until the next step.
 
-        The model can be used natively afterwards.
+        The model can be used on the host afterwards.
 
         Raises:
             SessionError: Something on the device could not be copied, so that training is lost. The IPUs are given back

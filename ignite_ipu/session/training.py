@@ -120,7 +120,7 @@ class Trained:
         return self._partial[factors]
 
     def serves(self, options: Options, layout: BatchLayout) -> bool:
-        """Tell whether the program at present is the one for batches of this layout, or for none that are like it."""
+        """Return whether the program at present is the one for batches of this layout, or for none that are like it."""
         compiled_for = self.program.step.layout
         if self.program.asked is not options:
             return False

@@ -88,7 +88,7 @@ class Twins:
 
 
 class TwinExecutor:
-    """An executor over the twins of a module's tensors; whatever is not defined here is its own.
+    """An executor over the twins of a module's tensors; attributes that are not defined here are its own.
 
     The weights of the host are the newest, but for the buffers that a call has written, until `fetch_buffers`.
 

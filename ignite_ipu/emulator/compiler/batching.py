@@ -79,7 +79,7 @@ class Batching:
         return self.micro_batches // (self.return_period if self.output_mode is OutputMode.EveryN else 1)
 
     def keeps(self, iteration: int, step: int) -> bool:
-        """Tell whether the outputs of this step are returned (every step's are needed for a sum)."""
+        """Return whether the outputs of this step are returned (every step's are needed for a sum)."""
         if self.output_mode in (OutputMode.All, OutputMode.Sum):
             return True
         if self.output_mode is OutputMode.EveryN:

@@ -107,7 +107,7 @@ def _function(function: Callable[..., Any]) -> str:
         raise NoFingerprint(f"the callable {function!r}")
     owner, accessed = getattr(function, "__self__", None), ""
     if owner is not None and not isinstance(owner, types.ModuleType):
-        # It tells the getter of one property from another's: both are called `__get__`.
+        # It distinguishes the getters of properties: all are called `__get__`.
         own_name = getattr(owner, "__qualname__", None)
         accessed = str(own_name or getattr(owner, "__name__", type(owner).__qualname__))
     return f"{type(function).__name__} {module}.{name} {accessed}"

@@ -35,7 +35,7 @@ _ON_THE_HOST = tuple(f"ignite_ipu.emulator.ops.{name}" for name in ("control_flo
 class Graph:
     """The graph of one forward."""
 
-    nodes: fx.Graph  # as recorded; each node's `meta` tells its operator, site, name scope and source line
+    nodes: fx.Graph  # as recorded; each node's `meta` has its operator, site, name scope and source line
     run: Run  # of the inputs, weights, buffers and constants, in this order
     source: str  # the text of `run`
     inputs: Tuple[str, ...]
@@ -44,11 +44,11 @@ class Graph:
     constants: Tuple[torch.Tensor, ...]
     folded: Dict[str, torch.Tensor]  # constants and outputs that were computed at compile time, by node name
     structure: Any  # the results of forward, with a traced tensor for each tensor
-    positions: Tuple[Optional[int], ...]  # of the tensors of `structure` in what `run` returns; None for a frozen one
+    positions: Tuple[Optional[int], ...]  # of the tensors of `structure` in the results of `run`; None for a frozen one
     frozen: Dict[int, torch.Tensor]  # tensors of `structure` that depend on no value on the device, by place in it
-    loss: Optional[int]  # its place in what `run` returns; None in inference
+    loss: Optional[int]  # its place among the results of `run`; None in inference
     loss_type: Optional[torch.dtype]
-    extras: Dict[str, int]  # places of further values asked for in what `run` returns
+    extras: Dict[str, int]  # places of further requested values among the results of `run`
     written: Tuple[int, ...]  # places of tensors that forward modifies in place, among the arguments of `run`
     written_inputs: Tuple[int, ...]
     written_buffers: Tuple[str, ...]
@@ -153,7 +153,7 @@ def _taken(capture: Capture) -> List[fx.Node]:
 
 
 def on_the_host(nodes: fx.Graph) -> List[fx.Node]:
-    """Return the operators that run the user's code, branch or print: the graph does not tell all that they do."""
+    """Return the operators that run the user's code, branch or print: the graph does not show all their effects."""
     found: List[fx.Node] = []
     for node in nodes.nodes:
         kernel: Any = node.target
@@ -304,7 +304,7 @@ def _plain(value: Any) -> Any:
 
 
 def dump(graph: Graph) -> None:
-    """Write the graph wherever the environment and the log level ask for it.
+    """Write the graph to the files and logs that the environment and the log level select.
 
     PopTorch exports ONNX; this writes text, one line an operator: its site, result, name, inputs and source.
     """

@@ -59,7 +59,7 @@ def compile_steps(enabled: bool = True) -> None:
 
 
 def wanted() -> bool:
-    """Tell whether programs are to be compiled.
+    """Return whether programs are to be compiled.
 
     Raises:
         Error: The variable holds something else than one of its values, or there is no C++ compiler.

@@ -101,7 +101,7 @@ class BlockPlacement:
         return self.is_pipelined_execution and self.ipus_per_replica > 1
 
     def ipus(self, options: Options) -> int:
-        """Return how many IPUs all replicas of this process take, rounded up to a power of two where asked to."""
+        """Return how many IPUs all replicas of this process take, rounded up to a power of two on request."""
         needed: int = self.ipus_per_replica * options.replication_factor
         reserved = needed
         if not (options._uses_ipu_model() or options._is_offline()):

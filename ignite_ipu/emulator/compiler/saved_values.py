@@ -23,7 +23,7 @@ def copied() -> ContextManager[Any]:
 
 
 def were_overwritten(error: Exception) -> bool:
-    """Tell whether this is autograd's error about saved values that an operator wrote over."""
+    """Return whether this is autograd's error about saved values that an operator wrote over."""
     return "modified by an inplace operation" in str(error)
 
 
@@ -33,7 +33,7 @@ class SavedValues:
     def __init__(self, graph: Graph) -> None:
         nodes = graph.nodes.nodes
         self._written = graph.written
-        # Whether copies are needed; None until a run tells.
+        # Whether copies are needed; None before a run.
         self._copies: Optional[bool] = None
         if not any(node.meta.get("writes") for node in nodes):
             self._copies = False

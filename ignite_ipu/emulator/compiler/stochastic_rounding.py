@@ -1,9 +1,9 @@
 """Stochastic rounding: every float16 value that a program computes or converts is rounded at random, without bias.
 
-On an IPU the rounding mode belongs to the arithmetic unit, so that it acts wherever a float16 result is written. Here
-these are casts to float16, results of operators in float16, gradients of these, gradients that accumulate in float16,
-updated weights and optimizer state. Constants that are computed at compile time, and values that are only moved, are as
-without it.
+On an IPU the rounding mode belongs to the arithmetic unit, so that it acts on every float16 result. Here these are
+casts to float16, results of operators in float16, gradients of these, gradients that accumulate in float16, updated
+weights and optimizer state. Constants that are computed at compile time, and values that are only moved, are as without
+it.
 
 Not at random: where a float16 value has several users, autograd adds up its (rounded) gradients to the nearest.
 """

@@ -1,4 +1,4 @@
-"""Running a model's forward once, on the IPU, to capture its graph; the model is restored whatever happens."""
+"""Running a model's forward once, on the IPU, to capture its graph; the model is restored, also after an error."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class _OverwriteContextManager:
 
 
 def isRunningOnIpu() -> bool:
-    """Tell whether a wrapped model's forward is being traced in this thread."""
+    """Return whether a wrapped model's forward is being traced in this thread."""
     return active() is not None
 
 

@@ -40,12 +40,11 @@ class AsynchronousDataAccessor:
     The first item fixes the layout of the slots. Later items are copied into it as `copy_` does: another type is
     converted to the first item's without a word, and a shape that broadcasts to the first one's is repeated.
 
-    An item's tensors *are* a slot: they hold its values until the next item is asked for. Clone tensors that must live
-    longer.
-    An item that has become stale reads as NaN (integers: the extreme of their type) until yet another one is asked for,
-    so that code relying on it fails visibly. The last item of an epoch becomes stale when the next epoch begins.
-    `IGNITE_IPU_POISON_STALE_BATCHES=0` or `ignite_ipu.emulator.data.set_poisoning(False)`, before the accessor is made,
-    turns that off; then the slot just takes the values of a later item, as in PopTorch.
+    An item's tensors *are* a slot: they hold its values until the next item is requested. Clone tensors that must live
+    longer. An item that has become stale reads as NaN (integers: the extreme of their type) until yet another one is
+    requested, so that code relying on it fails visibly. The last item of an epoch becomes stale when the next epoch
+    begins. `IGNITE_IPU_POISON_STALE_BATCHES=0` or `ignite_ipu.emulator.data.set_poisoning(False)`, before the accessor
+    is made, turns that off; then the slot just takes the values of a later item, as in PopTorch.
 
     The worker begins with a copy of this process's random state. If a torch `DataLoader`'s generator (torch's own
     unless the loader was given one) is seeded before a new epoch, the worker receives the new state. Other changes to
@@ -57,7 +56,7 @@ class AsynchronousDataAccessor:
         buffer_size: Slots of the ring, 1 or more.
         miss_sleep_time_in_ms: How long PopTorch's worker sleeps when it finds the ring full. Here it waits until a slot
             is given back, and costs nothing.
-        load_indefinitely: Begin the next epoch before it is asked for.
+        load_indefinitely: Begin the next epoch before it is requested.
         early_preload: Fill the ring at once instead of at the first `iter`. The first item is loaded in any case.
         sharing_strategy: How the worker is made: `Fork` inherits the data set; the others pickle it.
         rebatched_size: Cut and join items to this many rows. Only a `DataLoader` with `drop_last=False` keeps a tail.
@@ -190,7 +189,7 @@ class AsynchronousDataAccessor:
         return length * rows // self.rebatched_size
 
     def terminate(self) -> None:
-        """End the worker: it is asked for 10 seconds, then interrupted, and killed after 10 more. Once is enough.
+        """End the worker: it gets 10 seconds to end, is then interrupted, and killed after 10 more. Once is enough.
 
         The last item stays valid; asking for another is an error.
         """
@@ -231,7 +230,7 @@ class AsynchronousDataAccessor:
         self._is_owned = dataset._mode != DataLoaderMode.Sync
         # A loader and its own accessor must not keep each other alive.
         self._dataset = weakref.ref(dataset) if self._is_owned else lambda: dataset  # type: ignore[assignment]
-        # A complete group of sampler batches is delivered whatever its rows, as in Sync mode.
+        # A complete group of sampler batches is delivered with any number of rows, as in Sync mode.
         return keeps_tail or (dataset._groups_batches and self.rebatched_size is None)
 
     def _usable_worker(self) -> WorkerProcess:

@@ -26,7 +26,7 @@ _REPORT_SECONDS = 15.0
 
 @dataclasses.dataclass
 class Counters:
-    """Counts of what happened on the devices, for one executor or for the whole process."""
+    """Counts of events on the devices, for one executor or for the whole process."""
 
     compiles: int = 0  # Graphs captured and built.
     cache_hits: int = 0  # Compiles that found their result in the executable cache,
@@ -45,7 +45,7 @@ class Counters:
     micro_batches: int = 0  # Forward passes in these runs.
 
     def __sub__(self, earlier: Counters) -> Counters:
-        """Return what happened since `earlier`, a copy made then."""
+        """Return the counts since `earlier`, a copy made then."""
         before = vars(earlier)
         return Counters(**{name: count - before[name] for name, count in vars(self).items()})
 
@@ -124,7 +124,7 @@ def _groups(ipus: int, description: str, ipu_id: Optional[int]) -> List[range]:
 
 
 def _wait(where: EmulatedMachine, groups: List[range], new: IPUHolder, ipus: int) -> None:
-    """Try to take the IPUs until they are free, where the environment asks for it."""
+    """Try to take the IPUs until they are free, if the environment sets that."""
     started = time.monotonic()
     limit = _limit()
     reported = -_REPORT_SECONDS

@@ -18,7 +18,7 @@ class Fault:
     Attributes:
         recovery_action: Which reset mends it, one of `errors.RECOVERY_ACTIONS`; None when no reset does.
         message: Text of the error.
-        lasting: Whether whatever is asked of the device fails with the same error, until its IPUs are given back.
+        lasting: Whether every later request to the device fails with the same error, until its IPUs are given back.
     """
 
     recovery_action: Optional[str] = "IPU_RESET"

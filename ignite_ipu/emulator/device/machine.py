@@ -251,7 +251,7 @@ _SHARED: Dict[str, SharedMachine] = {}
 
 
 def ipuHardwareIsAvailable(num_ipus: int = 1) -> bool:
-    """Tell whether a device with that many IPUs exists: none does where the environment selects IPU models."""
+    """Return whether a device with that many IPUs exists: none does where the environment selects IPU models."""
     return not compile_checks.selected_by_environment() and num_ipus <= emulated_ipus()
 
 

@@ -134,7 +134,7 @@ class Lookup:
 def lookup(options: Options, training: bool, compiled_in: object, name: str, meter: Meter) -> Optional[Lookup]:
     """Return a compile's access to the cache that the options name; None when caching is off.
 
-    The `repr` of `compiled_in` tells all that the optimizer contributes; `name` is the model's in listings.
+    The `repr` of `compiled_in` has all that the optimizer contributes; `name` is the model's in listings.
     """
     directory = directory_of(options)
     if directory is None:

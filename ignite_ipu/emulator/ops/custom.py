@@ -275,7 +275,7 @@ class CPU:
 
     Args:
         layer_to_call: A module, whose parameters are frozen here, or another callable. It takes and returns tensors.
-        ID: Tells the operator from all others in a model.
+        ID: Distinguishes the operator from all others in a model.
 
     Attributes:
         in_shapes, out_shapes: Shapes of the layer's inputs and outputs, known after a trace.

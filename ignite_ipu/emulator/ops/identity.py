@@ -1,4 +1,4 @@
-"""Marks on tensors, which tell the compiler something and change no value or gradient; one makes a loss of a tensor.
+"""Marks on tensors for the compiler, which change no value or gradient; one makes a loss of a tensor.
 
 Marks on inputs and outputs let their transfer overlap with compute.
 """

@@ -80,7 +80,7 @@ class GroupValues:
 
     @functools.cached_property
     def _by_name(self) -> Dict[str, HyperParameter]:
-        # The maths asks for the same few values on every update.
+        # The maths reads the same few values on every update.
         return dict(self.entries)
 
     def __getitem__(self, name: str) -> float:

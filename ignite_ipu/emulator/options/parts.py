@@ -228,19 +228,19 @@ class _TensorLocationOptions(OptionsDict):
         return self._with(numIOTiles=num_tiles)
 
     def setActivationLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
-        """Say where activations are kept."""
+        """Set the location of activations."""
         return self._location("location_activation", location)
 
     def setWeightLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
-        """Say where weights are kept."""
+        """Set the location of weights."""
         return self._location("location_weight", location)
 
     def setOptimizerLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
-        """Say where the optimizer's state is kept."""
+        """Set the location of the optimizer's state."""
         return self._location("location_optimizer", location)
 
     def setAccumulatorLocation(self, location: TensorLocationSettings) -> _TensorLocationOptions:
-        """Say where accumulated gradients are kept."""
+        """Set the location of accumulated gradients."""
         return self._location("location_accumulator", location)
 
     def _location(self, name: str, location: TensorLocationSettings) -> _TensorLocationOptions:

@@ -257,7 +257,7 @@ class Options(_WithBackEnd):
         return self._with(sync_pattern=checked("syncPattern", sync_pattern, SyncPattern).value)
 
     def useIpuModel(self, use_model: bool) -> Options:
-        """Run on the IPU model or on hardware, whatever the environment says."""
+        """Run on the IPU model or on hardware, regardless of the environment."""
         return self._with(use_model=checked("useIpuModel", use_model, bool))
 
     def useIpuId(self, ipu_id: int) -> Options:
@@ -325,7 +325,7 @@ class Options(_WithBackEnd):
         return self._set_private("_module_namescope_enabled", False)
 
     def toDict(self) -> Dict[str, Any]:
-        """Return all that the back end is told, in one dictionary.
+        """Return all settings of the back end, in one dictionary.
 
         Raises:
             AssertionError: No output mode was chosen, or two parts use one name.
@@ -359,7 +359,7 @@ class Options(_WithBackEnd):
             getattr(self, part)._freeze()
 
     def _uses_ipu_model(self) -> bool:
-        """Tell whether these options or, where they leave it open, the environment selects the IPU model."""
+        """Return whether these options or, where they leave it open, the environment selects the IPU model."""
         return bool(self.use_model) if self.exists("use_model") else compile_checks.selected_by_environment()
 
     def _is_offline(self) -> bool:

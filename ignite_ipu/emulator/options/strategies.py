@@ -112,7 +112,7 @@ class _AutomaticStages:
 
 
 class _ListedStages:
-    """Knows the stage of every block beforehand: its number and that of its phase with it."""
+    """Has the stage of every block beforehand: its number and that of its phase with it."""
 
     def __init__(self, places: List[Tuple[int, int, Stage]]) -> None:
         self._stages = [stage for _, _, stage in places]
@@ -156,10 +156,10 @@ class _IExecutionStrategy:
         return self._block_map[block_id]
 
     def onStartTracing(self) -> None:
-        """Hear that a model which uses the strategy is about to be traced."""
+        """Called before a model that uses the strategy is traced."""
 
     def onEndTracing(self) -> None:
-        """Hear that the trace is over."""
+        """Called after the trace."""
 
     def backendOptions(self) -> Dict[str, Union[int, bool]]:
         """Return the entries this strategy adds to `Options.toDict()`."""
@@ -268,6 +268,6 @@ class SerialPhasedExecution(_IPhasedExecution):
     _backend_options = {"execution_mode": 2, "serial_phases_execution": True}
 
     def setTensorsLiveness(self, liveness: Liveness) -> SerialPhasedExecution:
-        """Say when tensors leave the chip; returns the strategy."""
+        """Set when tensors leave the chip; returns the strategy."""
         self._tensors_liveness = checked("setTensorsLiveness", liveness, Liveness)
         return self

@@ -191,7 +191,7 @@ class Executable:
                     own[name].copy_(value)
 
     def _kept(self, results: Results) -> Results:
-        """Return one micro-batch's results; weights and buffers among them as they are now, whatever comes after."""
+        """Return one micro-batch's results; weights and buffers among them with their current values."""
         if self._state_returned is None:
             state = [*self.weights.values(), *(value for own in self.buffers for value in own.values())]
             memory = {value.untyped_storage().data_ptr() for value in state}

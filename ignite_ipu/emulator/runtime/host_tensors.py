@@ -30,7 +30,7 @@ class HostTensors:
         return {**self.parameters, **self.buffers}
 
     def follow(self) -> bool:
-        """Take over tensors that were put in the place of others, as `load_state_dict(assign=True)` does; tell if so.
+        """Take over tensors that replaced others, as `load_state_dict(assign=True)` does; returns whether any did.
 
         One that is gone, or has another shape, is left out with a warning: the program keeps the old one.
         """
@@ -82,5 +82,5 @@ def receive(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def shares_memory(tensor: torch.Tensor) -> bool:
-    """Tell whether elements of a tensor lie in the same memory as others of it, as those of an expanded one do."""
+    """Return whether elements of a tensor lie in the same memory as others of it, as those of an expanded one do."""
     return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride()))

@@ -109,5 +109,5 @@ def from_options(options: Options) -> Optional[AutomaticLossScaling]:
 
 
 def enabled(options: Options) -> bool:
-    """Tell whether `Options.Training.setAutomaticLossScaling` was called with a true value."""
+    """Return whether `Options.Training.setAutomaticLossScaling` was called with a true value."""
     return bool(options._Popart._value(_PREFIX + "enabled", False))

@@ -44,7 +44,7 @@ class OptimizerTracker:
         self._take(optimizer)
 
     def set(self, optimizer: torch.optim.Optimizer) -> None:
-        """Read an optimizer again, or another one in its place, and send what changed.
+        """Read an optimizer again, or another one in its place, and send the changes.
 
         Raises:
             AssertionError, ValueError: The optimizer cannot be read.
@@ -154,7 +154,7 @@ class OptimizerTracker:
         self._device = None
 
     def forget_program(self) -> None:
-        """Let the next program be compiled for whatever the optimizer is then."""
+        """Let the next program be compiled for the optimizer at that time."""
         self._device = self._compiled = None
 
     @property

@@ -154,7 +154,7 @@ class DeviceProgram:
     def attach(self, owner: object) -> None:
         options = self._options
         ipu_id = options("ipu_id") if options.exists("ipu_id") else None
-        if not options._uses_ipu_model():  # of IPU models there are as many as anybody asks for
+        if not options._uses_ipu_model():  # IPU models are unlimited in number
             self._give_back = acquire(self.ipus, owner, f"{type(owner).__name__} {self._name}", ipu_id)
         if self._compiles_with_torch and self._compiled is None and not self._training:
             self._compiled = torch_compiled(self.graph, self._name)
@@ -287,7 +287,7 @@ class DeviceProgram:
         self._meter.add(weight_downloads=1, weight_download_bytes=_size(moved.values()))
 
     def memory(self) -> Dict[str, int]:
-        """Return how many bytes the device holds of what kind; nothing while it is not attached."""
+        """Return the bytes that the device holds, by kind; empty while it is not attached."""
         executable = self._executable
         if executable is None:
             return {}
@@ -342,7 +342,7 @@ class DeviceProgram:
         return [f"{kind}{name}" for name in updated for kind in _OF_UPDATES]
 
     def _comes_from_update(self, name: str) -> bool:
-        """Tell whether a tensor to anchor is none of the graph's that runs on every micro-batch."""
+        """Return whether a tensor to anchor is none of the graph's that runs on every micro-batch."""
         adapted = name == _LOSS_SCALING and self._training and loss_scaling.enabled(self._options)
         return adapted or name.startswith(_OF_UPDATES)
 

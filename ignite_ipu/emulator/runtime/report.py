@@ -95,7 +95,7 @@ class ProgramReport:
 
     @property
     def is_due(self) -> bool:
-        """True once a run was profiled that no file tells of yet."""
+        """True once a run was profiled that is in no file yet."""
         return self._profiled and not self._written
 
     @contextlib.contextmanager

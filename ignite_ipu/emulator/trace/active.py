@@ -183,8 +183,8 @@ class Trace(TorchFunctionMode, abc.ABC):
     ) -> _Result:
         """Add one node that calls `kernel(*args, **kwargs)` on CPU tensors each time the graph runs.
 
-        Gradients are those of autograd through the kernel. What `result` makes, or else the kernel of meta tensors, are
-        meta tensors like the kernel's result, which is returned with a traced tensor for each.
+        Gradients are those of autograd through the kernel. The results of `result`, or else of the kernel of meta
+        tensors, are meta tensors like the kernel's result, which is returned with a traced tensor for each.
         """
 
     @abc.abstractmethod
@@ -221,7 +221,7 @@ class Trace(TorchFunctionMode, abc.ABC):
         return self._stand_ins.get(id(tensor), tensor)
 
     def is_traced(self, tensor: torch.Tensor) -> bool:
-        """Tell whether a tensor is on the IPU, or stands for one that is."""
+        """Return whether a tensor is on the IPU, or stands for one that is."""
         return isinstance(self.stood_in(tensor), IpuTensor)
 
     def dtypes_of(self, value: Any) -> Set[torch.dtype]:
@@ -241,17 +241,17 @@ class Trace(TorchFunctionMode, abc.ABC):
                 yield
 
     def varies(self, tensor: IpuTensor) -> bool:
-        """Tell whether a traced tensor depends on more than constants: it is not computed while compiling."""
+        """Return whether a traced tensor depends on more than constants: it is not computed while compiling."""
         last = self._writers.get(memory_of(tensor.meta))
         return may_vary(tensor.node) or (last is not None and may_vary(last))
 
     def is_written(self, node: fx.Node) -> bool:
-        """Tell whether some operator writes into the memory of the value that `node` produced."""
+        """Return whether some operator writes into the memory of the value that `node` produced."""
         return node.meta.get("memory") in self._writers
 
 
 def may_vary(node: fx.Node) -> bool:
-    """Tell whether a node depends on more than constants."""
+    """Return whether a node depends on more than constants."""
     return bool(node.meta.get("varies", True))
 
 

@@ -102,7 +102,7 @@ class Policy:
 
 @functools.lru_cache(maxsize=None)
 def warn_of_age(name: str) -> None:
-    """Say, once a process, that PopTorch 3.3 has no autocasting."""
+    """Log once per process that PopTorch 3.3 has no autocasting."""
     logger.warning(
         "%s is no part of PopTorch 3.3, where using it is an AttributeError; the emulator has it for programs written "
         "for PopTorch 3.0 and before.",

@@ -151,5 +151,5 @@ def source(excludes: Sequence[str], frames: Optional[Sequence[FrameType]] = None
 
 
 def is_users(file: str) -> bool:
-    """Tell whether a file is neither PyTorch's nor this package's."""
+    """Return whether a file is neither PyTorch's nor this package's."""
     return not file.startswith(_NOT_USER_CODE)

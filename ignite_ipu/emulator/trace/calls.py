@@ -116,7 +116,7 @@ def original_of(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_traced_by_parts(trace: Trace, func: Callable[..., Any], arguments: Any) -> bool:
-    """Tell whether what `func` calls is to be traced, and not `func` itself."""
+    """Return whether what `func` calls is to be traced, and not `func` itself."""
     if not isinstance(func, types.FunctionType) or func.__module__ not in _FUNCTIONAL:
         return False  # a tensor's methods take hooks, which are no part of the computation
     if func in _WITH_LAYERS and len(trace.dtypes_of(arguments) & _MIXED) > 1:
@@ -137,7 +137,7 @@ def unfolded(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_loss(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Tell whether a call is a loss: cross entropy with class probabilities is none, PyTorch composes it."""
+    """Return whether a call is a loss: cross entropy with class probabilities is none, PyTorch composes it."""
     if name not in _LOSSES:
         return False
     target = args[1] if len(args) > 1 else kwargs.get("target")
@@ -245,7 +245,7 @@ def _following_activation(trace: Trace, args: Args, kwargs: Kwargs) -> Tuple[Arg
 
 
 def names_ipu(value: Any) -> bool:
-    """Tell whether `value` is the IPU as a device."""
+    """Return whether `value` is the IPU as a device."""
     if isinstance(value, torch.device):
         return value.type == "ipu"
     return isinstance(value, str) and value.split(":")[0] == "ipu"

@@ -337,7 +337,7 @@ def _to_node(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _range_noticed() -> Iterator[None]:
-    """Let `torch.range` tell the running trace that it is called; it is the one factory that does not."""
+    """Let `torch.range` report its calls to the running trace; it is the one factory that does not."""
     original = torch.range
 
     def called(*args: Any, **kwargs: Any) -> Any:

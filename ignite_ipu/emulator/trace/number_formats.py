@@ -54,7 +54,7 @@ def as_read(answer: Any) -> Any:
 
 
 def is_wide(value: Any) -> bool:
-    """Tell whether a tensor in `value` is of a type that the device does not have."""
+    """Return whether a tensor in `value` is of a type that the device does not have."""
     return any(isinstance(leaf, torch.Tensor) and leaf.dtype in _NARROW for leaf in leaves(value))
 
 

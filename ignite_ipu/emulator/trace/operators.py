@@ -113,11 +113,11 @@ class _Call:
         return {tensor.meta.dtype for tensor in self.tensors()}
 
     def has_fractions(self, *names: str) -> bool:
-        """Tell whether a number that is passed by position, or by one of these names, is a float."""
+        """Return whether a number that is passed by position, or by one of these names, is a float."""
         return any(isinstance(value, float) for value in (*self.args, *map(self.get, names)))
 
     def varies(self) -> bool:
-        """Tell whether some argument is no constant of the program."""
+        """Return whether some argument is no constant of the program."""
         return any(map(self.capture.varies, self.tensors()))
 
 
@@ -252,7 +252,7 @@ def _converts(call: _Call) -> bool:
 
 
 def _broadcasts(call: _Call) -> bool:
-    """Tell whether the shapes of the tensors differ elsewhere than in the dimension that is named."""
+    """Return whether the shapes of the tensors differ elsewhere than in the dimension that is named."""
     shapes = [list(tensor.meta.shape) for tensor in call.tensors()]
     for shape in shapes:
         del shape[call.get("dim")]

@@ -113,7 +113,7 @@ def foreign(tensor: torch.Tensor) -> Error:
 
 
 def needs_value(what: str) -> Error:
-    """Return the error for an operation that asks a traced tensor for its value, with the line that does."""
+    """Return the error for an operation that reads the value of a traced tensor, with its line."""
     place, remedy = call_sites.of_read()
     return backend_error(
         f"{what} is only supported in eager mode: it needs the value of a tensor that is on the IPU, and while the "

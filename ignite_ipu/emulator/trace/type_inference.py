@@ -74,7 +74,7 @@ class Inferences:
 
 
 class _HasNoKey(Exception):
-    """Arguments that may make a difference which shapes and types do not tell."""
+    """Arguments that may make a difference beyond shapes and types."""
 
 
 def _key(value: Any, tensors: List[torch.Tensor]) -> Any:

@@ -172,7 +172,7 @@ class ArgsParser:
 
 
 def fits(shapes: Shapes, args: Sequence[Any]) -> bool:
-    """Tell whether a call's positional arguments are plain tensors of these shapes and types."""
+    """Return whether a call's positional arguments are plain tensors of these shapes and types."""
     if len(args) != len(shapes):
         return False
     for value, (shape, dtype) in zip(args, shapes):

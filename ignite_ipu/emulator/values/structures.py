@@ -186,5 +186,5 @@ def frozen(value: Any) -> Any:
 
 
 def holds_tensors(value: Any) -> bool:
-    """Tell whether there is a tensor in `value`."""
+    """Return whether there is a tensor in `value`."""
     return any(isinstance(leaf, torch.Tensor) for leaf in leaves(value))

@@ -127,7 +127,7 @@ def original_class(wrapped: type) -> type:
 
 
 def is_wrapped(model: Any) -> bool:
-    """Tell whether `model` has been wrapped for training and not been unwrapped."""
+    """Return whether `model` has been wrapped for training and not been unwrapped."""
     return hasattr(type(model), _ORIGINAL)
 
 
@@ -244,7 +244,7 @@ def _model_class(original: Type[nn.Module], holder: Callable[[], Optional[Holder
                 if isinstance(value, torch.Tensor):
                     tensor = plain(value) if keep_vars else value
                     memory = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-                    # Empty tensors have no memory to be told apart by.
+                    # Empty tensors have no memory that would distinguish them.
                     state[key] = seen.setdefault(memory, tensor) if tensor.numel() else tensor
             return state
 

@@ -74,7 +74,7 @@ class Accumulations:
         return {"objects": objects, "values": plain_values(values)}
 
     def load_state_dict(self, state: Mapping[str, Any], values: MutableMapping[str, Any]) -> List[str]:
-        """Go on adding up from there, and return the names of objects that start anew: they could not be put back."""
+        """Go on adding up from there, and return the names of objects that could not be restored and start anew."""
         values.update(copy.deepcopy(dict(state["values"])))
         anew = []
         for name, kept in self._named():
@@ -172,7 +172,7 @@ def _is_key(key: Any) -> bool:
 
 
 def same_values(a: Any, b: Any) -> bool:
-    """Tell whether two of plain data are alike, in their types, too."""
+    """Return whether two of plain data are alike, in their types, too."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):

@@ -31,7 +31,7 @@ class DataPosition:
         self._wanted, self._afterwards = state, afterwards
 
     def forget(self) -> None:
-        """Begin the next pass at the data's start, whatever was loaded."""
+        """Begin the next pass at the data's start, not at a loaded position."""
         self._wanted = None
 
     def iterate(self, data: Any) -> Iterator[Any]:

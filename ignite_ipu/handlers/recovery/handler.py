@@ -216,7 +216,7 @@ class _GuardedTraining:
             interrupted()
 
     def train(self, leaves: Sequence[Any], batch: Any) -> Any:
-        """Make one training call, again and again if need be; else the run ends with its state saved."""
+        """Make one training call, with retries; if they fail, the run ends with its state saved."""
         session, replay = self._session, self._replay
         program, link = self._trained.program, self._trained.link
         replay.example = leaves, batch
@@ -241,7 +241,7 @@ class _GuardedTraining:
         return output
 
     def evaluate(self, program: ModelProgram, call: Callable[[], Any]) -> Any:
-        """Make one inference call, again and again if need be; raises as `train` does."""
+        """Make one inference call, with retries; raises as `train` does."""
         if self._recovery._interrupted is not None:
             self._recovery._interrupted()
         training_is_lost = False

@@ -80,7 +80,7 @@ class Replay:
         self.held_bytes += sum(leaf.numel() * leaf.element_size() for leaf in copies if isinstance(leaf, torch.Tensor))
 
     def put_back(self, steps: Optional[int] = None) -> None:
-        """Set the host to the snapshot, and give up the IPUs of the training program; `steps` replaces its count."""
+        """Set the host to the snapshot, and release the IPUs of the training program; `steps` replaces its count."""
         snapshot = self.snapshot
         assert snapshot is not None  # callers check that first
         self._trained.program.abandon(snapshot.random_state)

@@ -214,7 +214,7 @@ class _Captures:
         return next(iter(known or filter(self._is_model, outer)), name)
 
     def _is_list(self, name: str) -> bool:
-        """Tell whether a variable holds several models, of which none is called by that name."""
+        """Return whether a variable holds several models, of which none is called by that name."""
         values = self.file.values.get(name, [])
         lists = [value for value in values if isinstance(value, _LISTS) or self.file.names.called(value) == _MODULES]
         return bool(values) and lists == values
@@ -232,7 +232,7 @@ class _Captures:
         return found
 
     def _is_made_here(self, name: str, scope: Scope) -> bool:
-        """Tell whether an optimizer is one that the file makes, and not one that callers of other files may give."""
+        """Return whether an optimizer is one that the file makes, and not one that callers of other files may give."""
         key = (scope, name)
         if key not in self.made_here:
             self.made_here[key] = False  # as long as it is only known by way of itself
@@ -244,12 +244,12 @@ class _Captures:
         return self.made_here[key]
 
     def _all_give(self, function: Function, name: str) -> bool:
-        """Tell whether all calls of a function give it, by a name, an optimizer that the file makes."""
+        """Return whether all calls of a function give it, by a name, an optimizer that the file makes."""
         given = self.file.given(function, name)
         return bool(given) and all(value is not None and self._makes(value) for value in given)
 
     def _makes(self, value: ast.expr) -> bool:
-        """Tell whether a value is an optimizer that the file makes, or a variable or parameter that is given one."""
+        """Return whether a value is an optimizer that the file makes, or a variable or parameter that is given one."""
         name, scope = dotted(value), self.file.function_of(value) or self.file.tree
         if name is not None:
             return self._is_made_here(name, scope)

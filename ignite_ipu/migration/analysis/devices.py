@@ -12,7 +12,7 @@ _QUESTIONS = ("torch.cuda.is_available", "ignite_ipu.host_device", "ignite_ipu.i
 
 
 def asks_for_gpu(file: ParsedFile, test: ast.AST) -> bool:
-    """Tell whether an expression is true only where there is a GPU to use: it asks, or is a variable that did."""
+    """Return whether an expression is true only where there is a GPU to use: it asks, or is a variable that did."""
     for part in walk(test):
         if file.names.called(part) in _QUESTIONS or _holds_answer(file, dotted(part)):
             return True
@@ -23,7 +23,7 @@ def asks_for_gpu(file: ParsedFile, test: ast.AST) -> bool:
 
 
 def _holds_answer(file: ParsedFile, name: Optional[str]) -> bool:
-    """Tell whether a variable was assigned the answer to the question whether there is a GPU."""
+    """Return whether a variable was assigned the answer to the question whether there is a GPU."""
     for value in file.values.get(name or "", ()):
         asked = any(file.names.called(part) in _QUESTIONS for part in walk(value))
         if asked and (
@@ -35,7 +35,7 @@ def _holds_answer(file: ParsedFile, name: Optional[str]) -> bool:
 
 
 def is_native_alone(file: ParsedFile, node: ast.AST) -> bool:
-    """Tell whether an expression is the first of `... if is_native() else ...`."""
+    """Return whether an expression is the first of `... if is_native() else ...`."""
     above = file.parents.get(node)
     return (
         isinstance(above, ast.IfExp) and above.body is node and file.names.called(above.test) == "ignite_ipu.is_native"
@@ -43,7 +43,7 @@ def is_native_alone(file: ParsedFile, node: ast.AST) -> bool:
 
 
 def is_guarded(file: ParsedFile, node: ast.AST) -> bool:
-    """Tell whether a node is reached only where there is a GPU to use."""
+    """Return whether a node is reached only where there is a GPU to use."""
     below: ast.AST = node
     for above in file.ancestors(node):
         if isinstance(above, ast.If) and any(below is statement for statement in above.body):

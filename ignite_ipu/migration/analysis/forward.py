@@ -135,7 +135,7 @@ class _Walker:
                 self.block(body)
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             self.globals |= frozenset(node.names)
-        # A raise ends the trace whatever its message says; nested functions are followed only when called.
+        # A raise ends the trace with any message; nested functions are followed only when called.
 
     def twice(self, body: Sequence[ast.stmt]) -> None:
         """Walk a loop body until the kinds assigned at its end are known at its start."""
@@ -188,7 +188,7 @@ class _Walker:
                 self.mutation(target, dotted(target.value) or "", kind, value)
 
     def is_registered(self, node: ast.Attribute) -> bool:
-        """Tell whether an attribute of the model itself is a buffer or a parameter."""
+        """Return whether an attribute of the model itself is a buffer or a parameter."""
         held = self.model.holds.get(node.attr) if self.model and self.is_own(node) else None
         return held in (Kind.BUFFER, Kind.PARAMETER)
 
@@ -204,7 +204,7 @@ class _Walker:
         self.fact("settled" if settled else "mutation", node, name)
 
     def is_own(self, node: ast.AST) -> bool:
-        """Tell whether a chain of names starts at the model itself."""
+        """Return whether a chain of names starts at the model itself."""
         name = dotted(node)
         return bool(self.owner) and name is not None and name.split(".")[0] == self.owner and "." in name
 

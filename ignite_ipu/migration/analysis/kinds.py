@@ -126,7 +126,7 @@ def used_as_tensor(function: Function, name: str, names: Names, layers: Containe
 
 
 def _is_mapping(node: ast.AST, name: str) -> bool:
-    """Tell whether a node asks a variable for a key."""
+    """Return whether a node asks a variable for a key."""
     if isinstance(node, ast.Subscript) and dotted(node.value) == name:
         return isinstance(constant(index_of(node)), str)
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
@@ -141,7 +141,7 @@ def attribute_named(call: ast.Call) -> str:
 
 
 def reads(value: ast.expr, name: str) -> bool:
-    """Tell whether an expression reads a chain of names, itself or by `getattr`."""
+    """Return whether an expression reads a chain of names, itself or by `getattr`."""
     for part in walk(value):
         if isinstance(part, ast.Call) and dotted(part.func) == "getattr" and attribute_named(part) == name:
             return True

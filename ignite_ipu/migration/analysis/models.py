@@ -41,7 +41,7 @@ class Model:
         return self.node.name
 
     def reads(self, attribute: str) -> bool:
-        """Tell whether its code, inherited one included, reads an attribute of this name, or may by `getattr`."""
+        """Return whether its code, inherited one included, reads an attribute of this name, or may by `getattr`."""
         for node in walk(self.node):
             if isinstance(node, ast.Attribute) and node.attr == attribute and not isinstance(node.ctx, ast.Store):
                 return True

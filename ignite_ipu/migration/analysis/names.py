@@ -176,7 +176,7 @@ def argument(call: ast.Call, name: str, position: Optional[int] = None) -> Optio
 
 
 def has_hidden_arguments(call: ast.Call) -> bool:
-    """Tell whether some arguments of a call are not written out: `*args`, `**options`."""
+    """Return whether some arguments of a call are not written out: `*args`, `**options`."""
     starred = any(isinstance(value, ast.Starred) for value in call.args)
     return starred or any(keyword.arg is None for keyword in call.keywords)
 

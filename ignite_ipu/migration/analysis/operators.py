@@ -82,7 +82,7 @@ _LAYERS = {
 class Problem:
     """Reason for which an operator or layer, named in front of it, does not compile, and its own way out, if any.
 
-    What `run` computes by others is handled.
+    Operators that `run` replaces by others are handled.
     """
 
     message: str
@@ -118,7 +118,7 @@ def problem(name: str) -> Optional[Problem]:
 
 
 def is_handled(name: str, restriction: Optional[Restriction] = None) -> bool:
-    """Tell whether `run` computes by others a function or layer that PopTorch refuses, wholly or by a restriction."""
+    """Return whether `run` computes by others a function or layer that PopTorch refuses, wholly or by a restriction."""
     plain = name.rsplit(".", 1)[1].rstrip("_")  # in place, too
     plain = _LAYERS.get(plain, plain)
     arguments = COMPUTED.get(plain, frozenset())
@@ -127,7 +127,7 @@ def is_handled(name: str, restriction: Optional[Restriction] = None) -> bool:
 
 
 def is_made_here(names: Names, call: ast.Call) -> bool:
-    """Tell whether a call's first tensor is one that the same expression creates: a constant, computed on the host."""
+    """Return whether a call's first tensor is created by the same expression: a constant, computed on the host."""
     method = isinstance(call.func, ast.Attribute) and names.resolve(call.func) is None
     subject = call.func.value if method and isinstance(call.func, ast.Attribute) else argument(call, "input", 0)
     name = None if subject is None else names.called(subject)
@@ -157,7 +157,7 @@ def refused_arguments(file: ParsedFile, name: str, call: ast.Call) -> Iterator[T
 
 
 def is_loss(name: str) -> bool:
-    """Tell whether a function or layer is a loss, which models leave to the code around them."""
+    """Return whether a function or layer is a loss, which models leave to the code around them."""
     plain = operator_table.undecorated(name)
     return plain in operator_table.GROUPS["losses"] or plain.lower().endswith("loss")
 

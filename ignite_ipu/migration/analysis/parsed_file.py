@@ -1,4 +1,4 @@
-"""A parsed file: its tree, names, parents and models, which whatever looks at code starts from."""
+"""A parsed file: its tree, names, parents and models: the start of every analysis."""
 
 from __future__ import annotations
 
@@ -144,11 +144,11 @@ class ParsedFile:
         return None
 
     def follows(self, node: ast.expr, first: ast.expr) -> bool:
-        """Tell whether a node stands in a later line than another, in the same function."""
+        """Return whether a node stands in a later line than another, in the same function."""
         return node.lineno > first.lineno and self.function_of(node) is self.function_of(first)
 
     def without_gradients(self, node: ast.AST) -> bool:
-        """Tell whether a node stands under torch.no_grad() or torch.inference_mode(), as a context or a decorator."""
+        """Return whether a node stands under torch.no_grad() or torch.inference_mode(), as a context or a decorator."""
         for above in self.ancestors(node):
             contexts: List[ast.expr] = getattr(above, "decorator_list", [])
             if isinstance(above, (ast.With, ast.AsyncWith)):

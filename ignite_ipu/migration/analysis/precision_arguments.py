@@ -68,7 +68,7 @@ def enabled_argument(file: ParsedFile, call: ast.Call) -> Optional[ast.expr]:
 
 
 def native_only(file: ParsedFile, call: ast.Call) -> bool:
-    """Tell whether a call of autocast or GradScaler switches it off where there is an IPU."""
+    """Return whether a call of autocast or GradScaler switches it off where there is an IPU."""
     enabled = enabled_argument(file, call)
     parts = [] if enabled is None else [enabled, *getattr(enabled, "values", ())]
     conjunction = not isinstance(enabled, ast.BoolOp) or isinstance(enabled.op, ast.And)

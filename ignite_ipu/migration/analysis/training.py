@@ -21,7 +21,7 @@ _SCHEDULE_FACTORIES = ("torch.optim.lr_scheduler.*", "transformers.get_scheduler
 
 
 def trains_the_rest(file: ParsedFile, trainer: ast.Call) -> bool:
-    """Tell whether a trainer trains on incomplete batches: Ignite's as it is moved, and ours where it is told to.
+    """Return whether a trainer trains on incomplete batches: Ignite's as it is moved, and ours where it is told to.
 
     A rest of batches that an update accumulates is left for the next epoch by Ignite's, and dropped by ours.
     """
@@ -87,7 +87,7 @@ class Training:
         return found | self._parameters_of(found)
 
     def _is_loss(self, name: str) -> bool:
-        """Tell whether a variable is made as a loss, or named as one and always called with an output and a target."""
+        """Return whether a variable is made as a loss, or named as one and always called with output and target."""
         made = [value.func for value in map(unmoved, self.file.values.get(name, ())) if isinstance(value, ast.Call)]
         if any((self.file.names.resolve(kind) or dotted(kind) or "").endswith("Loss") for kind in made):
             return True
@@ -214,7 +214,7 @@ class Training:
         return {name: (self.loaders[name], replaced) for name, replaced in found.items()}
 
     def gets_a_rest(self, trainer: ast.Call) -> bool:
-        """Tell whether a trainer may be given an incomplete batch: unless all of its loaders are seen to drop it."""
+        """Return whether a trainer may be given an incomplete batch: unless all of its loaders are seen to drop it."""
         data = list(self._run_over({target for target, value in self.file.assigned if value is trainer}))
         loaders = [self.loaders[name] for value in data for name in self._loaders_in(value)]
         dropping = [loader for loader in loaders if constant(argument(loader, "drop_last")) is True]

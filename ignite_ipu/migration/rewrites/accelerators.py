@@ -36,7 +36,7 @@ def apply(editor: Editor) -> None:
 
 
 def _only_names_it(program: Program, node: ast.AST) -> bool:
-    """Tell whether the class stands in an annotation or a question, to which an IPUAccelerator is one, too."""
+    """Return whether the class stands in an annotation or a question, to which an IPUAccelerator is one, too."""
     below = node
     for above in program.ancestors(node):
         if isinstance(above, ast.Call):

@@ -84,7 +84,7 @@ def _host_device(editor: Editor, node: ast.AST, gpu: str) -> str:
 
 
 def _wants_device(program: Program, node: ast.expr) -> bool:
-    """Tell whether a torch.device does as well as a string where an expression stands."""
+    """Return whether a torch.device does as well as a string where an expression stands."""
     parent = program.parents.get(node)
     if isinstance(parent, ast.keyword):
         return parent.arg in _DEVICE_KEYWORDS

@@ -68,7 +68,7 @@ def _comes_before_step(program: Program, node: ast.Attribute) -> bool:
 
 
 def _is_written(program: Program, node: ast.Attribute) -> bool:
-    """Tell whether a gradient is put in the place of another, or changed in place; None only clears it."""
+    """Return whether a gradient is put in the place of another, or changed in place; None only clears it."""
     above = program.parents[node]
     if isinstance(node.ctx, ast.Store):
         return not (isinstance(above, ast.Assign) and isinstance(above.value, ast.Constant))

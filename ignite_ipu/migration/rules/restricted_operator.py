@@ -38,7 +38,7 @@ def check(program: Program) -> Hits:
 
 
 def _calls(program: Program) -> Iterator[Tuple[ast.Call, str]]:
-    """Yield layers and losses wherever they stand, and the other operators of traced code."""
+    """Yield layers and losses at any place, and the other operators of traced code."""
     for call, name in program.calls("torch.nn.*"):
         if name[9:10].isupper() or is_loss(name):
             yield call, name

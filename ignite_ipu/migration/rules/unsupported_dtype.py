@@ -42,7 +42,7 @@ def _hit(node: ast.expr, name: str) -> Hit:
 
 
 def _is_named(program: Program, node: ast.Attribute) -> bool:
-    """Tell whether a type is only spoken of: one of a table, compared with, or that of autocast, another rule's."""
+    """Return whether a type is only spoken of: one of a table, compared with, or that of autocast, another rule's."""
     above = program.parents[node]
     above = program.parents[above] if isinstance(above, (ast.keyword, ast.Tuple, ast.List, ast.Set)) else above
     return isinstance(above, (ast.Dict, ast.Compare)) or program.names.called(above) == "torch.amp.autocast"

@@ -1,8 +1,8 @@
 """amsgrad, PopTorch's maximize, differentiable, decoupled_weight_decay and tensor learning rates.
 
-PopTorch refuses amsgrad and tensor rates, and silently ignores maximize: it would minimise what you want to maximise.
-With an optimizer of torch.optim the device minimises the negated loss, which is the same update. `run` makes updates
-with amsgrad on the host.
+PopTorch refuses amsgrad and tensor rates, and silently ignores maximize: it would minimise a loss that you want to
+maximise. With an optimizer of torch.optim the device minimises the negated loss, which is the same update. `run` makes
+updates with amsgrad on the host.
 
 Remedy: For maximize use torch.optim, or negate the loss; leave amsgrad and differentiable out, or set
 IPUConfig(update='host'); give lr as a number.

@@ -41,7 +41,7 @@ def check(program: Program) -> Hits:
 
 
 def _is_clipped(program: Program, call: ast.Call) -> bool:
-    """Tell whether a call gives gradients to clip, which are part of the device's step."""
+    """Return whether a call gives gradients to clip, which are part of the device's step."""
     around = program.parents[call]
     function = around.func if isinstance(around, ast.Call) else None
     return str(getattr(function, "attr", getattr(function, "id", ""))).endswith("clip_grad_norm_")

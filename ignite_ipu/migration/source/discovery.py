@@ -88,7 +88,7 @@ def _walk(top: str, path: str, root: str, found: Discovery, above: Set[str], lin
 
 
 def is_environment(folder: str) -> bool:
-    """Tell whether a folder is a virtual environment."""
+    """Return whether a folder is a virtual environment."""
     return os.path.exists(os.path.join(folder, "pyvenv.cfg"))
 
 

@@ -1,8 +1,8 @@
-"""IPython's own syntax in a notebook's cell, which becomes Python to be read and rewritten, and is put back afterwards.
+"""IPython's own syntax in a notebook's cell, which becomes Python to be read and rewritten, and is restored afterwards.
 
-Shell commands, questions and magics that run no Python of the cell become comments. What `%time` and its like run is
-code of the program: `%time x = f()` becomes `x = f()` with the magic behind it, in a comment. The same holds for
-cells: what `%%time` times is a cell as any other, and what `%%bash` runs is none.
+Shell commands, questions and magics that run no Python of the cell become comments. The code that `%time` and its like
+run is code of the program: `%time x = f()` becomes `x = f()` with the magic behind it, in a comment. The same holds for
+cells: the cell under `%%time` is one as any other, and the text under `%%bash` is none.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def show_magics(lines: Sequence[str]) -> List[str]:
 
 
 def parses(source: str) -> bool:
-    """Tell whether a text is Python."""
+    """Return whether a text is Python."""
     try:
         ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deeply

@@ -52,7 +52,7 @@ def _write(path: str, data: bytes, mode: int) -> None:
 
 
 def copy_rest(top: str, output: str, written: Collection[str]) -> Iterator[Tuple[str, str]]:
-    """Copy what is below a folder, with its permissions; links within it lead to the copies, others where they did.
+    """Copy the contents of a folder, with their permissions; links within it lead to the copies, others where they did.
 
     Yields each path that could not be copied, with the reason; `written` are the relative names of existing files.
     """

@@ -114,5 +114,5 @@ def _place(code: CodeType, line: int, owner: Any) -> CodePlace:
 
 
 def is_users(file: str) -> bool:
-    """Tell whether code is the user's own and has a file to be found in."""
+    """Return whether code is the user's own and has a file to be found in."""
     return not file.startswith("<") and is_users_file(file)

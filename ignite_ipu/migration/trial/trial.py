@@ -81,7 +81,7 @@ def try_out(target: str) -> Trial:
 
 
 def _answers(native: Subject, subject: Subject, notes: Notes, training: bool) -> Optional[Answers]:
-    """Set the mode of both models and run one natively once; None when that fails already."""
+    """Set the mode of both models and run one on the host once; None if that fails already."""
     for each in (native, subject):
         each.model.train(training)
     x, y = native.batches[0]

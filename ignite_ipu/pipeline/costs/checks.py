@@ -34,7 +34,7 @@ def device_iterations_problem(stages: int, device_iterations: int) -> Optional[s
 
 
 def replication_problem(ipus_per_replica: int, replicas: int, available: int, machine: Machine) -> Optional[str]:
-    """Check the number of IPUs that a run asks for."""
+    """Check the number of IPUs that a run requests."""
     wanted = ipus_per_replica * replicas
     arithmetic = f"{ipus_per_replica} IPUs per replica * {replicas} replicas = {wanted} IPUs"
     if wanted > available:
@@ -55,7 +55,7 @@ def replication_problem(ipus_per_replica: int, replicas: int, available: int, ma
 
 
 def process_note(ipus: int, machine: Machine) -> Optional[str]:
-    """Say how many processes a run needs, when it needs several."""
+    """Return a finding with the number of processes that a run needs, if it needs several."""
     if ipus <= machine.ipus_per_process:
         return None
     processes = -(-ipus // machine.ipus_per_process)

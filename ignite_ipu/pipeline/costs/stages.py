@@ -118,7 +118,7 @@ class StageMemory:
         return StageMemory(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
-Bytes = Any  # a matrix, or a single number where a single span was asked for
+Bytes = Any  # a matrix, or a single number for a single span
 
 
 class _Spans(NamedTuple):

@@ -15,7 +15,7 @@ from ignite_ipu.pipeline.profiling.layers import layer_names
 
 @dataclass(frozen=True)
 class Start:
-    """A layer at which a stage begins, and the stage's IPU; `call` tells the calls of a module apart, from 0."""
+    """A layer at which a stage begins, and the stage's IPU; `call` numbers the calls of a module, from 0."""
 
     layer: str
     ipu: int
@@ -28,7 +28,7 @@ class Start:
 
 
 def order_text(late: str, early: str) -> str:
-    """Say that a layer ran before one that the placement lists ahead of it."""
+    """Raise for a layer that ran before one that the placement lists ahead of it."""
     return (
         f"Layer {late!r} runs before layer {early!r}, but the placement lists it after. List layers in the order in "
         "which they run."

@@ -39,7 +39,7 @@ class PipelineRequest:
 
     @classmethod
     def of(cls, config: IPUConfig) -> Optional[PipelineRequest]:
-        """Return the request of a configuration, None where it asks for nothing.
+        """Return the request of a configuration, or None if it has none.
 
         Raises:
             PlanError: Settings without `pipeline`, "auto" without `ipus`, an unknown execution, or one that the plan

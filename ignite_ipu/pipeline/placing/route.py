@@ -113,7 +113,8 @@ class Route:
         """Begin a run of the program, on the IPU of its first stage.
 
         Args:
-            leaving: Called before the program leaves an IPU for another, to compute what `is_here`.
+            leaving: Called before the program leaves an IPU for another, to compute the values of weights that are
+                there (`is_here`).
         """
         self._visits: List[_Visit] = []
         self._ipu = 0

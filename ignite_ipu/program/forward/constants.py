@@ -53,7 +53,7 @@ class HostConstants(FunctionContext):
 
     Args:
         buffers: Buffers of the model in the trace by name, with their values on the host.
-        read: Gets the names of the buffers whose values decide what is traced.
+        read: Gets the names of the buffers whose values decide on the trace.
     """
 
     def __init__(self, buffers: Mapping[str, Tuple[torch.Tensor, torch.Tensor]], read: Set[str]) -> None:

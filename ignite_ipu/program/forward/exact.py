@@ -34,7 +34,7 @@ def loss_by_name(compute: Function) -> Function:
 
 
 def _gelu(func: Function, input: torch.Tensor, *, approximate: str = "none") -> torch.Tensor:
-    """Compute GELU by the error function; PopTorch's has the form with tanh, be it asked for or not."""
+    """Compute GELU by the error function; PopTorch's always has the form with tanh."""
     if approximate != "none":
         return func(input, approximate=approximate)  # type: ignore[no-any-return]
     return input * 0.5 * (1 + torch.erf(input * math.sqrt(0.5)))
@@ -105,7 +105,7 @@ def _max_pool(
 
 
 def _div(func: Function, input: Any, other: Any, *, rounding_mode: Optional[str] = None) -> torch.Tensor:
-    """Divide integers into floats, and round as asked for."""
+    """Divide integers into floats, and round as the argument requires."""
     whole = _are_whole(input, other)
     if rounding_mode is None:
         return func(input.to(torch.get_default_dtype()) if whole else input, other)  # type: ignore[no-any-return]
@@ -139,7 +139,7 @@ def _of_floats(func: Function, input: torch.Tensor, **kwargs: Any) -> torch.Tens
 
 
 def _in_type(func: Function, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Compute in the type that is asked for, by converting first."""
+    """Compute in the requested type, by converting first."""
     dtype = kwargs.pop("dtype", None)
     return func(input if dtype is None else input.to(dtype), *args, **kwargs)  # type: ignore[no-any-return]
 

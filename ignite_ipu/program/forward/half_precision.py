@@ -3,7 +3,7 @@
 The rule is fixed when a program is compiled. Matrix products and convolutions read their float32 inputs as float16,
 multiply in half precision and return float32. Everything else stays float32: sums, softmax, normalisation, losses, and
 the weights. So no second copy of the weights ("master weights") is needed. PopTorch computes such an operation in the
-type of its activations, whatever the type of the weights.
+type of its activations, for any type of the weights.
 
 A model that is in half precision already (`model.half()`) is left alone.
 """

@@ -4,8 +4,8 @@ Tensors of the host that a forward computes with are a mask, a table or a cache 
 
 PyTorch needs no word for them where model and tensor are on one device. In a trace the model's tensors are the IPU's,
 and PopTorch refuses one of the host beside them. It takes one that is moved in, whose values are compiled; as with all
-that a forward reads from Python, guards tell when they are others. PopTorch would make tensors that a forward creates
-or draws "on its device" once, on the host: noise would be the same in every step.
+that a forward reads from Python, guards detect changes of these. PopTorch would make tensors that a forward creates or
+draws "on its device" once, on the host: noise would be the same in every step.
 """
 
 from __future__ import annotations

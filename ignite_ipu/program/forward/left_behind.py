@@ -74,7 +74,7 @@ class Place:
         """Remove, before a call, values that PyTorch would not have then."""
 
     def check(self) -> None:
-        """Refuse to write where natively a call would not."""
+        """Refuse to write where a call in eager PyTorch would not."""
 
     @property
     def _own(self) -> Any:
@@ -162,7 +162,7 @@ class LeftBehind:
         return found
 
     def _is_new(self, value: Any) -> bool:
-        """Tell whether a value has tensors that were not there before."""
+        """Return whether a value has tensors that were not there before."""
         return any(id(tensor) not in self._known for tensor in tensors_in(value))
 
     @property
@@ -225,7 +225,7 @@ def _added(filled: Any, before: Any) -> List[Tuple[Any, Any]]:
 
 
 def _grows(filled: Any, added: Any) -> bool:
-    """Tell whether a container to which a call has added a value may hold more after another call."""
+    """Return whether a container to which a call has added a value may hold more after another call."""
     within = added.values() if isinstance(added, dict) else [added]
     return not isinstance(filled, dict) or any(map(_is_list, within))
 

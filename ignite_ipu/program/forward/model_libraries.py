@@ -67,8 +67,8 @@ def without_checkpointing(training: bool) -> Iterator[None]:
     """Let `torch.utils.checkpoint` call its function and nothing else in the `with` block.
 
     It saves memory by autograd, which takes no part in a trace: it requests PyTorch's module of the device "ipu", and
-    detaches. Its inner functions are replaced, for those who imported `checkpoint` by name. In
-    training gradients matter, which natively the reentrant variant may not pass on.
+    detaches. Its inner functions are replaced, for those who imported `checkpoint` by name. In training gradients
+    matter, which PyTorch's reentrant variant may not pass on.
     """
     module: Any = torch.utils.checkpoint
     replaced = {CHECKPOINT_CALL: _called, **dict.fromkeys(CHECKPOINT_GENERATORS, _nothing_around)}

@@ -1,4 +1,4 @@
-"""Plain attributes of modules, put back after a trace that has left its tensors in them.
+"""Plain attributes of modules, restored after a trace that has left its tensors in them.
 
 Layers keep tensors beside their weights: hooks set `layer.weight` from the parameters of pruning or `weight_norm`, and
 `forward` keeps an attention map or a table for the next call. After a trace PopTorch restores weights and buffers, and
@@ -68,7 +68,7 @@ class ModuleAttributes:
             )
 
     def _showed_weights(self, before: Any) -> bool:
-        """Tell whether an attribute held weights alone, as a recurrent layer's list: put back it shows the newest."""
+        """Return whether an attribute held weights alone, as a recurrent layer's list, which shows the newest ones."""
         shown = tensors_in(before)
         owned = [own[kind].values() for _, own, _, _ in self._before for kind in _TENSORS_OF_MODULES]
         weights = {id(each) for values in owned for each in values}
@@ -90,7 +90,7 @@ def tensors_in(value: Any) -> List[torch.Tensor]:
 
 
 def _is_as_before(own: _Own, before: _Own) -> bool:
-    """Tell whether a module has the same attributes, and collections that are empty still: a fast answer."""
+    """Return whether a module has the same attributes, and collections that are empty still: a fast answer."""
     if len(own) != len(before) + len(_TENSORS_OF_MODULES):
         return False
     pairs = [(own.get(name), value) for name, value in before.items()]

@@ -20,7 +20,7 @@ GLOBAL: Tuple[Any, Any] = random.random.__self__, np.random.rand.__self__  # typ
 """The generators that the functions of the modules `random` and `numpy.random` draw from."""
 
 SEED = 0x1691_7E19_0
-"""A seed for torch that nobody else chooses, by which to tell whether a call has seeded it."""
+"""A seed for torch that no other code chooses: another one afterwards shows that a call has seeded torch."""
 
 
 @contextlib.contextmanager

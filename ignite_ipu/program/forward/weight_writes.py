@@ -16,7 +16,7 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_
 
 
 class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses operators that write into a model's weights, under whatever alias, in its `with` block on the host.
+    """Refuses operators that write into a model's weights, under any alias, in its `with` block on the host.
 
     Also into those of `buffers` that are no floats, unless they are counters of normalisations from which nothing is
     computed.

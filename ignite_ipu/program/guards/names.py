@@ -210,7 +210,7 @@ class Named:
 
 
 def _is_users(kind: type) -> bool:
-    """Tell whether a class is the user's own: by its methods' files, as another module may bear its module's name."""
+    """Return whether a class is the user's own: by its methods' files, as another module may bear its module's name."""
     if not is_followed(kind, _PASSIVE):
         return False
     if _is_derived_here(kind):

@@ -1,8 +1,8 @@
 """Values that a model's code reads from Python: a compiled program has the values at trace time.
 
-Examples are a number that a loop anneals, a dropout rate, or a mask that is replaced. A changed value needs another
-program, be it an attribute of the model or a global. A `forward` that changes values itself would do so once, while it
-is traced, and in eager PyTorch in every step.
+Examples are a number that a loop anneals, a dropout rate, or a mask that is replaced. A changed value, whether an
+attribute of the model or a global, needs another program. A `forward` that changes values itself would do so once,
+while it is traced, and in eager PyTorch in every step.
 """
 
 from __future__ import annotations
@@ -158,8 +158,8 @@ class PythonState:
         """Return the tensors that a call has made and put in the place of others, which it has not used.
 
         Args:
-            before: What `values` returned before the call.
-            made: Tells whether the call has made a tensor.
+            before: The result of `values` before the call.
+            made: Returns whether the call has made a tensor.
             used: Ids of the tensors that the call has used, and not made.
             everywhere: Whether they may be in other values than attributes of the model's modules.
 
@@ -204,7 +204,7 @@ def _is_pytorchs(kind: type) -> bool:
 
 
 def _reads_mode(kind: type) -> bool:
-    """Tell whether a module's code may compute otherwise in training than in evaluation mode."""
+    """Return whether a module's code may compute otherwise in training than in evaluation mode."""
     own = kind.__mro__[: kind.__mro__.index(nn.Module)]
     functions = [member for base in own for member in vars(base).values() if isinstance(member, FunctionType)]
     return not _is_pytorchs(kind) or any(_MODE in read_by(function.__code__) for function in functions)

@@ -1,6 +1,6 @@
 """Second traces: the host's operators in another call of a model, compared with those of the compilation.
 
-Whatever a forward reads from Python, by whichever way, shows in the operators that it calls as soon as it matters.
+Every Python value that a forward reads, in any way, shows in the operators that it calls as soon as it matters.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Tensors that operators read, and of which none in this block has computed them.
         self.constants: List[torch.Tensor] = []
         self._watched = watched
-        # Tensors tell by it where they come from in this trace; those of an earlier one are constants.
+        # It marks the origin of tensors in this trace; those of an earlier one are constants.
         self._token = object()
 
     @classmethod
@@ -69,7 +69,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             setattr(tensor, _PLACE, (self._token, (-1, number)))
 
     def has_made(self, tensor: torch.Tensor) -> bool:
-        """Tell whether an operator in the block has computed a tensor, or the block was given it."""
+        """Return whether an operator in the block has computed a tensor, or the block was given it."""
         return getattr(tensor, _PLACE, (None, None))[0] is self._token
 
     def __torch_dispatch__(

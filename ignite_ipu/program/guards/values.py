@@ -85,7 +85,7 @@ def leave_behind(tensor: torch.Tensor) -> None:
 
 
 class Same:
-    """An object that is equal to itself alone, be it hashable or not."""
+    """An object that is equal to itself alone, hashable or not."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

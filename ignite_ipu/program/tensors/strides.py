@@ -1,6 +1,6 @@
 """Order of elements in memory: tensors that a device returns are contiguous, and PyTorch's results often are not.
 
-It decides what `torch.randn_like` and its relatives draw for each element.
+It decides on the numbers that `torch.randn_like` and its relatives draw for each element.
 """
 
 from __future__ import annotations

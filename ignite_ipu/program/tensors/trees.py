@@ -67,7 +67,7 @@ class Container(NamedTuple):
             template = copy.copy(self.value)
             for key in keys:
                 template[key] = None
-        except Exception:  # it forbids changes, by whatever error
+        except Exception:  # it forbids changes, by any error
             return self._maker_of_fixed_mappings(kind)
 
         def make(parts: Sequence[Any]) -> Any:

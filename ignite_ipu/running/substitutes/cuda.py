@@ -1,6 +1,6 @@
 """`torch.cuda` for a script: there is one device, and its work happens elsewhere.
 
-Only calls from the script's own lines are answered so. A library that asks gets the true answer.
+Only calls from the script's own lines are answered so. A library that calls them gets the true answer.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _PREFIX = "torch.cuda."
 
 
 def is_gpu(device: Any) -> bool:
-    """Tell whether a device argument names a GPU; a number does."""
+    """Return whether a device argument names a GPU; a number does."""
     if isinstance(device, torch.device):
         return device.type == "cuda"
     if isinstance(device, str):

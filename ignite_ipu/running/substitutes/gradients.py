@@ -57,7 +57,7 @@ class EngineWeights:
         self._known[session] = (0, frozenset())
 
     def trains(self, tensor: torch.Tensor, hidden: bool = False) -> bool:
-        """Tell whether a trainer trains this tensor, and if asked, whether its gradient is hidden."""
+        """Return whether a trainer trains this tensor, and on request, whether its gradient is hidden."""
         # Asked in the ordinary way, a wrapped parameter would download all weights first.
         with DisableTorchFunctionSubclass():
             if not requires_grad(tensor):

@@ -143,7 +143,7 @@ def _factory(
         if not chosen(arguments):
             substitutes.note(f"{original.__name__}()", "its step runs the captured model", line)
             return original(*args, **kwargs)
-        # Whatever device the script chose, this run is on IPUs.
+        # This run is on IPUs, also if the script chose another device.
         arguments.pop("device", None)
         became = f"{ours.__name__}()"
         if arguments.get("scaler"):

@@ -124,7 +124,7 @@ class CapturedLoops(CaptureObserver):
         self._models: weakref.WeakSet[CapturedModel] = weakref.WeakSet()
         self._evaluations: weakref.WeakKeyDictionary[IPUSession, CapturedEvaluation] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
-        # Modules that were asked for their parameters since the last optimizer was made, and those it was made for.
+        # Modules whose `parameters()` were called since the last optimizer was made, and those it was made for.
         self._asked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._draws_noted = False

@@ -73,7 +73,7 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
 
 
 def substitute_precision(substitutes: Substitutes) -> None:
-    """Switch off the automatic precision that the script asks for, itself or through Ignite."""
+    """Switch off the automatic precision that the script sets, itself or through Ignite."""
 
     def switched_off(what: str, frame: FrameType, original: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         line, _ = substitutes.code.line_behind(frame)

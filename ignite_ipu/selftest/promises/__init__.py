@@ -29,8 +29,8 @@ class Skipped(Exception):
 class Promise(NamedTuple):
     """One promise, under the names of its group and its program, in one sentence and with the page in `docs/`.
 
-    The program, which holds so many IPUs at once, raises if the promise is broken, and `Skipped` if that cannot be told
-    here. Some states can only be provoked by the emulator.
+    The program, which holds so many IPUs at once, raises if the promise is broken, and `Skipped` if that cannot be
+    checked here. Some states can only be provoked by the emulator.
     """
 
     name: str

@@ -19,7 +19,7 @@ def _samples(batch_size: int) -> Any:
 
 
 def _compare(bench: Bench, device_iterations: int = 1, accumulation: int = 1, replicas: int = 1) -> None:
-    """Make two calls, and the updates they consist of natively, in the order [D][A][R][B]."""
+    """Make two calls, and the updates they consist of in PyTorch, in the order [D][A][R][B]."""
     per_update = accumulation * replicas
     micro_batches = batches(2 * device_iterations * per_update, size=4)
     pair = bench.pair(

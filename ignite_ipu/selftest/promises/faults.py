@@ -145,7 +145,7 @@ def failed_compile(bench: Bench) -> None:
 
 @needs(page="quickstart.md")
 def failing_handler(bench: Bench) -> None:
-    """Whatever a handler raises ends the run with the newest weights on the host and the IPUs given back."""
+    """Any error of a handler ends the run with the newest weights on the host and the IPUs given back."""
     data, pair = batches(), bench.pair(options=bench.on_the_first())
 
     def interrupt() -> None:

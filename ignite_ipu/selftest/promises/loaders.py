@@ -27,7 +27,7 @@ def _data() -> TensorDataset:
 
 
 def _compare(bench: Bench, data: Any, native: Any = None, epochs: int = 2, **settings: Any) -> None:
-    """Train on data with two updates a call, each of two micro-batches, as natively on the loader's or the others."""
+    """Train on data with two updates a call, each of two micro-batches, as in PyTorch on the loader's or the others."""
     pair = bench.pair(device_iterations=2, gradient_accumulation_steps=2, **settings)
     torch.manual_seed(4)
     pair.trainer.run(data, max_epochs=epochs)
@@ -37,7 +37,7 @@ def _compare(bench: Bench, data: Any, native: Any = None, epochs: int = 2, **set
 
 
 def shuffled(bench: Bench) -> None:
-    """A shuffled DataLoader gives the samples in the order in which it gives them natively."""
+    """A shuffled DataLoader gives the samples in the same order as in PyTorch."""
     _compare(bench, DataLoader(_data(), batch_size=4, shuffle=True))
 
 

@@ -140,7 +140,7 @@ class _Recurrent(nn.Module):
 
 
 def recurrent(bench: Bench) -> None:
-    """Recurrent layers train as natively."""
+    """Recurrent layers train as in PyTorch."""
     bench.pair(model=_Recurrent).check()
 
 
@@ -195,5 +195,5 @@ class _ByOthers(nn.Module):
 
 
 def computed_by_others(bench: Bench) -> None:
-    """Reflected padding, group norms of matrices, writes under masks and places from the end train as natively."""
+    """Reflected padding, group norms of matrices, writes under masks and places from the end train as in PyTorch."""
     bench.pair(model=_ByOthers).check()

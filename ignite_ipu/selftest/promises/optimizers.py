@@ -1,4 +1,4 @@
-"""Every optimizer trains as it does natively, and its state is the newest when it is read, saved and resumed."""
+"""Every optimizer trains as in PyTorch, and its state is the newest when it is read, saved and resumed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _torch_state(found: Dict[str, Any], expected: Dict[str, Any], model: nn.Modu
 
 
 def _poptorch_state(found: Dict[str, Any], expected: Dict[str, Any], model: nn.Module) -> None:
-    """See that each moment is among the tensors that PopTorch keeps for its parameter, whatever their names are."""
+    """See that each moment is among the tensors that PopTorch keeps for its parameter, with any names."""
     tensors = {name: value for name, value in (found.get("ipu_state") or {}).items() if torch.is_tensor(value)}
     for number, (parameter, _) in enumerate(model.named_parameters()):
         own = [value for name, value in tensors.items() if name.endswith(parameter)]

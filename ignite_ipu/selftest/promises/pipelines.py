@@ -17,7 +17,7 @@ def _deep() -> Any:
 
 
 def _compare(bench: Bench, accumulation: int, replicas: int = 1, **settings: Any) -> Any:
-    """Make two updates on several IPUs and natively; return model, reference and data."""
+    """Make two updates on several IPUs and on the host; return model, reference and data."""
     data = batches(2 * accumulation * replicas, size=2)
     pair = bench.pair(model=_deep, gradient_accumulation_steps=accumulation, replication_factor=replicas, **settings)
     pair.check(joined(data, calls=2), data, accumulation=accumulation * replicas, state=True)

@@ -37,7 +37,7 @@ def of_ignite(bench: Bench) -> None:
 
 
 def per_update(bench: Bench) -> None:
-    """A schedule that counts weight updates ends where it ends natively, whatever a call's number of updates."""
+    """A schedule that counts weight updates ends where it does in PyTorch, for any number of updates in a call."""
     data, pair = batches(8), bench.pair(lambda model: sgd(model, 0.5, 0), device_iterations=4)
     schedule = CosineAnnealingScheduler(pair.optimizer, "lr", 0.5, 0.0, cycle_size=16)
     pair.trainer.add_event_handler(CountEvents.WEIGHT_UPDATE_COMPLETED, schedule)

@@ -129,7 +129,7 @@ def shared_weights(bench: Bench) -> None:
 
 
 def release_and_attach(bench: Bench) -> None:
-    """After release() the model is usable natively, and the next step goes on where training was."""
+    """After release() the model is usable on the host, and the next step goes on where training was."""
     data, pair = batches(), bench.pair()
     for part in (data[:2], data[2:]):
         pair.run(part)

@@ -92,7 +92,7 @@ class AccessTracker:
             _watch(tensor_class, self)
 
     def watches(self, tensors: Iterable[torch.Tensor]) -> bool:
-        """Tell whether tensors still have the classes that tell here."""
+        """Return whether tensors still have the classes that report accesses."""
         return _classes_of(tensors) == self._classes
 
     def forget(self) -> None:
@@ -119,7 +119,7 @@ class AccessTracker:
         return [tensor for tensor, before in self._before.values() if not torch.equal(plain(tensor), before)]
 
     def uncounted_write(self) -> bool:
-        """Tell whether a tensor was written in one of the ways that PyTorch does not count."""
+        """Return whether a tensor was written in one of the ways that PyTorch does not count."""
         return self.replaced or any(not torch.equal(plain(now), then) for now, then in self._before.values())
 
     @property
@@ -295,7 +295,7 @@ def _is_in_graph(found: Any) -> bool:
 
 
 def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tell whether another tensor holds the same values in the same memory, as after `model.to(...)` without effect."""
+    """Return whether another tensor has the same values in the same memory, as after an idle `model.to(...)`."""
     if is_lazy(tensor) or is_lazy(other):
         return False
     with DisableTorchFunctionSubclass():
@@ -308,12 +308,12 @@ class _Watched:
 
 
 def is_watched(tensor_class: type) -> bool:
-    """Tell whether this is a class that `watch_tensors` has made."""
+    """Return whether this is a class that `watch_tensors` has made."""
     return issubclass(tensor_class, _Watched)
 
 
 def watch_tensors(tensors: Iterable[torch.Tensor], buffers: bool = False) -> None:
-    """Give parameters a class of their own, and buffers if asked; those of other classes than PyTorch's keep theirs.
+    """Give parameters a class of their own, and on request buffers; those of other classes than PyTorch's keep theirs.
 
     To be taken off before PopTorch wraps a model for training, which takes ordinary buffers alone.
     """
@@ -337,11 +337,11 @@ def unwatch_tensors(tensors: Iterable[torch.Tensor], always: bool = True) -> Non
 
 
 def note_alias(tensor: Any) -> None:
-    """Take notice of a tensor, if it is one, that shares the memory of a weight: it changes as that does, natively.
+    """Take notice of a tensor that shares the memory of a weight.
 
-    It is what `parameter.data`, `parameter.detach()` and the entries of a state dictionary are. A read of it does not
-    bring the newest weights, so these come to the host after each update, as long as the tensor is alive. Nothing of
-    this library may hold it.
+    In eager PyTorch it changes with the weight: `parameter.data`, `parameter.detach()` and the entries of a state
+    dictionary are such tensors. A read of it does not bring the newest weights, so these come to the host after each
+    update, as long as the tensor is alive. Nothing of this library may hold it.
     """
     if type(tensor) is torch.Tensor:
         _ALIASES[id(tensor)] = tensor

@@ -302,7 +302,7 @@ class Weights:
     def untouched_since(self, looks: int) -> bool:
         """Return whether no code had a tensor, to write into it or to set its gradient, since `looks` was a number.
 
-        False also where accesses cannot tell: without a training program, and where autograd has recorded weights.
+        False also if accesses do not show it: without a training program, and where autograd has recorded weights.
         """
         accesses = self._accesses
         if accesses is None or self._training is None or self.looks != looks:
@@ -361,7 +361,7 @@ class Weights:
         return self.training_is_stale or (accesses is not None and accesses.any and not self._lost and self._differ())
 
     def _differ(self) -> bool:
-        """Tell whether a tensor was written since edits were noticed last."""
+        """Return whether a tensor was written since edits were noticed last."""
         accesses = self._accesses
         return _count_edits(self._tensors) != self._versions or (accesses is not None and accesses.uncounted_write())
 

@@ -130,7 +130,7 @@ class _Popen(popen_forkserver.Popen):
         ours, theirs = socket.socketpair()
         with ours, theirs:
             self.sentinel, data = _server.connect(theirs.fileno())
-            # The second tells the new process whether this one is still there.
+            # The second shows the new process whether this one is still there.
             self.finalizer = _util.Finalize(self, _util.close_fds, (os.dup(data), self.sentinel))
             with open(data, "wb") as file:
                 self.pid = self._number()

@@ -60,7 +60,7 @@ class Message(NamedTuple):
 
 
 def is_ready(connection: Connection, event: int = select.POLLIN, wait: bool = False) -> bool:
-    """Tell whether a message has arrived or the other end is closed; with `POLLOUT`, whether there is room for one."""
+    """Return whether a message has arrived or the other end is closed; with `POLLOUT`, whether one has room."""
     poll = select.poll()
     poll.register(connection, event)
     return bool(poll.poll(None if wait else 0))
