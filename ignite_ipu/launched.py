@@ -6,7 +6,7 @@ PopRun describes a process in the variables of Open MPI, which PopTorch reads. `
 from __future__ import annotations
 
 import os
-from typing import Dict, Mapping
+from typing import Dict, Mapping, Tuple
 
 _PORT = "29500"
 _MEANINGS = {
@@ -36,6 +36,12 @@ def describe_to_torch() -> None:
     """Set the variables of `torch.distributed` that are missing in a process that PopRun has started."""
     if is_instance():
         os.environ.update(rendezvous(os.environ))
+
+
+def local_processes() -> Tuple[int, int]:
+    """Return this process's number on its host, and the number of processes that a launcher has started there."""
+    variables = {**rendezvous(os.environ), **os.environ}
+    return int(variables.get("LOCAL_RANK", "0")), int(variables.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def is_instance() -> bool:

@@ -71,7 +71,7 @@ def refuse_for_capture(config: IPUConfig, accumulates: bool = False) -> None:
         raise CaptureError(reason)
 
 
-def captured_options(config: IPUConfig, ipus_per_replica: int = 1, alone: bool = False) -> Options:
+def captured_options(config: IPUConfig, ipus_per_replica: Optional[int] = None, alone: bool = False) -> Options:
     """Return the training options that every program's own are derived from; if `alone`, of this process alone.
 
     A `CaptureError` if they set values that only the loop can set, an `OptionsError` if they cannot run.

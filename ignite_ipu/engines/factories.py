@@ -152,7 +152,7 @@ def create_ipu_trainer(
     step = TrainingStep(model, loss_fn, predictions=predictions, half=settings.half_products, **compiled)
     request = _request(settings)
     settings = _with_plan(settings, request, training=True)
-    training = training_options(settings, ipus_per_replica=1 if request is None else request.ipus_per_replica(model))
+    training = training_options(settings, ipus_per_replica=None if request is None else request.ipus_per_replica(model))
     if predictions:
         _refuse_sum(training, training=True)
     drop_last = settings.drop_last
@@ -246,7 +246,7 @@ def create_ipu_evaluator(
     made: Optional[Loaders] = None
     request = _request(settings)
     settings = _with_plan(settings, request, training=False)
-    settings = with_replicas(settings, 1 if request is None else request.ipus_per_replica(model))
+    settings = with_replicas(settings, None if request is None else request.ipus_per_replica(model))
     wanted = IPUConfig(**{name: getattr(settings, name) for name in _COMPILED})
     given = None if settings.options is None else session.inference.options(wanted)
     if request is not None and not request.automatic:

@@ -28,7 +28,7 @@ _IPU_MODEL_VARIABLES = ("POPTORCH_IPU_MODEL", "POPTORCH_SMALL_IPU_MODEL")
 _DEFAULTS = IPUConfig()
 
 
-def with_replicas(config: IPUConfig, ipus_per_replica: int = 1, shared: Optional[int] = None) -> IPUConfig:
+def with_replicas(config: IPUConfig, ipus_per_replica: Optional[int] = None, shared: Optional[int] = None) -> IPUConfig:
     """Return the settings with a number for `replication_factor="auto"`: the most replicas the machine has IPUs for.
 
     PopTorch reports the number of IPUs, not the number of free ones. Replicas share so many micro-batches of an
@@ -36,20 +36,21 @@ def with_replicas(config: IPUConfig, ipus_per_replica: int = 1, shared: Optional
     """
     if config.replication_factor != "auto":
         return config
-    own, exists = own_options(config), backend.poptorch().ipuHardwareIsAvailable
+    own, ipus_each = own_options(config), ipus_per_replica or 1
+    exists = backend.poptorch().ipuHardwareIsAvailable
     if own.Distributed.numProcesses > 1 or config.pipeline == "auto":
         whose = "the launcher's" if own.Distributed.numProcesses > 1 else 'for pipeline="auto" to know'
         raise OptionsError(f"replication_factor='auto': how many replicas there are is {whose}. Say a number.")
     limit = min(config.ipus or _MOST_IPUS, _MOST_IPUS)
-    counts = [1 << power for power in range(_MOST_IPUS.bit_length()) if (1 << power) * ipus_per_replica <= limit]
-    fitting = [count for count in counts if exists(count * ipus_per_replica) and (shared or count) % count == 0]
+    counts = [1 << power for power in range(_MOST_IPUS.bit_length()) if (1 << power) * ipus_each <= limit]
+    fitting = [count for count in counts if exists(count * ipus_each) and (shared or count) % count == 0]
     replicas = max(fitting, default=1)
     each = config.gradient_accumulation_steps or own.Training.gradient_accumulation
     logger.info(
         "replication_factor='auto': %d x %d IPUs per replica = %d IPUs. A weight update is of %s.",
         replicas,
-        ipus_per_replica,
-        replicas * ipus_per_replica,
+        ipus_each,
+        replicas * ipus_each,
         f"{shared} micro-batches, shared by the replicas"
         if shared
         else f"{each} x {replicas} = {each * replicas} micro-batches",
@@ -57,13 +58,15 @@ def with_replicas(config: IPUConfig, ipus_per_replica: int = 1, shared: Optional
     return dataclasses.replace(config, replication_factor=replicas)
 
 
-def training_options(config: IPUConfig = _DEFAULTS, *, ipus_per_replica: int = 1, alone: bool = False) -> Options:
+def training_options(
+    config: IPUConfig = _DEFAULTS, *, ipus_per_replica: Optional[int] = None, alone: bool = False
+) -> Options:
     """Return the `poptorch.Options` that a model is trained with.
 
     Args:
         config: Settings; its own options stay as they are. Options without an output mode return all outputs: the mean
             loss of a call, and matching labels, need them all.
-        ipus_per_replica: IPUs that one copy of the model takes.
+        ipus_per_replica: IPUs that one copy of the model takes; None as for `check_ipus`.
         alone: Whether the program is of this process alone.
 
     Raises:
@@ -126,7 +129,7 @@ def evaluation_options(config: IPUConfig = _DEFAULTS, *, training: Optional[Opti
             )
         _set_factors(result, config)
     _set_output_mode(result, config)
-    _check(result)
+    _check(result, None)
     return result
 
 
@@ -156,15 +159,20 @@ def set_replicas(options: Options, count: int) -> None:
         ) from error
 
 
-def check_ipus(options: Options, ipus_per_replica: int = 1) -> int:
-    """Return how many IPUs a model over `ipus_per_replica` IPUs takes with these options."""
+def check_ipus(options: Options, ipus_per_replica: Optional[int] = None) -> int:
+    """Return how many IPUs a model over `ipus_per_replica` IPUs takes with these options.
+
+    None is one IPU, unless blocks in the model's code name others, which a trace finds.
+    """
     replicas: int = options.replication_factor
-    ipus = replicas * ipus_per_replica
-    if is_instance() and options.Distributed.numProcesses > 1 and ipus_per_replica != ipus_of_launcher():
+    launched = is_instance() and options.Distributed.numProcesses > 1
+    if launched and ipus_per_replica not in (None, ipus_of_launcher()):
         raise OptionsError(
             f"A replica of the model takes {ipus_per_replica} IPUs, and PopRun gives each {ipus_of_launcher()}. Start "
             f"the processes with --ipus-per-replica={ipus_per_replica}."
         )
+    ipus_per_replica = ipus_per_replica or 1
+    ipus = replicas * ipus_per_replica
     if is_simulated(options):
         return ipus
     product = f"replicationFactor ({replicas}) x IPUs per replica ({ipus_per_replica}) = {ipus} IPUs"
@@ -290,7 +298,7 @@ def _set_output_mode(options: Options, config: IPUConfig) -> None:
         options.outputMode(wanted)
 
 
-def _check(options: Options, ipus_per_replica: int = 1) -> None:
+def _check(options: Options, ipus_per_replica: Optional[int]) -> None:
     modes = backend.poptorch().OutputMode
     iterations = positive("deviceIterations", options.device_iterations)
     accumulation = positive("Training.gradientAccumulation", options.Training.gradient_accumulation)

@@ -7,14 +7,13 @@ failure of this package, such as an import that fails with the installed version
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
-import sys
 import traceback
 from types import TracebackType
 from typing import Optional
 
-from ignite_ipu.cli.terminal import LineHandler
 from ignite_ipu.errors import UserError
 from ignite_ipu.program import arguments
 
@@ -45,23 +44,16 @@ def main(args: argparse.Namespace) -> int:
     # Not at the top: these take long to import, and `--help` and completion need only the arguments.
     from unittest import mock
 
+    from ignite_ipu.running.patches import list_substitutions
     from ignite_ipu.running.script import run_module, run_script
 
-    logger = logging.getLogger("ignite_ipu.running")
-    handler = LineHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("ignite-ipu: %(message)s"))
-    level, propagate = logger.level, logger.propagate
-    if not args.quiet:
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-        logger.propagate = False
     cached = {} if args.cache_dir is None else {CACHE_VARIABLE: args.cache_dir}
     run = run_module if args.module else run_script
     try:
-        with mock.patch.dict(os.environ, cached):
+        with mock.patch.dict(os.environ, cached), contextlib.nullcontext() if args.quiet else list_substitutions():
             config = arguments.given_settings(args)
             if config.said():
-                logger.info("%r", config)
+                logging.getLogger("ignite_ipu.running").info("%r", config)
             run(args.script, args.arguments, config=config)
     except UserError:
         raise
@@ -70,10 +62,6 @@ def main(args: argparse.Namespace) -> int:
             raise
         traceback.print_exception(type(error), error, _from_the_script(error.__traceback__))
         return 1
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        logger.propagate = propagate
     return 0
 
 

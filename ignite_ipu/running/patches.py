@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import linecache
 import logging
 import sys
 from types import FrameType, ModuleType
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 from unittest import mock
 
+from ignite_ipu.cli.terminal import LineHandler
 from ignite_ipu.errors import RunError
 from ignite_ipu.program.user_code import Owner, owner_of
 from ignite_ipu.running.script_code import Line, ScriptCode, Substitution
 from ignite_ipu.torch_names.dispatch import operators_of_scripts
 
 _logger = logging.getLogger("ignite_ipu.running")
+
+
+@contextlib.contextmanager
+def list_substitutions() -> Iterator[None]:
+    """Write substitutions to standard error in the `with` block, as they are made."""
+    handler, level, propagate = LineHandler(sys.stderr), _logger.level, _logger.propagate
+    handler.setFormatter(logging.Formatter("ignite-ipu: %(message)s"))
+    _logger.addHandler(handler)
+    _logger.setLevel(logging.INFO)
+    _logger.propagate = False
+    try:
+        yield
+    finally:
+        _logger.removeHandler(handler)
+        _logger.setLevel(level)
+        _logger.propagate = propagate
+
+
+def lists_substitutions() -> bool:
+    """Return whether `list_substitutions` is at work."""
+    return any(isinstance(handler, LineHandler) for handler in _logger.handlers)
 
 
 class Patches:

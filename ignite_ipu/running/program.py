@@ -13,7 +13,7 @@ import re
 import runpy
 import sys
 import tokenize
-from typing import Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 from ignite_ipu.errors import UserError
 from ignite_ipu.program.user_code import Owner, owner_of
@@ -46,13 +46,14 @@ class Main(NamedTuple):
         """Return whether a module in the program's folder is its own: of an installed package, those in it are."""
         return self.package is None or module.partition(".")[0] == str(self.module).partition(".")[0]
 
-    def run(self) -> None:
+    def run(self, name: str = "__main__") -> Dict[str, Any]:
+        """Run the program as a module of a name, and return the names in it; none of a notebook."""
         if self.path.endswith(SUFFIX):
             run_notebook(self.path)
-        elif self.module is None:
-            runpy.run_path(self.path, run_name="__main__")
-        else:
-            runpy.run_module(self.module, run_name="__main__", alter_sys=True)
+            return {}
+        if self.module is None:
+            return runpy.run_path(self.path, run_name=name)
+        return runpy.run_module(self.module, run_name=name, alter_sys=True)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from ignite_ipu.launched import describe_to_torch
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.running.program import Main, module_program, script_program, started, uses_poptorch
 from ignite_ipu.running.script_code import ScriptCode, Substitution
+from ignite_ipu.running.spawned import ProcessSpawner
 from ignite_ipu.running.substituted import refusal_behind, substitute
 
 
@@ -87,7 +88,8 @@ def _run(program: Main, config: Configuration, substitutions: List[Substitution]
 
 def _run_substituted(program: Main, config: IPUConfig, substitutions: List[Substitution]) -> None:
     describe_to_torch()
-    substitutes = substitute(ScriptCode(program.path, program.package), program.folder, config)
+    code = ScriptCode(program.path, program.package)
+    substitutes = substitute(code, program.folder, config, spawner=ProcessSpawner(program, config))
     try:
         _run_with_its_threads(program)
     except Exception as error:

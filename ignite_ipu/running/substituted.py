@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import traceback
-from typing import List, Optional
+from typing import TYPE_CHECKING, List, Optional
 
 from ignite_ipu import backend
 from ignite_ipu.errors import RunError
@@ -13,10 +13,15 @@ from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.program import is_beside
 from ignite_ipu.running.script_code import ScriptCode
 
+if TYPE_CHECKING:
+    from ignite_ipu.running.substitutes.parallel import Spawner
+
 _ACTIVE: List[Substitutes] = []
 
 
-def substitute(code: ScriptCode, folder: str, config: IPUConfig, late: bool = False) -> Substitutes:
+def substitute(
+    code: ScriptCode, folder: str, config: IPUConfig, late: bool = False, spawner: Optional[Spawner] = None
+) -> Substitutes:
     """Substitute a program's calls of CUDA, PyTorch, Ignite and accelerate, until `undo` of the result.
 
     Args:
@@ -24,6 +29,7 @@ def substitute(code: ScriptCode, folder: str, config: IPUConfig, late: bool = Fa
         folder: Where its own modules lie.
         config: Settings of its trainers, accelerators and loops.
         late: Whether parts of the program have run: its modules may hold functions by name, and it may have optimizers.
+        spawner: Starts processes that the program spawns; None where they substitute by themselves.
 
     Raises:
         BackendError: The PopTorch that is demanded does not import.
@@ -53,7 +59,7 @@ def substitute(code: ScriptCode, folder: str, config: IPUConfig, late: bool = Fa
         substitute_precision(substitutes)
         refuse_unmappable(substitutes)
         refuse_host_training(substitutes, placed)
-        substitute_parallel(substitutes)
+        substitute_parallel(substitutes, spawner)
         substitute_exports(substitutes)
         substitute_averages(substitutes)
         substitute_ignite(substitutes, trained, config)

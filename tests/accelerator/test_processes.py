@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import random
+import socket
 import sys
 import types
 
@@ -28,14 +29,14 @@ if DataLoaderConfiguration is None:
 _SCRIPTS = "accelerate.test_utils.scripts"
 
 
-def train(update="auto", norm=None, accumulation=1, seed_by_process=True, batch=8, split=True, **settings):
+def train(update="auto", norm=None, accumulation=1, seed_by_process=True, batch=8, split=True, places=None, **settings):
     """Train, and return the losses of the whole batches, the weights and the wrapper's class."""
     forget()
     own = DataLoaderConfiguration(split_batches=split)
     accelerator = IPUAccelerator(
         gradient_accumulation_steps=accumulation,
         dataloader_config=own,
-        config=IPUConfig(update=update),
+        config=IPUConfig(update=update, **(places or {})),
         **settings,
     )
     torch.manual_seed(3 + (accelerator.process_index if seed_by_process else 0))
@@ -226,6 +227,34 @@ def test_instances_of_poprun_are_found_without_a_flag():
         assert_equal(each, expected)
 
 
+def over_two_ipus(launched, update, accumulation, places):
+    """Train in a process whose launcher gives it so many IPUs."""
+    if launched:
+        os.environ.update(Job(2, 2, launched).variables(int(os.environ["RANK"])))
+    return train(update, None, accumulation, places={"pipeline": ["0", "2"], **places})
+
+
+@pytest.mark.parametrize(
+    ("launched", "update", "accumulation", "places"),
+    [
+        (2, "device", 3, {}),
+        (2, "host", 1, {"execution": "sharded"}),
+        (None, "device", 1, {"split_batch": 4}),
+        (None, "device", 1, {"split_batch": 4, "execution": "sharded", "replication_factor": 2}),
+    ],
+)
+def test_processes_train_a_model_over_two_ipus_each(launched, update, accumulation, places):
+    """Pipelined or sharded, in replicas, under a launcher that hands out the IPUs or not."""
+    expected = train("device", None, accumulation)
+    for each in together(over_two_ipus, launched, update, accumulation, places):
+        assert_equal(each, expected)
+
+
+def test_a_launcher_has_to_give_the_ipus_that_a_model_takes():
+    with pytest.raises(AssertionError, match=r"takes 2 IPUs, and PopRun gives each 1.*--ipus-per-replica=2"):
+        together(over_two_ipus, 1, "device", 3, {})
+
+
 def go_on(folder, count):
     """Train one epoch and save it, or load that and train the next; returns the weights."""
     forget()
@@ -262,7 +291,7 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
 
 
 def test_the_others_end_with_the_name_of_a_killed_process():
-    """Within seconds, wherever it is killed; `python -m tests.resilience.instances` kills many."""
+    """Within seconds, wherever it is killed; `python -m tests.resilience instances` kills many."""
     for seed in range(2):
         kill_one(random.Random(seed))
 
@@ -318,3 +347,39 @@ def run_script(name, update):
 def test_scripts_of_accelerate_pass(name, count):
     """Except parts for GPUs alone, and, in four processes, parts for two."""
     together(run_script, name, "auto", count=count)
+
+
+NOTEBOOK = """
+import sys
+import torch
+from accelerate import debug_launcher, notebook_launcher
+from torch import nn
+from ignite_ipu import IPUAccelerator
+def training():
+    accelerator = IPUAccelerator()
+    torch.manual_seed(0)
+    model, x, y = nn.Linear(3, 1), torch.arange(12.0).view(4, 3) / 10, torch.arange(4.0)[:, None]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    rank, size = accelerator.process_index, accelerator.num_processes
+    accelerator.backward(nn.functional.mse_loss(model(x[rank::size]), y[rank::size]))
+    optimizer.step()
+    sys.stdout.write(f"{size} {accelerator.unwrap_model(model).weight[0].tolist()}\\n")
+notebook_launcher(training, num_processes=2, use_port=sys.argv[1])
+debug_launcher(training, num_processes=2)
+notebook_launcher(training, num_processes=1)
+"""
+
+
+def test_launchers_of_accelerate_start_the_processes_of_a_notebook(processes, tmp_path):
+    path = tmp_path / "notebook.py"
+    path.write_text(NOTEBOOK)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    done = processes.run([path, port], check=True)
+    lines = [line for line in done.stdout.splitlines() if line[1:3] == " ["]
+    alone, *others = (line.split(" ", 1) for line in sorted(lines))
+    assert alone[0] == "1" and [count for count, _ in others] == ["2"] * 4
+    for _, weights in others:
+        torch.testing.assert_close(torch.tensor(eval(weights)), torch.tensor(eval(alone[1])))

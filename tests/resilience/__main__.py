@@ -2,7 +2,8 @@
 
 In full: a fault at every call and at every copy for every optimizer, 300 random sequences of both; 200 kills while
 training, evaluating and saving, 60 preemptions, 40 kills while migrating; 100,000 files; 1,000 lives of models; 200
-kills of programs with many processes; an hour of soaking.
+kills of programs with many processes; 100 kills of processes that train together, 10 of launched ones; an hour of
+soaking.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Callable, Dict
 
 import torch
 
-from tests.resilience import crashes, faults, fuzzing, processes, resources, soak
+from tests.resilience import crashes, faults, fuzzing, instances, processes, resources, soak
 
 OPTIMIZERS = ("Adam", "AdamW", "SGD", "RMSprop")
 
@@ -55,6 +56,12 @@ def kill_programs(full: bool) -> str:
     return f"{processes.kill_at_random(200 if full else 6)}: nothing is left of any"
 
 
+def kill_instances(full: bool) -> str:
+    together, launched = (100, 10) if full else (4, 1)
+    slowest = max(instances.kill_at_random(together), instances.kill_launched_at_random(launched))
+    return f"{together} killed while training together, {launched} launched: the others ended within {slowest:.1f} s"
+
+
 def run_long(full: bool) -> str:
     samples = soak.soak(3600.0 if full else 10.0, samples=60 if full else 8)
     memory = [sample.memory for sample in samples]
@@ -67,6 +74,7 @@ CAMPAIGNS: Dict[str, Callable[[bool], str]] = {
     "files": damage_files,
     "resources": look_for_leaks,
     "processes": kill_programs,
+    "instances": kill_instances,
     "soak": run_long,
 }
 

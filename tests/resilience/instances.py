@@ -1,8 +1,4 @@
-"""Processes that train one model, of which one is killed: the others name it and end within seconds.
-
-`python -m tests.resilience.instances 100` kills that many, at random moments after they are connected; with `launched
-10`, ten of processes that `ignite-ipu launch` starts, at any moment.
-"""
+"""Processes that train one model, of which one is killed: the others name it and end within seconds."""
 
 from __future__ import annotations
 
@@ -116,23 +112,18 @@ def _instances(program: Program) -> List[int]:
     return found
 
 
-def main(kills: int, seed: int = 0) -> None:
-    """Kill as many, and print the longest time."""
+def kill_at_random(count: int, seed: int = 0) -> float:
+    """Kill a process of so many jobs at random moments after they are connected; return the longest time to the end."""
     import ignite_ipu.deferred.accelerator  # noqa: F401  # once for all processes
 
     drawn = random.Random(seed)
-    slowest = 0.0
-    for number in range(1, kills + 1):
-        slowest = max(slowest, kill_one(drawn))
-        if number % 10 == 0:
-            print(f"{number} killed; the others ended within {slowest:.1f} s", flush=True)
+    return max(kill_one(drawn) for _ in range(count))
+
+
+def kill_launched_at_random(count: int) -> float:
+    """Kill a process of so many jobs of `ignite-ipu launch` at any moment; return the longest time to the end."""
+    return max(kill_launched(random.Random(seed)) for seed in range(count))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["train"]:
-        train(sys.argv[2])
-    elif sys.argv[1:2] == ["launched"]:
-        for number in range(int(sys.argv[2])):
-            print(f"{kill_launched(random.Random(number)):.1f} s", flush=True)
-    else:
-        main(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
+    train(sys.argv[2])

@@ -29,7 +29,7 @@ class Places:
         requests: What is asked for the models in it, by their paths; "" for the module itself.
 
     Attributes:
-        ipus_per_replica: IPUs that one copy of the model takes at least.
+        ipus_per_replica: IPUs that one copy of the model takes at least; None without requests.
         replicas: Copies of the model that a plan has; None without a plan.
     """
 
@@ -37,7 +37,8 @@ class Places:
         self.model = model
         self.requests = dict(requests)
         self._request: Optional[PipelineRequest] = None
-        self.ipus_per_replica, self.replicas = 1, None
+        self.ipus_per_replica: Optional[int] = None
+        self.replicas: Optional[int] = None
         if requests:
             from ignite_ipu.deferred.compiled.placing import placement_of_all
 

@@ -103,9 +103,9 @@ class PipelineRequest:
             raise PlanError('pipeline="auto" has no placement before the first batch.')
         return Placement.of(model, self.spec, execution=self.execution or "pipelined")
 
-    def ipus_per_replica(self, model: nn.Module) -> int:
-        """Return how many IPUs one copy of the model takes at least; 1 while "auto" has seen no batch."""
-        return 1 if self.automatic else self.placement(model).ipus_per_replica
+    def ipus_per_replica(self, model: nn.Module) -> Optional[int]:
+        """Return how many IPUs one copy of the model takes at least; None while "auto" has seen no batch."""
+        return None if self.automatic else self.placement(model).ipus_per_replica
 
     def factors(self, training: bool) -> Dict[str, int]:
         """Return the batching factors that a plan proposes; none for another description.

@@ -2,28 +2,56 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from typing import Any, Callable, cast
+from typing import Any, Callable, Dict, Optional, Protocol, cast
 
 import torch
 import torch.distributed
 import torch.multiprocessing
 from torch import nn
 
-from ignite_ipu.capabilities.wrappers import REPLICAS, WRAPPERS
+from ignite_ipu import backend
+from ignite_ipu.capabilities.wrappers import WRAPPERS
+from ignite_ipu.launched import local_processes
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.session.data_parallel import wrap as wrap_model
 from ignite_ipu.session.processes import PARALLEL, connected
 from ignite_ipu.session.torch_compiled import is_compiled
 from ignite_ipu.torch_names.modules import compiled_original
 
+_BY_POPRUN = (
+    "on a Pod PopRun starts the processes that train together. Start as many with `ignite-ipu launch --instances N -m "
+    "ignite_ipu run SCRIPT`, where the call of spawn runs its function in each of them; or pass nprocs=1, and "
+    "--replication-factor for more IPUs."
+)
+_LAUNCHED = (
+    "a launcher has started this process, and in each of its processes the call of spawn runs the function once. Pass "
+    "nprocs=int(os.environ['LOCAL_WORLD_SIZE']) and join=True, or start the script without a launcher."
+)
 
-def substitute_parallel(substitutes: Substitutes) -> None:
+
+class Spawner(Protocol):
+    """Starts processes in which the script's calls are substituted."""
+
+    def start(self, substitutes: Substitutes, original: Callable[..., Any], arguments: Dict[str, Any]) -> Any:
+        """Do what `torch.multiprocessing.spawn` does, with its arguments by name."""
+
+
+def substitute_parallel(substitutes: Substitutes, spawner: Optional[Spawner] = None) -> None:
     """Replace `DataParallel` wrappers by a single-device wrapper with the same `module.` prefix.
 
     Processes that a launcher has started are connected by gloo, and `DistributedDataParallel` averages their gradients.
-    Spawned ones are refused, but a single one, which is a call.
+    Spawned ones are connected and averaged alike. A single one is a call, and so is each one in a process that a
+    launcher has started: these are the processes then.
+
+    Args:
+        spawner: Starts processes that the script spawns; None where they substitute by themselves.
     """
+    number, launched = local_processes()
+    if launched > 1:
+        for module in (torch.cuda, getattr(torch, "accelerator", torch.cuda)):
+            substitutes.answer(module, "device_count", f"{module.__name__}.device_count()", launched)
 
     def wrap(
         line: Any, original: Callable[..., None], own: nn.Module, module: nn.Module, *args: Any, **kwargs: Any
@@ -47,15 +75,24 @@ def substitute_parallel(substitutes: Substitutes) -> None:
         kwargs.pop("device_id", None)
         return original(backend, *args, **kwargs)
 
-    def spawn(
-        line: Any, original: Any, fn: Callable[..., Any], args: Any = (), nprocs: int = 1, *m: Any, **k: Any
-    ) -> Any:
-        if nprocs != 1 or False in (*m[:1], k.get("join", True)):
-            raise substitutes.refusal(
-                f"spawn(nprocs={nprocs})", f"models trained in its processes would be lost: {REPLICAS}.", line
-            )
-        substitutes.note("spawn(nprocs=1)", "a call in this process, which drives all IPUs", line)
-        return fn(0, *args)
+    def spawn(line: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(original).bind(*args, **kwargs).arguments
+        count, name = given.get("nprocs", 1), f"spawn(nprocs={given.get('nprocs', 1)})"
+        joins = given.get("join", True)
+        if joins and count == launched:
+            became = "a call in this process, which drives all IPUs"
+            if count > 1:
+                became = f"a call in each of the {count} processes that the launcher has started"
+            substitutes.note(name, became, line)
+            return given["fn"](number, *given.get("args", ()))
+        if launched > 1 or not backend.is_emulator():
+            raise substitutes.refusal(name, _LAUNCHED if launched > 1 else _BY_POPRUN, line)
+        substitutes.note(name, f"{count} processes, each with its own IPUs", line)
+        if given.get("start_method") == "fork":
+            given["fn"] = _refusing(substitutes, given["fn"])
+        elif spawner is not None:
+            return spawner.start(substitutes, original, {**given, "start_method": "spawn"})
+        return original(**given)
 
     for name in ("spawn", "start_processes"):
         substitutes.own_calls(torch.multiprocessing, name, spawn)
@@ -63,6 +100,17 @@ def substitute_parallel(substitutes: Substitutes) -> None:
         substitutes.own_calls(wrapper, "__init__", wrap)
     if torch.distributed.is_available():
         substitutes.own_calls(torch.distributed, "init_process_group", init_process_group)
+
+
+def _refusing(substitutes: Substitutes, function: Callable[..., Any]) -> Callable[..., None]:
+    """Return a function for a forked process that also raises the refusals which the script's function has caught."""
+
+    def call(*args: Any) -> None:
+        function(*args)
+        if substitutes.refusals:
+            raise substitutes.refusals[0]
+
+    return call
 
 
 def within(module: nn.Module) -> nn.Module:

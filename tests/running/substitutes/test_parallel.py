@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.errors import RunError
+from ignite_ipu.running.substitutes import parallel
 
 SCRIPT = """
 import torch
@@ -120,6 +121,70 @@ def test_one_spawned_process_is_a_call(run, tmp_path, monkeypatch):
     assert (tmp_path / "done.txt").read_text() == "0 1"
 
 
-def test_several_spawned_processes_are_refused(run):
-    with pytest.raises(RunError, match=r"spawn\(nprocs=2\).*--replication-factor"):
+TRAINED_IN_PROCESSES = """
+import os, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+X, Y = torch.arange(12.0).view(4, 3) / 10, torch.tensor([[0.0], [1.0], [2.0], [3.0]])
+def work(rank, size, folder):
+    dist.init_process_group("nccl", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(3, 1).to(DEVICE), device_ids=[rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(X[rank::size].to(DEVICE)), Y[rank::size].to(DEVICE)).backward()
+        optimizer.step()
+    torch.save([*model.module.parameters(), DEVICE.type], Path(folder, f"{size}-{rank}.pt"))
+    EXTRA
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    mp.spawn(work, args=(int(sys.argv[1]), sys.argv[2]), nprocs=int(sys.argv[1]))
+"""
+
+
+def test_spawned_processes_train_together(run, tmp_path):
+    """Each has half of the batch, and their mean gradient is that of one process with the whole."""
+    alone, together = (tmp_path / name for name in ("alone", "together"))
+    for folder, size in ((alone, "1"), (together, "2")):
+        folder.mkdir()
+        ran = run(TRAINED_IN_PROCESSES.replace("EXTRA", ""), size, str(folder))
+    assert ran.became("spawn(nprocs=2)") == "2 processes, each with its own IPUs"
+    assert ran.became("DistributedDataParallel") == ("the model itself, whose gradients are averaged over 2 processes")
+    assert ran.became("backward()") == "part of the device step"
+    *expected, device = torch.load(alone / "1-0.pt")
+    assert device == "cuda"
+    for rank in (0, 1):
+        *weights, device = torch.load(together / f"2-{rank}.pt")
+        assert device == "cuda"
+        torch.testing.assert_close(weights, expected)
+
+
+def test_a_refusal_in_a_spawned_process_is_the_runs(run, tmp_path):
+    text = TRAINED_IN_PROCESSES.replace("EXTRA", "torch.cuda.CUDAGraph()")
+    with pytest.raises(RunError, match=r"script.py:\d+: torch.cuda.CUDAGraph.*cannot be mapped"):
+        run(text, "2", str(tmp_path))
+
+
+def test_launched_processes_are_the_spawned_ones(run, tmp_path, monkeypatch):
+    """PopRun or torchrun has started as many: the function runs once in each of them, with its number."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    text = SPAWNED.replace("COUNT", "torch.cuda.device_count()").replace(
+        "model = ", "Path(name).write_text(f'{rank} {size}'); return\n    model = "
+    )
+    assert run(text).became("spawn(nprocs=2)") == "a call in each of the 2 processes that the launcher has started"
+    assert (tmp_path / "done.txt").read_text() == "1 2"
+    with pytest.raises(RunError, match=r"spawn\(nprocs=3\).*LOCAL_WORLD_SIZE"):
+        run(text.replace("torch.cuda.device_count()", "3"))
+
+
+def test_on_ipus_a_launcher_starts_the_processes(run, monkeypatch):
+    monkeypatch.setattr(parallel.backend, "is_emulator", lambda: False)
+    with pytest.raises(RunError, match=r"spawn\(nprocs=2\).*ignite-ipu launch --instances"):
         run(SPAWNED.replace("COUNT", "2"))
