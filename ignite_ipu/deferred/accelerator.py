@@ -254,22 +254,22 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             raise UnsupportedArgumentError(
                 "autocast(...) with a handler chooses number formats for a part of the step, but an IPU's step is "
                 "compiled with those of IPUAccelerator(mixed_precision=...). Call autocast() without it; convert "
-                "tensors with .float() where the model computes what half precision cannot hold."
+                "tensors with .float() where half precision cannot hold the model's values."
             )
         return super().autocast()
 
     def clip_grad_norm_(
         self, parameters: Union[torch.Tensor, Iterable[torch.Tensor]], max_norm: float, norm_type: float = 2
     ) -> torch.Tensor:
-        """Clip the gradients of the coming update to a global norm, which becomes part of the compiled step.
+        """Clip the gradients of the pending update to a global norm, which becomes part of the compiled step.
 
         Returns:
-            The norm of the gradients before, a deferred tensor whose value comes with the update. An update whose norm
-            is kept brings its gradients back.
+            The norm of the gradients before clipping, a deferred tensor whose value comes with the update. An update
+            whose norm is kept brings its gradients back.
 
         Raises:
             CaptureError: The norm is no 2-norm, differs from the compiled one, or is not of all trained parameters; or
-                gradients still accumulate, of which accelerate clips the sum so far.
+                gradients still accumulate: accelerate would clip their partial sum.
         """
         if self._steps_on_host:
             found: torch.Tensor = super().clip_grad_norm_(parameters, max_norm, norm_type)

@@ -19,7 +19,7 @@ _REFUSED = {
     "device_iterations": _OF_THE_LOOP,
     "output_return_period": "a captured loop reads the values of every micro-batch. Leave it out.",
     "loader_mode": "a captured loop has loaders of its own, which are left as they are. Leave it out.",
-    "weight_sync": "weights of a captured loop are copied when somebody asks for them. Leave it out.",
+    "weight_sync": "weights of a captured loop are copied when they are read. Leave it out.",
 }
 
 

@@ -196,7 +196,7 @@ REFUSALS: Tuple[Refusal, ...] = (
     Refusal(
         "gradients of a loss from before another optimizer changed its weights, where updates move to the host",
         "CaptureError|RunError",
-        "The gradient at .* is of what was computed at .* were written after that",
+        "The gradient at .* uses values computed at .* were written after that",
         lambda program: "critic" in program.ingredients and program.update == "auto",
     ),
     Refusal(

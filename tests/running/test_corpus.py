@@ -23,7 +23,7 @@ SCRIPTS = sorted(path.stem for path in CORPUS.glob("*.py"))
 
 # Script -> line of its file that the refusal names, and a part of the reason.
 REFUSED = {
-    "actor_critic": ("action.item()", "it was sampled from what the model computes"),
+    "actor_critic": ("action.item()", "it was sampled from the model's output"),
     "dynamic_model": ("trainer.run(", "changes Python values in every call (depths)"),
     "gradient_penalty": ("torch.autograd.grad(", "cannot be mapped to IPUs"),
     "hogwild": ("model.share_memory()", "Hogwild"),

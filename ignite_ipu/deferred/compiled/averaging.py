@@ -23,7 +23,7 @@ class Averaging:
         self._known: Tuple[Optional[ModesThen], Sequence[Reducer]] = (None, ())
         # Those of the model and its parts, and how many there were then.
         self._within: Tuple[int, Sequence[Reducer]] = (0, ())
-        # The number of the last update's program, after what it is of.
+        # The number of the last update's program, behind the key that it belongs to.
         self._digest: Tuple[Any, ...] = (None, 0, None, 0)
 
     def reducers(self, modes: ModesThen) -> Sequence[Reducer]:

@@ -18,8 +18,8 @@ class Clipping:
 
     Attributes:
         norm: The norm that updates are clipped to, None for none.
-        asked: Whether the pending update is clipped so far, or one that was made early.
-        checked: The parameters, as far as they were looked at, that were all when gradients were clipped last.
+        asked: Whether the pending update, or one that was made early, is clipped so far.
+        checked: The parameters that were known to be all trained ones when gradients were clipped last.
         line: Where the loop clips.
     """
 
@@ -30,7 +30,7 @@ class Clipping:
         self.line: Optional[Line] = None
 
     def clip(self, max_norm: float, norm_type: float, read_at: Optional[Line]) -> None:
-        """Clip the gradients of the coming update, or of one that was made for a value that was `read_at` a line."""
+        """Clip the gradients of the pending update, or of one that was made for a value that was `read_at` a line."""
         if norm_type != 2:
             raise CaptureError(
                 f"Clipping at {current_line()} by the {norm_type}-norm: an IPU clips by the 2-norm only."
@@ -46,7 +46,7 @@ class Clipping:
         return self.norm if self.asked else None
 
     def finish(self, read_at: Optional[Line]) -> None:
-        """Clip no gradients of an update for which that was not asked, which may have been made early."""
+        """Clip no gradients of an update without a request; the update may have been made early."""
         if self._is_by_call and not self.asked:
             self._change(None, read_at)
         self.asked = False

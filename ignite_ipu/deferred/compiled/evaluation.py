@@ -105,7 +105,10 @@ class CapturedEvaluation:
         return step.take(outputs, show)
 
     def run_on_host(self, model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], line: Line) -> Any:
-        """Return what a call in training mode gives on the host: no inference program updates statistics, or draws."""
+        """Return the result of a call in training mode, made on the host.
+
+        No inference program updates statistics, or draws.
+        """
         weights = self._session.weights
         if not self._told_of_host_runs:
             self._told_of_host_runs = True
@@ -122,7 +125,7 @@ class CapturedEvaluation:
         return output
 
     def _kind(self, model: nn.Module, structure: Structure, shapes: Sequence[Tuple[Any, Any]]) -> Hashable:
-        """Return what a program depends on besides the number of rows, in a comparable form."""
+        """Return the dependencies of a program besides the number of rows, in a comparable form."""
         if model not in self._modes:
             self._modes[model] = Modes(model, self._session.weights, self._session.model)
         modes = self._modes[model].now()._replace(trained=[])  # nothing is trained
@@ -179,7 +182,7 @@ class CapturedEvaluation:
         return step.take(outputs, show)
 
     def _fits(self, program: ModelProgram, tensors: Sequence[torch.Tensor]) -> bool:
-        """Tell whether a batch can be filled up for a program: everything in it has one row per sample."""
+        """Return whether a batch can be filled up for a program: everything in it has one row per sample."""
         sizes = {tensor.shape[:1] for tensor in tensors}
         rows = program.rows
         return rows is not None and self._row_wise.get(program, False) and len(sizes) == 1 and 0 < sizes.pop()[0] < rows
@@ -197,7 +200,7 @@ class CapturedEvaluation:
         if program not in self._row_wise:
             rows = tensors[0].shape[:1]
             same = all(tensor.shape[:1] == rows for tensor in (*tensors, *outputs))
-            # Filling would count in what is written.
+            # Padding would count in the written values.
             self._row_wise[program] = same and bool(rows) and not program.step.writes
             if self._row_wise[program]:
                 self._session.inference.filling.keep_sample(program, tensors)
@@ -215,7 +218,7 @@ def _draws_or_counts(model: nn.Module) -> bool:
 
 
 class _Evaluated(torch.autograd.Function):
-    """Results that a model in evaluation mode returned while gradients were enabled: natively they can go backward."""
+    """Results that a model in evaluation mode returned while gradients were enabled: PyTorch can go backward here."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *differentiated: torch.Tensor) -> torch.Tensor:
@@ -230,7 +233,7 @@ class _Evaluated(torch.autograd.Function):
 
 
 def with_gradients(output: Any, arguments: Any, trained: bool) -> Any:
-    """Let the output of a model require gradients as natively, so that no step takes its tensors for constants.
+    """Let the output of a model require gradients as in eager PyTorch, so that no step takes its tensors for constants.
 
     They may be asked of the arguments, and of the model's weights if an optimizer has some (`trained`).
     """

@@ -78,7 +78,7 @@ class FusedPrograms(TrainingPrograms):
         if tape is None:
             return False
         if self._reached[0] != tape.losses and not requires_grad(parameter):
-            # A parameter that was frozen before the losses has none, whatever else they depend on.
+            # A parameter that was frozen before the losses has none, even if they depend on it otherwise.
             trained = zip(self.modes.parameters, self.trained_in(tape.losses))
             if not any(each is parameter and then for each, then in trained):
                 return False
@@ -96,7 +96,7 @@ class FusedPrograms(TrainingPrograms):
 
     @property
     def keeps_inputs(self) -> bool:
-        """True if the loop may write into what a step reads between `backward()` and the update, as it did before."""
+        """True if the loop may write into inputs of a step between `backward()` and the update, as it did before."""
         return self._last is None or self._inputs_change
 
     @property
@@ -105,7 +105,7 @@ class FusedPrograms(TrainingPrograms):
         return self._compiled is None or self._compiled.count > 1
 
     def change_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Let another optimizer make the coming updates; the one before gets its state, and the program is dropped."""
+        """Let another optimizer make the next updates; the previous one gets its state, and the program is dropped."""
         if self.prepared:
             assert self.optimizer is not None
             logger.warning(
@@ -118,10 +118,10 @@ class FusedPrograms(TrainingPrograms):
         self.optimizer = optimizer
 
     def run(self, losses: Sequence[Loss], keeps: Optional[Callable[[Operation], bool]] = None) -> None:
-        """Make one weight update from the losses that went backward, and settle the values of their micro-batches.
+        """Make one weight update from the losses that went backward, and resolve the values of their micro-batches.
 
-        `keeps` tells whether gradients may flow through an operation once more, for another optimizer; None for no. A
-        `CaptureError` where it cannot be run as one device step, an `IPUOutOfMemoryError` where it does not fit.
+        `keeps` returns whether gradients may flow through an operation once more, for another optimizer; None for no.
+        Raises a `CaptureError` if it cannot be run as one device step, an `IPUOutOfMemoryError` if it does not fit.
         """
         batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
         needed = needed_values(batches, keeps)
@@ -149,7 +149,7 @@ class FusedPrograms(TrainingPrograms):
     def _call(
         self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen
     ) -> Tuple[CompiledUpdate, Any]:
-        """Make the device call, and return what it was compiled for and what it returns."""
+        """Make the device call; returns the update that it was compiled for, and its results."""
         self.session.let_train(self._trained)
         if self.zeroed is not None:
             self._check_zeroed(batches[0].graph, modes)
@@ -183,7 +183,7 @@ class FusedPrograms(TrainingPrograms):
                     set_requires_grad(parameter, True)
 
     def expects(self, losses: Sequence[Loss]) -> bool:
-        """Tell whether the last update was made from such losses, and nothing else."""
+        """Return whether the last update was made from such losses, and nothing else."""
         last = self._last
         if last is None or not losses or (last.count > 1 and len(losses) == 1):
             return False

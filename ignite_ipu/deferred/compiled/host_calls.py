@@ -1,8 +1,9 @@
-"""Calls of a model on the host: the first, and the one that tells what calls return and write.
+"""Calls of a model on the host: the first one, and the one that finds the results and writes of later calls.
 
 They refuse forwards that no compiled program can follow: packed sequences, derivatives, and buffers that are replaced.
-What the first sets up is there before a program is, as natively: a mask, a table, a layer whose width the first batch
-tells. Made in a trace, it would be the device's, and no code on the host could go on with it.
+
+As in eager PyTorch, the first call may set up state before there is a program: a mask, a table, a layer whose width
+depends on the first batch. A trace would make that state on the device, where code on the host could not use it.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ _PACK = pack_padded_sequence()
 _DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 _CHANGES_ARGUMENT = (
     " changes an object that it is given (an attribute, a list, a dictionary), which a compiled program would do once. "
-    "Let it return what is to be kept. If it only sets something up, as a cached property does, do that before the "
+    "Let it return the values to keep. If it only sets something up, as a cached property does, do that before the "
     "first call."
 )
 _KEEPS_COMPUTED = (
-    " goes on from a tensor that an earlier call has computed from weights and kept, through which natively gradients "
-    "flow to them. Each step is a program of its own, and would have it as a constant, also where the loop clears it "
-    "before each step. Compute it in each call; or keep it without gradients (detach())."
+    " goes on from a tensor that an earlier call has computed from weights and kept. In eager PyTorch gradients flow "
+    "through it to the weights. Here each step is a program of its own, and would have it as a constant, also if the "
+    "loop clears it before each step. Compute it in each call; or keep it without gradients (detach())."
 )
 
 
@@ -69,10 +70,10 @@ class ForwardGuard(FunctionGuard):
         if func is _PACK:
             raise CaptureError(
                 f"pack_padded_sequence at {current_line()} makes a tensor whose shape depends on the lengths, and a "
-                "compiled program has fixed shapes. Leave out the packing, which computes the same up to each "
-                "sequence's end, and take what is wanted from there: output[torch.arange(n), lengths - 1] is the last "
-                "output, and a mask of the lengths leaves the padding out of sums. (The backward direction of a "
-                "bidirectional layer sees the padding first.)"
+                "compiled program has fixed shapes. Leave out the packing: the results up to each "
+                "sequence's end are the same. output[torch.arange(n), lengths - 1] is the last output, and a mask of "
+                "the lengths leaves the padding out of sums. (The backward direction of a bidirectional layer sees the "
+                "padding first.)"
             )
         if func in _DERIVATIVES:
             raise CaptureError(
@@ -106,8 +107,8 @@ class HeldBuffers:
         raise CaptureError(
             f"The forward of {self._name}, called at {current_line()}, puts another tensor in the place of the buffer "
             f"{listed(replaced)}, but a device keeps the tensor that the model was prepared with. Write into that in "
-            "place (copy_()); or, where it is a cache that grows, make it long enough before the model is prepared, as "
-            "by a call with the longest input."
+            "place (copy_()). If it is a cache that grows, make it long enough before the model is prepared, as by a "
+            "call with the longest input."
         )
 
 
@@ -118,7 +119,8 @@ class HostCall(NamedTuple):
         writes: The names of the buffers that it wrote into.
         draws: Whether it drew random numbers of PyTorch's.
         shared: The memory of arguments and weights, some of which may be that of the output.
-        left: Where it leaves tensors for others; `results` is its output then, and what is in these places.
+        left: Places where it stores tensors for other code; `results` then has its output, and the tensors in these
+            places.
     """
 
     results: Any
@@ -149,12 +151,13 @@ def called_on_host(
 ) -> HostCall:
     """Call a model on the host, without a trace in its weights, its buffers, its arguments or randomness.
 
-    `places` are where it leaves tensors for others, as far as these are known. A `CaptureError` where its code changes
-    in every call what a compiled program would not, Python values or its arguments, or puts other tensors in the place
-    of buffers; a `SessionError` where it writes into weights or into buffers that are no floats; a `LossError` where it
-    registers hooks on gradients.
+    `places` are the known places where it stores tensors for other code.
+
+    Raises a `CaptureError` if its code changes Python values or its arguments in every call, which a compiled program
+    would not do, or replaces buffers by other tensors. Raises a `SessionError` if it writes into weights or into
+    buffers that are no floats, a `LossError` if it registers hooks on gradients.
     """
-    # A touch of a weight in the call would download them, buffers too, into what stands there for the call.
+    # An access to a weight in the call would download all tensors, buffers too, into their stand-ins for the call.
     weights.to_host()
     before = {path: plain(buffer).clone() for path, buffer in model.named_buffers()}
     held = HeldBuffers(model)
@@ -186,7 +189,7 @@ def called_on_host(
         behind = None if named is None else LeftBehind(named, words)
         recorder.writes = WeightWriteGuard(model, buffers)
         with GradientHookGuard(), ForwardGuard(), recorder:
-            # Which leaves there what it finds in the place of each buffer afterwards.
+            # It stores there the tensor that it finds in the place of each buffer afterwards.
             call = functools.partial(torch.func.functional_call, model, left_there, args, kwargs)
             output = called_beside(places or (), call)
         if not torch.equal(random, torch.get_rng_state()):
@@ -219,7 +222,8 @@ def called_on_host(
         if grows:
             changed = called.begin(state, everywhere=True)
     results = (called.result, left) if left_at else called.result  # of `called_beside`, for known places
-    # What forward leaves for others to look at; what it reads itself, as a table by length, stays as natively.
+    # Attributes that forward stores for other code. The ones that it reads itself, such as a table by length, stay as
+    # in eager PyTorch.
     kept.put_back(always=True, but=state.words)
     if changed:
         raise CaptureError(changes_in_every_call(what, changed))
@@ -237,7 +241,7 @@ def called_on_host(
                 "inplace=False in its first layer)."
             )
     written = {path for path, buffer in buffers.items() if _was_written(buffer, before[path])}
-    # Statistics of zeros may be what they were before.
+    # Statistics of zeros may be unchanged.
     owners = {path.rpartition(".")[0] for path in written}
     norms = {path for path in owners if isinstance(model.get_submodule(path), NormWithStatistics)}
     writes = [path for path in buffers if path in written or path.rpartition(".")[0] in norms]
@@ -254,10 +258,11 @@ def _was_written(buffer: torch.Tensor, before: torch.Tensor) -> bool:
 def _initialises(
     model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], buffers: List[Tuple[torch.Tensor, torch.Tensor]]
 ) -> bool:
-    """Let a model set weights by its first batch, if it does so once, and tell whether it does.
+    """Let a model set weights by its first batch, if it does so once; returns whether it does.
 
     Args:
-        buffers: Those that are to be put back: what the first call alone has written, as a flag, is taken out.
+        buffers: Those that are to be restored; the ones that the first call alone writes, such as a flag, are taken
+            out.
     """
     with EAGER, without_generation_cache(model), torch.no_grad(), DisableTorchFunctionSubclass():
         parameters: Any = model.parameters()
@@ -315,10 +320,9 @@ class _MadeBuffers:
 def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], session: IPUSession) -> bool:
     """Call a model on the host, which leaves tensors that it is given, its buffers and random numbers as they are.
 
-    Before anything is trained it may make weights and buffers, for which random numbers are drawn as natively, and set
-    weights by the first batch. A `ReplacedError` where it has made some of which the session does not know, a
-    `SessionError` where it writes into weights in every call.
-    Tells whether each call adds to lists.
+    Before anything is trained it may make weights and buffers, for which random numbers are drawn as in eager PyTorch,
+    and set weights by the first batch. A `ReplacedError` where it has made some of which the session does not know, a
+    `SessionError` where it writes into weights in every call. Returns whether each call adds to lists.
     """
     session.weights.to_host()
     before, held = named_tensors(model), HeldBuffers(model)
@@ -333,7 +337,7 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
         try:
             given = DeviceDrawsUndone(leaves_in((args, kwargs)))
             with EAGER, without_generation_cache(model), DisableTorchFunctionSubclass(), given, made_buffers:
-                # What it keeps for later calls is then told from a constant.
+                # So a value that it keeps for later calls is distinguished from a constant.
                 with WeightWriteGuard(model, {}), torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
                     model(*args, **kwargs)
                     if behind.may_grow:
@@ -345,7 +349,7 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
             if not initialised:
                 raise
         except RuntimeError:
-            pass  # the host lacks operators in half precision that a device has; else the trace says what is wrong
+            pass  # the host lacks operators in half precision that a device has; other errors come again in the trace
         if grows:
             behind.shrink()
         for buffer, values in (*buffers, *made_buffers.found):

@@ -1,9 +1,9 @@
 """Gradients of captured losses for updates that PyTorch makes on the host.
 
-`HostPrograms` belongs to one captured model, the one that runs the calls of a loop, whatever the number of optimizers:
+`HostPrograms` belongs to one captured model, the one that runs the calls of a loop, for any number of optimizers:
 
 - `compute(losses)` makes one device call. It gives the recorded operations their values, and returns the gradients. It
-  changes no weight and no `parameter.grad`; what forward writes into buffers comes to the host.
+  changes no weight and no `parameter.grad`. Values that forward writes into buffers come to the host.
 - `Gradients.accumulate()` adds them to `parameter.grad`, as `backward()` does, by autograd where there are hooks.
 - `forget_program()` gives the program back; `random_state()` and `set_random_state()` move the random stream of the
   device from and to another kind of update.
@@ -75,7 +75,7 @@ class HostPrograms(TrainingPrograms):
         Args:
             keeps: Returns whether gradients may flow through an operation once more; None for no.
             older: Tensors of the model, each with the value that it had when the losses were recorded; None for the
-                present one. They are on the host what they were after the call.
+                present one. Their values on the host are the same after the call.
 
         Raises:
             CaptureError: The losses cannot be computed in one device call.

@@ -26,8 +26,8 @@ class ReplacedError(CaptureError):
 class Modes:
     """The modes of one model, or of a part of a `whole` one, exact at every call.
 
-    Modules are asked every time, as far as `PythonState` has to. Parameters, in the order of `ModesThen.trained`, are
-    asked when one of them was touched since, and looked for when some module was given one since.
+    Modules are checked every time, if `PythonState` has to. Parameters, in the order of `ModesThen.trained`, are
+    checked if one of them was accessed since, and searched for if a module was given one since.
     """
 
     def __init__(self, model: nn.Module, weights: Weights, whole: Optional[nn.Module] = None) -> None:
@@ -58,7 +58,7 @@ class Modes:
             self._looks = -1
         training, trained, values = state.training(), self.trained(), state.values()
         seen = self._seen
-        # Each is the same object where nothing in it has changed, and then so is what is returned.
+        # Each is the same object if nothing in it has changed, and then so is the result.
         if then is None or training is not seen[0] or trained is not seen[1] or values is not seen[2]:
             now = ModesThen(self, training, trained, state.names, values, state.parts)
             self._seen, self._then = (training, trained, values), then if then == now else now
@@ -69,7 +69,7 @@ class Modes:
     def in_training_as(self, then: ModesThen) -> Iterator[None]:
         """Have modules in training and evaluation mode as they were, in the `with` block."""
         state = self._state
-        assert state is not None  # they have been compared with those of now
+        assert state is not None  # they have been compared with the current ones
         now = state.training()
         try:
             state.set_training(then.training)
@@ -135,5 +135,5 @@ def refuse_replaced(weights: Weights, model: nn.Module) -> None:
             f"At {current_line()}, {listed(names)} of the model was replaced, added or removed "
             "since the model was captured, but the device has the weights of that time. Write into weights and buffers "
             "in place (copy_() under torch.no_grad(), or load_state_dict); or change the model before it is prepared: "
-            "accelerator.free_memory() ends what was prepared, and keeps weights and optimizer state."
+            "accelerator.free_memory() ends the capture, and keeps weights and optimizer state."
         )

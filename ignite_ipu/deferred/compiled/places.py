@@ -1,4 +1,4 @@
-"""Places of the models of a captured loop, as its settings say; nothing is loaded of pipelines unless they do."""
+"""Places of the models of a captured loop, by its settings; pipelines are not imported unless these use them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Places:
 
     Args:
         model: The module whose programs are compiled.
-        requests: What is asked for the models in it, by their paths; "" for the module itself.
+        requests: Requested placements of the models in it, by their paths; "" for the module itself.
 
     Attributes:
         ipus_per_replica: IPUs that one copy of the model takes at least; None without requests.
@@ -59,11 +59,11 @@ class Places:
         except PlanError as error:
             name = type(model).__name__
             raise PlanError(
-                f"{error} Where a loop has several models, say which layers are whose: pipeline={{{name!r}: [...]}}."
+                f"{error} If a loop has several models, list the layers of each: pipeline={{{name!r}: [...]}}."
             ) from error
 
     def training(self, one_after_another: bool) -> _Placed:
-        """Return what is asked for the training program, and what makes its placement."""
+        """Return the request for the training program, and the maker of its placement."""
         if self._request is None:
             return None, None
         from ignite_ipu.deferred.compiled.placing import CapturedPlacing, in_turn
@@ -71,7 +71,7 @@ class Places:
         return in_turn(self._request) if one_after_another else self._request, CapturedPlacing
 
     def evaluation(self, part: nn.Module) -> _Placed:
-        """Return what is asked for the evaluation of a part of the model, and what makes its placement."""
+        """Return the request for the evaluation of a part of the model, and the maker of its placement."""
         if self._request is None:
             return None, None
         from ignite_ipu.deferred.compiled.placing import CapturedPlacing, for_evaluation
@@ -100,8 +100,8 @@ def _request(model: nn.Module, config: IPUConfig) -> Optional[PipelineRequest]:
 def placed_options(config: IPUConfig, places: Places, alone: bool = False) -> Options:
     """Return the options that every training program's own are derived from, as `captured_options` does.
 
-    A plan says how many replicas there are where nothing else does. How many micro-batches an update has, the loop
-    says. Without a pipeline, blocks in a model's own code are executed as the configuration says.
+    A plan sets the number of replicas unless something else does. The loop sets the number of micro-batches in an
+    update. Without a pipeline, blocks in a model's own code are executed as configured.
     """
     if places.replicas is not None and config.replication_factor is None and config.update != "host":
         config = dataclasses.replace(config, replication_factor=places.replicas)

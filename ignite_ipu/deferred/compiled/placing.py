@@ -28,7 +28,7 @@ def placement_of_all(requests: Mapping[str, PipelineRequest], model: nn.Module) 
     """Return the request of a module from those of the models in it, by their paths.
 
     Raises:
-        PlanError: They ask for different executions, one is to be planned from its first batch, or one does not suit
+        PlanError: They require different executions, one is to be planned from its first batch, or one does not suit
             its model.
     """
     if set(requests) == {""}:
@@ -101,7 +101,7 @@ class CapturedPlacing(Placing):
     _was_pipelined = False
 
     def again(self, step: BatchStep, options: Options) -> CapturedPlacing:
-        """Return what puts the models on their IPUs in another program of the loop."""
+        """Return the placement of the models on IPUs for another program of the loop."""
         following = CapturedPlacing(self.request, step, options, self._training, self._optimizer)
         following._was_pipelined = self._was_pipelined
         if self.request.automatic:
@@ -130,7 +130,7 @@ class CapturedPlacing(Placing):
             self._check_filled(route)
 
     def configured(self, asked: Options) -> Options:
-        """Return a copy of the options that were asked for, with the stages that were found."""
+        """Return a copy of the given options, with the stages that were found."""
         options = super().configured(asked)
         assert self._route is not None
         options.setExecutionStrategy(self._route.strategy(self._execution))

@@ -1,8 +1,8 @@
-"""Batches of a loop cut by rows into the micro-batches of one device call, and what comes back put together again.
+"""Batches of a loop cut by rows into the micro-batches of one device call, and the joining of their results.
 
-A loss that is a mean over rows is the mean of the means over pieces of equal size; so are its gradients. Whether that
-holds for a loop is found out by its first batch: the host computes the whole and the pieces, and compares losses,
-gradients and the values that come back.
+A loss that is a mean over rows is the mean of the means over pieces of equal size; so are its gradients. The first
+batch shows whether that holds for a loop: the host computes the whole and the pieces, and compares losses, gradients
+and the returned values.
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ class Split:
     """Split of each batch into micro-batches of equal size.
 
     Attributes:
-        pieces: How many micro-batches a batch is cut into.
+        pieces: Number of micro-batches that a batch is cut into.
         rows: Rows of the batch.
         averages: Whether the loss is a mean over rows, else it is a sum.
-        results: What makes the values of the batch from those of the pieces, in the order in which they come back.
+        results: Functions that join the values of the pieces to those of the batch, in the order in which they come
+            back.
     """
 
     pieces: int = 1
@@ -84,7 +85,7 @@ class Split:
         return [tensor for tensor in tensors for _ in range(self.pieces)]
 
     def part(self, output: torch.Tensor, result: int, size: Size, number: int, count: int) -> torch.Tensor:
-        """Return the value of one of so many batches from what came back for all of their pieces."""
+        """Return the value of batch `number` of `count` from the returned values of all pieces."""
         combine = self.results[result]
         if combine is _rows:
             rows = output.shape[0] // count
@@ -128,7 +129,7 @@ def asked_split(graph: StepGraph, pieces: Optional[int], is_first: bool) -> Spli
 def checked_split(
     step: WholeStep, leaves: Sequence[torch.Tensor], asked: Split, graph: StepGraph, outputs: Sequence[Place]
 ) -> Split:
-    """Return a split with what makes the results of a whole batch, which the host computes to compare.
+    """Return a split with the functions that join results to those of a whole batch, checked on the host.
 
     Args:
         step: The update of one whole batch.
@@ -138,7 +139,7 @@ def checked_split(
         outputs: The results of these that come back.
 
     Raises:
-        CaptureError: The pieces of the batch make another update than the whole, or it cannot be found out.
+        CaptureError: The pieces of the batch make another update than the whole, or the host cannot compare them.
     """
     _refuse_statistics(step.model, asked.pieces)
     size = asked.rows // asked.pieces
@@ -216,8 +217,8 @@ def _combination(graph: StepGraph, place: Place, whole: _Computed, pieces: Seque
     name = "the call of the model" if node.function is None else getattr(node.function, "__name__", "a function")
     raise CaptureError(
         f"split_batch is {len(pieces)}, but the loop keeps a result of {name.strip('_')} ({node.line}) that is no row "
-        "for each sample, mean or sum of those of the pieces of a batch. Compute it under torch.no_grad() from values "
-        "that came back, or leave split_batch out."
+        "for each sample, mean or sum of those of the pieces of a batch. Compute it under torch.no_grad() from "
+        "returned values, or leave split_batch out."
     )
 
 
@@ -245,7 +246,7 @@ def _refuse_statistics(model: nn.Module, pieces: int) -> None:
         raise CaptureError(
             f"split_batch is {pieces}, but {listed(norms)} normalises by the statistics of a batch, which differ "
             "between its pieces. Put batch normalisation into evaluation mode, or accumulate smaller batches in the "
-            "loop, as natively."
+            "loop, as in eager PyTorch."
         )
 
 

@@ -50,7 +50,7 @@ class Stages(Protocol):
 class ReadyStep(BatchStep):
     """A module whose inputs come ready for the device, and which leaves the user's modules in the modes they are in."""
 
-    keeps_attributes = False  # what calls leave behind are results here
+    keeps_attributes = False  # tensors that calls store for other code are results here
 
     def __init__(self, model: nn.Module, half: bool) -> None:
         super().__init__(model, ("inputs",), _no_call, _no_call, half)
@@ -75,7 +75,7 @@ class ReadyStep(BatchStep):
         return list(parts[0])
 
     def computes_like(self, other: BatchStep) -> bool:
-        """Tell whether another step compiles to the same program: none does."""
+        """Return whether another step compiles to the same program: none does."""
         return other is self
 
     def train(self, mode: bool = True) -> ReadyStep:
@@ -174,7 +174,7 @@ class _Computation:
         return {number: weights for number, weights in found.items() if weights}
 
     def _compute_here(self, route: Stages, of_weights: Mapping[int, FrozenSet[str]]) -> None:
-        """Compute what depends on weights of the current IPU alone, which then need not be visited again."""
+        """Compute the values that depend on weights of the current IPU alone, so that it need not be visited again."""
         for number, weights in of_weights.items():
             if self._results[number] is None and route.is_here(weights):
                 self._compute(number, self._weights)
@@ -215,8 +215,8 @@ class _HostResults:
 class CalledStep(ReadyStep):
     """The module compiled to evaluate: one call of the model, with tensors of these shapes among its arguments.
 
-    `words` are the names of attributes that others read, in which it may leave tensors for them; `grows` tells whether
-    each call adds to lists.
+    `words` are the names of attributes that other code reads, in which it may store tensors; `grows` is True if each
+    call adds to lists.
     """
 
     leaves_behind = True
@@ -234,13 +234,13 @@ class CalledStep(ReadyStep):
         self._words, self._grows = words, grows
         self._structure = structure
         self._shapes = tuple(shapes)
-        # What surrounds the tensors that come back; a list, because PopTorch traces a shallow copy of this module.
+        # The structure of the returned tensors; a list, because PopTorch traces a shallow copy of this module.
         self._output: List[Structure] = []
         self._left: List[Place] = []
         self._on_host = _HostResults()
 
     def take(self, tensors: Sequence[torch.Tensor], show: Callable[[Any], Any]) -> Any:
-        """Return the output that tensors have come back for, as `show` gives it, and leave behind what a call does."""
+        """Return the output with the returned tensors, each by `show`, and store the tensors that a call stores."""
         if len(self._on_host.shapes) == len(tensors):
             tensors = [with_strides(tensor, *shape) for tensor, shape in zip(tensors, self._on_host.shapes)]
         output = show(unflatten(self._output[0], tensors))
@@ -269,7 +269,7 @@ class CalledStep(ReadyStep):
         return self.with_writes(tuple(tensors))
 
     def run_with(self, model: nn.Module, *leaves: Any) -> Any:
-        """Return what a call of another model returns, without what it leaves behind."""
+        """Return the result of a call of another model, without the tensors that it stores."""
         found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
         args, kwargs = unflatten(self._structure, found)
         with EAGER:
@@ -283,7 +283,7 @@ class CalledStep(ReadyStep):
         return found
 
     def _called(self, call: Callable[[], Any]) -> Any:
-        """Return what a call returns and leaves behind, the first of which says where."""
+        """Return the result of a call and the tensors that it stores; the first call records their places."""
         if self._output:
             return called_beside(self._left, call)
         behind = LeftBehind(named_by(self.model), self._words)
@@ -296,7 +296,7 @@ class CalledStep(ReadyStep):
 
 
 def _called(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], line: Line) -> Any:
-    """Call a function of PyTorch's for the device; errors say where the user's code has it."""
+    """Call a function of PyTorch's for the device; errors name the line of the user's code."""
     try:
         return line.call(function, args, kwargs)
     except Exception as error:

@@ -57,7 +57,7 @@ class TrainingPrograms(abc.ABC):
         self.replicas = int(self._base.replication_factor)
         self._graphs = StepGraphs()
         self._compiled: Optional[CompiledUpdate] = None
-        # The program of the last update, be it compiled for another optimizer.
+        # The program of the last update, also if it was compiled for another optimizer.
         self._last: Optional[CompiledUpdate] = None
         self._trained: Optional[Trained] = None
         # Modes, and the same without the parameters of other optimizers.
@@ -72,7 +72,7 @@ class TrainingPrograms(abc.ABC):
 
     @abc.abstractmethod
     def _conversion(self) -> Union[Conversion, HostUpdates]:
-        """Return what makes the updates of the programs."""
+        """Return the converted optimizer, or the updates on the host, for the programs."""
 
     @abc.abstractmethod
     def _anchored(self) -> AnchoredGradients:
@@ -130,7 +130,7 @@ class TrainingPrograms(abc.ABC):
         return compiled
 
     def _results(self, compiled: CompiledUpdate, batches: Sequence[MicroBatch]) -> Any:
-        """Make the device call of the program whose turn it is, and return what comes back."""
+        """Make the device call of the program whose turn it is; returns its results."""
         program = self.session.training
         if program is not None:
             self.session.changes.follow_trace(program)
@@ -235,13 +235,13 @@ class TrainingPrograms(abc.ABC):
         return () if self._trained is None else self._trained.aside
 
     def _resume(self, program: ModelProgram) -> CompiledUpdate:
-        """Let an earlier program serve from now on, and return what it was compiled for."""
+        """Use an earlier program from now on; returns the update that it was compiled for."""
         self.session.with_trainer().resume(program)
         self._compiled = _update_of(program)
         return self._compiled
 
     def _compile(self, wanted: CompiledUpdate, batch: MicroBatch) -> CompiledUpdate:
-        """Make the program that serves from now on, and return what it will be compiled for when it runs."""
+        """Make the program to use from now on; returns the update that it will be compiled for when it runs."""
         modes = self._own_modes(self.modes.now())
         if modes != wanted.modes:
             called_at = next(step.line for step in wanted.graph.steps if step.function is None)

@@ -1,4 +1,4 @@
-"""Device call of a weight update: what it was compiled for, its inputs, and the values that come back."""
+"""Device call of a weight update: its compiled form, its inputs, and the values that come back."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from ignite_ipu.deferred.graph.step_graph import MicroBatch, StepGraph
 from ignite_ipu.program.tensors.rows import join_tensors
 
 Place = Tuple[int, int]
-# A value that somebody may ask for after the update: which result of which operation it is, the number of its
-# micro-batch, and the value.
+# A value that may be read after the update: its operation and result, the number of its micro-batch, and the value.
 Needed = Tuple[Place, int, Value]
 
 
@@ -50,14 +49,14 @@ class CompiledUpdate:
 
     @functools.cached_property
     def returned(self) -> Dict[Place, int]:
-        """Places of the values in what comes back: the loss, if it is one, is what the device's loss is."""
+        """Places of the values among the results; a single loss is the device's own loss."""
         places = {place: number for number, place in enumerate(self.outputs, 1)}
         return places if self.graph.loss is None else {**places, self.graph.loss: 0}
 
     def serves(
         self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen, gradients: bool
     ) -> bool:
-        """Tell whether this program computes an update, and brings its gradients back if it has to."""
+        """Return whether this program computes an update, and brings its gradients back if it has to."""
         if self.graph is not batches[0].graph or self.count != len(batches) or self.modes != modes:
             return False
         if gradients and not self.gradients:
@@ -68,7 +67,7 @@ class CompiledUpdate:
         return self.returned.keys() >= {place for place, _, _ in needed}
 
     def computes_like(self, other: CompiledUpdate) -> bool:
-        """Tell whether another program differs in what comes back or in which numbers may change alone."""
+        """Return whether another program differs only in its results or in the numbers that may change."""
         return self.graph is other.graph and self.count == other.count and self.modes == other.modes
 
     def _differ_where_they_may(self, batch: MicroBatch) -> bool:
@@ -76,7 +75,7 @@ class CompiledUpdate:
         return all(mine == theirs or position in self.variable for position, (mine, theirs) in pairs)
 
     def extended_by(self, before: CompiledUpdate) -> CompiledUpdate:
-        """Return this with what the program before could do that costs little."""
+        """Return this with the cheap abilities of the previous program."""
         if before.graph.key != self.graph.key:
             return self
         changed = {position for position, pair in enumerate(zip(before.numbers, self.numbers)) if pair[0] != pair[1]}
@@ -106,7 +105,7 @@ class CompiledUpdate:
         outputs: Sequence[torch.Tensor],
         keeps: Optional[Callable[[Operation], bool]],
     ) -> None:
-        """Give needed values what came back for them; `keeps` tells which operations another update computes, too."""
+        """Resolve needed values from the results; `keeps` returns whether another update computes an operation, too."""
         for batch in batches:
             for operation in batch.operations:
                 operation.finish(keeps is not None and keeps(operation))
@@ -119,18 +118,18 @@ class CompiledUpdate:
                 value.take(self.split.part(outputs[result], result, size, number, len(batches)))
             beside += [each for each in value.readers() if not each.done]
         if beside:
-            # They are computed when somebody asks, and the loop may fill its memory again before that.
+            # They are computed on demand, and the loop may refill its memory before that.
             keep_inputs(beside)
         CLOCK.settled = CLOCK.now
 
 
 def needed_values(batches: Sequence[MicroBatch], keeps: Optional[Callable[[Operation], bool]] = None) -> List[Needed]:
-    """Return the values that somebody may ask for after an update; `keeps` is as for `CompiledUpdate.settle`."""
+    """Return the values that may be read after an update; `keeps` is as for `CompiledUpdate.settle`."""
     device = {operation for batch in batches for operation in batch.operations}
     needed = []
 
     def is_handed_over(operation: Operation, value: Value) -> bool:
-        """Tell whether another update computes with a value, but does not compute it, as a target without gradients."""
+        """Return whether another update reads a value, but does not compute it, as a target without gradients."""
         return keeps is not None and not keeps(operation) and any(map(keeps, value.readers()))
 
     for number, batch in enumerate(batches):
@@ -145,7 +144,7 @@ def needed_values(batches: Sequence[MicroBatch], keeps: Optional[Callable[[Opera
 
 
 def _part(output: torch.Tensor, size: Tuple[int, ...], number: int, count: int) -> torch.Tensor:
-    """Return what one micro-batch computed."""
+    """Return the value of one micro-batch."""
     if tuple(output.shape) == size:
         # One micro-batch, or a value that does not depend on the device: it comes back once for all.
         return output

@@ -24,14 +24,15 @@ from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
-# What PyTorch's `clip_grad_norm_` adds to the norm, and the device does not.
+# PyTorch's `clip_grad_norm_` adds this to the norm, the device does not.
 _EPSILON = 1e-6
 
 
 class _Norm(NamedTuple):
     """Norm that clipping is to return.
 
-    Weakly its value, whose gradients (None for all), which norm, and what they have been clipped to before (or None).
+    Weakly its value, the parameters of the gradients (None for all), the order of the norm, and the norm that they have
+    been clipped to before (or None).
     """
 
     value: weakref.ref[Value]
@@ -41,9 +42,9 @@ class _Norm(NamedTuple):
 
 
 class UpdateGradients:
-    """Gradients of a captured model's updates, which programs bring back from when somebody looks at them.
+    """Gradients of a captured model's updates. Programs bring them back from the first read on.
 
-    `returned` has the ids of the parameters whose gradients there are, where these are `available`.
+    `returned` has the ids of the parameters that have gradients, if these are `available`.
     """
 
     def __init__(self, session: IPUSession) -> None:
@@ -68,13 +69,13 @@ class UpdateGradients:
             log_cost(reader, [parameter for _, parameter in self._trained()])
 
     def anchored(self) -> AnchoredGradients:
-        """Return what has a program bring them back that will be compiled."""
+        """Return the anchors that make the next compiled program bring them back."""
         return AnchoredGradients(f"model.{name}" for name, _ in self._trained())
 
     def await_norm(
         self, value: Value, parameters: Optional[List[torch.Tensor]], kind: float, clipped: Optional[float]
     ) -> None:
-        """Let a value become the norm of the coming update's gradients, of some parameters or all."""
+        """Let a value become the norm of the pending update's gradients, of some parameters or all."""
         self._norms.append(_Norm(weakref.ref(value), parameters, kind, clipped))
 
     def awaits(self, norm: Operation) -> bool:
@@ -144,7 +145,7 @@ class UpdateGradients:
 
     @property
     def available(self) -> bool:
-        """True if those of the last update have been brought back, or those of now computed."""
+        """True if those of the last update have been brought back, or the current ones computed."""
         return bool(self._found) or self._program() is not None
 
     def of(self, parameter: torch.Tensor, max_norm: Optional[float] = None) -> Optional[torch.Tensor]:
@@ -155,7 +156,7 @@ class UpdateGradients:
         return gradient * self._factor(max_norm).to(gradient.dtype)
 
     def _factor(self, max_norm: float) -> torch.Tensor:
-        """Return what gradients are multiplied with to clip them to a norm."""
+        """Return the factor that clips gradients to a norm."""
         factor = self._factors.get(max_norm)
         if factor is None:
             factor = self._factors[max_norm] = torch.clamp(max_norm / (self.norm() + _EPSILON), max=1.0)
@@ -183,7 +184,7 @@ class UpdateGradients:
             raise CaptureError(
                 f"A gradient is read at {current_line()} of an update that did not bring its gradients back, since no "
                 "code that reads them was found when it was compiled. Read them between backward() and "
-                "optimizer.step(); or let the function with the loop call by its name what reads them after step()."
+                "optimizer.step(); or let the function with the loop name the function that reads them after step()."
             )
         if not self._found and program is not None:
             with DisableTorchFunctionSubclass():
@@ -254,12 +255,12 @@ def _total(losses: Sequence[Loss], trained: Mapping[int, torch.Tensor]) -> torch
 def _called(
     trained: Mapping[int, torch.Tensor], buffers: Dict[int, torch.Tensor], operation: Operation, leaves: List[Any]
 ) -> Any:
-    """Return what a model computes with copies of its parameters, and of its buffers as the calls before left them."""
+    """Return the result of a model with copies of its parameters, and of its buffers after the previous calls."""
     assert operation.model is not None
     model, (args, kwargs) = operation.model.model, unflatten(operation.signature.structure, leaves)
-    # Each tensor of each module by one name: PyTorch puts back a copy where a module has several.
+    # Each tensor of each module by one name: PyTorch would leave a copy there if a module has several.
     tensors = named_tensors(model)
-    # What a call before has written is copied again, since its gradients may need it.
+    # A buffer that a previous call has written is copied again, since gradients of that call may need it.
     copies = {id(each): buffers.get(id(each), torch.Tensor.detach(each)).clone() for each in tensors.values()}
     buffers.update(copies)
     given = {name: trained.get(id(each), copies[id(each)]) for name, each in tensors.items()}

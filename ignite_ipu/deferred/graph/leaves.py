@@ -22,7 +22,7 @@ from ignite_ipu.torch_names.modules import buffers_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 _META = torch.device("meta")
-# Before PyTorch 2.1 no storage tells whether its memory is PyTorch's: none counts as if it were.
+# Before PyTorch 2.1 no storage shows whether PyTorch owns its memory; then no memory counts as PyTorch's.
 _is_resizable: Callable[[Any], bool] = getattr(torch.UntypedStorage, "resizable", lambda storage: False)
 
 
@@ -30,7 +30,7 @@ _is_resizable: Callable[[Any], bool] = getattr(torch.UntypedStorage, "resizable"
 class Shape:
     """Properties of a tensor that has not been computed; it requires gradients if it depends on trainable weights.
 
-    `aliases` says that it may share its memory with what it was computed from.
+    `aliases` is True if it may share memory with an operand.
     """
 
     size: Tuple[int, ...]
@@ -62,13 +62,14 @@ class Number:
 
 
 class Input:
-    """A tensor of the host that a recorded operation reads; nobody may write into it before the step has run.
+    """A tensor of the host that a recorded operation reads; writes into it before the step has run are refused.
 
     Attributes:
-        parameter, model: Name it has as a parameter or buffer of a captured model, and that; None for any other tensor.
-        weight: The trained weight of which the tensor is a copy, as it was before it was known whose it is, or before
-            an update; None for all others.
-        spent: Where the value was computed, with gradients, that the tensor is since its update has run.
+        parameter, model: Its name as a parameter or buffer of a captured model, and the model; None for any other
+            tensor.
+        weight: The trained weight of which the tensor is a copy, made before an update or before its model was known;
+            None for all others.
+        spent: Line where the value was computed, with gradients, if the tensor is a value whose update has run.
     """
 
     __slots__ = ("_original", "_shape", "_writes", "model", "parameter", "spent", "tensor", "weight")
@@ -87,7 +88,7 @@ class Input:
         self.weight: Optional[torch.Tensor] = None
         self.spent: Optional[Line] = None
         self._writes = version_of(tensor) if parameter is None else 0
-        # What a copy was made of, and its version then.
+        # The original of a copy, and its version at that time.
         self._original: Optional[Tuple[torch.Tensor, int]] = None
 
     @property
@@ -114,20 +115,20 @@ class Input:
         if not torch.equal(plain(self.weight), self.tensor):
             raise CaptureError(
                 f"The loss was computed at {line} from the weight {parameter}, which was updated or written since. The "
-                "device computes a loss and its update together, from the weights of the update: compute what depends "
-                "on weights anew for each update; or detach() it, for a constant."
+                "device computes a loss and its update together, from the weights of the update. Compute values that "
+                "depend on weights anew for each update; or detach() them, for constants."
             )
         self.tensor, self.weight, self.parameter, self.model = self.weight, None, parameter, model
 
     def check(self, line: Line, late: bool = False) -> None:
         """Refuse a tensor that was written into since a line recorded it.
 
-        It is `late` where the host computes with it, for somebody who reads a value that is no part of the loss.
+        It is `late` if the host computes with it, for a read value that is no part of the loss.
         """
         if self.parameter is not None:
             return
         if type(self.tensor) is not torch.Tensor:
-            # What was recorded before `tensor += loss` reads the value of then, which its memory still has.
+            # Operations recorded before `tensor += loss` read the previous value, which its memory still has.
             with DisableTorchFunctionSubclass():
                 self.tensor = self.tensor.detach()
         if version_of(self.tensor) != self._writes:
@@ -199,7 +200,7 @@ def _written(node: ast.AST) -> List[ast.expr]:
 
 
 def _holds(node: ast.AST, variables: Mapping[str, Any], tensor: torch.Tensor) -> bool:
-    """Tell whether an expression is a tensor with the memory of another, or a view of such, `x.data.view(-1)[0]`."""
+    """Return whether an expression is a tensor with the memory of another, or a view of such, `x.data.view(-1)[0]`."""
     found = _value(node, variables)
     if type(found) is torch.Tensor:
         return found.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
@@ -208,7 +209,7 @@ def _holds(node: ast.AST, variables: Mapping[str, Any], tensor: torch.Tensor) ->
 
 
 def _value(node: ast.AST, variables: Mapping[str, Any]) -> Any:
-    """Return what names, plain attributes and constant keys stand for, without running code; None for all else."""
+    """Return the value of names, plain attributes and constant keys without running code; None for other nodes."""
     if isinstance(node, ast.Name):
         return variables.get(node.id)
     if isinstance(node, ast.Attribute):

@@ -1,7 +1,7 @@
-"""Recorded operations of a captured step, and the values they give, which exist once the step has run.
+"""Recorded operations of a captured step, and their values, which exist once the step has run.
 
-What the loss is computed from runs on the device; everything else that was recorded is computed on the host from what
-the device returns, when somebody asks for it.
+Operations that the loss depends on run on the device. All others are computed on the host, from the values that the
+device returns, when they are read.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ by_number: Callable[[Operation], int] = operator.attrgetter("number")
 
 @dataclasses.dataclass
 class _Clock:
-    """Numbers operations in the order of their calls, up to `now`, and remembers how far values are known.
+    """Numbers operations in the order of their calls, up to `now`, and the last one with known values.
 
-    `settled` is what `now` was when values last came back from a device. What was recorded later was recorded because
-    it depends on values that nobody had then, so it is not known now.
+    `settled` is the value of `now` when values last came back from a device. Operations recorded later depend on values
+    that were missing then, so their values are unknown now.
     """
 
     now: int = 0
@@ -42,7 +42,7 @@ CLOCK = _Clock()
 
 
 def reached(start: Iterable[_T], following: Callable[[_T], Iterable[_T]]) -> Dict[_T, None]:
-    """Return what is reached from where it starts, itself included, by what follows each."""
+    """Return the start nodes and everything reachable from them by `following`."""
     found = dict.fromkeys(start)
     waiting = list(found)
     while waiting:
@@ -54,13 +54,13 @@ def reached(start: Iterable[_T], following: Callable[[_T], Iterable[_T]]) -> Dic
 
 
 class Value:
-    """One tensor that an operation gives, the `index`-th.
+    """One result tensor of an operation, the `index`-th.
 
     Attributes:
         handle: Weakly, the deferred tensor that the user holds.
         consumers: Weakly, the operations that read it.
         viewed: Whether another tensor of the step may share its memory.
-        went_backward: What to call when it goes backward, whose update has run before; None for all others.
+        went_backward: Called when it goes backward, if its update has run before; None for all others.
     """
 
     __slots__ = (
@@ -94,7 +94,7 @@ class Value:
         return self.shape.requires_grad and self.known and self.operation.live
 
     def get(self) -> torch.Tensor:
-        """Return the tensor; an `EarlyReadError` if the device has not computed what it depends on."""
+        """Return the tensor; raises an `EarlyReadError` if the device has not computed its dependencies."""
         if self.tensor is None:
             if not self.operation.computable:
                 raise EarlyReadError(self.operation.problem or "This value has not been computed.")
@@ -108,11 +108,11 @@ class Value:
         self.tensor = tensor if tensor.stride() == shape.stride else with_strides(tensor, shape.size, shape.stride)
 
     def is_needed(self, device: Set[Operation]) -> bool:
-        """Tell whether somebody besides the operations on the device may ask for this value."""
+        """Return whether this value may be read beside the operations on the device."""
         return self.handle() is not None or not device.issuperset(self.readers())
 
     def readers(self) -> List[Operation]:
-        """Return the operations that read it and that somebody still has."""
+        """Return the operations that read it and are still alive."""
         return [operation for operation in [consumer() for consumer in self.consumers] if operation is not None]
 
 
@@ -128,7 +128,7 @@ def keep_weights(loops: Sequence[CapturedLoop]) -> None:
 class ModesThen(NamedTuple):
     """The modes of a captured model at one moment.
 
-    What found them is `of`, one for each model. They are those of its modules (`training`) and parameters (`trained`),
+    `of` is their finder, one for each model. They are the modes of its modules (`training`) and parameters (`trained`),
     the Python values that the modules' code reads, by their names, and the modules and their hooks (`parts`).
     """
 
@@ -156,14 +156,14 @@ class CallSignature:
     """Common part of all calls of one kind; calls are of one kind if they have the same signature object.
 
     Attributes:
-        function: What is called; None for a captured model.
+        function: The called function; None for a captured model.
         structure: Its arguments `(args, kwargs)` without the leaves.
-        result: What surrounds the tensors of the result, whose `shapes` follow.
+        result: The structure of the result; `shapes` has the shapes of its tensors.
         modes, writes, draws: Of the captured model that is called: its modes, the names of the buffers that the call
             writes into, and whether it draws random numbers.
-        warned: Whether somebody was told that it draws them in two programs.
-        left: Where the call leaves tensors for others; `result` is then of the result and what is in these places.
-        aliases: Whether some of the result may share memory with an argument.
+        warned: Whether a warning was logged that it draws them in two programs.
+        left: Places where the call stores tensors for other code; `result` then includes the tensors in these places.
+        aliases: Whether a part of the result may share memory with an argument.
         trains: Whether gradients flow through the call.
     """
 
@@ -198,11 +198,12 @@ class Operation:
 
     Attributes:
         leaves: `Value`, `Input` or `Number` for every leaf of the arguments.
-        results: Weakly, the values it gives.
+        results: Weakly, its values.
         done: Whether its values are known.
-        problem: Why its values will never be known.
-        kept: What is of no use once nobody can run this any more; not set where there is nothing.
-        before: What was in the buffers that it writes when it ran first, by name; empty where nobody may ask.
+        problem: The reason why its values will never be known.
+        kept: Objects that are of no use once this cannot run any more; not set if there are none.
+        before: Previous contents of the buffers that it writes, by name, from its first run; empty if they cannot be
+            needed.
         of_weights: Whether it is computed from weights and tensors of the host alone, by functions.
     """
 
@@ -241,18 +242,18 @@ class Operation:
 
     @property
     def values(self) -> List[Value]:
-        """Values of its results that somebody still has."""
+        """Values of its results that are still referenced."""
         return [value for value in [result() for result in self.results] if value is not None]
 
     @property
     def computable(self) -> bool:
-        """True if the host can compute it from what is known."""
+        """True if the host can compute it from known values."""
         settled = CLOCK.settled
         return not any(each.done or each.signature.function is None or each.number > settled for each in self._needed())
 
     @property
     def needs_no_device(self) -> bool:
-        """True if it is computed by functions alone from what is known, whenever they were recorded."""
+        """True if it is computed by functions alone from known values, whenever they were recorded."""
         return not any(each.done or each.signature.function is None for each in self._needed())
 
     def give(self) -> List[Value]:
@@ -296,7 +297,7 @@ class Operation:
         self.leaves, self.done, self._is_live = leaves, False, None
 
     def finish(self, keep: bool = False) -> None:
-        """Be done; `keep` what the results were computed from, for another optimizer's update."""
+        """Mark as done; `keep` the operands, for another optimizer's update."""
         self.done, self._is_live = True, keep
         if not keep:
             self.leaves, self.before = (), {}
@@ -308,10 +309,10 @@ def replayed(
     called: Optional[Callable[[Operation, List[Any]], Any]] = None,
     known: Optional[Mapping[Operation, List[torch.Tensor]]] = None,
 ) -> Dict[Operation, List[torch.Tensor]]:
-    """Compute recorded operations on the host, in their order, and return the tensors that each gives.
+    """Compute recorded operations on the host, in their order, and return the result tensors of each.
 
-    What they read is `known`, or computed by earlier ones; `tensor_of` returns what an operation is to read for an
-    input, and `called` what one that calls a model gives for leaves.
+    Their operands are `known`, or computed by earlier ones. `tensor_of` returns the tensor that an operation reads for
+    an input, and `called` the result of a model's call for leaves.
     """
     results: Dict[Operation, List[torch.Tensor]] = dict(known or {})
 
@@ -343,7 +344,10 @@ def shown_input(leaf: Input, operation: Operation) -> torch.Tensor:
 
 
 def keep_inputs(operations: Iterable[Operation], every: bool = False) -> None:
-    """Copy memory that is not PyTorch's, or `every`, of what operations and those that follow them read."""
+    """Copy the inputs of operations, and of those that follow them.
+
+    These are the ones whose memory PyTorch does not own, or `every` one.
+    """
     copies: Dict[int, torch.Tensor] = {}
     for operation in reached(operations, lambda each: [reader for value in each.values for reader in value.readers()]):
         for leaf in operation.leaves:
@@ -352,7 +356,7 @@ def keep_inputs(operations: Iterable[Operation], every: bool = False) -> None:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return what messages call a function of PyTorch's."""
+    """Return the name of a function of PyTorch's in messages."""
     return str(getattr(function, "__name__", type(function).__name__)).strip("_")
 
 

@@ -1,4 +1,4 @@
-"""Captured models as what is recorded knows them, optimizers of captured loops, and the tensors that they have."""
+"""Protocols of captured models and loops for recorded operations, optimizers of captured loops, and their tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
 class CapturedLoop(Protocol):
-    """A captured loop, `Loop`, as recorded operations know it."""
+    """A captured loop, `Loop`, as recorded operations see it."""
 
     updates: Any
 
@@ -33,7 +33,7 @@ class CapturedLoop(Protocol):
 
 
 class Captured(Protocol):
-    """A captured model, `CapturedModel`, as recorded operations know it."""
+    """A captured model, `CapturedModel`, as recorded operations see it."""
 
     model: nn.Module
     path: str
@@ -109,7 +109,7 @@ def held_parameters() -> FrozenSet[int]:
 
 
 def is_held(model: nn.Module, trained: bool = False) -> bool:
-    """Tell whether some optimizer holds a parameter of a model; if asked, one that requires gradients."""
+    """Return whether some optimizer holds a parameter of a model; on request, one that requires gradients."""
     held = held_parameters()
     with DisableTorchFunctionSubclass():
         return any(id(each) in held and (requires_grad(each) or not trained) for each in model.parameters())

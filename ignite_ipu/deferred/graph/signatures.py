@@ -1,7 +1,7 @@
 """The signatures of recorded calls: found once for each kind of call, and then by looking at its arguments alone.
 
-A loop makes the same calls in every iteration. What a call gives is found out by making it on PyTorch's meta device the
-first time; afterwards its arguments lead to the signature, and recording costs nothing that grows with the model.
+A loop makes the same calls in every iteration. The first time, a call on PyTorch's meta device finds the shapes of its
+results. Afterwards its arguments lead to the signature, and the cost of recording does not grow with the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_
 _META = torch.device("meta")
 # Tags of operators whose results or their shapes depend on values.
 _BY_VALUES = frozenset([torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output])
-# What follows in errors of PyTorch 2.0 is a list of its backends.
+# After this, errors of PyTorch 2.0 list its backends.
 _ADVICE = " This could be because"
 _ARITHMETIC = frozenset(["add", "sub", "mul", "div", "radd", "rsub", "rmul", "rdiv", "truediv", "rtruediv"])
 _DIVISIONS = frozenset(["div", "rdiv", "truediv", "rtruediv"])
@@ -51,10 +51,10 @@ class Signatures:
     def look_up(
         self, key: List[Any], values: Iterable[Any], leaves: List[Any], numbers: Container[type]
     ) -> Optional[CallSignature]:
-        """Return the signature of a call, None for the first of its kind and one that takes more than this look.
+        """Return the signature of a call; None for the first of its kind, and for one that needs more than this look.
 
-        What distinguishes the call besides its arguments is `key`, which grows by what these contribute, and is empty
-        afterwards when a look at them does not do; `leaves` grows by theirs, among which are numbers of these types.
+        `key` distinguishes the call besides its arguments. The arguments add to it; it is empty afterwards if looking
+        at them is not enough. Their leaves are appended to `leaves`, including numbers of these types.
         """
         deferred, settled = self._deferred, CLOCK.settled
         for value in values:
@@ -143,7 +143,7 @@ def _inferred(
         with torch.set_grad_enabled(grad), DisableTorchFunctionSubclass(), host_kernels:
             result = _SHAPES.get(function, function)(*args, **kwargs)
     except (NotImplementedError, RuntimeError) as error:
-        # Some versions say so by the type alone.
+        # In some versions only the type of the error shows it.
         text = f"{type(error).__name__} {error}".lower()
         if not any(sign in text for sign in ("meta", "data-dependent", "dynamicoutputshape")):
             raise
@@ -167,26 +167,26 @@ def arguments_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
 
 
 def _ctc_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Return what has the shape of a CTC loss, of which PyTorch has no meta kernel for lengths in tensors."""
+    """Return a tensor in the shape of a CTC loss, of which PyTorch has no meta kernel for lengths in tensors."""
     given = arguments_of(F.ctc_loss, args, kwargs)
     log_probs: torch.Tensor = given["log_probs"]
     return log_probs.sum((0, 2)) if given["reduction"] == "none" and log_probs.dim() == 3 else log_probs.sum()
 
 
 def _cross_entropy(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Return what has the shape of a cross entropy, of which PyTorch 2.0 has no meta kernel for smoothed labels."""
+    """Return a tensor in the shape of a cross entropy, of which PyTorch 2.0 has no meta kernel for smoothed labels."""
     return F.cross_entropy(**{**arguments_of(F.cross_entropy, args, kwargs), "label_smoothing": 0.0})
 
 
 def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """Return what has the shape of a one-hot encoding, of which PyTorch 2.0 has no meta kernel."""
+    """Return a tensor in the shape of a one-hot encoding, of which PyTorch 2.0 has no meta kernel."""
     return F.one_hot(tensor) if num_classes < 0 else tensor.new_empty((*tensor.shape, num_classes))
 
 
 def _multinomial(
     input: torch.Tensor, num_samples: int, replacement: bool = False, generator: Optional[torch.Generator] = None
 ) -> torch.Tensor:
-    """Return what has the shape of drawn indices, of which PyTorch 2.0 has no meta kernel."""
+    """Return a tensor in the shape of drawn indices, of which PyTorch 2.0 has no meta kernel."""
     return input.new_empty((*input.shape[:-1], num_samples), dtype=torch.int64)
 
 
@@ -212,7 +212,7 @@ def _zeros(meta: torch.Tensor) -> torch.Tensor:
     return torch.zeros(meta.shape, dtype=meta.dtype)
 
 
-# What tells the shapes of a function's results in its place.
+# Replacements for functions, whose results have the same shapes.
 _SHAPES: Dict[Callable[..., Any], Callable[..., Any]] = {
     F.cross_entropy: _cross_entropy,
     F.ctc_loss: _ctc_loss,

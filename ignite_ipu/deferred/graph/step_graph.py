@@ -1,4 +1,4 @@
-"""From recorded operations to a graph: what the losses of a weight update are computed from, in a comparable form."""
+"""From recorded operations to a graph: the operations that the losses of an update depend on, in a comparable form."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ignite_ipu.program.user_code import Line
 _BITS = 20
 # Where an argument comes from, as small as possible, since it is made for each in every step: results of operations are
 # numbers from 0, which `result_of` takes apart, inputs are numbers below 0 (`~position`), parameters their names, and
-# floats None, which are told by their order.
+# floats None, which are identified by their order.
 Source = Union[int, str, None]
 CALL: contextvars.ContextVar[Optional[object]] = contextvars.ContextVar("call", default=None)
 """Stands for the innermost call of an engine's step function that has not returned; None outside of all.
@@ -55,7 +55,7 @@ class StepGraph:
     Attributes:
         losses: `(operation, result)` of each loss; their sum is differentiated.
         inputs: Shape and type of each input.
-        loss: The loss if it is what the device's loss is: alone, and without dimensions.
+        loss: The loss if it is the device's own loss: the only one, and without dimensions.
     """
 
     steps: Tuple[GraphNode, ...]
@@ -86,10 +86,10 @@ class Loss:
     """A value that went backward.
 
     Attributes:
-        operations: What it is computed from, in order.
-        line: Where backward was called.
+        operations: The operations that it is computed from, in order.
+        line: The line that called backward.
         retained: Whether gradients may flow through the operations once more.
-        call: The call of an engine's step function in which that was, None outside of these.
+        call: The call of an engine's step function that did so, None outside of these.
         number: Its place in the order of losses.
     """
 
@@ -102,7 +102,7 @@ class Loss:
 
 
 class Tape:
-    """The operations of losses with what they were computed from, which outlives the update of these."""
+    """The operations of losses with their operands, which outlive the update of these."""
 
     def __init__(self, losses: Sequence[Loss]) -> None:
         self.losses = losses
@@ -128,12 +128,12 @@ class Tape:
 
 @dataclasses.dataclass(eq=False)
 class MicroBatch:
-    """Operations that belong together, and what they read from the host.
+    """Operations that belong together, and their inputs from the host.
 
     Attributes:
         graph: Their comparable form: one object for all micro-batches that compute the same.
         numbers: The floats of its arithmetic, in order.
-        parts: How many of the loop's micro-batches it is, of unlike graphs.
+        parts: Number of the loop's micro-batches in it, of unlike graphs.
     """
 
     operations: Sequence[Operation]

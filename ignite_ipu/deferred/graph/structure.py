@@ -20,7 +20,7 @@ _MOST = 4096
 
 
 class Bounded(Dict[Hashable, Any]):
-    """A dictionary for what can be found out again, which begins anew when it is full."""
+    """A dictionary for values that can be computed again; it is cleared when it is full."""
 
     def __setitem__(self, key: Hashable, value: Any) -> None:
         if len(self) >= _MOST:
@@ -46,12 +46,12 @@ def words(text: str) -> FrozenSet[str]:
 
 
 def is_tensor(value: Any) -> bool:
-    """Tell whether a value is a tensor."""
+    """Return whether a value is a tensor."""
     return isinstance(value, torch.Tensor)
 
 
 def flatten(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = is_tensor) -> Structure:
-    """Append the leaves of `value` to `leaves` and return what surrounds them.
+    """Append the leaves of `value` to `leaves` and return the structure around them.
 
     Tuples (named ones too), lists, deques, slices, mappings, namespaces and dataclasses are looked into; anything else
     that is no leaf becomes part of the structure, with its contents.
@@ -75,7 +75,7 @@ def flatten(value: Any, leaves: List[Any], is_leaf: Callable[[Any], bool] = is_t
 
 
 def is_flat(value: Any) -> bool:
-    """Tell whether `flatten` finds all tensors in a value."""
+    """Return whether `flatten` finds all tensors in a value."""
     try:
         flatten(value, [])
     except CaptureError:
@@ -119,9 +119,9 @@ def _opaque(value: Any) -> Structure:
         )
     if type(value).__module__ == "transformers.cache_utils":
         raise CaptureError(
-            f"A {type(value).__qualname__} keeps in Python what one call computes for the next, which a compiled "
-            "program does not. Call model.generate(..., use_cache=False) with inputs padded to one length, since each "
-            "length is a program of its own; or generate on the host with a copy, copy.deepcopy(unwrap_model(model))."
+            f"A {type(value).__qualname__} keeps results of one call for the next in Python, which a compiled "
+            "program does not. Call model.generate(..., use_cache=False) with inputs padded to one length: each length "
+            "is a program of its own. Or generate on the host with a copy, copy.deepcopy(unwrap_model(model))."
         )
     of_tensor = functools.partial(_held_by, value)
     found = contents(value, of_tensor)
@@ -139,7 +139,7 @@ def _opaque(value: Any) -> Structure:
 
 
 def _identity(value: Any) -> Hashable:
-    """Return what is equal for an object and those that it says it is equal to."""
+    """Return a value that is equal for objects that compare equal."""
     try:
         hash(value)
     except TypeError:
@@ -148,7 +148,7 @@ def _identity(value: Any) -> Hashable:
 
 
 def _held_by(value: Any, tensor: torch.Tensor) -> Hashable:
-    """Return what stands for a tensor within an object: the tensor, if it is a weight of a captured model."""
+    """Return the substitute of a tensor within an object: the tensor itself, if it is a weight of a captured model."""
     if parameter_of(tensor) is not None:
         return Same(tensor)
     remedy = (

@@ -17,7 +17,7 @@ from ignite_ipu.program.user_code import current_line
 
 
 def losses_ahead(update: FusedUpdate, value: Value, operations: Sequence[Operation]) -> Optional[Sequence[Loss]]:
-    """Return what has yet to go backward for an update that a value comes with; None if none can run for it."""
+    """Return the losses that have yet to go backward for the update of a value; None if no update can run for it."""
     if update.early is not None:
         update.early.check_confirmed()
         return None

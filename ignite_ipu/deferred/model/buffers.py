@@ -61,7 +61,8 @@ class BufferBook:
         self._modes, self._edits, self._weights = modes, edits, weights
         self.waiting: Dict[int, Operation] = {}
         self._replays: Dict[int, _Replay] = {}
-        # By `id`, buffers that evaluations have written since the last update: what was in each before, and when.
+        # By `id`, buffers that evaluations have written since the last update: previous contents, and time of the
+        # write.
         self._overwritten: Dict[int, _Overwritten] = {}
         self._passed: Set[int] = set()  # those that have waited while another optimizer stepped
         self._is_settling = self._has_told = False
@@ -81,7 +82,7 @@ class BufferBook:
             moved.clear()
 
     def before_read(self) -> None:
-        """Settle the pending calls for somebody who reads a buffer.
+        """Replay the pending calls before a buffer is read.
 
         Raises:
             EarlyReadError: One of them cannot be replayed on the host.
@@ -96,7 +97,7 @@ class BufferBook:
             )
 
     def before_weights_change(self) -> None:
-        """Settle the pending calls as far as possible; the others cannot be replayed any more."""
+        """Replay the pending calls that can be replayed; the others cannot be replayed any more."""
         if self.waiting:
             self._settle(self._pending())
             self._passed |= {call.number for call in self._pending()}
@@ -112,19 +113,19 @@ class BufferBook:
                 self._settle(calls, older=True)
 
     def before_registration(self, module: nn.Module, given: Any) -> None:
-        """Settle the pending calls as far as possible, before a module of theirs gets other tensors or modules."""
+        """Replay the pending calls that can be replayed, before a module of theirs gets other tensors or modules."""
         calls = [] if EAGER.is_on or self._is_settling else self.waiting.values()
         if any(call.model is not None and module in set(call.model.model.modules()) for call in calls):
             self._settle(self._pending())
 
     def before_evaluation(self, name: str) -> None:
-        """Settle the pending calls, as PyTorch evaluates with what they have written; or refuse the evaluation."""
+        """Replay the pending calls, or refuse the evaluation: PyTorch evaluates with the buffers that they write."""
         problem = self._settle(self._pending())
         if problem is not None:
             raise CaptureError(
                 f"{name} is evaluated at {current_line()}, but its call in training mode at {self._first()}, as "
-                "batch statistics are, and waits for optimizer.step(). PyTorch would evaluate with what it has "
-                f"written, and the host cannot replay it: {problem}. Evaluate after optimizer.step()."
+                "batch statistics are, and waits for optimizer.step(). PyTorch would evaluate with the buffers that "
+                f"it has written, and the host cannot replay it: {problem}. Evaluate after optimizer.step()."
             )
 
     def before_written(self, buffers: Sequence[torch.Tensor]) -> None:
@@ -170,7 +171,7 @@ class BufferBook:
         self._passed = set(self.waiting) if steps else self._passed & self.waiting.keys()
 
     def state_of(self, operations: Sequence[Operation]) -> Callable[[], None]:
-        """Return what restores the entries of operations as they are now, if their update is not made after all."""
+        """Return a function that restores the entries of operations, for the case that their update is not made."""
         numbers = [each.number for each in operations if each.number in self.waiting]
         waiting = {number: self.waiting[number] for number in numbers}
         replays = {number: self._replays[number] for number in numbers if number in self._replays}
@@ -198,10 +199,10 @@ class BufferBook:
 
     @contextlib.contextmanager
     def in_update(self, operations: Sequence[Operation]) -> Iterator[None]:
-        """Have an update in the `with` block begin with the buffers that its calls began with.
+        """Let an update in the `with` block begin with the buffers that its calls began with.
 
-        These were replayed since, or evaluations have written the buffers. What the host has then is the newest, unless
-        calls that were not replayed write the same.
+        These were replayed since, or evaluations have written the buffers. The host's values are then the newest,
+        unless calls that were not replayed write the same buffers.
         """
         began, kept = self._began_with(operations) if self._replays or self._overwritten else ({}, set())
         overwritten, self._overwritten = self._overwritten, {}
@@ -242,7 +243,7 @@ class BufferBook:
         return began, kept
 
     def settle_unused(self) -> None:
-        """Replay the calls that can be part of no update, as far as that is possible."""
+        """Replay the calls that can be part of no update, if possible."""
         for call in self._pending():
             if not _is_awaited(call):
                 ahead = [each for each in self._pending() if each.number < call.number and _write_the_same(each, call)]
@@ -267,7 +268,7 @@ class BufferBook:
         return not self._pending()
 
     def _pending(self) -> List[Operation]:
-        """Return the calls that have not been replayed, in their order; others are forgotten that nobody awaits."""
+        """Return the calls that have not been replayed, in their order; entries that no update awaits are dropped."""
         for number in list(self._replays):
             if not _is_awaited(self.waiting[number]):
                 del self._replays[number], self.waiting[number]
@@ -350,7 +351,7 @@ class BufferBook:
             del self.waiting[call.number]
 
     def _called(self, call: Operation, leaves: List[Any]) -> Any:
-        """Return what a call of a model gives on the host, which writes its buffers there."""
+        """Return the result of a model's call on the host, which writes its buffers there."""
         assert call.model is not None and call.signature.modes is not None
         loop: Any = call.model.loop
         model, modes = call.model.model, loop.modes

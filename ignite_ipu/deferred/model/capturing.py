@@ -41,7 +41,7 @@ def capture_model(
         return existing
     owners = owners_of(named_tensors(model).values())
     for part in [owner for owner in owners if owner.loop.is_untrained and _is_within(owner.model, model)]:
-        # It was asked for the shape of what it returns, or evaluated, before the model that it is a part of.
+        # It was called for the shape of its result, or evaluated, before the model that it is a part of.
         part.loop.close(optimizers=False)
         owners.discard(part)
     part_of = next((owner.loop for owner in owners if _is_within(model, owner.model)), None)

@@ -1,6 +1,6 @@
 """The class of a captured model: that of the user's model, with calls that are captured.
 
-It is for the captured object alone. Whatever else is made from it, as by `type(model)(...)`, by
+It is for the captured object alone. Anything else that is made from it, as by `type(model)(...)`, by
 `type(model).from_pretrained(...)` or as a part `model[:2]` of an `nn.Sequential`, is an ordinary model.
 """
 
@@ -37,12 +37,12 @@ def release_class(model: nn.Module) -> None:
 def capturing_class(base: Any) -> Any:
     """Return the class for captured models of a class.
 
-    Objects of it that nothing captures, such as those of its subclasses, do what those of `base` do.
+    Objects of it that are not captured, such as those of its subclasses, behave like those of `base`.
     """
 
     @brief_refusals
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # What a trace reads of a model is noted, and a look into __dict__ reads all of it.
+        # A trace notes its reads of a model, and a look into __dict__ reads all of it.
         capture = None if EAGER.is_on else self.__dict__.get(CAPTURE)
         if capture is None:
             return base.__call__(self, *args, **kwargs)
@@ -84,7 +84,7 @@ def capturing_class(base: Any) -> Any:
         return made
 
     def class_of(self: Any) -> Any:
-        return base if CAPTURE in self.__dict__ else type(self)  # which pickle compares with what is reduced to
+        return base if CAPTURE in self.__dict__ else type(self)  # pickle compares it with the reduced class
 
     members = {
         "__call__": call,
@@ -103,7 +103,7 @@ def capturing_class(base: Any) -> Any:
 
 
 def _makes_ordinary(base: Any) -> Any:
-    """Return a class of classes: those derived from `base` directly stand for `base` when objects are made or asked."""
+    """Return a metaclass: classes derived from `base` directly stand for `base` when objects are made or checked."""
     own: Any = type(base)
 
     def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -115,13 +115,13 @@ def _makes_ordinary(base: Any) -> Any:
     members = {
         "__call__": call,
         "__instancecheck__": instancecheck,
-        # What is asked of the class is not found on its objects.
+        # Attributes of the metaclass are not found on objects of the class.
         "__signature__": property(lambda cls: inspect.signature(base)),
     }
     return type(own.__name__, (own,), members)
 
 
-# Whether autocast is on for the CPU, for which versions of PyTorch ask in different ways.
+# Whether autocast is on for the CPU, which versions of PyTorch read in different ways.
 _autocasts: Callable[[], bool] = functools.partial(torch.is_autocast_enabled, "cpu")
 try:
     _autocasts()
@@ -142,7 +142,7 @@ def refuse_transforms(model: nn.Module) -> None:
         raise CaptureError(
             f"{name} was called at {current_line()} within a transform of torch.func (grad, vmap, jacrev, ...), "
             "which PyTorch makes of operations on the host; a compiled program has none. Transform a copy that is not "
-            "captured, copy.deepcopy(model) in a loop with ipu_prepare, or put what the transform computes into the "
+            "captured, copy.deepcopy(model) in a loop with ipu_prepare, or put the transform's computation into the "
             "model's forward."
         )
     if FUNCTIONAL_CALL is not None and frame_of(FUNCTIONAL_CALL) is not None:

@@ -18,12 +18,12 @@ from ignite_ipu.program.user_code import current_line
 def clip(
     update: FusedUpdate, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float, given: Any
 ) -> torch.Tensor:
-    """Clip the gradients of the coming update to a global norm; returns that of before, which comes with it.
+    """Clip the gradients of the pending update to a global norm; returns the norm before, which comes with the update.
 
     Args:
-        parameters: All that are trained; those whose norm is returned where `max_norm` is infinite.
+        parameters: All trained ones; if `max_norm` is infinite, those whose norm is returned.
         max_norm: Infinite to clip nothing.
-        given: What the loop has passed, as far as it tells where the parameters come from.
+        given: The argument of the loop, which may show the origin of the parameters.
     """
     training, found = update.training, update.training.gradients
     chosen = list(parameters) if max_norm == math.inf else None
@@ -60,9 +60,9 @@ def are_of_one_module(given: Any) -> bool:
 
 
 def _check_all(update: FusedUpdate, parameters: Iterable[torch.Tensor], given: Any) -> None:
-    """Refuse to clip some parameters only, unless it is told that they are those of the last check.
+    """Refuse to clip some parameters only, unless they are known to be those of the last check.
 
-    What tells is the module whose `parameters()` they are, else how many there are; and which weights are trained.
+    They are identified by the module whose `parameters()` they are, else by their number; and by the trained weights.
     """
     told: Any = None
     if are_of_one_module(given) and given.gi_frame is not None:

@@ -1,6 +1,6 @@
-"""Updates that ran before their `optimizer.step()`, because somebody read a value that comes with them.
+"""Updates that ran before their `optimizer.step()`, because a value that comes with them was read.
 
-Until that step comes, PyTorch would have the weights of before; the device has those of after.
+Until that step, PyTorch would have the previous weights; the device has the updated ones.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ def _stay(reason: str) -> None:
 
 @dataclasses.dataclass(eq=False)
 class EarlyUpdate:
-    """An update that ran early, for the value read at a line; to call it refuses to show what the update has changed.
+    """An update that ran early, for the value read at a line.
+
+    Calling it refuses access to the changed weights and state.
 
     Attributes:
-        back: The state of before, if the update can be taken back.
-        stepped: When the update before ran, by `CLOCK`.
+        back: The previous state, if the update can be undone.
+        stepped: Time of the previous update, by `CLOCK`.
         made: The losses of the update as they were, if they are kept.
         awaited: Whether it ran even before `backward()`, which is still to come.
     """
@@ -42,8 +44,8 @@ class EarlyUpdate:
         """Refuse to go on without the `backward()` that the update ran ahead of."""
         if self.awaited:
             raise CaptureError(
-                f"The value read at {self.line} made the update run before backward(), since in the step before its "
-                f"loss went backward next, and now, at {current_line()}, that has not happened: the weights on the "
+                f"The value read at {self.line} made the update run before backward(), since in the previous step "
+                f"its loss went backward next. Now, at {current_line()}, that has not happened: the weights on the "
                 "device have an update that PyTorch would not have made. Read values after backward(), or load the "
                 "last checkpoint and leave a loop that skips updates to the host."
             )
@@ -70,7 +72,7 @@ class EarlyUpdate:
         return f"The value read at {self.line} made an update run before its step(), and another's is made at {line}."
 
     def error(self, rest: str) -> CaptureError:
-        """Return the error for what does not go with the update; `rest` says what it is and what to do."""
+        """Return the error for an action that does not fit the update; `rest` names it and the way out."""
         return CaptureError(f"The value read at {self.line} made the update run before optimizer.step(), and {rest}")
 
     def __call__(self) -> None:
@@ -80,6 +82,6 @@ class EarlyUpdate:
             return
         raise self.error(
             f"now weights or optimizer state are used at {current_line()}, to read, save or evaluate them. PyTorch "
-            "would have those of before the update. Call optimizer.step() first, or read the value after "
+            "would have the previous ones. Call optimizer.step() first, or read the value after "
             "optimizer.step()."
         )

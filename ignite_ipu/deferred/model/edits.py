@@ -1,8 +1,7 @@
 """Writes of the loop into weights and buffers around an update.
 
 PyTorch has computed a loss when the loop writes into weights after it; the device computes it together with the update,
-from the weights of that moment. An update on the host computes gradients with the weights of before, where these were
-kept.
+from the weights of that moment. An update on the host computes gradients with the previous weights, if these were kept.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from ignite_ipu.session.weights.tracker import Weights
 
 
 class WeightEdits:
-    """Moments at which a loop's weights were written last, as far as its recorded operations can tell.
+    """Tracks when a loop's weights were last written, relative to its recorded operations.
 
     Attributes:
-        keeps: Whether values of before are kept, for `take`.
+        keeps: Whether previous values are kept, for `take`.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -53,7 +52,7 @@ class WeightEdits:
         self._written.update({id(tensor): CLOCK.now for tensor in tensors})
 
     def look(self) -> None:
-        """Look for edits; what is recorded from now on is computed from the current weights."""
+        """Look for edits; operations recorded from now on use the current weights."""
         self._weights.notice_edits()
         found, self._found = self._found, []
         written, self._written = self._written, {}
@@ -105,9 +104,9 @@ class WeightEdits:
     def check(
         self, operations: Iterable[Operation], loop: CapturedLoop, what: str = "The update", unless_kept: bool = False
     ) -> None:
-        """Refuse an update, or a read, of what was computed from other weights than the current ones.
+        """Refuse an update, or a read, of operations on other weights than the current ones.
 
-        With `unless_kept`, the values of before may be known instead.
+        With `unless_kept`, it is enough that the previous values are known.
         """
         self.look()
         for operation in operations:
@@ -116,7 +115,7 @@ class WeightEdits:
             weights = [leaf for leaf in operation.leaves if isinstance(leaf, Input) and leaf.parameter is not None]
             if weights or operation.model is not None:
                 raise CaptureError(
-                    f"{what} at {current_line()} is of what was computed at {operation.line}, and weights or buffers "
+                    f"{what} at {current_line()} uses values computed at {operation.line}, and weights or buffers "
                     f"of {loop.name} were written after that. The device computes a loss and its update together, "
                     "from the weights of the update. Write into weights after optimizer.step(), or before the model "
                     "is called. An optimizer of two steps, as sharpness-aware minimisation (SAM) has, runs with "

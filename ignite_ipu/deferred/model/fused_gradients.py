@@ -1,4 +1,4 @@
-"""The gradients of a loop whose updates are fused: the device has them, and the gradient book tells of which losses."""
+"""The gradients of a loop whose updates are fused: the device has them, and the gradient book has their losses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FusedGradients:
     """The gradients of a loop whose updates are fused.
 
     Attributes:
-        books: The book, what shows its gradients, and the updates that use them.
+        books: The book, the views of its gradients, and the updates that use them.
     """
 
     def __init__(self, loop: Loop) -> None:

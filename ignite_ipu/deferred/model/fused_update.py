@@ -1,4 +1,4 @@
-"""Weight updates by one optimizer: what has gone backward since the last, and when the next runs."""
+"""Weight updates by one optimizer: the losses since the last one, and the time of the next."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ORDER = itertools.count(1)
 
 @dataclasses.dataclass(eq=False)
 class Books:
-    """The gradients of a loop whose updates are fused, and what shows them.
+    """The gradients of a loop whose updates are fused, and their views.
 
     Attributes:
         updates: The updates by each optimizer; one by all parameters until optimizers are known.
@@ -121,7 +121,7 @@ class FusedUpdate:
         self.shown = 0
         self.reach: Reach = Everything()
         self.stepped = self.order = 0
-        # What tells that an optimizer holds the same as before, the ids of that, and what of it is no loop's.
+        # A key that changes with the parameters of an optimizer, their ids, and the parameters that belong to no loop.
         self._held: Tuple[Any, FrozenSet[int], Sequence[torch.Tensor]] = ((), frozenset(), ())
         self.older = OlderWeights()
 
@@ -182,7 +182,7 @@ class FusedUpdate:
 
     @property
     def is_known(self) -> bool:
-        """True if all that went backward for the coming update was computed for those of other optimizers."""
+        """True if all losses of the pending update were computed for those of other optimizers."""
         return all(loss.value.operation.done for loss in self.pending)
 
     def go_on_from(self, before: FusedUpdate) -> None:
@@ -224,7 +224,7 @@ class FusedUpdate:
             if operation.number <= self.stepped and not operation.done and self.reach.uses(operation):
                 raise CaptureError(
                     f"The loss that goes backward at {loss.line} was computed at {operation.line}, and its weights "
-                    "have been updated since. PyTorch computes gradients with the weights of then, or refuses it, and "
+                    "have been updated since. PyTorch computes gradients with the previous weights, or refuses it, and "
                     "a device computes a loss together with its update. Call the model again after optimizer.step()."
                 )
         for each in chosen:
@@ -240,7 +240,7 @@ class FusedUpdate:
             USES.difference_update(loss.operations)
 
     def step(self) -> None:
-        """Make the update of what went backward; a CaptureError if a fused update cannot."""
+        """Make the update of the losses that went backward; raises a CaptureError if a fused update cannot."""
         if self.early is not None:
             self.early.check_confirmed()
             link = self.training.link
@@ -287,7 +287,7 @@ class FusedUpdate:
         reason = obstacle(entries, losses, training, self.books.views)
         reason = training.averaging.obstacle(training.own) if reason is None else reason
         if reason is None and len(self.books.updates) > 1 and self.is_watched:
-            # The weights of before are to be kept, and the device has those of another optimizer's update.
+            # The previous weights are to be kept, and the device has those of another optimizer's update.
             early = [other.early for other in self._others if other.early is not None]
             reason = next((each.between(current_line()) for each in early if each.can_be_taken_back), None)
         if reason is not None:
@@ -296,7 +296,7 @@ class FusedUpdate:
 
     @property
     def is_watched(self) -> bool:
-        """True if the coming update is one of the first of a loop that may go on with updates on the host."""
+        """True if the pending update is one of the first of a loop that may go on with updates on the host."""
         return self.loop.now.updates.may_leave and self.books.history.watches(self.books.updates.index(self))
 
     @property
@@ -336,7 +336,7 @@ class FusedUpdate:
     def cleared(self, dropped: Sequence[Loss]) -> None:
         """Follow gradients that were cleared, by which losses were dropped that no update will be made of."""
         if self.early is not None and self.early.awaited:
-            # They were gradients of before, and those of the update come with its `backward()`.
+            # They were the previous gradients; those of the update come with its `backward()`.
             return
         if all(entry.used is None and entry.zeros is None for entry in self.entries):
             self.training.forget_losses()
@@ -395,7 +395,7 @@ class FusedUpdate:
         return made
 
     def _run_beside_others(self, losses: Sequence[Loss], chosen: Sequence[Loss]) -> None:
-        """Run an update, and keep what the updates of other optimizers need of the operations and weights of now."""
+        """Run an update, and keep the operations and current weights that updates of other optimizers need."""
         weights, others = self.loop.session.weights, self._others
         if not others:
             self.training.run(losses)

@@ -126,8 +126,7 @@ class FusedUpdates:
             return
         if not reached:
             raise CaptureError(
-                f"The loss at {loss.line} trains no weights that an optimizer holds: its gradients would be used by "
-                "nobody."
+                f"The loss at {loss.line} trains no weights that an optimizer holds: its gradients would stay unused."
             )
         for update in reached:
             update.backward(loss)
@@ -142,7 +141,7 @@ class FusedUpdates:
         calls = [each for each in operations if each.model is not None]
         written = not all(map(self._loop.edits.older_than, calls))
         if self.may_leave and (written or any(map(self.are_stale, calls))):
-            self.leave_device(f"A value is read at {current_line()} that was computed with weights of before.")
+            self.leave_device(f"A value is read at {current_line()} that was computed with previous weights.")
             return self._loop.updates.read(value, operations)
         if any(map(self.are_stale, calls)):
             return None
@@ -193,7 +192,7 @@ class FusedUpdates:
             return
         every = before.books.updates
         for update in every:
-            # Of several optimizers each goes on; else one may follow that holds the weights of now.
+            # Several optimizers each go on; a single one may be followed by another that holds the current weights.
             optimizer = update.training.optimizer if before.take_turns else None
             now = self.books.updates[0] if optimizer is None else self.update_of(optimizer)
             now.go_on_from(update)

@@ -16,7 +16,7 @@ from ignite_ipu.program.user_code import Line, current_line
 
 
 def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torch.Tensor]:
-    """Return the gradient of a parameter as PyTorch has it now, if any; the update runs for it if need be."""
+    """Return the gradient of a parameter as PyTorch has it now, if any; the update runs for it if needed."""
     training, entry = update.training, _entry_of(update, parameter)
     if update.loop.now.updates.may_leave and entry is not None and not (entry.used and update.has_returned):
         update.loop.now.updates.leave_device(f"Gradients are read at {current_line()}.")
@@ -26,7 +26,7 @@ def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torc
         if not update.makes_all and (update.uncleared or not training.expects(update.reach.chosen(update.pending))):
             raise CaptureError(
                 f"A gradient is read at {line} of a loss that went backward at {update.pending[-1].line}, for one of "
-                "several optimizers, before its step(): what else its update is of is not known. Read it after "
+                "several optimizers, before its step(): the other losses of its update are unknown. Read it after "
                 f"that step(). {ON_THE_HOST}"
             )
         update.check()
@@ -51,9 +51,9 @@ def _entry_of(update: FusedUpdate, parameter: torch.Tensor) -> Optional[Entry]:
 
 
 def show_host_gradients(update: FusedUpdate, line: Line) -> bool:
-    """Have the host compute the gradients of what went backward so far, where more may follow before the update.
+    """Compute the gradients of the losses so far on the host, if more may follow before the update.
 
-    False if the update can run for them: it is complete, by what is known of the loop.
+    Returns False if the update can run for them: by the known behaviour of the loop, it is complete.
     """
     complete = incomplete(update.loop) is None and update.loop.updates.accumulates is False
     if complete or not update.makes_all or not update.loop.computes_on_host(line):

@@ -1,4 +1,4 @@
-"""`parameter.grad` of a captured model: what the gradient book says, and refusals of gradients that are the host's."""
+"""`parameter.grad` of a captured model: entries of the gradient book, and refusals of the host's own gradients."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class GradientSource(Protocol):
 
 
 class GradientViews:
-    """Shows the gradients of a captured model's parameters, each as a `DeviceGradient` from when it is asked for.
+    """Shows the gradients of a captured model's parameters, each as a `DeviceGradient` from its first read on.
 
     Gradients of the host are looked for in all parameters where code had one of them since the last look, or autograd
     has recorded functions of them on the host. Else they can come unnoticed only by graphs that were recorded before
-    the capture, or where functions of tensors of other classes hide the weights: parameters are asked in turns.
+    the capture, or where functions of tensors of other classes hide the weights: parameters are checked in turns.
 
     Args:
         model: The model whose parameters these are of.
@@ -115,7 +115,7 @@ class GradientViews:
             raise CaptureError(
                 f"At {current_line()}, {name} of shape {tuple(parameter.shape)} has a gradient that the host has "
                 "computed or set. The device's update would not use it, so it would be lost. Compute the loss from "
-                "what the model returns in training mode; a penalty on its weights, in its forward. To drop the "
+                "the model's output in training mode; a penalty on its weights, in its forward. To drop the "
                 "gradient, set parameter.grad = None."
             )
 
@@ -131,7 +131,7 @@ class GradientViews:
         found = {id(parameter): name for name, parameter in self._of_the_host(own)}
         if not found:
             return
-        # Nobody uses the gradients of what no optimizer holds; one that is not known yet may hold any.
+        # Gradients of parameters that no optimizer holds are unused; an optimizer that is not known yet may hold any.
         held = held_parameters()
         if held.isdisjoint(id(parameter) for _, parameter in self._named) or not held.isdisjoint(found):
             raise CaptureError(

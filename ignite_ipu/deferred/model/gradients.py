@@ -1,6 +1,6 @@
 """The gradient book of a captured loop: what `parameter.grad` holds by PyTorch's rules, for every parameter.
 
-Gradients stay on the device. The book says of which losses they are, and where they were cleared or used. Clearing,
+Gradients stay on the device. The book records their losses, and the lines that cleared or used them. Clearing,
 `backward()`, clipping and `optimizer.step()` change entries of the book and nothing else.
 """
 
@@ -26,7 +26,7 @@ class Entry:
         used: Where an update used gradients that are still there.
         made: The losses of that update as they were, if they are kept.
         clip: The norm that the used gradients were clipped to, None for none.
-        unknown: Why the values of the gradients cannot be told any more, if so.
+        unknown: Reason why the values of the gradients are lost, if they are.
     """
 
     ids: FrozenSet[int]
@@ -63,7 +63,7 @@ class GradientBook:
     def __init__(self, ids: Iterable[int] = ()) -> None:
         self.all = frozenset(ids)
         self.entries = [Entry(self.all)]
-        # What two sets of parameters have in common, and what the first has alone.
+        # The intersection of two sets of parameters, and the rest of the first.
         self._relations: Dict[Tuple[FrozenSet[int], FrozenSet[int]], Tuple[FrozenSet[int], FrozenSet[int]]] = {}
 
     def of(self, ids: FrozenSet[int]) -> List[Entry]:
@@ -111,7 +111,7 @@ class GradientBook:
         return [loss for loss in before if id(loss) not in kept]
 
     def copy(self) -> List[Entry]:
-        """Return copies of all entries, which what follows does not change."""
+        """Return copies of all entries, which later changes do not reach."""
         return [entry.with_ids(entry.ids) for entry in self.entries]
 
     def add(self, ids: FrozenSet[int], loss: Loss) -> None:

@@ -1,8 +1,8 @@
-"""The first updates of a loop, which can still be made on the host: what a change of the kind of update needs.
+"""The first updates of a loop, kept so that the host can make them again when updates move there.
 
-A device makes forward, backward and the update together. Whether the loop looks at the gradients afterwards, uses them
-again, or leaves out the step, shows later. So weights are kept before each of the first updates until its gradients are
-cleared, and its losses with everything that they were computed from.
+A device makes forward, backward and the update together. Only later does a loop show whether it reads the gradients,
+uses them again, or leaves out the step. So the weights before each of the first updates are kept until its gradients
+are cleared, and so are its losses with all their operands.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _NUMBERS = itertools.count()
 
 
 class Made:
-    """A loss whose update has run, with its operations as they were and the weights of before.
+    """A loss whose update has run, with its operations as they were and the weights before the update.
 
     Attributes:
-        number: Of updates made later, greater.
+        number: Greater for later updates.
     """
 
     def __init__(self, loss: Loss, before: Older) -> None:
@@ -54,7 +54,7 @@ class Made:
 
     @property
     def weights(self) -> Values:
-        """The weights and buffers of before, without the buffers that the loss writes."""
+        """The previous weights and buffers, without the buffers that the loss writes."""
         operations = self.loss.operations
         written = {id(buffer) for each in operations for buffer in written_buffers(each).values()}
         return [(tensor, value) for tensor, value in self._before.values if id(tensor) not in written]
@@ -77,7 +77,7 @@ class History:
         self.kept: List[Older] = []
 
     def watches(self, number: int) -> bool:
-        """Return whether the coming update of a number, one of several optimizers', is one of the first."""
+        """Return whether the pending update of a number, one of several optimizers', is one of the first."""
         return self._left.get(number, WATCHED) > 0
 
     def keep(self, session: IPUSession, number: int) -> Optional[Older]:

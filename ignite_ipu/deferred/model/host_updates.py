@@ -178,7 +178,7 @@ class HostUpdates:
         if written and saved_by([loss], written):
             raise CaptureError(
                 f"The loss goes backward at {loss.line}, and memory of weights was written after it was computed, as "
-                "parameter.data is. PyTorch would compute gradients from results of before with weights of after. "
+                "parameter.data is. PyTorch would compute gradients from earlier results with later weights. "
                 "Write into weights after backward(), or under torch.no_grad(), which PyTorch checks."
             )
 
@@ -188,7 +188,7 @@ class HostUpdates:
         self._release_older()
 
     def _release_older(self) -> None:
-        """Discard weights of before that nothing which may go backward was computed with."""
+        """Discard previous weights that no loss which may still go backward depends on."""
         if self._older:
             first = min((each.number for each in self._pending()), default=None)
             self._older = [] if first is None else [each for each in self._older if each.taken >= first]
@@ -264,7 +264,7 @@ class HostUpdates:
             operation.settle([tensor.detach() for tensor in tensors])
 
     def read(self, value: Value, operations: Sequence[Operation]) -> Optional[Closure]:
-        """Return what computes a value before `backward()`, with the gradients of the loss that it probably is of."""
+        """Return a function that computes a value before `backward()`, with the gradients of its expected loss."""
         loss = expected_loss(value, current_line())
         if loss is None or not {each for each in operations if not each.done} <= set(loss.operations):
             return None
@@ -353,10 +353,10 @@ class HostUpdates:
             self._older.append(Older(CLOCK.now, [(each, plain(each).clone()) for each in held]))
 
     def _values_then(self, operations: Sequence[Operation]) -> Values:
-        """Return the weights that have changed since operations were recorded, with the values of then."""
+        """Return the weights that have changed since operations were recorded, with their values at that time."""
         if not self._changed or operations[0].number > self._last_change:
             return []
-        # By the id of a weight: what the operations before have used of it, None for what is there now.
+        # By the id of a weight: the value that earlier operations have used, None for the current one.
         used: Dict[int, Any] = {}
         for operation in operations:
             # An update begins with the buffers that a replayed call began with.
@@ -372,8 +372,8 @@ class HostUpdates:
                 if lost or used.setdefault(key, then) is not then:
                     raise CaptureError(
                         f"The loss that goes backward at {current_line()} is computed at {operation.line} with weights "
-                        "that have changed since or before, and the values of then are not known, or the loss is "
-                        "computed with others, too. A device call has one set of weights. Call backward() before "
+                        "that have changed since or before, and their values at that time are unknown, or the loss "
+                        "is computed with others, too. A device call has one set of weights. Call backward() before "
                         "optimizer.step(), or compute everything anew after it."
                     )
         return [pair for pair in used.values() if pair is not None]

@@ -40,7 +40,7 @@ def join(loops: Sequence[Loop], reason: str) -> Loop:
     for loop in loops:
         if isinstance(loop.updates, FusedUpdates) and loop.updates.books.awaits_backward:
             loop.updates.leave_device(f"Models are joined at {current_line()}, after an update ran for a read of one.")
-        # What has been trained alone goes on together with the others.
+        # A model that was trained alone goes on together with the others.
         loop.updates.forget_programs()
     module = JoinedModels(tops)
     requests = {
@@ -53,10 +53,10 @@ def join(loops: Sequence[Loop], reason: str) -> Loop:
 
 
 def joined_by_optimizers(models: Sequence[CapturedModel], line: Line) -> List[Loop]:
-    """Return the loops of models, joined as far as they have an optimizer or the loss at a line in common.
+    """Return the loops of models, joined if they share an optimizer or the loss at a line.
 
-    They know their optimizers then. Of several optimizers of the same weights the one counts that could train the
-    models alone; which one does, its `step()` says.
+    Their optimizers are known then. Of several optimizers of the same weights, the one counts that could train the
+    models alone; `step()` shows which one does.
     """
     optimizers = list(OPTIMIZERS)
     for optimizer in optimizers:
@@ -73,7 +73,7 @@ def joined_by_optimizers(models: Sequence[CapturedModel], line: Line) -> List[Lo
 
 
 def trained_by(optimizer: torch.optim.Optimizer) -> Optional[FusedUpdate]:
-    """Return the update by an optimizer, as far as it is known; None where its weights have another, or none yet."""
+    """Return the known update by an optimizer; None if its weights have another, or none yet."""
     loops = loops_of(held_tensors(optimizer))
     every = [loop.updates for loop in loops if isinstance(loop.updates, FusedUpdates)]
     return next(

@@ -27,12 +27,12 @@ _SENTENCE_END = re.compile(r"(?<=\.)\s(?=[A-Z])")
 
 
 def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) -> None:
-    """Make the updates of a captured loop on the host from here on, with everything that the books have of gradients.
+    """Make the updates of a captured loop on the host from here on, with all gradients in the books.
 
     Args:
         books: Those of the fused updates.
         on_host: The updates on the host, which have followed the calls so far.
-        reason: What fused updates cannot express, as a sentence.
+        reason: The obstacle for fused updates, as a sentence.
 
     Raises:
         CaptureError: Gradients are needed that cannot be computed any more. The loop is as it was.
@@ -89,9 +89,9 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
 
 
 def _plan(book: GradientBook) -> List[Tuple[Loss, Any, Any]]:
-    """Return each loss that gradients are of, with the ids of their parameters, and with what it was computed from.
+    """Return each loss of the gradients, with the ids of their parameters, and with its operations.
 
-    They are in the order in which they went backward, as a later one may free what an earlier one retains.
+    They are in the order in which they went backward, as a later one may free a graph that an earlier one retains.
     """
     found: Dict[int, Tuple[Loss, Any, Any]] = {}
 
@@ -132,8 +132,8 @@ def _check_known(loop: Loop, books: Books) -> None:
             why = entry.unknown or f"they are those of the update made at {entry.used}, and were on the device"
             raise CaptureError(
                 f"Gradients are used at {current_line()} that nothing has cleared, and {why}. Only the first updates "
-                "of a loop can be made again on the host: let the loop do in its first updates what it does later, or "
-                "set IPUConfig(update='host'); or call optimizer.zero_grad() after every optimizer.step()."
+                "of a loop can be made again on the host: let its first updates do the same as later ones, or set "
+                "IPUConfig(update='host'); or call optimizer.zero_grad() after every optimizer.step()."
             )
 
 

@@ -1,4 +1,4 @@
-"""One captured loop: the models that are trained together, the books of what they write, and their updates."""
+"""One captured loop: the models that are trained together, the books of their writes, and their updates."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Updates(Protocol):
 
     @property
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """The optimizers, as far as they are known."""
+        """The known optimizers."""
 
     @property
     def take_turns(self) -> bool:
@@ -135,7 +135,7 @@ class Updates(Protocol):
         """Let a loss go backward."""
 
     def read(self, value: Value, operations: Sequence[Operation]) -> Optional[Callable[[], None]]:
-        """Return what computes a value before its `optimizer.step()`; None if nothing can."""
+        """Return a function that computes a value before its `optimizer.step()`; None if there is no way."""
 
     def run_ahead(self, ids: AbstractSet[int], losses: Sequence[Loss]) -> None:
         """Make the update of parameters, by their ids, before its step; losses go backward for it before."""
@@ -183,19 +183,19 @@ class Setup:
 
 
 class Loop:
-    """The captured models that are trained together, the books of what they write, and their updates.
+    """The captured models that are trained together, the books of their writes, and their updates.
 
     Args:
         module: The module that PopTorch compiles: the one model, or one of all models.
         tops: The modules of the models that are no parts of others of the loop.
-        places: Requests for the IPUs of the models, by their paths; as the configuration says for one model when None.
+        places: Requests for the IPUs of the models, by their paths; if None, the configuration's for one model.
 
     Attributes:
         now: The loop that this one has become a part of, or this one.
         withheld: The update that was made before its step, whose weights are not shown.
         models: The captured models, parts of others included.
         modes: The modes of the module.
-        edits, buffers: What was written on the host, and the book of buffers that calls write.
+        edits, buffers: Writes on the host, and the book of buffers that calls write.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class Loop:
         session.weights.watch_parameters()
 
     def guide(self, session: IPUSession) -> None:
-        """Let a session, which may be that of an engine over a part, go by what is captured."""
+        """Connect a session, which may be that of an engine over a part, to the captured models."""
         shown, records = self.updates.gradients.shown, session is self.session
         session.hooks.follow_by(LoopFollower(self.name, self.buffers, self.edits, shown, self.withheld, records))
 
@@ -361,7 +361,7 @@ class Loop:
         return not (self.updates.are_stale(call) or self.buffers.waits_for_others(call))
 
     def check_weights(self) -> None:
-        """Notice what was written into weights; refuse to compute with them where the device is ahead of the loop."""
+        """Record writes into weights; refuse to compute with them if the device is ahead of the loop."""
         self.session.hooks.check_shown()
         self.edits.look()
 
@@ -378,7 +378,8 @@ class Loop:
         """End the capture: the models and optimizers are ordinary ones again, with the newest weights and state.
 
         Args:
-            optimizers: Whether the optimizers are ordinary again, too, which may hold what else is captured.
+            optimizers: Whether the optimizers become ordinary again, too; they may hold parameters of other captured
+                models.
 
         Raises:
             SessionError: Something on the device could not be copied; the capture has ended all the same.

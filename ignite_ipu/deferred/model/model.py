@@ -134,7 +134,7 @@ class CapturedModel:
         if own - held_parameters():
             raise CaptureError(
                 f"The loss that goes backward at {current_line()} is computed from parameters that no optimizer holds "
-                "and no captured model has. Prepare what they are of, or call requires_grad_(False) on them."
+                "and no captured model has. Prepare their model, or call requires_grad_(False) on them."
             )
         held = [each for each in map(held_tensors, list(OPTIMIZERS)) if not own.isdisjoint(map(id, each))]
         loose = {id(each): each for each in itertools.chain(weights, *held) if parameter_of(each) is None}

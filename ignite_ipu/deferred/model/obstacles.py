@@ -78,14 +78,14 @@ def _reached_entries(entries: Sequence[Entry], pending: Sequence[Loss], training
 
 
 def refuse_spent(loss: Loss) -> None:
-    """Refuse a loss whose gradients would flow through what an update was made of that has run."""
+    """Refuse a loss whose gradients would flow through operations of an update that has run."""
     spent = {each: leaf.spent for each in loss.operations for leaf in each.leaves if type(leaf) is Input and leaf.spent}
     for operation in gradient_path(loss.value) if spent else ():
         if operation in spent:
             raise CaptureError(
                 f"The loss at {loss.line} is computed from a value of {spent[operation]}, of which an update has run. "
                 "PyTorch would go backward through that a second time: an error without retain_graph=True, and with "
-                "it gradients by the weights of then, in a graph that grows from step to step, as in reinforcement "
-                "learning. On a device each update is a program of its own. Compute with value.detach() where the "
-                "number alone is meant, or call optimizer.step() once, after all that the loss is computed from."
+                "it gradients by the previous weights, in a graph that grows from step to step, as in reinforcement "
+                "learning. On a device each update is a program of its own. Compute with value.detach() if only the "
+                "number is needed, or call optimizer.step() once, after all operations of the loss."
             )

@@ -93,7 +93,7 @@ class HeldWeights(SessionHooks):
         self._begin()
 
     def record(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return what is recorded, `NotImplemented` for what the host computes."""
+        """Return the recorded result, or `NotImplemented` if the host computes it."""
         self._alone = self._alone or any(parameter_of(each) is not None for each in self._parameters)
         return record_on_weights(func, args, kwargs) if self._alone else NotImplemented
 
@@ -229,7 +229,7 @@ def _add_param_group(self: torch.optim.Optimizer, param_group: Dict[str, Any]) -
         update.train_held()
 
 
-# Schedulers wrap the step of their optimizer to learn whether it was called, and warn when they find another one. The
-# link to the device's optimizer tells them instead.
+# Schedulers wrap the step of their optimizer to detect its calls, and warn when they find another one. The link to the
+# device's optimizer reports calls instead.
 for _mark in marks_of_step():
     setattr(_step, _mark, True)

@@ -28,18 +28,18 @@ class SharedWeights(CaptureError):
 class RecordedCalls:
     """The calls of one captured model.
 
-    What a call returns and writes is found out by the first of its kind; modes of the model and whether gradients are
-    enabled are what distinguishes calls beside their arguments.
+    The first call of a kind shows the results and writes of all. Kinds differ in the arguments, the modes of the model,
+    and whether gradients are enabled.
     """
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._is_set_up = False
-        # Beginning with the one that was asked for last.
+        # Beginning with the one that was used last.
         self._known: List[Tuple[ModesThen, bool, Signatures]] = []
 
     def record(self, args: Tuple[Any, ...], kwargs: Dict[str, Any], grad: bool) -> Any:
-        """Record a call, with gradients enabled or not, and return what it will give."""
+        """Record a call, with gradients enabled or not, and return its deferred result."""
         loop: Loop = self._model.loop
         line = current_line(above=4)
         loop.edits.look()
@@ -95,7 +95,7 @@ class RecordedCalls:
             return signature, leaves
 
     def _called_on_host(self, structure: Structure, leaves: List[Any]) -> HostCall:
-        """Find out what the model returns and writes by calling it on the host, without a trace there."""
+        """Find the results and writes of the model by calling it on the host, without lasting effects."""
         model, loop, name = self._model.model, self._model.loop, self._model.name
         owners = {found[0].loop for found in map(parameter_of, model.parameters()) if found is not None} - {loop}
         if owners:

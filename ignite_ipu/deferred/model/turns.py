@@ -1,7 +1,8 @@
-"""Programs of several optimizers over the same models: what each computes, and needs of the steps that others made.
+"""Programs of several optimizers over the same models: the operations of each, and its needs of others' steps.
 
-Each optimizer's step is a program of its own, which computes everything that leads to its weights. An operation that
-two of them need, as a generator's call for the discriminator's update and then for its own, runs in both.
+Each optimizer's step is a program of its own, which computes everything that its weights' losses depend on. An
+operation that two of them need, as a generator's call for the discriminator's update and then for its own, runs in
+both.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Values = List[Tuple[torch.Tensor, Optional[torch.Tensor]]]
 
 
 class Reach:
-    """Finds what a loss computes from the weights of one optimizer, by the ids of the parameters that it holds."""
+    """Finds the operations of a loss that depend on one optimizer's weights, given by the ids of its parameters."""
 
     def __init__(self, own: FrozenSet[int]) -> None:
         self.own = own
@@ -38,9 +39,9 @@ class Reach:
         return self._call(operation)[0] or any(map(self._has, operation.leaves))
 
     def trained(self, loss: Loss) -> Optional[Loss]:
-        """Return a loss with those operations alone that an update by this optimizer makes; None if it reaches none.
+        """Return a loss with only the operations of an update by this optimizer; None if it reaches none.
 
-        What does not lead to its weights and is known has its values from the update that computed it.
+        A known operation that does not lead to its weights keeps the values from the update that computed it.
         """
         leads: Dict[Operation, bool] = {}
 
@@ -57,9 +58,9 @@ class Reach:
             return None
         if last.done and not last.live:
             raise CaptureError(
-                f"The loss that went backward at {loss.line} was computed by an update that has run, and what it was "
-                "computed from is gone. Call backward(retain_graph=True) where gradients flow through it again, as "
-                "PyTorch asks for."
+                f"The loss that went backward at {loss.line} was computed by an update that has run, and its "
+                "operations are gone. Call backward(retain_graph=True) if gradients flow through it again, as PyTorch "
+                "requires."
             )
         found = reached(
             [last],
@@ -159,7 +160,7 @@ class OlderWeights:
             known = self._kept.get(reach)
             if known is None or any(operation.number > known.taken for operation in used):
                 raise CaptureError(
-                    f"The update at {current_line()} needs what was computed at {stale[0].line} with weights that "
+                    f"The update at {current_line()} needs values computed at {stale[0].line} with weights that "
                     "another optimizer has changed since, and a device computes a loss together with its update. "
                     "Compute it after that optimizer's step(), or call backward() on it before, and step() of both "
                     "without another in between."
@@ -174,9 +175,9 @@ def keep_buffers(
     keeps: Callable[[Operation], bool],
     weights: Weights,
 ) -> None:
-    """Keep what is in the buffers that calls write, where they may run again for the update of another optimizer.
+    """Keep the contents of the buffers that calls write, if they may run again for another optimizer's update.
 
-    Other updates wait for what is `awaited`; `keeps` tells whether gradients may flow through an operation once more.
+    Other updates wait for the `awaited` operations; `keeps` returns whether gradients may flow through one once more.
     """
     device = set(operations)
     written: Set[int] = set()
@@ -192,7 +193,7 @@ def keep_buffers(
 
 
 def begin_again(operations: Sequence[Operation]) -> Values:
-    """Return the buffers that calls write that have run before, with what was there then: they write them once."""
+    """Return the buffers of calls that have run before, with their contents at that time: they are written once."""
     again = [operation for operation in operations if operation.done]
     for operation in again:
         if draws(operation) and not operation.signature.warned:
@@ -222,7 +223,7 @@ def begin_again(operations: Sequence[Operation]) -> Values:
 
 
 def forget(operations: Iterable[Operation]) -> None:
-    """Let go of what operations were computed from, through which no gradients flow any more."""
+    """Release the operands of operations through which no gradients flow any more."""
     for operation in operations:
         if operation.done:
             operation.finish()
@@ -256,7 +257,7 @@ def written_buffers(operation: Operation) -> Dict[str, torch.Tensor]:
 
 
 def is_statistic(operation: Operation, name: str) -> bool:
-    """Tell whether a buffer is a batch statistic, which nothing reads that a call in training mode computes."""
+    """Return whether a buffer is a batch statistic, which nothing reads that a call in training mode computes."""
     model: Any = operation.model
     return isinstance(model.model.get_submodule(name.rpartition(".")[0]), NormWithStatistics)
 

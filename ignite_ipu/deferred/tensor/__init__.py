@@ -1,1 +1,1 @@
-"""The deferred tensor, and what functions do with one."""
+"""The deferred tensor, and the functions that take one."""

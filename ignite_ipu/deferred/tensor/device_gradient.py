@@ -27,12 +27,12 @@ ON_THE_HOST = (
     "IPUAccelerator (under ignite-ipu run no copy goes backward). A loss that is computed from them is trained on the "
     "host."
 )
-# Weakly, what returns the value of a parameter's gradient, for which the update runs if it has not; None where PyTorch
-# has none.
+# Weakly, a function that returns the value of a parameter's gradient, and runs the update first if needed; None if
+# PyTorch has none.
 GradientSource = Callable[[], Optional[Callable[[torch.Tensor], Optional[torch.Tensor]]]]
-# What converts or moves the parameters of a module, each with its gradient.
+# Functions that convert or move the parameters of a module, each with its gradient.
 _CLIPPING = [inspect.unwrap(clip).__code__ for clip in (nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_)]
-# Without what PyTorch's dispatcher asks of a tensor, which has no memory here.
+# Without the names that PyTorch's dispatcher looks up on a tensor, which has no memory here.
 _METADATA = METADATA - words("dense_dim sparse_dim is_pinned is_same_size result_type")
 _ATTRIBUTES = _METADATA | {"requires_grad", "grad", "grad_fn"}
 
@@ -74,8 +74,8 @@ class DeviceGradient(torch.Tensor):
         if values is None:
             raise CaptureError(
                 f"A gradient is read at {current_line()} of a parameter of shape {tuple(self.shape)} that has none: "
-                "the loss does not depend on it, or it was cleared. In the first update that is not known before its "
-                "values are read, from then on parameter.grad is None: leave the parameter out, or read after "
+                "the loss does not depend on it, or it was cleared. In the first update this is known only once its "
+                "values are read; later parameter.grad is None. Leave the parameter out, or read after "
                 "optimizer.step()."
             )
         return values
@@ -91,7 +91,7 @@ class DeviceGradient(torch.Tensor):
                 return func(*args, **kwargs)
         first = args[0] if args else None
         if isinstance(first, DeviceGradient) and CONVERSION is not None and frame_of(CONVERSION) is not None:
-            # What becomes of the parameter's values does not become of values that are not there.
+            # Conversions of the parameter's values do not apply to missing values.
             return first
         views = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, DeviceGradient)]
         found = _written(func, args, kwargs)
@@ -130,7 +130,7 @@ class DeviceGradient(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        # What autograd does within PyTorch does not pass through its Python API.
+        # Calls of autograd within PyTorch do not pass through its Python API.
         raise _error([*args, *(kwargs or {}).values()])
 
     def __repr__(self, *, tensor_contents: Optional[str] = None) -> str:  # type: ignore[override]
@@ -201,9 +201,9 @@ def refuse_weights_of_the_host(tensor: torch.Tensor, line: Line) -> None:
         return
     raise CaptureError(
         f"A tensor of shape {tuple(tensor.shape)} at {line} was computed from weights of the captured model "
-        f"({listed(names)}) by the host, since its shape depends on values, or before they were captured, so its "
-        "gradient would not reach the device. Prepare models and optimizers first, keep shapes fixed (a mask that "
-        "multiplies); to look at the value alone, compute it under torch.no_grad()."
+        f"({listed(names)}) by the host, since its shape depends on values, or before they were captured. Its "
+        "gradient would not reach the device. Prepare models and optimizers first, and keep shapes fixed (a mask that "
+        "multiplies). To read the value alone, compute it under torch.no_grad()."
     )
 
 

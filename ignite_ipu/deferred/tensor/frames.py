@@ -1,4 +1,4 @@
-"""Code of PyTorch's that is being run, or asks for something, as Python's stack tells."""
+"""Code of PyTorch's that is running, or the caller, by Python's stack."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ignite_ipu.torch_names.modules import SAMPLE_CHECK
 DISTRIBUTIONS = os.path.dirname(torch.distributions.__file__) + os.sep
 """Folder of PyTorch's distributions."""
 
-# All of these ask whether all values are valid, if anything.
+# All of these only check that values are valid.
 _ARGUMENT_CHECKS = (
     Distribution.__init__.__code__,
     SAMPLE_CHECK,
@@ -31,7 +31,7 @@ _ARGUMENT_CHECKS = (
     Geometric.__init__.__code__,
     Uniform.__init__.__code__,
 )
-# PyTorch 2.0 compiles a scripted function for what its first call was given, and crashes with tensors without memory.
+# PyTorch 2.0 compiles a scripted function for the arguments of its first call, and crashes with tensors without memory.
 _SCRIPTS_CRASH = torch.__version__.startswith("2.0.")
 
 
@@ -44,7 +44,7 @@ def frame_of(code: CodeType) -> Optional[FrameType]:
 
 
 def called_by(folder: str) -> bool:
-    """Tell whether code in a folder called what is being run."""
+    """Return whether code in a folder called the running code."""
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None and not frame.f_code.co_filename.startswith(folder):
         frame = frame.f_back
@@ -52,7 +52,7 @@ def called_by(folder: str) -> bool:
 
 
 def is_argument_check() -> bool:
-    """Tell whether what called this library is the check of a distribution's parameters or of a sample."""
+    """Return whether the caller of this library is the check of a distribution's parameters or of a sample."""
     frame: Optional[FrameType] = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(OURS):
         frame = frame.f_back

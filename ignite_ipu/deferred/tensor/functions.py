@@ -25,7 +25,7 @@ READS = words(
 )
 TENSOR_PROPERTIES = words("T mT H mH real imag")
 REFUSED = {
-    "requires_grad_": "what is trained is decided by the model's parameters",
+    "requires_grad_": "the model's parameters decide which weights are trained",
     "register_hook": "hooks on gradients do not run on a device",
     "retain_grad": "gradients stay on the device",
     "set_": "its memory is on the device",

@@ -32,7 +32,7 @@ def diagonal_masked(tensor: torch.Tensor, fill_value: Any, wrap: bool = False) -
     return tensor, torch.zeros(tensor.shape, dtype=torch.bool).fill_diagonal_(True, wrap), fill_value
 
 
-# Those whose writing PyTorch's schemas do not tell from what they compute, or that it computes by other functions.
+# Operators whose schemas do not separate their writes from their results, or that PyTorch computes by other functions.
 _OWN: Dict[str, Callable[..., Any]] = {
     **{name: _on_copy(name) for name in ("__setitem__", "fill_", "zero_", "copy_")},
     "fill_diagonal_": torch.Tensor.masked_fill,
@@ -49,8 +49,8 @@ _OWN: Dict[str, Callable[..., Any]] = {
 def out_of_place(name: str) -> Optional[Callable[..., Any]]:
     """Return the function that computes the values that an in-place operator writes; None if there is none.
 
-    It is the one without the underscore, where PyTorch's schemas say that the operator writes into its first argument
-    alone and that this function takes the same arguments, with the same defaults, and gives no view.
+    It is the one without the underscore, by PyTorch's schemas: the operator writes into its first argument alone, and
+    the function takes the same arguments, with the same defaults, and returns no view.
     """
     if name in _OWN or not name.endswith("_"):
         return _OWN.get(name)
@@ -72,7 +72,7 @@ def recorded_as(name: str, target: torch.Tensor, value: Optional[Value]) -> Call
     if name == "requires_grad_":
         raise CaptureError(
             f"requires_grad_ at {line} asks for gradients with respect to a tensor of shape {tuple(target.shape)} that "
-            "the step computes and that no weight is behind, as a gradient penalty takes them by torch.autograd.grad. "
+            "the step computes without weights. A gradient penalty takes them by torch.autograd.grad. "
             f"{ON_THE_HOST}"
         )
     if plain is None and value is not None:
@@ -91,13 +91,13 @@ def recorded_as(name: str, target: torch.Tensor, value: Optional[Value]) -> Call
         raise CaptureError(
             f"{name} at {line} changes a tensor of shape {tuple(target.shape)} in place without gradients, and the "
             "loss may be computed from it: PyTorch changes the value alone, and gradients flow as if nothing had "
-            "been done. Write what you mean: x = x + (x.clamp(...) - x).detach() for that; x = x.clamp(...) outside of "
+            "been done. Write one of these: x = x + (x.clamp(...) - x).detach() for that; x = x.clamp(...) outside of "
             "torch.no_grad() for a gradient through it; or x = x.detach().clone() first for none."
         )
     return plain
 
 
-_BUILT_IN = (type(torch.Tensor.add), type(torch.relu))  # what Python defines, as Tensor.resize, is another function
+_BUILT_IN = (type(torch.Tensor.add), type(torch.relu))  # others are defined in Python, such as Tensor.resize
 
 
 def _written(schema: Any) -> List[int]:

@@ -9,7 +9,7 @@ import torch
 
 from ignite_ipu.deferred.graph.structure import mapped, words
 
-# What takes whole numbers as sizes, bounds and indices, for which tensors without dimensions may stand.
+# Functions that take whole numbers as sizes, bounds and indices, or tensors without dimensions instead.
 INDEXED = words("__getitem__ setitem narrow select view reshape expand repeat tile unflatten topk chunk split roll")
 ARRAYS = frozenset([np.ndarray])
 _ARRAYS_OR_TENSORS = (torch.Tensor, np.ndarray)

@@ -27,7 +27,7 @@ _STATISTICS = slice(3, 6)
 
 
 def is_weight(tensor: Any) -> bool:
-    """Tell whether a tensor is a trained weight, of a captured model or held by an optimizer of one."""
+    """Return whether a tensor is a trained weight, of a captured model or held by an optimizer of one."""
     own = is_watched(type(tensor)) or parameter_of(tensor) is not None
     return own and requires_grad(tensor)
 

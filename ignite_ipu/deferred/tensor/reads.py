@@ -1,4 +1,4 @@
-"""Reads of values that a training step computes: one decision for each tells where the value comes from."""
+"""Reads of values that a training step computes: one decision for each names the source of the value."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Source(enum.Enum):
 
 
 class Decision(NamedTuple):
-    """Source of a value, and what it takes to get it: updates to run, a value of the host, or an error."""
+    """Source of a value, and the way to get it: updates to run, a value of the host, or an error."""
 
     source: Source
     updates: Sequence[Callable[[], None]] = ()
@@ -53,10 +53,10 @@ def read(value: Value, what: str) -> torch.Tensor:
 
 
 def decide(value: Value, what: str) -> Decision:
-    """Return where a value comes from.
+    """Return the source of a value.
 
-    The host computes it where the update is not complete, by what is known of the loop: in the first step, while
-    gradients accumulate, and before `backward()` unless the step before tells what goes backward.
+    The host computes it if the update is not complete by the known behaviour of the loop. This is so in the first step,
+    while gradients accumulate, and before `backward()` unless the previous step shows the loss.
     """
     known = value.known
     if known:
@@ -68,10 +68,10 @@ def decide(value: Value, what: str) -> Decision:
     updates = [loop.updates.read(value, operations) for loop in loops]
     known = value.known
     if known:
-        # A loop that moved its updates to the host has computed what went backward.
+        # A loop that moved its updates to the host has computed the losses that went backward.
         return Decision(Source.KNOWN)
     runs = [run for run in updates if run is not None]
-    # Checks of distributions ask in every step, and later nobody could answer.
+    # Checks of distributions read in every step, and later the value could not be computed.
     complete = loops and len(runs) == len(loops) and all(loop.updates.accumulates is False for loop in loops)
     if not complete and not called_by(DISTRIBUTIONS):
         norms = [each for each in operations if each.signature is NORM]
@@ -87,7 +87,7 @@ def decide(value: Value, what: str) -> Decision:
 
 
 def _of_weights(value: Value) -> torch.Tensor:
-    """Compute what comes from weights alone as PyTorch does, with gradients that reach no device."""
+    """Compute a value of weights alone as PyTorch does, with gradients that reach no device."""
 
     def tensor_of(leaf: Input, operation: Operation) -> torch.Tensor:
         tensor = shown_input(leaf, operation)
@@ -104,8 +104,8 @@ def _computed_on_host(
 ) -> Optional[torch.Tensor]:
     """Return a value of a training step that has not run, and leave the step to the device.
 
-    Layers are in the modes they are in: random ones draw others than the step will, and statistics of batches are not
-    kept. None where the loop itself draws: what is sampled, as an action, has to be what the step samples.
+    Layers keep their modes: random ones draw other numbers than the step will, and batch statistics are not kept.
+    Returns None if the loop itself draws: a sample, such as an action, has to be the step's own.
     """
     alone = all(each.model is None or each.model.loop.computes_alone(each) for each in operations)
     if not (all(loop.computes_on_host(line) for loop in loops) and alone):
@@ -131,15 +131,15 @@ def _refusal(loop: CapturedLoop, value: Value, what: str) -> EarlyReadError:
     if stale is not None:
         return EarlyReadError(
             f"{what} at {line} asks for a value that the call of {loop.name} at {stale.line} gives, "
-            "and the weights that it used have been updated since. The device computes what an update is of, and "
-            "that call is of no update. Read the value before optimizer.step(), or call the model in eval mode "
+            "and the weights that it used have been updated since. The device computes the calls of an update, and "
+            "that call is in none. Read the value before optimizer.step(), or call the model in eval mode "
             "under torch.no_grad()."
         )
     if loop.updates.take_turns:
         return EarlyReadError(
             f"{what} at {line} asks for a value of an update by one of several optimizers before its "
             "step(), and the host cannot compute it beside that: random numbers are drawn for it, or calls of the "
-            "model read what earlier ones write. Read it after that step()."
+            "model read buffers that earlier ones write. Read it after that step()."
         )
     if has_gone_backward(operations, loop):
         reason = incomplete(loop)
@@ -150,10 +150,10 @@ def _refusal(loop: CapturedLoop, value: Value, what: str) -> EarlyReadError:
     sampled = next((each for each in operations if each.model is None and each.name in _SAMPLING), None)
     if sampled is not None and not value.shape.requires_grad:
         return EarlyReadError(
-            f"{what} at {line} asks for a value of the training step before the step has run: it was sampled from what "
-            f"the model computes, by {sampled.name} at {sampled.line}. Where the loop acts on it before there is a "
-            "loss, as in reinforcement learning, the graph of the step grows with what happens then, and a device step "
-            "is compiled from one graph. Let the model act in eval mode under torch.no_grad(), keep states, actions "
+            f"{what} at {line} asks for a value of the training step before the step has run: it was sampled from "
+            f"the model's output, by {sampled.name} at {sampled.line}. If the loop acts on it before there is a loss, "
+            "as in reinforcement learning, the graph of the step grows with each action, and a device step is compiled "
+            "from one graph. Let the model act in eval mode under torch.no_grad(), keep states, actions "
             "and rewards, and train with them in batches of one size, as PPO and DQN do."
         )
     remedy = (
@@ -181,9 +181,9 @@ def not_frozen(model: Any) -> EarlyReadError:
 
 
 def incomplete(loop: CapturedLoop) -> Optional[str]:
-    """Return why an update of what went backward cannot be made yet, None if it can.
+    """Return the reason why the pending update cannot be made yet, or None.
 
-    Where an engine's step function has left the last loss, more will follow.
+    If an engine's step function returned after the last loss, more will follow.
     """
     reason, losses = loop.postponed, loop.updates.pending
     if reason is not None or not losses or losses[-1].call in (None, CALL.get()):
@@ -196,7 +196,7 @@ def incomplete(loop: CapturedLoop) -> Optional[str]:
 
 
 def awaits_backward(value: Value) -> bool:
-    """Tell whether a value comes with a step whose loss has not gone backward."""
+    """Return whether a value comes with a step whose loss has not gone backward."""
     operations = [operation for operation in ancestors(value) if not operation.done]
     if any(operation.problem is not None for operation in operations):
         return False
@@ -214,7 +214,7 @@ def has_gone_backward(operations: Sequence[Operation], loop: CapturedLoop) -> bo
 
 
 def expected_loss(value: Value, line: Line) -> Optional[Loss]:
-    """Return what goes backward next, as far as what was recorded tells.
+    """Return the loss that goes backward next, by the recorded operations.
 
     It is the last scalar with gradients that is computed by the same calls of the model, and the only such one.
     """
@@ -236,7 +236,7 @@ def expected_loss(value: Value, line: Line) -> Optional[Loss]:
 
 
 def models_of(operations: Sequence[Operation], what: str, line: Line) -> List[Captured]:
-    """Return the models that operations call or use weights of; `what` says how they are asked for at a line."""
+    """Return the models that operations call or use weights of; `what` describes the request at a line."""
     found: Dict[Captured, None] = {}
     for operation in operations:
         if operation.problem is not None:

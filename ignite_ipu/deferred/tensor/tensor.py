@@ -40,7 +40,7 @@ from ignite_ipu.torch_names.tensors import (
 _TWICE = GRADIENTS["torch.Tensor.backward(create_graph)"]
 # The factor of torch.add and torch.sub, which has to be a Python number.
 _ALPHA = "alpha"
-# What the host does with weights, be it with gradients.
+# Functions that the host applies to weights, also with gradients.
 _WITH_WEIGHTS = words(
     "__get__ __set__ __delete__ backward grad _engine_run_backward clone to type type_as cpu cuda float double half "
     "bfloat16 contiguous pin_memory detach register_post_accumulate_grad_hook __iter__ __setstate__ as_subclass"
@@ -94,12 +94,12 @@ class DeferredTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        # Code in C++, such as a scripted function, does not pass through PyTorch's Python API. What an
-        # autograd.Function returns just as it got it comes here, too.
+        # Code in C++, such as a scripted function, does not pass through PyTorch's Python API. An argument that an
+        # autograd.Function returns unchanged comes here, too.
         returned = not torch.is_grad_enabled() and passes_argument_on(func, args)
         refuse_function(deferred_values, (args, kwargs), returned)
         refuse_script()
-        # Autograd is switched off here, and with it what tells whether a result depends on weights.
+        # Autograd is switched off here, and with it the flag for results that depend on weights.
         with enable_reentrant_dispatch():
             return _call(func, args, kwargs or {})
 
@@ -237,7 +237,7 @@ def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: D
     with DisableTorchFunctionSubclass():
         try:
             return _recorded(func, args, kwargs)
-        except CaptureError:  # without values nobody knows what it gives
+        except CaptureError:  # its result is unknown without values
             return NotImplemented
 
 
@@ -283,7 +283,7 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
     if name in METADATA:
         return func(*args, **kwargs)
     if name == "__bool__" and not args[0].value.known and is_argument_check():
-        # PopTorch leaves these checks out of what it traces.
+        # PopTorch leaves these checks out of a trace.
         return True
     if name in READS or (name == "where" and len(args) + len(kwargs) == 1):
         return func(*resolved(args, f"{name_of(func)}()"), **resolved(kwargs, f"{name_of(func)}()"))
@@ -354,7 +354,7 @@ def _cast(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[torch.dtype
     for value in (*args[1:], *kwargs.values()):
         if isinstance(value, (str, torch.device)) and torch.device(value).type not in ("cpu", "ipu"):
             raise CaptureError(
-                f".to({str(value)!r}) at {current_line()}: the step runs on an IPU, and what comes back is on "
+                f".to({str(value)!r}) at {current_line()}: the step runs on an IPU, and its results are on "
                 "the host. Use accelerator.device, or remove the call."
             )
         wanted = value.dtype if isinstance(value, torch.Tensor) else value
@@ -469,7 +469,7 @@ def _needs_gradients(values: Sequence[Value]) -> bool:
 
 
 def _is_awaited(target: Any) -> bool:
-    """Tell whether something was recorded of a known value that comes from weights; a loss may not be from now on."""
+    """Return whether something was recorded of a known value that comes from weights; a loss may not be from now on."""
     if not (isinstance(target, DeferredTensor) and target.value.live):
         return False
     if any(not each.done for each in target.value.readers()):

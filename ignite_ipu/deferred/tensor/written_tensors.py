@@ -1,7 +1,7 @@
 """Ordinary tensors that a captured step writes into, as `total += loss` does: under every name they have the new value.
 
-The value comes when the step has run. Until then the tensor's class passes whatever is done with it on to the deferred
-tensor that stands for the new value; then it is an ordinary tensor again.
+The value comes when the step has run. Until then the tensor's class forwards every operation to the deferred tensor of
+the new value; then it is an ordinary tensor again.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def write_back(value: Value, target: torch.Tensor, successor: torch.Tensor) -> N
 
 
 def write_known() -> None:
-    """Write the values that have become known where they were asked for."""
+    """Write the values that have become known into their tensors."""
     known: Deque[_Write] = collections.deque()
     late: List[_Write] = []
     with _TURN:
@@ -95,7 +95,7 @@ def write_known() -> None:
                         target.__class__ = torch.Tensor  # type: ignore[assignment]
                         target.__dict__.pop("successor", None)
         finally:
-            # One whose value cannot be computed says so to whoever reads it, and keeps no other from being written.
+            # One whose value cannot be computed raises when it is read, and does not prevent writes of others.
             WAITING.extend(map(_kept, known))
 
 
@@ -104,7 +104,7 @@ def _kept(write: _Write) -> _Given:
 
 
 def _kept_by_calls(write: _Write) -> _Given:
-    """Return what gives a write as long as somebody can run the calls of models that its value depends on."""
+    """Return the inputs of a write as long as the calls of models that its value depends on can run."""
     calls = [each for each in ancestors(write.value) if each.signature.function is None and not each.done]
     for call in calls:
         call.kept = [*getattr(call, "kept", ()), write]

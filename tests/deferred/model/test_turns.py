@@ -270,7 +270,7 @@ def test_loops_train_to_native_numbers(loop: Loop) -> None:
 def test_layers_that_read_what_they_write() -> None:
     """A spectral norm goes on where the step before left it, once for each call, though two programs make that call."""
     check_native(frozen_in_turns, "spectral")
-    with pytest.raises(EarlyReadError, match=r"item\(\) at .*test_turns\.py:\d+ asks .*read what earlier ones write"):
+    with pytest.raises(EarlyReadError, match=r"item\(\) at .*test_turns\.py:\d+ asks .*read buffers that earlier"):
         trained(discriminator_first, "spectral", True)
 
 
