@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, List, Optional, TypeVar, Union
+from typing import Any, Iterable, Iterator, List, Optional, TypeVar, Union
 
 import torch
 from torch import nn
@@ -42,7 +42,8 @@ def ipu_prepare(
     Args:
         first: A model, or an optimizer.
         others: The related objects: for an optimizer, the models that it trains, each as the loop calls it. Of one in
-            `DataParallel`, `DistributedDataParallel` or `torch.compile` the model within is captured.
+            `DataParallel`, `DistributedDataParallel` or `torch.compile` the model within is captured, and of a
+            `ModuleList` or `ModuleDict` the modules in it.
         config: How the steps are compiled; an `IPUConfig`, a mapping or the path of a file.
 
     Returns:
@@ -63,7 +64,7 @@ def ipu_prepare(
     refuse_for_capture(settings)
     for each in given:
         adopt(each)
-    given = [unwrapped(each) if isinstance(each, nn.Module) else each for each in given]
+    given = [part for each in given for part in _callable_parts(each)]
     # Captured before, where this stands in a function that is called again.
     models = [each for each in given if isinstance(each, nn.Module) and captured(each) is None]
     models = [each for each in models if next(each.parameters(), None) is not None]
@@ -75,6 +76,16 @@ def ipu_prepare(
             if settings.update != "host":
                 each.register_step_pre_hook(_refuse_host_step)
     return first
+
+
+def _callable_parts(given: Any) -> Iterator[Any]:
+    """Yield an optimizer, a model without its wrapper, or the modules in a container that has no forward of its own."""
+    inner = unwrapped(given) if isinstance(given, nn.Module) else given
+    if isinstance(inner, nn.Module) and type(inner).forward is nn.Module.forward:
+        for part in inner.children():
+            yield from _callable_parts(part)
+    else:
+        yield inner
 
 
 def ipu_release(*models: nn.Module) -> None:

@@ -12,7 +12,9 @@ from functools import cached_property
 from typing import Dict, Iterable, Iterator, List, Set
 
 from ignite_ipu.migration.analysis.forward import ForwardAnalysis
-from ignite_ipu.migration.analysis.kinds import Fact
+from ignite_ipu.migration.analysis.kinds import Fact, Kind
+from ignite_ipu.migration.analysis.models import Model
+from ignite_ipu.migration.analysis.operators import is_dynamic
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.training import Training
 
@@ -20,6 +22,10 @@ AUTO = "ignite_ipu.auto"
 """The module whose import captures a program when it runs."""
 
 _PORTED = ("create_ipu_trainer", "create_ipu_evaluator", "ipu_prepare", "ipu_step", "IPUAccelerator")
+_WITH_WEIGHTS = re.compile(
+    r"torch\.nn\.(Lazy)?(Linear|Bilinear|Conv|Embedding|BatchNorm|LayerNorm|GroupNorm|InstanceNorm|RNN|LSTM|GRU|PReLU|"
+    r"Transformer|MultiheadAttention|Sequential|Module|Parameter)"
+)
 EVERY_RULE = "*"
 _SUPPRESSION = re.compile(r"#\s*ignite-ipu:\s*ignore(?:\[(?P<rules>[^\]]*)\])?(?=\s|#|$)")
 
@@ -48,14 +54,29 @@ class Program(ParsedFile):
     @cached_property
     def facts(self) -> List[Fact]:
         """Facts of the code that is traced: every model's forward, and the loss functions."""
+        losses = [] if self.training.trainers else [model for model in self.models if self._is_loss(model)]
+        found = self._facts_of([model for model in self.models if model not in losses], self.training.loss_functions)
+        # A loop calls modules of losses itself, so only their operators are recorded for the device.
+        found |= {fact for fact in self._facts_of(losses) if fact.kind == "call" and not is_dynamic(fact.name)}
+        return sorted(found, key=lambda fact: (fact.node.lineno, fact.node.col_offset, fact.kind, fact.name))
+
+    def _facts_of(self, models: Iterable[Model], functions: Iterable[str] = ()) -> Set[Fact]:
         analysis = ForwardAnalysis(self.names, self.models, self.functions)
-        for model in self.models:
+        for model in models:
             forward = model.method("forward")
             if forward is not None:
                 analysis.run(forward, model)
-        for name in sorted(self.training.loss_functions & self.functions.keys()):
+        for name in sorted(self.functions.keys() & set(functions)):
             analysis.run(self.functions[name])
-        return sorted(analysis.facts, key=lambda fact: (fact.node.lineno, fact.node.col_offset, fact.kind, fact.name))
+        return analysis.facts
+
+    def _is_loss(self, model: Model) -> bool:
+        """Return whether a class is a loss without weights: by its name, or by a loss of PyTorch that it holds."""
+        made = [self.names.called(value) or "" for value in model.values.values()]
+        if Kind.PARAMETER in model.holds.values() or any(map(_WITH_WEIGHTS.match, made)):
+            return False
+        named = re.search(r"loss|criterion", model.name, re.IGNORECASE) is not None
+        return named or any(each.startswith("torch.nn.") and each.endswith("Loss") for each in made)
 
     def facts_of(self, *kinds: str) -> Iterator[Fact]:
         """Yield the facts of the given kinds in the order of the text."""

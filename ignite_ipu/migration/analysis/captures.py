@@ -288,6 +288,10 @@ class _Captures:
             for name in [dotted(node.func) if isinstance(node, ast.Call) else dotted(node)]
             if name is not None and name in known
         }
+        # In front of the loop, a variable of a loop holds none of what it runs over.
+        models -= {
+            name for node in self._own_nodes(scope) for loop in _loops(node) for name in names_bound(loop.target)
+        }
         if not models:
             self._refuse(backward, f"the file does not show which models {optimizers[0]} trains")
             return

@@ -173,7 +173,7 @@ class _Walker:
                     self.assign(one, self.expression(part), part)
             else:
                 for one in target.elts:
-                    self.assign(one, Kind.TENSOR if kind.has_tensors else kind, None)
+                    self.assign(one, Kind.TENSOR if kind.has_tensors else kind, value)
         elif isinstance(target, ast.Starred):
             self.assign(target.value, Kind.TENSORS if kind.is_tensor else kind, None)
         elif isinstance(target, ast.Attribute):

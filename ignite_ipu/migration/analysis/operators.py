@@ -10,6 +10,7 @@ from typing import Dict, FrozenSet, Iterator, List, Optional, Tuple
 from ignite_ipu.migration.analysis.kinds import default_of, parameters_of
 from ignite_ipu.migration.analysis.names import Names, argument, constant, dotted, has_hidden_arguments, names_bound
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
+from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.operators import table as operator_table
 from ignite_ipu.operators.table import Restriction
 
@@ -20,6 +21,10 @@ _NO_OPERATORS = (
     "torch.distributions.",
     "torch.profiler.",
     "torch.autograd.profiler.",
+)
+_DYNAMIC = words(
+    "nonzero argwhere masked_select unique unique_consecutive nonzero_tuple pad_sequence pack_padded_sequence "
+    "pad_packed_sequence"
 )
 # Moves, and operators that take values to the host, belong to other rules.
 _DEEPEST = 8
@@ -199,3 +204,8 @@ def _behind(file: ParsedFile, node: ast.expr) -> Iterator[Optional[ast.expr]]:
         local = [value for value in values if file.function_of(value) is function]
         found: List[ast.expr] = local or [value for value in values if file.function_of(value) is None]
         yield found[0] if len(found) == 1 else None
+
+
+def is_dynamic(name: str) -> bool:
+    """Return whether the size of an operator's result depends on values, given its dotted name."""
+    return name.rpartition(".")[2] in _DYNAMIC

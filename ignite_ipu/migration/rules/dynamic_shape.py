@@ -14,15 +14,10 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.analysis.tensor_methods import words
+from ignite_ipu.migration.analysis.operators import is_dynamic
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
-
-_OPERATORS = words(
-    "nonzero argwhere masked_select unique unique_consecutive nonzero_tuple pad_sequence pack_padded_sequence "
-    "pad_packed_sequence"
-)
 
 
 def check(program: Program) -> Hits:
@@ -37,7 +32,7 @@ def check(program: Program) -> Hits:
         assert isinstance(call, ast.Call)
         if fact.name == "torch.where" and len(call.args) + len(call.keywords) == 1:
             yield Hit(call, f"{fact.where} calls torch.where with a condition only, which is nonzero")
-        if operator in _OPERATORS:
+        if is_dynamic(fact.name):
             yield Hit(call, f"{fact.where} calls {operator}, whose output size depends on values")
     for fact in program.facts_of("repeat"):
         yield Hit(fact.node, f"{fact.where} repeats elements as often as a tensor says")
