@@ -92,6 +92,21 @@ def test_modules_in_modules(batches):
     torch.testing.assert_close(model.state_dict(), native.state_dict())
 
 
+def test_a_container_stands_for_the_modules_in_it(batches):
+    """It has no forward, so the loop calls the modules."""
+    parts = nn.ModuleList([nn.Linear(4, 8), nn.ModuleDict({"head": nn.Linear(8, 3)})])
+    native = copy.deepcopy(parts)
+    for each in (parts, native):
+        optimizer = torch.optim.SGD(each.parameters(), lr=0.1)
+        if each is parts:
+            ipu_prepare(optimizer, each)
+        for x, y in batches:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(each[1]["head"](each[0](x)), y).backward()
+            optimizer.step()
+    torch.testing.assert_close(parts.state_dict(), native.state_dict())
+
+
 def test_the_host_makes_no_update(batches):
     """Of an unprepared model; nothing would show that its training is slow."""
     model = network()

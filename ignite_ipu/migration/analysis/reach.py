@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 from typing import Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 from ignite_ipu.migration.analysis.names import constant, dotted
 
+# A place in a format, behind which the literal part of a name ends.
+_PLACE = re.compile(r"[{%]")
 # How many dots an import begins with, and the module's dotted name; one that ends in ".*" stands for all that follows.
 Import = Tuple[int, str]
 
@@ -26,12 +29,22 @@ def _imports(node: ast.AST) -> Iterator[Import]:
     elif isinstance(node, ast.Call) and (dotted(node.func) or "").split(".")[-1] in ("import_module", "__import__"):
         # import_module(f"models.{name}") may import whatever is in the package.
         text = node.args[0] if node.args else None
-        parts = text.values if isinstance(text, ast.JoinedStr) else [getattr(text, "left", text)]
-        name = constant(parts[0]) if parts else None
+        name = _beginning(text)
         if isinstance(name, str):
             level = len(name) - len(name.lstrip("."))
-            whole = parts[0] is text
-            yield level, name[level:] if whole else f"{name[level:].rpartition('.')[0]}.*"
+            whole = isinstance(text, ast.Constant)
+            yield level, name[level:] if whole else f"{_PLACE.split(name[level:])[0].rpartition('.')[0]}.*"
+
+
+def _beginning(text: Optional[ast.expr]) -> object:
+    """Return the literal that a text begins with: an f-string, a sum, or one with `%` or `format`."""
+    if isinstance(text, ast.JoinedStr):
+        return constant(text.values[0]) if text.values else None
+    if isinstance(text, ast.BinOp):
+        return _beginning(text.left)
+    if isinstance(text, ast.Call) and isinstance(text.func, ast.Attribute) and text.func.attr == "format":
+        return constant(text.func.value)
+    return constant(text)
 
 
 class CodeBase:

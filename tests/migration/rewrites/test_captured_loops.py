@@ -101,6 +101,12 @@ def test_a_function_that_is_given_an_optimizer(rewritten):
     assert rewritten(REWRITE, IMPORT + after) == IMPORT + after
 
 
+def test_a_variable_of_a_loop_is_no_model_in_front_of_the_loop(rewritten):
+    before = GIVEN.replace("    # batch", "    for part in parts:\n        part.train()\n    # batch")
+    before = before.replace("    model.train()\n", "").replace("model(x)", "parts[0](x)")
+    assert rewritten(REWRITE, before) == before
+
+
 def test_a_function_that_the_file_gives_its_optimizer(rewritten):
     """The one prepared where it is made."""
     made = "torch.optim.SGD(net.parameters(), lr=0.1)"

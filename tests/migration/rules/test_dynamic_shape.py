@@ -59,3 +59,27 @@ def test_repeats(lines):
                 return x.repeat_interleave(counts) + torch.repeat_interleave(x, counts)
     """
     assert lines(RULE, code) == [9, 9]
+
+
+def test_losses_that_a_loop_calls_itself(lines):
+    """They are not traced: the host selects by labels. A trainer that is given the loss traces it."""
+    code = """
+        import torch
+        from torch import nn
+
+        class Smoothed(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.criterion = nn.KLDivLoss(reduction="sum")
+            def forward(self, x, target):
+                wanted = torch.full_like(x, 0.1)
+                rows = torch.nonzero(target == 0)
+                return self.criterion(x, wanted.index_fill(0, rows.squeeze(), 0.0))
+    """
+    trainer = """
+        from ignite.engine import create_supervised_trainer
+        create_supervised_trainer(model, optimizer, Smoothed())
+    """
+    assert lines(RULE, code) == []
+    assert lines(RULE, code + trainer) == [10]
+    assert lines(RULE, code.replace('KLDivLoss(reduction="sum")', "Linear(2, 2)")) == [10]

@@ -87,3 +87,19 @@ def test_only_what_forward_reaches(lines):
                 self.count = 0
     """
     assert lines(RULE, code) == []
+
+
+def test_a_tensor_kept_beside_a_result(findings):
+    """No other code of the model reads it, so it is as one that is assigned alone."""
+    code = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__(); self.attn = None
+            def forward(self, x):
+                x, self.attn = torch.max(x, dim=1)
+                return x
+    """
+    assert [each.run.value for each in findings(RULE, code)] == ["handled"]
