@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
@@ -63,6 +63,25 @@ _address: Callable[[Any], int] = _CDATA.get().__get__
 def memory_of(tensor: torch.Tensor) -> int:
     """Return a number that tensors share which have the same memory, also where that has no address."""
     return _address(tensor.untyped_storage())
+
+
+base_of: Callable[[torch.Tensor], Optional[torch.Tensor]] = find(
+    "torch.Tensor._base", "2.0", "Captured loops cannot follow writes into views of tensors of the host."
+).__get__
+
+_holders: Callable[[int], Optional[int]] = find(
+    "torch._C._storage_Use_Count",
+    "2.1",
+    "Loops cannot write values to come into slices of tensors of the host.",
+    fallback=lambda address: None,
+)
+
+
+def sharers_of(tensor: torch.Tensor) -> Optional[int]:
+    """Return the number of tensors and arrays that share the memory of a tensor, itself included; None if unknown."""
+    storage = tensor.untyped_storage()  # it holds the memory, too
+    holders = _holders(_address(storage))
+    return None if holders is None else holders - 1
 
 
 def _marks_count() -> bool:

@@ -59,13 +59,10 @@ class Value:
     Attributes:
         handle: Weakly, the deferred tensor that the user holds.
         consumers: Weakly, the operations that read it.
-        viewed: Whether another tensor of the step may share its memory.
         went_backward: Called when it goes backward, if its update has run before; None for all others.
     """
 
-    __slots__ = (
-        *("__weakref__", "consumers", "handle", "index", "operation", "shape", "tensor", "viewed", "went_backward"),
-    )
+    __slots__ = (*("__weakref__", "consumers", "handle", "index", "operation", "shape", "tensor", "went_backward"),)
 
     def __init__(self, operation: Operation, index: int, shape: Shape) -> None:
         self.operation = operation
@@ -74,7 +71,6 @@ class Value:
         self.tensor: Optional[torch.Tensor] = None
         self.handle: Callable[[], Optional[torch.Tensor]] = _nobody
         self.consumers: List[weakref.ref[Operation]] = []
-        self.viewed = shape.aliases
         self.went_backward: Optional[Callable[[], None]] = None
 
     @property
@@ -233,8 +229,6 @@ class Operation:
                 reference = weakref.ref(self)
                 leaf.consumers.append(reference)
                 self.of_weights &= leaf.operation.of_weights
-                if signature.aliases:
-                    leaf.viewed = True
 
     @property
     def name(self) -> str:

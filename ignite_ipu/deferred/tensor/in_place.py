@@ -9,7 +9,6 @@ import torch
 
 from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
-from ignite_ipu.deferred.tensor.functions import OPERATORS
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.dispatch import NEURAL_FUNCTIONS, schemas_of
@@ -81,9 +80,9 @@ def recorded_as(name: str, target: torch.Tensor, value: Optional[Value]) -> Call
             "Compute a new tensor (x = x ** y for x **= y, torch.logical_and(x, y) for x.logical_and_(y), "
             "torch.randn_like(x) for x.normal_()), or write into it after optimizer.step()."
         )
-    if plain is None or (value is None and name not in OPERATORS):
+    if plain is None:
         raise CaptureError(
-            f"{'x[...] = y' if name == '__setitem__' else name} at {line} writes values that do not exist yet into a "
+            f"{name} at {line} writes values that do not exist yet into a "
             "tensor. Compute a new tensor (total = total + loss.detach(), torch.where, torch.cat, x.scatter() without "
             "the underscore), or do it after optimizer.step()."
         )

@@ -18,13 +18,28 @@ from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, i
 from ignite_ipu.deferred.graph.structure import flatten, leaves_in, mapped, unflatten, words
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.frames import is_argument_check, passes_argument_on, refuse_function, refuse_script
-from ignite_ipu.deferred.tensor.functions import METADATA, READS, REFUSED, TENSOR_PROPERTIES, attribute_of, written
+from ignite_ipu.deferred.tensor.functions import (
+    METADATA,
+    OPERATORS,
+    READS,
+    REFUSED,
+    TENSOR_PROPERTIES,
+    attribute_of,
+    written,
+)
 from ignite_ipu.deferred.tensor.in_place import diagonal_masked, recorded_as
 from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
 from ignite_ipu.deferred.tensor.inputs import NORMALISATIONS, input_of, is_weight, refuse_statistics
 from ignite_ipu.deferred.tensor.losses import mark_loss
 from ignite_ipu.deferred.tensor.reads import read
-from ignite_ipu.deferred.tensor.written_tensors import WrittenTensor, in_place_of_written, write_back
+from ignite_ipu.deferred.tensor.views import is_own_view, shares_memory, write
+from ignite_ipu.deferred.tensor.written_tensors import (
+    WrittenTensor,
+    answered,
+    in_place_of_written,
+    refuse_sharers,
+    write_back,
+)
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.refusal_frames import brief_refusals
@@ -181,7 +196,7 @@ def deferred_values(structure: Any) -> List[Value]:
 
 def all_values(structure: Any) -> List[Value]:
     """Return the values of the deferred tensors in nested values."""
-    found = [leaf.successor if type(leaf) is WrittenTensor else leaf for leaf in leaves_in(structure)]
+    found = map(answered, leaves_in(structure))
     return [leaf.value for leaf in found if isinstance(leaf, DeferredTensor)]
 
 
@@ -196,8 +211,7 @@ def known_in(structure: Any) -> Any:
 
 def as_leaf(value: Any, line: Line) -> Any:
     """Return the reference of a recorded operation to a tensor or number: `Value`, `Input` or `Number`."""
-    if type(value) is WrittenTensor:
-        value = value.successor
+    value = answered(value)
     if isinstance(value, DeferredTensor):
         known = value.value
         if not known.known or (torch.is_grad_enabled() and known.live):
@@ -367,7 +381,7 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
     try:
         found = _recorded(func, args, kwargs)
     except CaptureError:
-        if not all(value.known or value.operation.of_weights for value in all_values((args, kwargs))):
+        if not all(map(_is_of_weights, all_values((args, kwargs)))):
             raise
         found = NotImplemented
     if found is not NotImplemented:
@@ -435,6 +449,12 @@ def _record_in_place(
     if name == "requires_grad_" and value is not None and value.shape.requires_grad:
         return target
     plain, line, ordinary = recorded_as(name, target, value), current_line(), value is None
+    if ordinary and name not in OPERATORS and not _needs_gradients(late) and all(map(_is_of_weights, late)):
+        return NotImplemented
+    if name == "__setitem__" and value is not None and is_own_view(args[2], value, args[1]):
+        return None
+    if ordinary:
+        refuse_sharers(target, name)
     if name == "fill_diagonal_":
         args, kwargs = diagonal_masked(*args, **kwargs), {}
     result = _record(plain, args, kwargs)
@@ -447,25 +467,34 @@ def _record_in_place(
         result.origin = target
         write_back(result.value, target, result)
         return result
-    if tuple(result.shape) != tuple(target.shape) or result.dtype != target.dtype or target.value.viewed:
-        reason = (
-            "shares memory with another tensor of the step" if target.value.viewed else "would change shape or type"
-        )
+    if tuple(result.shape) != tuple(target.shape) or result.dtype != target.dtype:
         raise CaptureError(
-            f"{name_of(func)} at {line} works in place on a tensor that {reason}. Write x = x + y instead of x += y, "
-            "and copy = x.clone(); copy[...] = y instead of x[...] = y."
+            f"{name_of(func)} at {line} works in place on a tensor whose shape or type it would change. Write "
+            "x = x + y instead of x += y, and copy = x.clone(); copy[...] = y instead of x[...] = y."
         )
-    # The user's tensor stands for the new value from here on.
-    target.value.handle = lambda: None
-    target.value = result.value
-    target.value.handle = weakref.ref(target)
-    if target.origin is not None:
-        write_back(target.value, target.origin, target)
+    changed: List[Tuple[torch.Tensor, Value]] = [(target, result.value)]
+    if shares_memory(target.value):
+        changed = write(target.value, result.value, line)
+    for tensor, now in changed:
+        _stand_for(tensor, now)
     return target
+
+
+def _stand_for(tensor: Any, value: Value) -> None:
+    """Let a tensor that the user holds stand for a new value from here on."""
+    tensor.value.handle = lambda: None
+    tensor.value = value
+    value.handle = weakref.ref(tensor)
+    if tensor.origin is not None:
+        write_back(value, tensor.origin, tensor)
 
 
 def _needs_gradients(values: Sequence[Value]) -> bool:
     return torch.is_grad_enabled() and any(value.shape.requires_grad for value in values)
+
+
+def _is_of_weights(value: Value) -> bool:
+    return value.known or value.operation.of_weights
 
 
 def _is_awaited(target: Any) -> bool:
@@ -480,7 +509,7 @@ def _is_awaited(target: Any) -> bool:
 
 def _on_host(tensor: torch.Tensor) -> Optional[torch.Tensor]:
     """Return the value of a tensor that the host has and no captured model, None for others."""
-    tensor = tensor.successor if type(tensor) is WrittenTensor else tensor
+    tensor = answered(tensor)
     if parameter_of(tensor) is not None or (isinstance(tensor, DeferredTensor) and not tensor.value.known):
         return None
     return read(tensor.value, "an index") if isinstance(tensor, DeferredTensor) else tensor

@@ -17,15 +17,25 @@ import torch
 from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.deferred.graph.step_graph import ancestors
 from ignite_ipu.deferred.graph.structure import mapped
-from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+from ignite_ipu.deferred.tensor.functions import METADATA, OPERATORS, attribute_of
+from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.user_code import current_line
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, base_of, sharers_of
 
 
 @dataclasses.dataclass(eq=False)
 class _Write:
-    """A value that a tensor of the host shall have once it is known."""
+    """A value that a tensor of the host shall have once it is known.
+
+    Attributes:
+        base: The tensor that `target` is a view of; None for a target with memory of its own.
+        views: Weakly, views of the target into which the same values were written before.
+    """
 
     value: Value
     target: torch.Tensor
+    base: Optional[torch.Tensor] = None
+    views: Sequence[weakref.ref[torch.Tensor]] = ()
 
 
 _Given = Callable[[], Optional[_Write]]
@@ -36,38 +46,109 @@ _TURN = threading.RLock()
 
 
 class WrittenTensor(torch.Tensor):
-    """A tensor of the host whose new value the device computes; the deferred tensor `successor` stands for it."""
+    """A tensor of the host whose new value the device computes; the deferred tensor `successor` stands for it.
 
-    successor: torch.Tensor
+    A tensor into whose memory another one was written has no successor: its new value is not recorded.
+    """
+
+    successor: Optional[torch.Tensor] = None
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        name = getattr(func, "__name__", "")
+        first = args[0] if args else None
+        describes = (attribute_of(func) if name == "__get__" else name) in METADATA
+        if describes and type(first) is WrittenTensor and first.successor is None:
+            with DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        if name == "__setitem__" and type(args[0]) is WrittenTensor:
+            _take_over(args[0], args[2])
         args, kwargs = in_place_of_written(args, kwargs or {})
         return func(*args, **kwargs)
 
     def __repr__(self, *, tensor_contents: Optional[str] = None) -> str:  # type: ignore[override]
         # Debuggers and error messages show objects at any time: this one never fails.
-        return repr(self.successor)
+        return f"WrittenTensor(size={tuple(self.shape)})" if self.successor is None else repr(self.successor)
 
     def __str__(self) -> str:
-        return str(self.successor)
+        return str(_successor_of(self))
+
+
+def _successor_of(tensor: WrittenTensor) -> torch.Tensor:
+    if tensor.successor is None:
+        raise CaptureError(
+            f"A tensor of shape {tuple(tensor.shape)} is used at {current_line()}, and values that do not exist yet "
+            "were written into its memory under another name, as by row = x[0]; row += y. Write x[0] += y, or compute "
+            "a new tensor."
+        )
+    return tensor.successor
+
+
+def answered(leaf: Any) -> Any:
+    """Return the successor of a written tensor, and any other value as it is."""
+    return _successor_of(leaf) if type(leaf) is WrittenTensor else leaf
 
 
 def in_place_of_written(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
     """Return the arguments with the successors of all written tensors."""
-    args, kwargs = mapped((args, kwargs), lambda leaf: leaf.successor if type(leaf) is WrittenTensor else leaf)
+    args, kwargs = mapped((args, kwargs), answered)
     return args, kwargs
 
 
 def write_back(value: Value, target: torch.Tensor, successor: torch.Tensor) -> None:
     """Write a value into a tensor of the host as soon as it is known, and let `successor` answer for it until then."""
-    WAITING.append(_kept(_Write(value, target)))
+    base = base_of(target) if type(target) is torch.Tensor else None
+    if type(base) is WrittenTensor:
+        _successor_of(base)
+    views = target.__dict__.pop("views", ())
+    WAITING.append(_kept(_Write(value, target, base, views)))
+    if type(base) is torch.Tensor:
+        base.__class__ = WrittenTensor
     if type(target) is torch.Tensor:
         target.__class__ = WrittenTensor
     if type(target) is WrittenTensor:
         target.successor = successor
+
+
+def refuse_sharers(target: torch.Tensor, name: str) -> None:
+    """Refuse a write of values to come into a tensor of the host whose memory others have.
+
+    Of `view += value` it is not asked: Python makes it of `x[index] += value`, and parts of `x` may have other views.
+
+    Raises:
+        CaptureError: Other tensors or arrays than its base share the memory.
+    """
+    base = base_of(target)
+    adds = name in OPERATORS
+    if adds and base is not None:
+        return
+    views = [each for each in target.__dict__.get("views", ()) if each() is not None]
+    sharers = sharers_of(target)
+    if not adds if sharers is None else sharers > 1 + (base is not None) + len(views):
+        written = "x[...] = y" if name == "__setitem__" else name
+        share = "may share, which PyTorch 2.0 does not count" if sharers is None else "share"
+        raise CaptureError(
+            f"{written} at {current_line()} writes values that do not exist yet into a tensor of shape "
+            f"{tuple(target.shape)}, whose memory other tensors or arrays {share}. Compute a new tensor (torch.where, "
+            "torch.cat, x.scatter() without the underscore), copy it first (x = x.clone()), or write after "
+            "optimizer.step()."
+        )
+
+
+def _take_over(tensor: WrittenTensor, value: Any) -> None:
+    """Let a tensor be written into by `tensor[index] += ...`, which has written into a view of it before."""
+    origin: Any = getattr(value, "origin", None)
+    if tensor.successor is not None or origin is None:
+        return
+    for given in list(WAITING):
+        write = given()
+        if write is not None and write.target is origin and write.base is tensor:
+            WAITING.remove(given)
+            value.origin, write.target.__dict__["successor"] = None, None
+            tensor.__class__ = torch.Tensor  # type: ignore[assignment]
+            tensor.__dict__["views"] = [*tensor.__dict__.get("views", ()), weakref.ref(origin)]
 
 
 def write_known() -> None:
@@ -85,15 +166,16 @@ def write_known() -> None:
             elif write.value.operation.problem is None:
                 late.append(write)
                 WAITING.append(given if isinstance(given, weakref.ref) else _kept_by_calls(write))
+        awaited = {id(each) for write in late for each in (write.target, write.base)}
         try:
             while known:
                 write = known.popleft()
-                target, last = write.target, all(write.target is not each.target for each in late)
                 with torch.no_grad(), DisableTorchFunctionSubclass():
-                    target.copy_(write.value.get())
-                    if last and type(target) is WrittenTensor:
-                        target.__class__ = torch.Tensor  # type: ignore[assignment]
-                        target.__dict__.pop("successor", None)
+                    write.target.copy_(write.value.get())
+                    for written in (write.target, write.base, *[view() for view in write.views]):
+                        if type(written) is WrittenTensor and id(written) not in awaited:
+                            written.__class__ = torch.Tensor  # type: ignore[assignment]
+                            written.__dict__.pop("successor", None)
         finally:
             # One whose value cannot be computed raises when it is read, and does not prevent writes of others.
             WAITING.extend(map(_kept, known))

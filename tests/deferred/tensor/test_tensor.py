@@ -292,7 +292,7 @@ def test_a_total_that_cannot_be_computed_keeps_no_other_from_its_value() -> None
     """The step names the write that came too early; the other total has its value after the next one."""
     model, optimizer = prepared()
     mask, broken, total = torch.ones(2), torch.zeros(2), torch.zeros(())
-    memory = total.numpy()
+    other_name = total
     for number in range(2):
         scores = model(X)
         loss = F.cross_entropy(scores, Y)
@@ -305,7 +305,8 @@ def test_a_total_that_cannot_be_computed_keeps_no_other_from_its_value() -> None
         with pytest.raises(CaptureError, match="changed in place") if not number else contextlib.nullcontext():
             optimizer.step()
         optimizer.zero_grad()
-    assert memory == pytest.approx(first.item())
+    assert type(other_name) is torch.Tensor
+    assert other_name.item() == pytest.approx(first.item())
 
 
 def test_other_names_of_a_total_take_part() -> None:
@@ -375,20 +376,6 @@ def test_in_place_without_gradients_keeps_the_gradient(change: Any, written: Any
     twice = scores.detach().clone()
     with torch.no_grad():
         twice.mul_(2)
-
-
-def test_writing_into_views_is_refused() -> None:
-    """Operations that cannot be followed are not guessed."""
-    model, _ = prepared()
-    scores = model(X)
-    first = scores[:, 0]
-    assert first.shape == (8,)
-    with pytest.raises(CaptureError, match="shares memory with another tensor"):
-        scores *= 2
-    with pytest.raises(CaptureError, match=r"shares memory .*copy = x\.clone\(\); copy\[\.\.\.\] = y"):
-        scores[0] = 1.0
-    with pytest.raises(CaptureError, match="writes values that do not exist yet"):
-        torch.zeros(8).copy_(first)
 
 
 def test_shapes_that_depend_on_values_are_refused() -> None:
