@@ -11,8 +11,9 @@ from typing import Any, List, Optional, Sequence, Tuple
 import torch
 
 from ignite_ipu.errors import CaptureError, OptimizerError
-from tests.sequences.player import EVENTS, Event, Player, Seen
-from tests.sequences.worlds import KINDS, WORLDS
+from tests.sequences.events import EVENTS, play
+from tests.sequences.player import Event, Player, Seen
+from tests.sequences.worlds import KINDS, KINDS_ON_THE_HOST, WORLDS
 
 REFUSALS = (CaptureError, OptimizerError)
 _BASE = ("forward", "backward", "step", "zero_grad")
@@ -47,7 +48,8 @@ def random_sequence(seed: int) -> Sequence_:
     """Return three to six updates of a loop, each with up to two odd events or an event left out."""
     chance = random.Random(seed)
     world = chance.choice(sorted(WORLDS))
-    kinds = tuple(chance.choice(KINDS) for _ in range(2 if world == "TwoModels" else 1))
+    count = {"TwoModels": 2, "Adversaries": 2, "TwoHeads": 3}.get(world, 1)
+    kinds = tuple(chance.choice(KINDS if chance.random() < 0.85 else KINDS_ON_THE_HOST) for _ in range(count))
     clears_first, clips = chance.random() < 0.5, chance.random() < 0.2
     base = ["zero_grad", *_BASE[:3]] if clears_first else list(_BASE)
     if clips:
@@ -69,15 +71,15 @@ def outcome_of(sequence: Sequence_, update: str, spread: bool = False) -> Outcom
     eager = Player(sequence.world, sequence.kinds, None)
     events: Sequence[Event] = sequence.events
     try:
-        eager.play(events)
+        play(eager, events)
     except Exception:
         # PyTorch itself has an error for this loop: the values before it are compared.
         events = events[: eager.number]
         eager = Player(sequence.world, sequence.kinds, None)
-        eager.play(events)
+        play(eager, events)
     player = Player(sequence.world, sequence.kinds, update, spread)
     try:
-        player.play(events)
+        play(player, events)
     except REFUSALS as error:
         found = difference(eager.seen[: len(player.seen)], player.seen)
         return Outcome("refused", reason_of(error)) if found is None else Outcome("different", found)

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Callable, Dict, List, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils import prune
 
 Optimizers = List[torch.optim.Optimizer]
+
+
+class _SignOfMomentum(torch.optim.Optimizer):
+    """An optimizer of one's own: it moves weights by the sign of an average of their gradients."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                average = state.setdefault("average", torch.zeros_like(parameter))
+                average.mul_(0.9).add_(parameter.grad, alpha=0.1)
+                parameter.sub_(group["lr"] * average.sign())
+        return loss
+
+
 _KINDS: Dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "Adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
@@ -16,6 +43,13 @@ _KINDS: Dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.01),
 }
 KINDS = tuple(_KINDS)
+_ON_THE_HOST: Dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "Adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=0.05),
+    "LBFGS": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=3),
+    "SignOfMomentum": _SignOfMomentum,
+}
+KINDS_ON_THE_HOST = tuple(_ON_THE_HOST)
+"""Kinds that a device has not, or not in the same numbers."""
 
 
 class World:
@@ -29,7 +63,7 @@ class World:
     def __init__(self, kinds: Sequence[str]) -> None:
         self.modules: List[nn.Module] = self.make()
         self.optimizers: Optimizers = [
-            _KINDS[kind]([parameter for module in modules for parameter in module.parameters()])
+            {**_KINDS, **_ON_THE_HOST}[kind]([parameter for module in modules for parameter in module.parameters()])
             for kind, modules in zip(kinds, self.groups())
         ]
 
@@ -138,6 +172,145 @@ class Criterion(World):
         return loss
 
 
+class WeightNorm(World):
+    """A layer whose weight a hook computes before each call."""
+
+    def make(self) -> List[nn.Module]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return [nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 2))]
+
+
+class SpectralNorm(World):
+    """A layer whose weight a hook computes, which writes buffers."""
+
+    def make(self) -> List[nn.Module]:
+        return [nn.Sequential(nn.utils.spectral_norm(nn.Linear(3, 4)), nn.Tanh(), nn.Linear(4, 2))]
+
+
+class Parametrized(World):
+    def make(self) -> List[nn.Module]:
+        first = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4))
+        return [nn.Sequential(first, nn.Tanh(), nn.Linear(4, 2))]
+
+
+class Pruned(World):
+    def make(self) -> List[nn.Module]:
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        prune.l1_unstructured(model[0], "weight", 0.5)
+        return [model]
+
+
+class Spare(World):
+    """A model of which the optimizer holds a part."""
+
+    def make(self) -> List[nn.Module]:
+        return [nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))]
+
+    def groups(self) -> List[List[nn.Module]]:
+        return [[self.modules[0][2]]]  # type: ignore[index]
+
+
+class TwoHeads(World):
+    """An encoder and two heads, each with its own optimizer; losses of the heads take turns."""
+
+    def make(self) -> List[nn.Module]:
+        self.turn = 0
+        return [nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 2), nn.Linear(4, 2)]
+
+    def groups(self) -> List[List[nn.Module]]:
+        return [[module] for module in self.modules]
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.turn += 1
+        return F.cross_entropy(self.modules[1 + self.turn % 2](self.modules[0](x)), y)
+
+
+class Penalty(World):
+    """A loss with a penalty on weights."""
+
+    def make(self) -> List[nn.Module]:
+        return [nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))]
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = super().loss(x, y)
+        for parameter in self.modules[0].parameters():
+            loss = loss + 0.01 * parameter.pow(2).sum()
+        return loss
+
+
+class _Remembering(nn.Module):
+    """A model that keeps what it has computed last, as an attribute."""
+
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.seen = torch.zeros(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.first(x))
+        self.seen = hidden.detach().mean(0)
+        out: torch.Tensor = self.last(hidden)
+        return out
+
+
+class Attributes(World):
+    def make(self) -> List[nn.Module]:
+        return [_Remembering()]
+
+
+class Noisy(World):
+    """Inputs that are augmented on the host, and noise of the shape of results."""
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = self.modules[0](x + 0.1 * torch.randn(x.shape))
+        return F.cross_entropy(out + 0.1 * torch.randn(out.shape), y)
+
+    def make(self) -> List[nn.Module]:
+        return [nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))]
+
+
+class Teacher(World):
+    """A student that follows a frozen teacher with statistics of its own."""
+
+    def make(self) -> List[nn.Module]:
+        teacher = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).requires_grad_(False)
+        return [nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), teacher]
+
+    def groups(self) -> List[List[nn.Module]]:
+        return [[self.modules[0]]]
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            target = self.modules[1](x)
+        return super().loss(x, y) + F.mse_loss(self.modules[0](x), target)
+
+
+class Adversaries(World):
+    """A generator and a critic: losses of the critic with a detached fake, and of the generator, take turns."""
+
+    def make(self) -> List[nn.Module]:
+        self.turn = 0
+        return [nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))]
+
+    def groups(self) -> List[List[nn.Module]]:
+        return [[module] for module in self.modules]
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        self.turn += 1
+        generator, critic = self.modules
+        fake = generator(x)
+        if self.turn % 2:
+            return critic(fake.detach()).mean() - critic(x).mean()
+        return F.softplus(-critic(fake)).mean()
+
+
 WORLDS: Dict[str, Any] = {
-    each.__name__: each for each in (Perceptron, BatchNorm, Tied, Lazy, Buffers, TwoModels, Criterion)
+    each.__name__: each
+    for each in (
+        *(Perceptron, BatchNorm, Tied, Lazy, Buffers, TwoModels, Criterion, WeightNorm, SpectralNorm, Parametrized),
+        *(Pruned, Spare, TwoHeads, Penalty, Attributes, Noisy, Teacher, Adversaries),
+    )
 }

@@ -36,7 +36,7 @@ class Modes:
         self._state: Optional[PythonState] = None
         # What `REGISTRATIONS` had counted at the last look for other parameters.
         self._registrations = NEVER
-        self.parameters: List[torch.Tensor] = []
+        self.parameters: List[torch.Tensor] = list(model.parameters())
         self._trained: List[bool] = []
         self._looks = -1
         self._then: Optional[ModesThen] = None

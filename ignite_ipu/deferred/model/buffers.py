@@ -61,6 +61,7 @@ class BufferBook:
         self._modes, self._edits, self._weights = modes, edits, weights
         self.waiting: Dict[int, Operation] = {}
         self._replays: Dict[int, _Replay] = {}
+        self._taken: Dict[int, _Replay] = {}  # replays of the last update's calls, which it began without
         # By `id`, buffers that evaluations have written since the last update: previous contents, and time of the
         # write.
         self._overwritten: Dict[int, _Overwritten] = {}
@@ -179,7 +180,8 @@ class BufferBook:
 
         def restore() -> None:
             self.waiting.update(waiting)
-            self._replays.update(replays)
+            taken = {number: self._taken[number] for number in numbers if number in self._taken}
+            self._replays.update({**replays, **taken})
             self._overwritten.update(overwritten)
 
         return restore
@@ -221,8 +223,9 @@ class BufferBook:
         began: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
         kept: Set[int] = set()
         calls = sorted((each for each in operations if each.model is not None and not each.done), key=by_number)
+        self._taken = {call.number: self._replays.pop(call.number) for call in calls if call.number in self._replays}
         for call in calls:
-            replay = self._replays.pop(call.number, None)
+            replay = self._taken.get(call.number)
             for name, tensor in written_buffers(call).items():
                 if replay is None:
                     kept.discard(id(tensor))

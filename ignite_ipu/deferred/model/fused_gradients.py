@@ -94,6 +94,9 @@ class FusedGradients:
             return
         if set_to_none:
             views.clear(ids, all(update.shows_used for update in updates))
+        else:
+            for update in updates:
+                update.note_given(ids)
         dropped = book.clear(ids, None if set_to_none else current_line())
         for update in updates:
             update.cleared(dropped)

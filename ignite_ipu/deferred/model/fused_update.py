@@ -333,6 +333,12 @@ class FusedUpdate:
             self._held = key, every if held >= every else held, beside
         return self._held[1]
 
+    def note_given(self, ids: FrozenSet[int]) -> None:
+        """Note which parameters have gradients of pending losses, before these are made zero."""
+        for entry in self.books.gradients.within(ids & self.own) if self.pending else ():
+            if entry.losses:
+                entry.given |= self.training.reached(entry.losses)
+
     def cleared(self, dropped: Sequence[Loss]) -> None:
         """Follow gradients that were cleared, by which losses were dropped that no update will be made of."""
         if self.early is not None and self.early.awaited:
@@ -379,7 +385,7 @@ class FusedUpdate:
             keep_weights([loop])
         may_leave, done = self.loop.now.updates.may_leave, [each.done for each in operations]
         kept = books.history.keep(loop.session, books.updates.index(self)) if self.keeps_before else None
-        made = {} if kept is None else {loss: Made(loss, kept) for loss in losses}
+        made = {} if kept is None else books.history.made(losses, kept)
         try:
             with loop.buffers.in_update(operations):
                 self._run_beside_others(losses, chosen)

@@ -88,4 +88,4 @@ def shows_gradient(update: FusedUpdate, parameter: torch.Tensor) -> bool:
         return update.training.reaches(parameter, entry.losses)
     if entry.used is not None and update.has_returned:
         return id(parameter) in found.returned
-    return update.training.reaches(parameter)
+    return id(parameter) in entry.given or update.training.reaches(parameter)

@@ -27,6 +27,7 @@ class Entry:
         made: The losses of that update as they were, if they are kept.
         clip: The norm that the used gradients were clipped to, None for none.
         unknown: Reason why the values of the gradients are lost, if they are.
+        given: The ids of parameters that had gradients of losses when these were made zero, before any update.
     """
 
     ids: FrozenSet[int]
@@ -36,6 +37,7 @@ class Entry:
     unknown: Optional[str] = None
     made: List[Any] = dataclasses.field(default_factory=list)
     clip: Optional[float] = None
+    given: FrozenSet[int] = frozenset()
 
     @property
     def exists(self) -> bool:
@@ -144,6 +146,7 @@ class GradientBook:
                 mine.losses += [loss for loss in entry.losses if loss not in mine.losses]
                 mine.zeros, mine.used = mine.zeros or entry.zeros, mine.used or entry.used
                 mine.unknown, mine.made = mine.unknown or entry.unknown, mine.made or entry.made
+                mine.given |= entry.given
 
     def _relation(self, one: FrozenSet[int], other: FrozenSet[int]) -> Tuple[FrozenSet[int], FrozenSet[int]]:
         if one is other:

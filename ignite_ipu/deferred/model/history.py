@@ -33,11 +33,13 @@ class Made:
     """A loss whose update has run, with its operations as they were and the weights before the update.
 
     Attributes:
+        first: The same loss before the first update made of it. Several optimizers may each make one.
         number: Greater for later updates.
     """
 
-    def __init__(self, loss: Loss, before: Older) -> None:
+    def __init__(self, loss: Loss, before: Older, first: Optional[Made] = None) -> None:
         self.loss, self.number = loss, next(_NUMBERS)
+        self.first: Made = self if first is None else first
         self._tape, self._before = Tape([loss]), before
 
     @contextlib.contextmanager
@@ -75,6 +77,7 @@ class History:
         self.released: Callable[[Sequence[Older]], None] = _discard
         self._left: Dict[int, int] = {}
         self.kept: List[Older] = []
+        self._first: Dict[Loss, Made] = {}
 
     def watches(self, number: int) -> bool:
         """Return whether the pending update of a number, one of several optimizers', is one of the first."""
@@ -90,8 +93,16 @@ class History:
         self.kept.append(before)
         return before
 
+    def made(self, losses: Sequence[Loss], before: Older) -> Dict[Loss, Made]:
+        """Return losses as they are before an update, which began with some weights, is made of them."""
+        made = {loss: Made(loss, before, self._first.get(loss)) for loss in losses}
+        for loss, each in made.items():
+            self._first.setdefault(loss, each)
+        return made
+
     def forget(self) -> None:
-        """Release the weights, since all gradients were cleared."""
+        """Release the weights and losses, since all gradients were cleared."""
+        self._first.clear()
         if self.kept:
             self.released(self.kept)
             self.kept.clear()

@@ -113,7 +113,7 @@ def _plan(book: GradientBook) -> List[Tuple[Loss, Any, Any]]:
 
     for entry in book.entries:
         for made in entry.made:
-            add(made.loss, entry, made)
+            add(made.loss, entry, made.first)
         for loss in entry.losses:
             add(loss, entry, None)
     return sorted(found.values(), key=lambda planned: planned[0].number)
@@ -143,7 +143,7 @@ def _is_zero(books: Books, parameter: torch.Tensor) -> bool:
     if entry is None or entry.zeros is None:
         return False
     holding = [update for update in books.updates if id(parameter) in update.own] or books.updates
-    return any(id(parameter) in update.training.reached() for update in holding)
+    return id(parameter) in entry.given or any(id(parameter) in update.training.reached() for update in holding)
 
 
 def _gradients(loop: Loop, update: FusedUpdate) -> Dict[int, Any]:

@@ -55,7 +55,7 @@ def obstacle(
             "after every optimizer.step(); to accumulate gradients over several backward calls, call step() once "
             "after them."
         )
-    if not first.losses and training.prepared:
+    if not first.losses and (first.given or training.prepared):
         return (
             f"step() at {current_line()} follows no backward(), and gradients were made zero, not None, at "
             f"{first.zeros}: PyTorch would update weights with gradients of zero, by their momentum "

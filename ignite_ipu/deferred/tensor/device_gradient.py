@@ -38,9 +38,14 @@ _ATTRIBUTES = _METADATA | {"requires_grad", "grad", "grad_fn"}
 
 
 class DeviceGradient(torch.Tensor):
-    """The `.grad` of a captured parameter: its values are fetched on a read, and writes are refused.
+    """The `.grad` of a captured parameter, or a part of one: its values are fetched on a read.
 
-    They are `held` once the gradient is one of the past; for a part of it those of another tensor's memory.
+    Writes are refused, unless `release` brings the gradients to the host.
+
+    Attributes:
+        held: The values, of a gradient of the past or of one that the host has.
+        writable: Whether these are the gradient itself, and no copy.
+        whole: The gradient that this is a part of, in the same memory.
     """
 
     source: GradientSource
@@ -49,6 +54,7 @@ class DeviceGradient(torch.Tensor):
     held: Optional[torch.Tensor]
     writable: bool
     release: Callable[[bool], None]
+    whole: Optional[DeviceGradient]
 
     @staticmethod
     def __new__(
@@ -63,7 +69,7 @@ class DeviceGradient(torch.Tensor):
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=like.device, requires_grad=False
         )
         gradient.source, gradient.parameter, gradient.remedy, gradient.held = source, parameter, remedy, held
-        gradient.writable, gradient.release = False, _keep
+        gradient.writable, gradient.release, gradient.whole = False, _keep, None
         return gradient
 
     def read(self) -> torch.Tensor:
@@ -79,6 +85,18 @@ class DeviceGradient(torch.Tensor):
                 "optimizer.step()."
             )
         return values
+
+    def release_all(self, writes: bool) -> None:
+        """Follow a use, which may bring the gradient to the host that this is or is a part of."""
+        whole = self.whole
+        if whole is None:
+            self.release(writes)
+            return
+        whole.release(writes)
+        if whole.writable and whole.held is not None and self.held is not None and not self.writable:
+            with DisableTorchFunctionSubclass():
+                place = self.held.size(), self.held.stride(), self.held.storage_offset()
+                self.held, self.writable = whole.held.as_strided(*place), True
 
     @classmethod
     def __torch_function__(
@@ -96,7 +114,7 @@ class DeviceGradient(torch.Tensor):
         views = [leaf for leaf in leaves_of((args, kwargs)) if isinstance(leaf, DeviceGradient)]
         found = _written(func, args, kwargs)
         for view in views:
-            view.release(bool(found))
+            view.release_all(bool(found))
         if all(view.writable for view in views):
             args, kwargs = mapped((args, kwargs), _as_held)
             with DisableTorchFunctionSubclass():
@@ -117,7 +135,9 @@ class DeviceGradient(torch.Tensor):
             gradient = of.get(leaf.untyped_storage().data_ptr()) if type(leaf) is torch.Tensor else None
             if gradient is None:
                 return leaf
-            return DeviceGradient(leaf, gradient.source, gradient.parameter, gradient.remedy, leaf)
+            part = DeviceGradient(leaf, gradient.source, gradient.parameter, gradient.remedy, leaf)
+            part.whole = gradient if gradient.whole is None else gradient.whole
+            return part
 
         args, kwargs = mapped((args, kwargs), values)
         with DisableTorchFunctionSubclass():
