@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import ipu_clip_grad_norm_
-from tests.sequences.player import LONG_NORM, X, Y, Player
+from tests.sequences.player import LONG_NORM, Player, X, Y
 
 
 def forward(player: Player, which: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Dict
 
 import torch
 
-from tests.sequences.player import X, Y, Player
+from tests.sequences.player import Player, X, Y
 
 
 def read_weight(player: Player, which: int) -> None:

@@ -119,6 +119,8 @@ def test_loops_go_on_with_updates_on_the_host(block: int) -> None:
         "zero_grad forward backward step_by_norm forward backward step_by_norm",
         "forward backward gradient_replaced step",
         "forward backward zero_grad_to_zeros step",
+        "forward backward step gradient_part_scaled gradient_item_set:2 step",
+        "hook hook_after:1 forward backward step unhook zero_grad forward backward step",
     ],
 )
 @pytest.mark.parametrize(
@@ -150,6 +152,30 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
     for update in ("auto", "device"):
         outcome = outcome_of(Sequence_(world, kinds, parts), update)
         assert outcome.kind in (("same",) if update == "auto" else ("same", "refused")), (update, outcome)
+
+
+@pytest.mark.parametrize(
+    ("world", "kinds", "events", "kind"),
+    [
+        # Hooks of joined models, before their first update.
+        ("TwoHeads", ("AdamW", "SGD", "Adam"), "hook_after:1 forward backward step", "same"),
+        # The first optimizer's gradients are gone, and those of the second are of weights before the first's step.
+        ("TwoModels", ("SGD", "AdamW"), "step_of_one zero_grad_of_one step_of_one:1 forward backward look", "same"),
+        # The second call writes buffers on the host, for an update that is then refused on the device.
+        ("BatchNorm", ("SGD",), "forward clip step", "same"),
+        ("Tied", ("Adam",), "zero_grad_to_zeros", "same"),
+        # PyTorch computes these gradients from results of before and weights of after.
+        ("Teacher", ("AdamW",), "zero_grad forward write_data:2 backward", "refused"),
+        ("Adversaries", ("Adam", "Adagrad"), "zero_grad forward forward write_together:1 backward", "refused"),
+    ],
+)
+def test_state_that_was_found_wrong(world: str, kinds: Tuple[str, ...], events: str, kind: str) -> None:
+    """Each needs what the loop was before: hooks, earlier weights, buffers."""
+    parts = tuple((name, int(number or 0)) for name, _, number in (each.partition(":") for each in events.split()))
+    if not events.startswith("hook"):
+        parts = (("forward", 0), ("backward", 0), *parts)
+    outcome = outcome_of(Sequence_(world, kinds, parts), "auto")
+    assert outcome.kind == kind, outcome
 
 
 def test_the_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Container,
+    Dict,
+    FrozenSet,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import torch
 from torch import nn
@@ -222,10 +236,13 @@ def reached_by(losses: Sequence[Loss], parameters: Iterable[torch.Tensor]) -> Fr
     return frozenset(key for key, tensor in trained.items() if id(tensor) in leaves)
 
 
-def saved_by(losses: Sequence[Loss], parameters: Iterable[torch.Tensor]) -> FrozenSet[int]:
-    """Return the ids of those parameters whose values autograd needs for the gradients of losses."""
+def saved_by(losses: Sequence[Loss], parameters: Iterable[torch.Tensor], trains: Container[int]) -> FrozenSet[int]:
+    """Return the ids of those parameters whose values autograd needs for the gradients of losses.
+
+    `trains` has the ids of those that have gradients: through which others the gradients flow depends on them.
+    """
     with DisableTorchFunctionSubclass():
-        trained = {id(each): plain(each).requires_grad_() for each in parameters}
+        trained = {id(each): plain(each).requires_grad_(id(each) in trains) for each in parameters}
         places = {tensor.untyped_storage().data_ptr(): key for key, tensor in trained.items()}
         saved: Set[int] = set()
 

@@ -45,6 +45,7 @@ from ignite_ipu.deferred.model.turns import (
     forget,
     gradient_path,
     keep_buffers,
+    trained_in,
     weights_of,
     written_buffers,
 )
@@ -174,8 +175,10 @@ class HostUpdates:
             for key in weights_of(operation)
             if any(key in older.uncounted and older.taken >= operation.number for older in self._older)
         }
-        written = [parameter for parameter in self._loop.modes.parameters if id(parameter) in ids]
-        if written and saved_by([loss], written):
+        if not ids:
+            return
+        parameters, trained = self._loop.modes.parameters, trained_in(loss)
+        if not ids.isdisjoint(saved_by([loss], parameters, trained)):
             raise CaptureError(
                 f"The loss goes backward at {loss.line}, and memory of weights was written after it was computed, as "
                 "parameter.data is. PyTorch would compute gradients from earlier results with later weights. "
