@@ -185,4 +185,4 @@ def test_the_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "ignite_ipu"):
         assert outcome_of(sequence, "auto").kind == "same"
     (change,) = [record.getMessage() for record in caplog.records if "updated on the host" in record.getMessage()]
-    assert "player.py:" in change and "Gradients are used at" in change and "MB" in change
+    assert "gradient_events.py:" in change and "Gradients are used at" in change and "MB" in change
