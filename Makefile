@@ -8,8 +8,10 @@ SETUP_OLDEST := $(shell cat pyproject.toml constraints-oldest.txt | cksum | cut 
 # Parallelism is over test processes; threads inside them would only compete.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+# The tests' processes import the same modules: each would compile all of them again without the files.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test oldest newest lint types docs bench resilience format clean
+.PHONY: help demo test pytest oldest newest lint types docs bench resilience format clean
 
 help:
 	@echo "make demo     train on handwritten digits, print the accuracy, draw the learning curve in demo-output/"
@@ -25,9 +27,11 @@ demo: .venv/ready-examples-$(SETUP)
 	@mkdir -p demo-output
 	$(BIN)/python examples/digits.py --curve demo-output/learning-curve.png
 
-# Documentation and types are checked beside each other: neither keeps two processors busy.
-test: .venv/ready-dev-$(SETUP)
-	@$(MAKE) --no-print-directory -j 2 docs lint types
+# Documentation and types are checked beside the tests, which now and then wait for a process and leave a processor idle.
+test: .venv/ready-dev-$(SETUP) lint
+	@$(MAKE) --no-print-directory -j 3 docs types pytest
+
+pytest: .venv/ready-dev-$(SETUP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 oldest: .venv-oldest/ready-$(SETUP_OLDEST)

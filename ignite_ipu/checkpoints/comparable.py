@@ -8,6 +8,8 @@ from typing import Any, Dict, Mapping
 import torch
 
 _KEYS = ("dtype", "shape", "base64")
+# A random state is a list of thousands of numbers: they stay as they are without a call for each.
+_PLAIN = frozenset([int, float, str, bool, type(None)])
 
 
 def comparable(value: Any) -> Any:
@@ -17,7 +19,7 @@ def comparable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: comparable(each) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(comparable, value))
+        return type(value)([each if type(each) in _PLAIN else comparable(each) for each in value])
     return value
 
 
@@ -28,7 +30,7 @@ def restored(value: Any) -> Any:
             return _decoded(value)
         return {key: restored(each) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(restored, value))
+        return type(value)([each if type(each) in _PLAIN else restored(each) for each in value])
     return value
 
 

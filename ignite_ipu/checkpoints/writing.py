@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import errno
+import operator
 import os
 import shutil
 import types
@@ -122,8 +123,8 @@ def without_methods(state: Any, depth: int = 0) -> Any:
         changed.update(kept)
         return changed
     if type(state) in (list, tuple):
-        items = [without_methods(item, depth + 1) for item in state]
-        return state if all(new is old for new, old in zip(items, state)) else type(state)(items)
+        items = [item if type(item) is int else without_methods(item, depth + 1) for item in state]
+        return state if all(map(operator.is_, items, state)) else type(state)(items)
     return state
 
 

@@ -342,7 +342,7 @@ def run_script(name, update):
 
 @pytest.mark.parametrize(
     ("name", "count"),
-    [*((name, 2) for name in SCRIPTS), *((name, 4) for name in SCRIPTS if name != "test_distributed_data_loop")],
+    [*((name, 2) for name in SCRIPTS), ("test_script", 4), ("test_ops", 4)],
 )
 def test_scripts_of_accelerate_pass(name, count):
     """Except parts for GPUs alone, and, in four processes, parts for two."""

@@ -17,7 +17,7 @@ from tests.scripts import Scripts
 
 #: Of the sample's programs; another one is another sample.
 SEED = int(os.environ.get("IGNITE_IPU_DIFFERENTIAL_SEED", "0"))
-SAMPLE, TOGETHER = 28, 4
+SAMPLE, TOGETHER = 20, 4
 
 # Layers, a schedule, an interruption and handlers, of which one thing alone is planted to do otherwise on a device.
 PLANTED = Program(

@@ -25,7 +25,7 @@ def failures(first: int, update: str) -> List[str]:
     return found
 
 
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize("block", range(3))
 def test_updates_on_the_device_are_pytorchs_or_refused(block: int) -> None:
     """Each loop of a block of random ones."""
     logging.disable(logging.WARNING)
@@ -84,7 +84,7 @@ def test_a_difference_is_found_and_shrunk() -> None:
     assert isinstance(outcome, Outcome)
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(2))
 def test_loops_go_on_with_updates_on_the_host(block: int) -> None:
     """From the first event on that a fused update cannot express; few loops are refused, for reasons of any device."""
     logging.disable(logging.WARNING)
