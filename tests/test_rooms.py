@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -50,6 +51,18 @@ def test_the_emulator_is_asked_for_by_few(modules):
     asked = {(name, other) for name, others in modules.items() for other in others if _is_emulator(other)}
     strange = {(name, other) for name, other in asked if not _is_emulator(name) and not _may_ask(name, other)}
     assert strange == set()
+
+
+@pytest.mark.parametrize("room", sorted(path.parent.name for path in ROOT.glob("*/__init__.py")))
+def test_a_room_begins_with_its_purpose_its_imports_and_a_start(room):
+    """A newcomer learns them from the first lines of each room."""
+    folder = ROOT / room
+    text = " ".join(str(ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8")))).split())
+    assert "import" in text
+    start = re.search(r"Start(?: reading)? with `([\w./]+)`", text)
+    assert start is not None
+    first = folder / start.group(1).replace(".py", "").replace(".", "/")
+    assert first.with_suffix(".py").exists() or (first / "__init__.py").exists()
 
 
 @pytest.mark.parametrize("package", [f"ignite_ipu.{name}" for name in PACKAGES])

@@ -1,7 +1,8 @@
 """Capabilities: the one table of the treatment of names of PyTorch, Ignite and accelerate on IPUs.
 
 `check` reports by it, `run` and `auto` substitute by it, optimizers are converted by it, and pages of the documentation
-are generated from it. A new name is one entry of `gpu`, `gradients`, `precision`, `wrappers` or `optimizers`.
+are generated from it. A new name is one entry of `gpu`, `gradients`, `precision`, `wrappers` or `optimizers`. The room
+imports no torch. Start reading with `table`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Checkpoint files that are complete or not there, are checked before they are believed, and never run code."""
+"""Checkpoint files that are complete or not there, are checked before they are believed, and never run code.
+
+Handlers, accelerators and `parity` save and load by `writing` and `resuming`. Of other rooms it imports `torch_names`
+alone, and nothing that trains. Start reading with `atomic_files`, by which every file of this package is written.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@
 own.
 
 The modules behind the names are imported with the first use of one. `torch.nn.Module.autocast`, which is a method and
-no name of the package, exists from the import on.
+no name of the package, exists from the import on. The room imports `operators` and `torch_names`, and nothing of the
+shim. Start reading with `api`, then `compiler.tracing` and `runtime`.
 """
 
 from __future__ import annotations

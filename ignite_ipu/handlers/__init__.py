@@ -1,4 +1,8 @@
-"""Event handlers for engines that run on IPUs; each is usable alone, with hand-written PopTorch loops too."""
+"""Event handlers for engines that run on IPUs; each is usable alone, with hand-written PopTorch loops too.
+
+Each handler is a public name, and imports the interfaces of `session` that it follows. Start reading with
+`weight_sync`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Models larger than one IPU: measured on the host, planned, drawn, and placed without an edit."""
+"""Models larger than one IPU: measured on the host, planned, drawn, and placed without an edit.
+
+Sessions and captured loops import `placing`; `planning` and `profiling` import no session. Start reading with
+`placing.request`, then `planning`.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ release that drops a name costs the feature that needs it, never the import of t
 fallback, or by a stand-in that raises `MissingNameError` on use.
 
 This room imports nothing of this package, so that the emulator, which imports nothing of the shim, shares it.
+Start reading with `table`.
 """
 
 from __future__ import annotations
