@@ -7,7 +7,7 @@ import torch
 
 
 def computed() -> bool:
-    """Tell whether PyTorch has the kernels for a CPU; 2.0 has hardly one, and later versions brought them by and by."""
+    """Return whether PyTorch has the kernels for a CPU; 2.0 has hardly one, later versions added them by and by."""
     half = torch.ones(1, 1, 1, dtype=torch.float16)
     try:
         for compute in (torch.bmm, torch.conv1d):

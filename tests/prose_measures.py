@@ -18,6 +18,10 @@ from typing import Dict, Iterator, List, NamedTuple, Sequence
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[1]
+KINDS = ("docs", "docstrings", "comments", "messages", "tests")
+"""Pages, the three kinds of English in the package, and docstrings with comments of tests."""
+ENGLISH = re.compile(r"\b(a|an|the|is|are|has|of|to|in|no|not)\b")
+"""Finds the words that lists of names do not have."""
 LONG = 28
 """Words above which a sentence counts as long."""
 
@@ -26,7 +30,8 @@ PHRASES = {
     "headless what": r"(?<!\bsee )\b[Ww]hat (?!if\b|for\b|about\b|kinds?\b|happen(s|ed)\b|change[sd]\b)\w",
     # Programs return, raise, print and log.
     "speaking programs": (
-        r"\b(tells?|told|says?|said|asks?|asked|knows?) (whether|what|how|which|so|that|who|it|them|where|why)\b"
+        r"\b([Tt]ells?|told|[Ss]ays?|said|[Aa]sks?|asked|[Kk]nows?) "
+        r"(whether|what|how|which|so|that|who|it|them|where|why)\b"
     ),
     "nobody": r"\b(some|no)body\b|\bsomeone\b|\b[Ww]hoever\b|\b(Some|No)body\b",
 }
@@ -78,7 +83,10 @@ def of_page(path: Path) -> Iterator[Passage]:
 
 
 def of_source(path: Path, kind: str) -> Iterator[Passage]:
-    """Yield the docstrings, comments or messages of exceptions of a Python file."""
+    """Yield the docstrings, comments or messages of a Python file.
+
+    Messages are all English texts of four words or more that are no docstrings: of exceptions, of the log, of help.
+    """
     source = path.read_text(encoding="utf-8")
     place = str(path.relative_to(ROOT))
     if kind == "comments":
@@ -86,11 +94,14 @@ def of_source(path: Path, kind: str) -> Iterator[Passage]:
             if token.type == tokenize.COMMENT:
                 yield Passage(f"{place}:{token.start[0]}", token.string.lstrip("# "))
         return
-    for node in ast.walk(ast.parse(source)):
+    nodes = list(ast.walk(ast.parse(source)))
+    inner = {part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    inner |= {node.value for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if kind == "messages":
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                for argument in node.exc.args:
-                    yield Passage(f"{place}:{node.lineno}", literal(argument))
+            text = literal(node) if isinstance(node, (ast.Constant, ast.JoinedStr)) and node not in inner else ""
+            if len(text.split()) > 3 and "\n" not in text and ENGLISH.search(text):
+                yield Passage(f"{place}:{getattr(node, 'lineno', 1)}", text)
         elif isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
             text = ast.get_docstring(node)
             if text:
@@ -137,11 +148,12 @@ def pages() -> List[Path]:
 
 
 def passages(kind: str) -> List[Passage]:
-    """Return all passages of a kind: "docs", "docstrings", "comments" or "messages"."""
+    """Return all passages of one of `KINDS`."""
     if kind == "docs":
         return [passage for path in pages() for passage in of_page(path)]
-    files = sorted((ROOT / "ignite_ipu").rglob("*.py"))
-    return [passage for path in files for passage in of_source(path, kind)]
+    folder, parts = ("tests", ("docstrings", "comments")) if kind == "tests" else ("ignite_ipu", (kind,))
+    files = sorted((ROOT / folder).rglob("*.py"))
+    return [passage for path in files for part in parts for passage in of_source(path, part)]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -149,7 +161,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--longest", type=int, default=0)
     longest = parser.parse_args(arguments).longest
-    for kind in ("docs", "docstrings", "comments", "messages"):
+    for kind in KINDS:
         every = passages(kind)
         found = measure(every)
         rates = ", ".join(f"{name} {rate:.1f}" for name, rate in found.phrases.items())

@@ -64,7 +64,7 @@ def test_demanded_sdk_that_is_absent_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 
 def test_emulator_under_the_name_poptorch_is_not_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `install()` puts under the name poptorch is recognised as the emulator."""
+    """The module that `install()` puts under the name poptorch is recognised as the emulator."""
     monkeypatch.setitem(sys.modules, "poptorch", sys.modules["ignite_ipu.emulator"])
     assert backend.is_emulator()
     monkeypatch.setenv(backend.VARIABLE, "sdk")

@@ -38,8 +38,8 @@ class Capability:
         remedy: The way out, as a sentence without its period; "" for nothing to do.
         answer: Result of a call that is answered.
         harmless: Whether the call is right on a machine without a GPU, too, so that `check` does not report it.
-        example: Code that shows it, in a training loop in front of `optimizer.step()`, or in the place of what it
-            `replaces` there.
+        example: Code that shows it, in a training loop in front of `optimizer.step()`, or in the place of the code that
+            it `replaces` there.
     """
 
     name: str

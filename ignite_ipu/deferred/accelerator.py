@@ -58,7 +58,7 @@ from ignite_ipu.session.torch_compiled import is_compiled
 
 _RANDOM_STATES = "ipu_random_states{}.json"
 _CLIP_REMEDY = "use accelerator.clip_grad_norm_(model.parameters(), ...), or IPUAccelerator(max_grad_norm=...)"
-# What `optimizer.zero_grad()` means: before version 0.28 of accelerate gradients become zero.
+# Effect of `optimizer.zero_grad()`: before version 0.28 of accelerate gradients become zero.
 _SETS_TO_NONE = tuple(map(int, accelerate.__version__.split(".")[:2])) >= (0, 28)
 
 
@@ -372,7 +372,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         return location
 
     def load_state(self, input_dir: Optional[str] = None, *args: Any, **kwargs: Any) -> None:
-        """Load what `save_state` saved, or the checkpoint of an ordinary accelerator.
+        """Load a checkpoint of `save_state`, or one of an ordinary accelerator.
 
         Raises:
             CheckpointError: The file with the random states of the devices holds something else; nothing was loaded.
@@ -461,7 +461,7 @@ def _completed(arguments: Dict[str, Any], config: IPUConfig) -> Dict[str, Any]:
     for name in ("gradient_accumulation_steps", "mixed_precision"):
         if name in said and str(arguments.setdefault(name, said[name]) or said[name]) != str(said[name]):
             raise OptionsError(
-                f"{name} is {said[name]!r} in the config but the arguments say {arguments[name]!r}. Say it in one "
+                f"{name} is {said[name]!r} in the config but the arguments say {arguments[name]!r}. Set it in one "
                 "place only."
             )
         if name in said:

@@ -19,7 +19,7 @@ _REFUSED = {
     "dynamo_backend": "torch.compile is for other devices; PopTorch compiles the step",
     "dynamo_plugin": "torch.compile is for other devices; PopTorch compiles the step",
 }
-# What `accelerate launch` and accelerate's configuration switch on in the environment.
+# Features that `accelerate launch` and accelerate's configuration switch on in the environment.
 _REFUSED_VARIABLES = {
     "ACCELERATE_USE_DEEPSPEED": _REFUSED["deepspeed_plugin"],
     "ACCELERATE_USE_FSDP": _REFUSED["fsdp_plugin"],

@@ -44,7 +44,7 @@ def ipu_step(
     max_grad_norm: Optional[float] = None,
     seed: Optional[int] = None,
 ) -> Step:
-    """Return a step function for `Engine` that runs what `train_step` does as one device step.
+    """Return a step function for `Engine` that runs the operations of `train_step` as one device step.
 
     `Engine(ipu_step(train_step))` takes the place of `Engine(train_step)`: the step calls the model, computes a loss
     with any functions, calls `loss.backward()` and `optimizer.step()`. Several backward calls before one

@@ -129,7 +129,7 @@ def ipu_clip_grad_norm_(
 
 
 def host_step_reason(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Optional[str]:
-    """Return why an optimizer of captured models cannot step on the host, from what `step` was called with.
+    """Return the reason why an optimizer of captured models cannot step on the host, by the arguments of `step`.
 
     None if no parameter has a gradient: PyTorch's step changes nothing then.
     """

@@ -45,7 +45,7 @@ class MicroBatches(List[Any]):
         return self.joined
 
     def as_changed(self, shown: Any) -> Optional[MicroBatches]:
-        """Return the micro-batches of what `show` returned after handlers changed it, None if they did not.
+        """Return the micro-batches of the result of `show` after handlers changed it, None if they did not.
 
         It is cut where these batches begin.
         """

@@ -114,7 +114,7 @@ class IPUEngine(Engine):
         self._compiled(batch).export(path)
 
     def load_executable(self, path: PathLike) -> None:
-        """Take the program from what `compile_and_export` wrote, with the first batch, instead of compiling it.
+        """Take the program from a file of `compile_and_export`, with the first batch, instead of compiling it.
 
         The batch, the model, the optimizer and the options are then compared with those of the executable.
         PopTorch's file is a pickle on machines with the SDK: load only files that you trust.
@@ -299,7 +299,7 @@ class IPUTrainer(IPUEngine):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned, or the one of an ordinary Ignite engine.
+        """Take over a result of `state_dict`, or the state of an ordinary Ignite engine.
 
         Raises:
             TypeError, ValueError: It is none, as Ignite says.
@@ -377,7 +377,7 @@ class IPUTrainer(IPUEngine):
         return planned_rates(self, optimizer, self._loaders().epoch(data), max_epochs)
 
     def explain(self, data: Iterable[Any], max_epochs: Optional[int] = None) -> str:
-        """Return what `print(trainer.ipu)` says, with the arithmetic of an epoch over `data`; nothing is compiled.
+        """Return the text of `print(trainer.ipu)`, with the arithmetic of an epoch over `data`; nothing is compiled.
 
         With the first batch of a `DataLoader` a pipeline's memory is estimated, and "auto" plans. With a number of
         epochs, the table of `learning_rates` follows.
@@ -544,7 +544,7 @@ class DeterministicIPUTrainer(IPUTrainer, DeterministicEngine):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned, or the one of an ordinary Ignite engine."""
+        """Take over a result of `state_dict`, or the state of an ordinary Ignite engine."""
         super().load_state_dict(state_dict)
         self._seed = state_dict.get("ipu", {}).get("seed")
 

@@ -82,7 +82,7 @@ def check_paths(paths: Sequence[str], rules: Optional[Iterable[Rule]] = None) ->
 
 
 def _judge_together(report: CheckReport, judged: Dict[str, Judgement], by_all_rules: bool) -> None:
-    """Take the files as programs: leave out what `ignite_ipu.auto` handles in them, and give verdicts on them."""
+    """Take the files as programs: leave out code that `ignite_ipu.auto` handles in them, and give verdicts on them."""
     real = {os.path.realpath(path): judgement for path, judgement in judged.items()}
     programs = Programs(real)
     automatic = programs.automatic()
@@ -134,7 +134,7 @@ def check_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
 
 
 def judge_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tuple[List[Finding], int, Judgement]:
-    """Check one file's text; returns what `check_source` does, and the facts of the file that verdicts are made of."""
+    """Check one file's text; returns the findings of `check_source`, and the file's facts for verdicts."""
     try:
         program = Program(source)
     except SourceError as error:

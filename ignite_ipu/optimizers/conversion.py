@@ -1,7 +1,7 @@
 """A torch optimizer becomes the PopTorch optimizer that computes the same updates on the device.
 
-PopTorch also accepts torch's optimizers as they are, but then it decides by value what may change later, ignores some
-arguments without a word, and never gives the state back. So they are always converted.
+PopTorch also accepts torch's optimizers as they are, but then it decides by value which hyper-parameters may change
+later, ignores some arguments without a word, and never gives the state back. So they are always converted.
 """
 
 from __future__ import annotations

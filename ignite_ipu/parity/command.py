@@ -133,7 +133,7 @@ def _compare_factory(args: argparse.Namespace) -> int:
 
 
 def _refused(target: str, error: Exception) -> str:
-    """Return why the device cannot run a target's model, with what `check --run` finds in its code."""
+    """Return the reason why the device cannot run a target's model, with the findings of `check --run` in its code."""
     from ignite_ipu.migration.findings import Severity
     from ignite_ipu.migration.rules import all_rules
     from ignite_ipu.migration.trial.findings import with_traced

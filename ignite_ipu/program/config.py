@@ -231,7 +231,7 @@ class IPUConfig:
         for name, value in config.said().items():
             if not _same(given.get(name, value), value):
                 raise OptionsError(
-                    f"{name} is {value!r} in the config but the arguments say {given[name]!r}. Say it in one place "
+                    f"{name} is {value!r} in the config but the arguments say {given[name]!r}. Set it in one place "
                     "only."
                 )
         return dataclasses.replace(config, **given) if given else config

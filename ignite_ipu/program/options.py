@@ -269,7 +269,7 @@ def _set_factors(options: Options, config: IPUConfig) -> None:
             continue
         if current != 1:
             raise OptionsError(
-                f"{setter} is {current} in the options but the arguments say {wanted}. Say it in one place only."
+                f"{setter} is {current} in the options but the arguments say {wanted}. Set it in one place only."
             )
         if setter == "replicationFactor":
             set_replicas(options, wanted)
@@ -349,7 +349,7 @@ def _place_tensors(options: Options, config: IPUConfig) -> None:
         setter, name = TENSORS[kind]
         if options.TensorLocations.exists(name):
             raise OptionsError(
-                f"The options already place {kind} ({getattr(options.TensorLocations, name)}). Say it in one "
+                f"The options already place {kind} ({getattr(options.TensorLocations, name)}). Set it in one "
                 "place only: leave offload and shard out, or do not set it in options.TensorLocations."
             )
         settings = backend.poptorch().TensorLocationSettings()

@@ -147,7 +147,7 @@ class BatchStep(nn.Module):
         return leaves
 
     def flattened(self, parts: Sequence[Any], micro_batches: int) -> Tuple[BatchLayout, List[Any]]:
-        """Return the layout of a batch, and what `arguments` returns, whatever the step is compiled for."""
+        """Return the layout of a batch, and the result of `arguments`, for any batch, also before compilation."""
         return BatchLayout.of(self._names, parts, micro_batches)
 
     def settle(self, layout: BatchLayout) -> None:

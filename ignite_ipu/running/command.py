@@ -24,7 +24,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `ignite-ipu run` takes."""
+    """Add the arguments of `ignite-ipu run`."""
     parser.add_argument("--quiet", action="store_true", help="do not list the substitutions")
     parser.add_argument(
         "--cache-dir",

@@ -173,7 +173,7 @@ class Substitutes(Patches):
     def of_own_calls(
         self, original: Callable[..., Any], call: Callable[..., Any], packages: bool = True
     ) -> Callable[..., Any]:
-        """Return the function that does what `own_calls` says."""
+        """Return the function for `own_calls`."""
 
         @functools.wraps(original)
         def substitute(*args: Any, **kwargs: Any) -> Any:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `ignite-ipu plan` takes."""
+    """Add the arguments of `ignite-ipu plan`."""
     command.add_arguments(parser)
     parser.add_argument(
         "--script",

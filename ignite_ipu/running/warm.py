@@ -15,7 +15,7 @@ from ignite_ipu.running import command
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `ignite-ipu warm` takes."""
+    """Add the arguments of `ignite-ipu warm`."""
     parser.add_argument(
         "--calls",
         type=int,

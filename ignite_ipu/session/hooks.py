@@ -51,10 +51,10 @@ class CallGuard(Protocol):
         """Return the training program's result for one batch, after `session.prepare_call(leaves, batch)`."""
 
     def evaluate(self, program: Any, call: Callable[[], Any]) -> Any:
-        """Return what `call` returns, which calls an inference program."""
+        """Return the result of `call`, which calls an inference program."""
 
     def copy(self, action: Callable[[], _T]) -> _T:
-        """Return what `action` returns, which copies from the training program's IPUs."""
+        """Return the result of `action`, which copies from the training program's IPUs."""
 
     def forget(self) -> None:
         """Note that the host has set something that the device will take over, such as a random state."""

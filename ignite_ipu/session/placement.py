@@ -178,7 +178,7 @@ class Placing:
         if (strategy.offload_optimizer or strategy.shard_optimizer) and _optimizer_location(self._options):
             raise OptionsError(
                 f"The plan places the optimizer's state ({strategy.name}), and so do offload=, shard= or the "
-                f"options ({_optimizer_location(self._options)}). Say it in one place only."
+                f"options ({_optimizer_location(self._options)}). Set it in one place only."
             )
 
     def _plan_from(self, leaves: Sequence[Any]) -> Placement:

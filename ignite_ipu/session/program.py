@@ -245,7 +245,7 @@ class ModelProgram:
             self.traced.set_modes()
 
     def known_leaves(self, *parts: Any) -> Optional[List[Any]]:
-        """Return what `arguments` returns for tensors like those that it was compiled for; None for all others."""
+        """Return the result of `arguments` for tensors like those that it was compiled for; None for all others."""
         return self._layouts[0].leaves_of(parts) if self._layouts else None
 
     def note_call(self) -> None:

@@ -343,7 +343,7 @@ class IPUSession:
         return self.trained is not None and self.trained.hooks is None
 
     def _update_on_host(self, compute: Callable[[], Any]) -> Any:
-        """Return what `compute` returns, by whose gradients PyTorch makes one update; the loss is its last part."""
+        """Return the result of `compute`. PyTorch makes one update by its gradients; the loss is its last part."""
         updates, results = self.with_trainer().link.settings, []  # type: HostUpdates, List[Any]
         assert updates.source is not None
         optimizer = updates.source

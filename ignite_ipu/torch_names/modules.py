@@ -247,7 +247,7 @@ _COMPILED_CALL = attribute(
 
 
 def compiled_call_of(module: nn.Module) -> Optional[Callable[..., Any]]:
-    """Return what `module.compile()` has made, None if it was not called."""
+    """Return the result of `module.compile()`, None if it was not called."""
     found: Optional[Callable[..., Any]] = module.__dict__.get(_COMPILED_CALL)
     return found
 

@@ -155,7 +155,7 @@ def test_arguments_by_position() -> None:
     ],
 )
 def test_the_launchers_environment(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
-    """What `accelerate launch` asks for is refused as the argument is, and nothing stays behind."""
+    """Features that `accelerate launch` requests are refused as the argument is, and nothing stays behind."""
     monkeypatch.setenv(name, value)
     with pytest.raises(UnsupportedArgumentError, match=f"{name}={value}"):
         IPUAccelerator()

@@ -1,4 +1,4 @@
-"""What `Recovery` costs: training with snapshots at several cadences, against training without."""
+"""Cost of `Recovery`: training with snapshots at several cadences, against training without."""
 
 from __future__ import annotations
 

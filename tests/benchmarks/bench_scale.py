@@ -307,7 +307,7 @@ def held_by(kind: str, *size: int) -> Tuple[int, int, int]:
 
 
 def hold(kind: str, width: int, layers: int, words: int) -> None:
-    """Train for three steps, and print what `held_by` returns."""
+    """Train for three steps, and print the result of `held_by`."""
     torch.set_num_threads(1)
     model = Transformer(width, layers, words)
     parameters = sum(each.numel() for each in model.parameters())

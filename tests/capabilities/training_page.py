@@ -25,7 +25,7 @@ The tables have the treatment of names under [`ignite-ipu run`](run.md), [`impor
 - *updates on the host*: from there on PyTorch makes the updates on the host, with gradients of the device. With
   `IPUConfig(update="device")` the call is refused.
 - *done on the host*: the host does it, at the time of the call.
-- *left out*: the call does nothing, or returns what it is given.
+- *left out*: the call does nothing, or returns its argument.
 - *refused*: the call ends the run.
 
 An optimizer that is not listed has its updates on the host. The page is generated:

@@ -81,7 +81,7 @@ def test_a_file_of_another_saver_with_a_method_is_refused(tmp_path):
 
 
 def test_a_failed_run_with_such_a_schedule_goes_on(tmp_path):
-    """What `Recovery` keeps of it in memory has no copy of the optimizer either."""
+    """The part that `Recovery` keeps in memory has no copy of the optimizer either."""
     rates = []
     for resume in ("never", "auto"):
         model, optimizer = pair(momentum=0.9)

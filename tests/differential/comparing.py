@@ -52,7 +52,7 @@ class Verdict:
     error: str = ""
 
     def like(self, other: Verdict) -> bool:
-        """Tell whether another program fails in the same way."""
+        """Return whether another program fails in the same way."""
         return (self.kind, self.error) == (other.kind, other.error)
 
     @property
@@ -163,7 +163,7 @@ def note(recorder: Recorder, name: str, *values: Any) -> None:
 
 
 def _finite(value: Any) -> bool:
-    """Tell whether there is no infinity, and nothing that is no number, in a recorded value."""
+    """Return whether there is no infinity, and nothing that is no number, in a recorded value."""
     if value is None or value["kind"] == "text":
         return True
     values = value.get("values", value.get("value", value.get("norm")))

@@ -82,7 +82,7 @@ def _saved(program: Program) -> str:
 
 
 def _carries(program: Program) -> bool:
-    """Tell whether losses of one epoch may count in an update of the next."""
+    """Return whether losses of one epoch may count in an update of the next."""
     return program.front == "run" and program.period > 1 and not program.inside
 
 

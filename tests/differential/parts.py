@@ -234,7 +234,7 @@ WITH_MOMENTUM = ("momentum", "nesterov", "momentum with decay", "rmsprop with mo
 
 
 def clips(optimizer: str) -> bool:
-    """Tell whether a device clips gradients for an optimizer."""
+    """Return whether a device clips gradients for an optimizer."""
     return not (optimizer in WITH_MOMENTUM or optimizer in NO_DEVICE_UPDATE or "RMSprop" in OPTIMIZERS[optimizer])
 
 

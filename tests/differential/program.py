@@ -187,7 +187,7 @@ class Program:
         one_side = self.story in ("resume", "resume at epoch", "from native", "to native")
         return same_calls and not one_side and not self.faults
 
-    # What ingredients need.
+    # Requirements of ingredients.
 
     @property
     def has_layers(self) -> bool:

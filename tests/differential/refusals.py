@@ -32,7 +32,7 @@ class Refusal:
     when: When
 
     def covers(self, program: Program, error: Exception) -> bool:
-        """Tell whether this is the error that a program was to be refused with."""
+        """Return whether this is the error that a program was to be refused with."""
         text = re.sub(r"\s+", " ", str(error))
         of_script = isinstance(error, RunError) and error.__cause__ is not None
         named = re.fullmatch(self.error, type(error.__cause__ if of_script else error).__name__)

@@ -32,7 +32,7 @@ if __name__ == "__main__":
     run(sys.argv[1] == "device", lambda *values: print(*values, sep={separator!r}))
 '''
 SEPARATOR = "\n    "
-"""What `print` puts between the values of a note."""
+"""The text that `print` puts between the values of a note."""
 
 # Modules, and the names imported from them if a script uses them; an empty string separates blocks.
 _IMPORTS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (

@@ -17,7 +17,7 @@ ROWS = 2
 
 
 def group_of(kind, size, replicas, replica):
-    """Say it once more, in the words of the guide."""
+    """The same once more, in the words of the guide."""
     if kind is CommGroupType.All:
         return 0
     if kind is CommGroupType.NoGrouping:

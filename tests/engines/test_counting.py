@@ -37,7 +37,7 @@ def run(engine, epochs=1):
 
 
 def heard(engine, event, name):
-    """Return a list of what `state.<name>` was whenever the event fired."""
+    """Return a list of the values of `state.<name>` when the event fired."""
     seen = []
     engine.add_event_handler(event, lambda: seen.append(getattr(engine.state, name)))
     return seen

@@ -279,7 +279,7 @@ def test_predictions_that_are_added_up_have_no_targets():
 
 
 def test_predictions_lie_in_memory_as_on_the_host():
-    """Which decides what `torch.randn_like` draws for each element."""
+    """Which decides on the numbers that `torch.randn_like` draws for each element."""
 
     class Channels(nn.Conv2d):
         def forward(self, x):

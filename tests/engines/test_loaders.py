@@ -425,7 +425,7 @@ def test_items_of_a_loader_without_batching_are_its_batches() -> None:
 
 
 def test_geometry_and_explanation() -> None:
-    """What `print(trainer.ipu)` says about a loader."""
+    """The text of `print(trainer.ipu)` about a loader."""
     loaders = Loaders(options(d=2, a=3), training=True)
     loader: Any = DataLoader(Numbers(50), batch_size=2)
     assert loaders.geometry(loader) == BatchGeometry(2, device_iterations=2, gradient_accumulation=3)

@@ -378,7 +378,7 @@ class Lines(IterableDataset):
 
 
 def test_strings_and_structures_are_seen_joined():
-    """`state.batch` is what `collate_fn` would have made of all samples of a call."""
+    """`state.batch` equals the result of `collate_fn` for all samples of a call."""
     collate = lambda samples: {"x": torch.stack(samples), "text": [str(len(samples))] * len(samples)}  # noqa: E731
     model, optimizer = pair()
     trainer = create_ipu_trainer(

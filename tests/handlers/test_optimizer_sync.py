@@ -61,7 +61,7 @@ def test_a_changed_learning_rate_reaches_the_device_once(loop):
 
 
 def test_without_it_the_device_keeps_the_old_rate(loop):
-    """What the handler is for: PopTorch does not look at the groups by itself."""
+    """The purpose of the handler: PopTorch does not look at the groups by itself."""
     model, optimizer, executor, _ = loop
     first = batches()[0]
     executor(*first)

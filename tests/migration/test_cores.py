@@ -11,7 +11,7 @@ import pytest
 
 from ignite_ipu.migration.checker import on_all_cores
 
-# Forks are made by processes without threads alone, which that of the tests may be or not, by what ran before.
+# Forks are made by processes without threads alone, which that of the tests may be or not, depending on earlier tests.
 _PROGRAM = """
 import os, signal
 from ignite_ipu.migration.checker import on_all_cores

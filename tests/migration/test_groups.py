@@ -74,7 +74,7 @@ def test_files_that_a_script_brings_together(decided):
 
 
 def test_trainings_that_share_what_is_to_change(decided):
-    """One that is refused stops itself alone: the other is captured by one import, and what both share stays."""
+    """One that is refused stops itself alone: the other is captured by one import, and their common part stays."""
     shared = {"a": TRAIN.format("net"), "b": REFUSED.format("net"), "net": NET}
     alone = {"c": TRAIN.format("plain"), "plain": "from torch import nn\nmodel = nn.Linear(4, 1)\n"}
     outcomes, groups, _ = decided(**shared, **alone)

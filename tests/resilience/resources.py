@@ -39,7 +39,7 @@ def _shared_memory() -> Set[str]:
 
 
 def _left_in_shared_memory(before: Set[str], patience: float = 60.0) -> Set[str]:
-    """Return what has come to shared memory and stays: that of other processes goes with them."""
+    """Return the new files in shared memory that stay: that of other processes goes with them."""
     left, deadline = _shared_memory() - before, time.monotonic() + patience
     while left and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -64,7 +64,7 @@ def one_life(workers: int = 0) -> None:
 
 
 def live_and_die(cycles: int, warm_up: int = 5) -> Tuple[Dict[str, int], Dict[str, int]]:
-    """Return what is in use after the warm-up and after all cycles."""
+    """Return the resources in use after the warm-up and after all cycles."""
     for _ in range(warm_up):
         one_life()
     one_life(workers=1)
@@ -75,7 +75,7 @@ def live_and_die(cycles: int, warm_up: int = 5) -> Tuple[Dict[str, int], Dict[st
 
 
 def check_no_leak(cycles: int, warm_up: int = 5, bytes_per_cycle: int = 4096) -> str:
-    """Fail if a cycle leaves anything behind; returns what was measured.
+    """Fail if a cycle leaves anything behind; returns the measurements.
 
     Args:
         cycles: How many.
@@ -108,7 +108,7 @@ class Injected(Exception):
 def raise_at(event: Any, in_evaluation: bool = False) -> bool:
     """Raise in a handler of this event; True if it was reached. IPUs are free then, and the model works natively."""
     gc.collect()
-    held = machine.machine().users()  # by what else there is in this process
+    held = machine.machine().users()  # by other objects of this process
     torch.manual_seed(random.randrange(1000))
     model = nn.Sequential(nn.Linear(4, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

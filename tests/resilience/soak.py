@@ -61,7 +61,7 @@ def soak(seconds: float, samples: int = 20, seed: int = 0, iterations: int = 150
 
 
 def check_flat(samples: List[Sample], allowed: int = 4 << 20) -> None:
-    """Fail when the second half needs more memory than the first, beyond what an allocator may do."""
+    """Fail when the second half needs more memory than the first, beyond the tolerance for an allocator."""
     half = len(samples) // 2
     first, second = (max(sample.memory for sample in part) for part in (samples[:half], samples[half:]))
     assert second - first <= allowed, f"memory grows: {first} bytes at most, then {second}: {samples}"

@@ -1,4 +1,4 @@
-"""Killed, preempted, and out of disk: what is on the disk stays whole, and the run goes on as if nothing had been."""
+"""Killed, preempted, and out of disk: files on the disk stay whole, and the run goes on as if nothing had been."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_grace_period_that_an_iteration_outlasts(tmp_path):
 
 
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path):
-    """Whatever the system refuses, the message says why, and what was there is still whole."""
+    """If the system refuses a write, the message has the reason, and the previous file is still whole."""
     path = tmp_path / "checkpoint_1.pt"
     write_checkpoint(path, {"x": torch.arange(10)})
     before = path.read_bytes()

@@ -58,7 +58,7 @@ class CapturedEvaluation:
         model: nn.Module,
         show: Callable[[Any], Any] = lambda output: output,
     ) -> Any:
-        """Return the output of the model or of a part of it, on the host; the user gets what `show` makes of it."""
+        """Return the output of the model or of a part of it, on the host; the user gets the result of `show` for it."""
         args, kwargs = resolved((args, kwargs))
         if _draws_or_counts(model):
             return show(self.run_on_host(model, args, kwargs, current_line()))

@@ -34,7 +34,7 @@ class Modes:
         self._model, self._whole = model, whole or model
         self._weights = weights
         self._state: Optional[PythonState] = None
-        # What `REGISTRATIONS` had counted at the last look for other parameters.
+        # The count of `REGISTRATIONS` at the last look for other parameters.
         self._registrations = NEVER
         self.parameters: List[torch.Tensor] = list(model.parameters())
         self._trained: List[bool] = []

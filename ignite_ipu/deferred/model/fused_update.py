@@ -318,7 +318,7 @@ class FusedUpdate:
         return used and self.has_returned
 
     def zero_grad(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
-        """Do what `zero_grad` of an optimizer does that makes these updates."""
+        """Clear gradients as `zero_grad` of an optimizer that makes these updates."""
         ids = self.held_by(optimizer)
         self.books.views.zero_grad(optimizer, self._held[2], set_to_none)
         self.loop.updates.gradients.clear(ids, set_to_none)

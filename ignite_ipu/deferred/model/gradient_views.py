@@ -53,7 +53,7 @@ class GradientViews:
         self._named: List[Tuple[str, torch.Tensor]] = list(model.named_parameters())
         self._tensors = [parameter for _, parameter in self._named]
         self._weights, self._next = weights, 0
-        # What `weights.looks` was when no parameter had a gradient of the host.
+        # `weights.looks` at the time when no parameter had a gradient of the host.
         self._without = -1
         self._remedy = remedy or "use torch.nn.utils.clip_grad_norm_ over all of the model's parameters"
         self._source, self._values = weakref.ref(source), weakref.WeakMethod(source.of)
@@ -149,7 +149,7 @@ class GradientViews:
         return [pair for pair in found if id(pair[1]) in own]
 
     def zero_grad(self, optimizer: torch.optim.Optimizer, others: Sequence[torch.Tensor], set_to_none: bool) -> None:
-        """Do with gradients that are the host's what `zero_grad` of an optimizer does; `others` are no model's."""
+        """Clear gradients of the host as `zero_grad` of an optimizer does; `others` are no model's."""
         held = others if self._weights.untouched_since(self._without) else held_tensors(optimizer)
         if held:
             clear_those_of_the_host(held, set_to_none)
@@ -168,7 +168,7 @@ class GradientViews:
 
 
 def clear_those_of_the_host(parameters: Iterable[Any], set_to_none: bool) -> None:
-    """Do with gradients that are the host's what `zero_grad` does."""
+    """Clear gradients of the host as `zero_grad` does."""
     with DisableTorchFunctionSubclass():
         for parameter in parameters:
             gradient = gradient_of(parameter)

@@ -1,4 +1,4 @@
-"""The gradient book of a captured loop: what `parameter.grad` holds by PyTorch's rules, for every parameter.
+"""The gradient book of a captured loop: the contents of `parameter.grad` by PyTorch's rules, for every parameter.
 
 Gradients stay on the device. The book records their losses, and the lines that cleared or used them. Clearing,
 `backward()`, clipping and `optimizer.step()` change entries of the book and nothing else.

@@ -67,7 +67,7 @@ class LoopGradients(Protocol):
         """Clear the gradients of parameters that are not on the host, to None or to zeros."""
 
     def zero_grad(self, module: nn.Module, set_to_none: bool) -> None:
-        """Do what `zero_grad` of a module does, the loop's or a part of it."""
+        """Clear gradients as `zero_grad` of a module does, the loop's or a part of it."""
 
 
 class Updates(Protocol):

@@ -32,7 +32,7 @@ REFUSED = {
     "resize_": "a compiled step has fixed shapes",
     "resize_as_": "a compiled step has fixed shapes",
 }
-# What `x += y` and its kin call, beside methods of these names.
+# Functions called by `x += y` and its kin, beside methods of these names.
 OPERATORS = words("__iadd__ __isub__ __imul__ __idiv__ __itruediv__ add_ sub_ mul_ div_")
 _ITEMS = words("__setitem__ __set__ __delete__")
 

@@ -334,7 +334,7 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
 
 
 def _backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
-    """Do what `torch.autograd.backward` does: each tensor goes backward."""
+    """Act as `torch.autograd.backward`: each tensor goes backward."""
     if grad_tensors is not None:
         raise CaptureError(
             "torch.autograd.backward(grad_tensors=...) cannot be honoured: losses are scalars. Leave it out."

@@ -40,7 +40,7 @@ class _Write:
 
 _Given = Callable[[], Optional[_Write]]
 WAITING: Deque[_Given] = collections.deque()
-"""Gives what `write_known` shall write, None where nobody can make the value known any more."""
+"""Returns the writes for `write_known`, None once their value can no longer become known."""
 
 _TURN = threading.RLock()
 

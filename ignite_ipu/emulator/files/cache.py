@@ -216,7 +216,7 @@ def entries(directory: str) -> List[Entry]:
 
 
 def _read(path: str, key: str) -> Dict[str, Any]:
-    """Return the content of the entry that a key begins like, or raise what `container.read` does."""
+    """Return the content of the entry that a key begins like; raises as `container.read` does."""
     entry = container.read(path, MAGIC)
     if not isinstance(entry, dict) or not isinstance(entry.get("values"), dict):
         raise DamagedFile("it holds no executable")

@@ -57,7 +57,7 @@ class _PopartOptions(Freezable):
         return f"{type(self).__name__}({', '.join(settings)})"
 
     def _value(self, key: str, default: Any = None) -> Any:
-        """Return what `set(key, ...)` stored, or `default`."""
+        """Return the value that `set(key, ...)` stored, or `default`."""
         return self.options.get(key, default)
 
     def _check_at_compile(self) -> None:

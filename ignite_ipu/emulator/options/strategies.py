@@ -195,7 +195,7 @@ class PipelinedExecution(_IExecutionStrategy):
 
 
 class ShardedExecution(PipelinedExecution):
-    """Stages run one after the other, so one IPU works at a time; takes what `PipelinedExecution` takes."""
+    """Stages run one after the other, so one IPU works at a time; takes the arguments of `PipelinedExecution`."""
 
     _backend_options = {"execution_mode": 1}
 

@@ -228,7 +228,7 @@ class _Line:
 
 
 def _unwound(node: ast.expr) -> Tuple[ast.expr, List[str]]:
-    """Return what `.a.b.c` are attributes of, and these names."""
+    """Return the owner of the attributes `.a.b.c`, and these names."""
     names: List[str] = []
     while isinstance(node, ast.Attribute):
         names.insert(0, node.attr)

@@ -143,7 +143,7 @@ def _running(turns: _Turns) -> Iterator[None]:
 
 
 def exchange(combine: Combine, value: Any) -> Any:
-    """Return what `combine` makes of the values of this process's replicas; all of them must come here.
+    """Return the result of `combine` for the values of this process's replicas; all of them must come here.
 
     It is called once, with the replicas and their values.
     """

@@ -57,7 +57,7 @@ class RandomStream:
         return [self.seed, *self._state.tolist()]
 
     def write(self, values: Sequence[int]) -> None:
-        """Continue from what `read` returned."""
+        """Continue from the result of `read`."""
         self.seed, *state = values
         self._state = torch.tensor(state, dtype=torch.uint8) if state else _start(self.seed)
         self.used = None

@@ -72,7 +72,7 @@ class _LastingBlock:
 
 
 class LegacyBeginBlockFn(torch.nn.Module):
-    """A callable whose calls start a block that stays open; what `BeginBlock` makes of a callable that is no module."""
+    """A callable whose calls start a block that stays open; `BeginBlock` returns it for one that is no module."""
 
     def __init__(
         self, layer_to_call: Callable[..., Any], user_id: Optional[str] = None, ipu_id: Optional[int] = None
@@ -115,7 +115,7 @@ def BeginBlock(layer_to_call: Any, user_id: Optional[str] = None, ipu_id: Option
 
 
 def removeBlocks(module: torch.nn.Module) -> None:
-    """Remove what `BeginBlock` added to a module and to the modules in it."""
+    """Remove the marks of `BeginBlock` from a module and from the modules in it."""
     if not isinstance(module, torch.nn.Module):
         raise AssertionError(f"removeBlocks takes a torch.nn.Module, got {module!r}.")
     for each in module.modules():

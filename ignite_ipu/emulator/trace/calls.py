@@ -116,7 +116,7 @@ def original_of(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_traced_by_parts(trace: Trace, func: Callable[..., Any], arguments: Any) -> bool:
-    """Return whether what `func` calls is to be traced, and not `func` itself."""
+    """Return whether the calls of `func` are to be traced, and not `func` itself."""
     if not isinstance(func, types.FunctionType) or func.__module__ not in _FUNCTIONAL:
         return False  # a tensor's methods take hooks, which are no part of the computation
     if func in _WITH_LAYERS and len(trace.dtypes_of(arguments) & _MIXED) > 1:

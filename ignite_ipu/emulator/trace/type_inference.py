@@ -51,7 +51,7 @@ class Inferences:
         self._known: Dict[Any, Tuple[Callable[[], torch.Tensor], FrozenSet[str]]] = {}
 
     def infer(self, kernel: _Kernel, args: Tuple[Any, ...], kwargs: Dict[str, Any], kinds: Set[str]) -> Any:
-        """Return what `infer` does; for a tensor that PyTorch's own operator makes, another one that looks the same."""
+        """Return the result of `infer`; for a tensor that PyTorch's own operator makes, a similar one."""
         tensors: List[torch.Tensor] = []
         key: Any = None
         with contextlib.suppress(_HasNoKey):
@@ -110,7 +110,7 @@ def _maker(result: Any, tensors: Sequence[torch.Tensor]) -> Optional[Callable[[]
 
 
 def infer(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], kinds: Set[str]) -> Any:
-    """Return what `kernel` returns for these meta tensors, which are meta tensors again.
+    """Return the result of `kernel` for these meta tensors: meta tensors again.
 
     Args:
         kinds: Gets the parts of the operator that do not compile.
@@ -217,7 +217,7 @@ def _on_host(value: Any) -> Any:
 
 
 def fixed(name: str, kernel: _Kernel) -> _Kernel:
-    """Return a kernel that computes what `kernel` does and knows its result's shape before it runs."""
+    """Return a kernel that computes the same as `kernel`, and has its result's shape before it runs."""
     fix = _FIXED.get(name)
     if fix is None:
         return kernel

@@ -113,7 +113,7 @@ class ArgsParser:
     Args = Arguments
 
     def __call__(self, args: Sequence[Any], kwargs: Mapping[str, Any], fast_path: bool = False) -> Arguments:
-        """Return what `bind` does; `fast_path` makes no difference."""
+        """Return the result of `bind`; `fast_path` makes no difference."""
         return self.bind(args, kwargs)
 
     def shapes_of_tensors(self, compiled: Arguments) -> Optional[Shapes]:

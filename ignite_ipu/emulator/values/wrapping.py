@@ -108,7 +108,7 @@ def unwrapModelIfNecessary(model: nn.Module) -> None:
 
 
 def rewrapModelIfNecessary(model: nn.Module) -> None:
-    """Put back what `unwrapModelIfNecessary` took off; any other model is left as it is."""
+    """Restore the wrapper that `unwrapModelIfNecessary` removed; any other model is left as it is."""
     taken_off = _TAKEN_OFF.pop(model, None)
     if taken_off is None or is_wrapped(model):
         return
@@ -163,7 +163,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def all_plain(tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-    """Return what `plain` returns for each of some tensors."""
+    """Return the results of `plain` for some tensors."""
     with DisableTorchFunctionSubclass():
         return [torch.Tensor.detach(tensor).as_subclass(torch.Tensor) for tensor in tensors]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `ignite-ipu check` takes."""
+    """Add the arguments of `ignite-ipu check`."""
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files, notebooks and directories to read")
     parser.add_argument(
         "--run",

@@ -26,7 +26,7 @@ _OUTCOMES = ("migrated", "unchanged", "left alone")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `ignite-ipu migrate` takes."""
+    """Add the arguments of `ignite-ipu migrate`."""
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files, notebooks and directories to rewrite")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("-o", "--output", metavar="OUT", help="destination: a file for one file, else a directory")

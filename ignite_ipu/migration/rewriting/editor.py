@@ -87,7 +87,7 @@ class Editor:
         return nodes
 
     def replace(self, node: ast.AST, edit: Edit, *args: Any) -> None:
-        """Replace the concrete node of an expression or a simple statement by what `edit` makes of it and `args`."""
+        """Replace the concrete node of an expression or a simple statement by `edit`'s result for it and `args`."""
         self._edits.setdefault(self._find(node), []).append((edit, args))
 
     def expression(self, node: ast.expr, text: str) -> None:

@@ -135,7 +135,7 @@ class Stopped(BaseException):
 
 
 class Survey(TorchFunctionMode):
-    """Notes what a trace, `capture` once it has begun, shows; entered around the code that is the user's.
+    """Notes the findings of a trace, `capture` once it has begun; entered around the user's code.
 
     It has the user's lines in which each operator was called first, and, by their names in the graph, of its constants
     and nodes.

@@ -335,7 +335,7 @@ def _copysign(func: Function, input: torch.Tensor, other: Any) -> torch.Tensor:
 
 
 def _either(choose: Function, func: Function, input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Return what `choose` does of two numbers, the other one where one is none."""
+    """Return the result of `choose` for two numbers, or the other one if one is none."""
     first, second = (torch.where(torch.isnan(a), b, a) for a, b in ((input, other), (other, input)))
     return choose(first, second)  # type: ignore[no-any-return]
 

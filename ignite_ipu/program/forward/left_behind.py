@@ -176,7 +176,7 @@ class LeftBehind:
         return any(not isinstance(filled, dict) for filled, _ in self._growing())
 
     def shrink(self) -> None:
-        """Take out again what `may_grow` has found."""
+        """Remove the elements that `may_grow` has found."""
         for filled, key in reversed(self._growing()):
             _remove(filled, key)
 

@@ -82,7 +82,7 @@ class Transposed(nn.Module):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_results_have_the_strides_of_pytorch_s(training: bool) -> None:
-    """They decide what `randn_like` draws for which element."""
+    """They decide which number `randn_like` draws for each element."""
 
     def run(captures: bool) -> List[torch.Tensor]:
         torch.manual_seed(5)

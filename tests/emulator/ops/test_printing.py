@@ -1,4 +1,4 @@
-"""What `ipu_print_tensor` writes, and when."""
+"""Output of `ipu_print_tensor`, and its time."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from ignite_ipu import emulator as poptorch
 
 
 class Doubling(TorchFunctionMode):
-    """Doubles what `linear` and `ones` return."""
+    """Doubles the results of `linear` and `ones`."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""What `check` knows of operators: the arguments that the table names, at the positions of PyTorch's."""
+"""The facts of `check` about operators: the arguments that the table names, at the positions of PyTorch's."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def test_a_move_to_the_host_is_left_out_in_a_folder_of_any_name(tmp_path):
     ],
 )
 def test_factories(returns, compiled, tmp_path):
-    """What `parity` takes, and what `plan` takes."""
+    """Setups of `parity`, and those of `plan`."""
     trial = try_out(write(tmp_path, PLAIN.replace("{returns}", returns)))
     assert (trial.notes, trial.compiled, trial.tried) == ([], compiled, compiled)
 

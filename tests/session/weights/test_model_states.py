@@ -145,7 +145,7 @@ def test_copies_and_files_are_ordinary():
 
 
 def test_a_dictionary_of_ones_own_is_filled():
-    """What `state_dict` is given to fill may be any dictionary."""
+    """The dictionary that `state_dict` is given to fill may be of any class."""
     model, optimizer = pair()
     create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss()).run(LOADER)
     own = {}

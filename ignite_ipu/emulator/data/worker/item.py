@@ -65,7 +65,7 @@ class ItemStructure:
         return parts
 
     def skeleton(self, item: Any) -> bytes:
-        """Return what `rebuild` needs of `item` besides its tensors; empty but for registered types."""
+        """Return the parts of `item` that `rebuild` needs besides its tensors; empty but for registered types."""
         if self.kind != _CUSTOM:
             return b""
         # A tensor that looks the same and pickles to almost nothing stands for each.
