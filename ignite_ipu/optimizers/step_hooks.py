@@ -39,6 +39,8 @@ class StepHooks:
         before = of_scripts(GLOBAL_PRE_HOOKS, self._before)
         if updates > 1:
             self._refuse_several(before, updates)
+        if before:
+            written()  # by the loop
         for hook in before:
             if self._call(hook) is not None:
                 raise OptimizerError(

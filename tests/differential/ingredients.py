@@ -310,7 +310,11 @@ INGREDIENTS: Dict[str, Ingredient] = {
         gradients="for p in model.parameters():\n    if p.grad is not None:\n        p.grad.mul_(0.5)",
         needs=("on_host",),
     ),
-    "values clipped": Ingredient(gradients="CLIP_VALUE(model.parameters(), 0.05)", needs=("on_host",)),
+    "values clipped": Ingredient(
+        # PyTorch clips no empty list.
+        gradients="if any(p.grad is not None for p in model.parameters()):\n    CLIP_VALUE(model.parameters(), 0.05)",
+        needs=("on_host",),
+    ),
     "layers clipped": Ingredient(
         gradients="for p in model.parameters():\n    nn.utils.clip_grad_norm_([p], 0.1 + 0.1 * (done % 2))",
         once="clipped",

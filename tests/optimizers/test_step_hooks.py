@@ -7,13 +7,14 @@ import functools
 import pytest
 import torch
 from ignite.engine import Events, create_supervised_trainer
+from ignite.metrics import Loss
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 import ignite_ipu.emulator as poptorch
-from ignite_ipu import OptimizerError, create_ipu_trainer
+from ignite_ipu import OptimizerError, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.handlers import Recovery
 from tests.supervised import assert_same_weights, pair, task
 
@@ -151,6 +152,29 @@ def test_hooks_that_no_device_can_honour_are_refused(hook, register, message):
     trainer, _, _ = trainer_of(create_ipu_trainer, lambda optimizer: getattr(optimizer, register)(hook))
     with pytest.raises(OptimizerError, match=message):
         trainer.run(LOADER)
+
+
+class Scaled(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.factor = model, 1.0
+
+    def forward(self, x):
+        return self.model(x) * self.factor
+
+
+def test_a_hook_before_the_step_has_not_written_weights_that_an_evaluator_has():
+    """The trainer's program gives way to another one, and then nothing has watched the weights."""
+    model, optimizer = pair(lr=0.1)
+    scaled = Scaled(model)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    trainer = create_ipu_trainer(scaled, optimizer, nn.CrossEntropyLoss())
+    evaluator = create_ipu_evaluator(scaled, {"loss": Loss(nn.CrossEntropyLoss())})
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(LOADER))
+    for factor in (1.0, 0.5):
+        scaled.factor = factor
+        trainer.run(LOADER, max_epochs=1)
+    assert evaluator.state.metrics["loss"] > 0
 
 
 def replace_step(optimizer):

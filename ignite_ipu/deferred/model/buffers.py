@@ -210,10 +210,7 @@ class BufferBook:
         overwritten, self._overwritten = self._overwritten, {}
         for each in overwritten.values():
             self._edits.note(each.last)
-        if not began:
-            yield
-            return
-        with self._weights.with_others(list(began.values()), kept):
+        with self._weights.with_others(list(began.values()), kept) if began else contextlib.nullcontext():
             yield
 
     def _began_with(

@@ -106,7 +106,7 @@ class HostUpdates:
 
     on_host = True
     pending: Sequence[Loss] = ()
-    is_ahead, is_known, has_trained, may_leave, take_turns = False, True, True, False, False
+    is_ahead, is_known, may_leave, take_turns = False, True, False, False
     accumulates: Optional[bool] = False
     uncleared: Optional[Line] = None
 
@@ -127,6 +127,10 @@ class HostUpdates:
     @property
     def programs(self) -> Sequence[TrainingPrograms]:
         return [self.training]
+
+    @property
+    def has_trained(self) -> bool:
+        return self.training.prepared or bool(self.optimizers)
 
     def note_call(self, call: Operation) -> None:
         self._follow_edits()

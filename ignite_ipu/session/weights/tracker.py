@@ -453,17 +453,19 @@ class Weights:
     ) -> Iterator[None]:
         """Call the training program with other values of some tensors in the `with` block; None keeps a tensor's value.
 
-        Their previous values are restored afterwards. If `kept` is given, only those of the tensors with these ids are.
+        Their previous values are restored afterwards. If `kept` is given, only those of the tensors with these ids are,
+        unless the call fails.
         """
         self.to_host()
-        others = [tensor for tensor, _ in values if kept is None or id(tensor) in kept]
-        newest = [(plain(tensor), plain(tensor).clone()) for tensor in others]
-        self._put([(plain(tensor), value) for tensor, value in values if value is not None])
+        newest = [(tensor, plain(tensor).clone()) for tensor, _ in values]
+        self._put([(tensor, value) for tensor, value in values if value is not None])
+        failed = True
         try:
             yield
+            failed = False
         finally:
             self.to_host()
-            self._put(newest)
+            self._put([pair for pair in newest if failed or kept is None or id(pair[0]) in kept])
 
     def _put(self, values: Sequence[Tuple[torch.Tensor, torch.Tensor]], but: Optional[Executor] = None) -> None:
         """Write values on the host that are no edits of anybody's; all programs `but` one lack them."""

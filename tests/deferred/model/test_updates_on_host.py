@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 
 from ignite_ipu import IPUConfig, ipu_prepare
+from ignite_ipu.deferred import capture_model
 from ignite_ipu.errors import CaptureError
 
 X = torch.randn(24, 6, generator=torch.Generator().manual_seed(1))
@@ -349,4 +350,40 @@ def test_losses_go_backward_again_in_their_order_where_updates_move_to_the_host(
             loss.backward()
             optimizer.step()
         found.append(dict(model.state_dict()))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_part_that_was_called_before_the_model_is_trained_with_it():
+    """Registering a parametrization calls it, and it is no model of its own."""
+    found = []
+    for update in (None, "host"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if update is not None:
+            capture_model(model[2], HOST)
+        model[2](torch.ones(2, 5))
+        if update is not None:
+            ipu_prepare(optimizer, model, config=HOST)
+        found.append((steady(model, optimizer), dict(model.state_dict())))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_buffers_that_are_read_between_losses_are_written_once_where_updates_move_to_the_host():
+    """The device's update fails after it was prepared, and the buffers are those from before it again."""
+    found = []
+    for update in (None, "auto"):
+        model = network()
+        optimizer = torch.optim.Adadelta(model.parameters(), lr=0.5)
+        if update is not None:
+            ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+        seen = []
+        for number, (x, y) in enumerate(BATCHES[:4]):
+            F.cross_entropy(model(x), y).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                seen.append(model[1].running_mean.clone())
+        found.append((seen, dict(model.state_dict())))
     torch.testing.assert_close(found[1], found[0])
