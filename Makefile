@@ -25,7 +25,7 @@ help:
 
 demo: .venv/ready-examples-$(SETUP)
 	@mkdir -p demo-output
-	$(BIN)/python examples/digits.py --curve demo-output/learning-curve.png
+	$(BIN)/python examples/ignite_trainer/ipu.py --curve demo-output/learning-curve.png
 
 # Documentation and types are checked beside the tests, which now and then wait for a process and leave a processor idle.
 test: .venv/ready-dev-$(SETUP) lint

@@ -56,31 +56,54 @@ def is_python(cell: str) -> bool:
     return True
 
 
+def _name(path: str, number: int) -> str:
+    return f"{os.path.abspath(path)}, cell {number}"
+
+
 def _plain_cells(path: str) -> Any:
     main = ModuleType("__main__")
 
     def run_cell(number: int, cell: str) -> None:
-        name = f"{os.path.abspath(path)}, cell {number}"
+        name = _name(path, number)
         linecache.cache[name] = len(cell), None, cell.splitlines(keepends=True), name
-        with mock.patch.dict(sys.modules, {"__main__": main}):
+        before = sys.modules["__main__"]
+        sys.modules["__main__"] = main
+        try:
             exec(compile(cell, name, "exec"), vars(main))
+        finally:
+            sys.modules["__main__"] = before
 
     return run_cell
 
 
 def _ipython_cells(path: str, first: int) -> Any:
     try:
-        from IPython.core.interactiveshell import InteractiveShell
+        from IPython.core import interactiveshell
+        from IPython.core.compilerop import CachingCompiler
     except ImportError as error:
         raise UserError(
             f"cell {first} of {path!r} has syntax of IPython, such as %magic or !command, and IPython is not "
             "installed. Install it with pip install ipython, or remove that syntax."
         ) from error
-    shell: Any = InteractiveShell.instance()
+
+    class Compiler(CachingCompiler):
+        """Names cells in tracebacks by the notebook and their number in it."""
+
+        number = 0
+
+        def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
+            return _name(path, self.number)
+
+    shell: Any = interactiveshell.InteractiveShell.instance()
+    make: Any = Compiler
+    compiler = make()
 
     def run_cell(number: int, cell: str) -> None:
+        compiler.number = number
         with mock.patch.object(shell, "showtraceback"), mock.patch.object(shell, "showsyntaxerror"):
-            result: Any = shell.run_cell(cell, store_history=True)
-            result.raise_error()
+            # `warn` explains how to leave an interactive shell, after each SystemExit.
+            with mock.patch.object(shell, "compile", compiler), mock.patch.object(interactiveshell, "warn"):
+                result: Any = shell.run_cell(cell, store_history=True)
+        result.raise_error()
 
     return run_cell

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,28 @@ def test_a_refusal_names_the_cell(tmp_path):
         run_script(path)
 
 
+def test_a_module_that_a_cell_imports_stays_imported(tmp_path, monkeypatch):
+    """Later cells find the same module; some cannot be imported twice in a process."""
+    (tmp_path / "imported_once.py").write_text("numbers = []")
+    monkeypatch.syspath_prepend(tmp_path)
+    first, second = (
+        "import imported_once\nimported_once.numbers.append(1)",
+        "import imported_once\nassert imported_once.numbers",
+    )
+    run_script(write(tmp_path / "train.ipynb", first, second))
+    del sys.modules["imported_once"]
+
+
 def test_syntax_of_ipython_runs_where_it_is_installed(tmp_path, capsys):
+    """Cells keep the names that cells without such syntax have, and may end the program."""
     pytest.importorskip("IPython")
-    path = write(tmp_path / "train.ipynb", "%config Application.log_level = 30\n" + TRAINING, "print(update() > -1)")
-    run_script(path)
+    substitutions: Any = []
+    ending = "print(update() > -1)\nraise SystemExit(3)"
+    path = write(tmp_path / "train.ipynb", "%config Application.log_level = 30\n" + TRAINING, ending)
+    with pytest.raises(SystemExit, match="3"):
+        run_script(path, substitutions=substitutions)
     assert capsys.readouterr().out.endswith("True\n")
+    assert {Path(each.file).name for each in substitutions} == {"train.ipynb, cell 1"}
 
 
 @pytest.mark.parametrize("text", ["{}", "no json", '{"cells": [1]}'])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ignite_ipu.migration.migrator import migrate_source
-from ignite_ipu.migration.source.file import Source, read_source
+from ignite_ipu.migration.source.file import Source
 
 REWRITE = "accelerators"
 
@@ -27,17 +25,6 @@ train(IPUAccelerator(mixed_precision="fp16"))
 train(IPUAccelerator())
 """
     assert rewritten(REWRITE, before) == after
-
-
-def test_the_pair_of_examples():
-    """The script for GPUs becomes its twin, but for an empty line."""
-    examples = Path(__file__).parents[3] / "examples"
-    before, after = (examples / name for name in ("accelerate_digits_gpu.py", "accelerate_digits.py"))
-    migrated = migrate_source(read_source(before))
-    assert migrated.applied == ["accelerators"]
-    assert [line for line in migrated.text.splitlines() if line] == [
-        line for line in after.read_text(encoding="utf-8").splitlines() if line
-    ]
 
 
 def test_every_use_of_the_class(rewritten):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,6 @@ from accelerate.utils import set_seed
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, random_split
-
 from ignite_ipu import IPUAccelerator
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -83,4 +83,5 @@ for epoch in range(first_epoch, args.epochs):
     accelerator.save_state(args.output)
 
 accelerator.end_training()
-assert accuracy >= 0.96 or args.epochs < 10, accuracy
+if accuracy < (0.96 if args.epochs >= 10 else 0.8):
+    sys.exit("the model has not learnt")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from ignite_ipu import host_device, ipu_prepare
 
 
 class ClassificationModel(nn.Module):
@@ -49,7 +50,7 @@ def test(model, device, loader):
 
 def main():
     torch.manual_seed(0)
-    device = host_device()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
     labels = torch.tensor(digits.target)
@@ -58,14 +59,15 @@ def main():
     test_loader = DataLoader(test_data, batch_size=100)
 
     model = ClassificationModel().to(device)
-    optimizer = ipu_prepare(torch.optim.Adam(model.parameters(), lr=3e-3), model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     criterion = nn.CrossEntropyLoss()
     for epoch in range(4):
         loss = train(model, device, train_loader, optimizer, criterion)
         print(f"epoch {epoch + 1}: loss {loss:.4f}")
     accuracy = test(model, device, test_loader)
     print(f"accuracy {accuracy:.1%}")
-    assert accuracy > 0.9, accuracy
+    if accuracy < 0.9:
+        sys.exit("the model has not learnt")
 
 
 if __name__ == "__main__":
