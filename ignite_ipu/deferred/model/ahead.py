@@ -68,9 +68,10 @@ def run_ahead(update: FusedUpdate, losses: Sequence[Loss]) -> None:
             operations = [operation for loss in chosen for operation in loss.operations]
             loop.buffers.refuse_replayed(operations)
             restore = loop.buffers.state_of(operations)
-            update.settle_calls(chosen)
+            if loop.buffers.waiting:
+                update.settle_calls(chosen)
             back = TakenBack.of(loop.session, optimizer, link)
-        made = update.run(pending)
+        made = update.run(pending, update.entries)
     except CaptureError:
         restore()
         books.gradients.entries = before if losses else books.gradients.entries

@@ -24,7 +24,8 @@ class WeightEdits:
     """Tracks when a loop's weights were last written, relative to its recorded operations.
 
     Attributes:
-        keeps: Whether previous values are kept, for `take`.
+        keeps: Whether previous values are kept.
+        older: These values, which `take` returns.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -34,7 +35,7 @@ class WeightEdits:
         self._edited = self._lost = 0
         self.keeps = False
         self._found: List[Edited] = []
-        self._older: List[Older] = []
+        self.older: List[Older] = []
         # By `id`, the last operation before a write that was kept for.
         self._written: Dict[int, int] = {}
         # Of loops that were joined: the ids of their weights, and the last operations before edits of these.
@@ -63,18 +64,18 @@ class WeightEdits:
         if older is None:
             self._lost = CLOCK.now
         else:
-            self._older += older
+            self.older += older
 
     def take(self) -> List[Older]:
         """Return the values before the edits since the last time, in their order."""
-        older, self._older = self._older, []
+        older, self.older = self.older, []
         return older
 
     def merge(self, other: WeightEdits) -> None:
         """Take over the edits of a loop that is joined with this one."""
         other.look()
         self._joined += [(frozenset(map(id, other._weights.tensors)), other._edited, other._lost), *other._joined]
-        self._older += other.take()
+        self.older += other.take()
 
     def note(self, number: int) -> None:
         """Count an edit that was made when operations had come up to a number."""
@@ -109,8 +110,9 @@ class WeightEdits:
         With `unless_kept`, it is enough that the previous values are known.
         """
         self.look()
+        newest = self._lost if unless_kept else self._edited
         for operation in operations:
-            if operation.number > self._last(operation, unless_kept):
+            if operation.number > (self._last(operation, unless_kept) if self._joined else newest):
                 continue
             weights = [leaf for leaf in operation.leaves if isinstance(leaf, Input) and leaf.parameter is not None]
             if weights or operation.model is not None:

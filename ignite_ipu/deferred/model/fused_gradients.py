@@ -39,12 +39,8 @@ class FusedGradients:
     def shown(self) -> GradientViews:
         return self.books.views
 
-    @property
-    def _may_leave(self) -> bool:
-        return self._loop.updates.may_leave
-
     def read_norms(self, line: Line) -> bool:
-        if self._may_leave:
+        if self._loop.updates.may_leave:
             self._loop.updates.leave_device(f"The norm of gradients is read at {line} before the update is complete.")
             return True
         shown = [update for update in self.books.updates if show_host_gradients(update, line)]
@@ -53,7 +49,7 @@ class FusedGradients:
         return bool(shown)
 
     def clip(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float, given: Any) -> torch.Tensor:
-        if self._may_leave or len(self.books.updates) > 1:
+        if self._loop.updates.may_leave or len(self.books.updates) > 1:
             parameters = list(parameters)
         try:
             update = self._update_with(parameters)
@@ -88,19 +84,19 @@ class FusedGradients:
         """Clear the gradients of parameters on the device, to None or to zeros."""
         book, views, every = self.books.gradients, self.books.views, self.books.updates
         updates = [update for update in every if not ids.isdisjoint(update.own)]
-        if self._may_leave and self._keeps_from_clearing(updates, ids):
+        if self._loop.updates.may_leave and self._keeps_from_clearing(updates, ids):
             self._loop.updates.leave_device(f"Gradients that no update has used are cleared at {current_line()}.")
             clear_those_of_the_host([each for each in self._loop.modes.parameters if id(each) in ids], set_to_none)
             return
-        if set_to_none:
-            views.clear(ids, all(update.shows_used for update in updates))
-        else:
+        if not set_to_none:
             for update in updates:
                 update.note_given(ids)
+        elif views.held:
+            views.clear(ids, all(update.shows_used for update in updates))
         dropped = book.clear(ids, None if set_to_none else current_line())
         for update in updates:
             update.cleared(dropped)
-        if not any(entry.exists for entry in book.entries):
+        if self.books.history.kept and not any(entry.exists for entry in book.entries):
             self.books.history.forget()
 
     def _keeps_from_clearing(self, updates: Sequence[FusedUpdate], ids: FrozenSet[int]) -> bool:
@@ -108,7 +104,8 @@ class FusedGradients:
         if any(update.early is not None and not update.early.awaited for update in updates):
             return True
         losses = [loss for entry in self.books.gradients.of(ids) for loss in entry.losses]
-        return any(not loss.value.operation.done for loss in losses) or self.books.views.are_held(ids)
+        views = self.books.views
+        return any(not loss.value.operation.done for loss in losses) or (bool(views.held) and views.are_held(ids))
 
     def exists(self, parameter: torch.Tensor) -> bool:
         """Return whether PyTorch has a gradient of a parameter now."""
@@ -125,14 +122,14 @@ class FusedGradients:
 
     def replace(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> None:
         """Forget the gradient of a parameter on the device, which the loop replaces by another or by None."""
-        if gradient is not None and self._may_leave:
+        if gradient is not None and self._loop.updates.may_leave:
             self._loop.updates.leave_device(f"The gradient of a parameter is set at {current_line()}.")
             return
         self.clear(frozenset((id(parameter),)))
 
     def release(self, writes: bool) -> None:
         """Bring gradients to the host that the loop writes, or reads when the last update has not returned them."""
-        if not self._may_leave:
+        if not self._loop.updates.may_leave:
             return
         if writes or not all(update.shows_used for update in self.books.updates if update.has_gradients):
             self._loop.updates.leave_device(f"Gradients are used at {current_line()}.")

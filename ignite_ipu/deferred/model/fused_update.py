@@ -258,7 +258,7 @@ class FusedUpdate:
         if not any(entry.exists for entry in entries):
             return
         self.books.refuse_hooks()
-        for other in self._others:
+        for other in () if self.training.own is None else self._others:
             if other.early is not None:
                 other.early.check_confirmed()
         losses = self.check(entries)
@@ -267,7 +267,7 @@ class FusedUpdate:
             asked = clipping.asked
             clipping.finish(None)
             try:
-                made = self.run(losses)
+                made = self.run(losses, entries)
             except BaseException:
                 clipping.asked = asked
                 raise
@@ -369,26 +369,30 @@ class FusedUpdate:
 
     def settle_calls(self, chosen: Sequence[Loss]) -> None:
         """Settle the calls that write buffers and that an update by some losses leaves out, or refuse the update."""
-        if self.loop.buffers.waiting:
-            self.loop.buffers.before_update(chosen, self.loop, waits=not self.makes_all)
+        self.loop.buffers.before_update(chosen, self.loop, waits=not self.makes_all)
 
-    def run(self, losses: Sequence[Loss]) -> Mapping[Loss, Made]:
-        """Run the update of the pending losses; returns them as they were, if they are kept."""
+    def run(self, losses: Sequence[Loss], entries: Sequence[Entry]) -> Mapping[Loss, Made]:
+        """Run the update of the pending losses, which are in entries; returns them as they were, if they are kept."""
         loop, books, self.shown = self.loop, self.books, 0
-        self.training.zeroed = next((entry.zeros for entry in self.entries if entry.zeros is not None), None)
+        self.training.zeroed = next((entry.zeros for entry in entries if entry.zeros is not None), None)
         chosen = self.reach.chosen(losses)
         operations = [operation for loss in chosen for operation in loss.operations]
         loop.edits.check(operations, loop)
         restore = loop.buffers.state_of(operations)
-        self.settle_calls(chosen)
+        if loop.buffers.waiting:
+            self.settle_calls(chosen)
         if USES:
             keep_weights([loop])
         may_leave, done = self.loop.now.updates.may_leave, [each.done for each in operations]
-        kept = books.history.keep(loop.session, books.updates.index(self)) if self.keeps_before else None
+        keeps = may_leave and self.keeps_before
+        kept = books.history.keep(loop.session, books.updates.index(self)) if keeps else None
         made = {} if kept is None else books.history.made(losses, kept)
         try:
             with loop.buffers.in_update(operations):
-                self._run_beside_others(losses, chosen)
+                if self.training.own is None:
+                    self.training.run(losses)
+                else:
+                    self._run_beside_others(losses, chosen)
         except BaseException as error:
             if may_leave and isinstance(error, IPUError) and done == [each.done for each in operations]:
                 restore()
@@ -403,9 +407,6 @@ class FusedUpdate:
     def _run_beside_others(self, losses: Sequence[Loss], chosen: Sequence[Loss]) -> None:
         """Run an update, and keep the operations and current weights that updates of other optimizers need."""
         weights, others = self.loop.session.weights, self._others
-        if not others:
-            self.training.run(losses)
-            return
         for other in others:
             computed = [each for loss in other.reach.chosen(other.pending) for each in loss.operations]
             other.older.keep(self.reach, computed, self.loop.session)

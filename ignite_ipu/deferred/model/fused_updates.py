@@ -33,10 +33,10 @@ class FusedUpdates:
     on_host = False
 
     def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+        self._loop, self.may_leave = loop, loop.setup.config.update == "auto"
         self.gradients = FusedGradients(loop)
         self.books = self.gradients.books
-        self.standby = HostUpdates(loop) if loop.setup.config.update == "auto" else None
+        self.standby = HostUpdates(loop) if self.may_leave else None
         if self.standby is not None:
             self.books.history.released = self.standby.keep_older
 
@@ -79,10 +79,6 @@ class FusedUpdates:
     def accumulates(self) -> Optional[bool]:
         found = {update.accumulates for update in self.books.updates}
         return None if None in found else any(found)
-
-    @property
-    def may_leave(self) -> bool:
-        return self.standby is not None
 
     def update_of(self, optimizer: torch.optim.Optimizer) -> FusedUpdate:
         """Return the update by an optimizer, which has parameters of its own where another one is known."""

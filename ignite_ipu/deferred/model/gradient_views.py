@@ -47,6 +47,9 @@ class GradientViews:
         weights: The places of its weights, which notice accesses.
         remedy: Clipping advice for a loop that writes into them.
         source: The gradients, held weakly.
+
+    Attributes:
+        held: The views that the loop holds, by the ids of the parameters.
     """
 
     def __init__(self, model: nn.Module, weights: Weights, remedy: Optional[str], source: GradientSource) -> None:
@@ -57,8 +60,7 @@ class GradientViews:
         self._without = -1
         self._remedy = remedy or "use torch.nn.utils.clip_grad_norm_ over all of the model's parameters"
         self._source, self._values = weakref.ref(source), weakref.WeakMethod(source.of)
-        # Those that the loop holds, and no others.
-        self._views: weakref.WeakValueDictionary[int, DeviceGradient] = weakref.WeakValueDictionary()
+        self.held: weakref.WeakValueDictionary[int, DeviceGradient] = weakref.WeakValueDictionary()
 
     def _release(self, writes: bool) -> None:
         source = self._source()
@@ -72,33 +74,33 @@ class GradientViews:
             converts = CONVERSION is not None and frame_of(CONVERSION) is not None
             if found is not None or source is None or converts or not source.exists(parameter):
                 return found
-            view = self._views.get(id(parameter))
+            view = self.held.get(id(parameter))
             if view is None:
                 made = DeviceGradient(plain(parameter), self._values, weakref.ref(parameter), self._remedy)
-                view = self._views[id(parameter)] = made
+                view = self.held[id(parameter)] = made
                 made.release = self._release
             return view
 
     def put(self, parameter: torch.Tensor, gradient: Optional[torch.Tensor]) -> None:
         """Follow `parameter.grad = gradient`, before it is done; None is for `del parameter.grad`, too."""
         source = self._source()
-        if source is not None and not (gradient is not None and self._views.get(id(parameter)) is gradient):
+        if source is not None and not (gradient is not None and self.held.get(id(parameter)) is gradient):
             source.replace(parameter, gradient)
 
     def clear(self, ids: Collection[int], available: bool) -> None:
         """Forget views of gradients that are None from now on; those that the loop holds keep their values, if any."""
-        for key in [key for key in list(self._views) if key in ids]:
-            view = self._views.pop(key, None)
+        for key in [key for key in list(self.held) if key in ids]:
+            view = self.held.pop(key, None)
             if available and view is not None and view.held is None:
                 view.held = view.read()
 
     def are_held(self, ids: Collection[int]) -> bool:
         """Return whether the loop holds views of the gradients of some parameters."""
-        return any(key in ids for key in list(self._views))
+        return any(key in ids for key in list(self.held))
 
     def settle(self) -> None:
         """Have views that the loop holds stand for the gradients that the parameters have on the host by now."""
-        views, self._views = list(self._views.values()), weakref.WeakValueDictionary()
+        views, self.held = list(self.held.values()), weakref.WeakValueDictionary()
         for view in views:
             parameter = view.parameter()
             if parameter is not None and view.held is None:

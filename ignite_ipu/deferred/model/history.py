@@ -71,6 +71,7 @@ class History:
 
     Attributes:
         released: Called with weights that no gradient needs any more.
+        kept: The weights.
     """
 
     def __init__(self) -> None:
@@ -103,9 +104,8 @@ class History:
     def forget(self) -> None:
         """Release the weights and losses, since all gradients were cleared."""
         self._first.clear()
-        if self.kept:
-            self.released(self.kept)
-            self.kept.clear()
+        self.released(self.kept)
+        self.kept.clear()
 
 
 def _discard(older: Sequence[Older]) -> None:

@@ -133,8 +133,10 @@ class HostUpdates:
         return self.training.prepared or bool(self.optimizers)
 
     def note_call(self, call: Operation) -> None:
-        self._follow_edits()
-        self._release_older()
+        if self._loop.edits.older:
+            self._follow_edits()
+        if self._older:
+            self._release_older()
         self._recorded.add(call)
 
     def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -170,7 +172,8 @@ class HostUpdates:
         Raises:
             CaptureError: Gradients depend on the values of such a weight.
         """
-        self._follow_edits()
+        if self._loop.edits.older:
+            self._follow_edits()
         if not any(older.uncounted for older in self._older):
             return
         ids = {

@@ -22,8 +22,8 @@ from ignite_ipu.torch_names.modules import compiled_original
 
 _BY_POPRUN = (
     "on a Pod PopRun starts the processes that train together. Start as many with `ignite-ipu launch --instances N -m "
-    "ignite_ipu run SCRIPT`, where the call of spawn runs its function in each of them; or pass nprocs=1, and "
-    "--replication-factor for more IPUs."
+    "ignite_ipu run SCRIPT`, where the call of spawn runs its function in each of them; or pass nprocs=1 and "
+    "join=True, and --replication-factor for more IPUs."
 )
 _LAUNCHED = (
     "a launcher has started this process, and in each of its processes the call of spawn runs the function once. Pass "
