@@ -80,7 +80,7 @@ class Counts:
         rates: Callable[[], Sequence[Any]] = tuple,
     ) -> None:
         self._geometry, self._coming, self._rates = geometry, coming or geometry, rates
-        self._told_of_rates = False
+        self._warned_of_rates = False
         # Counts at iteration 0. They are not zero after a resume with another geometry than before.
         self._start: Dict[str, int] = {}
         self._loaded: Optional[Mapping[str, int]] = None
@@ -142,8 +142,8 @@ class Counts:
         self._tell_of_rates(used, updates)
 
     def _tell_of_rates(self, used: Collection[Any], updates: int) -> None:
-        if len(used) > 1 and not self._told_of_rates:
-            self._told_of_rates = True
+        if len(used) > 1 and not self._warned_of_rates:
+            self._warned_of_rates = True
             logger.warning(
                 "The %d weight updates of one device call have one learning rate, and a schedule sets another one for "
                 "each of them: all have the last. Use device_iterations=1 where each update needs its own rate.",

@@ -62,7 +62,7 @@ class IPUEngine(Engine):
         super().__init__(self._make_calls)
         self._step = process_function
         self._call: Optional[MicroBatches] = None
-        self._told_of_changes = False
+        self._warned_of_changes = False
         self.ipu = session
         self._loaders = loaders
         self._owns_batches = True
@@ -166,8 +166,8 @@ class IPUEngine(Engine):
         changed = call.as_changed(batch)
         if changed is None:
             return self._step(engine, call)
-        if not self._told_of_changes:
-            self._told_of_changes = True
+        if not self._warned_of_changes:
+            self._warned_of_changes = True
             logger.warning(
                 "A handler has changed state.batch, which holds the rows of the %d micro-batches of a device call. If "
                 "the change looks at a whole batch, as mixing samples does, its values differ from Ignite's own: make "

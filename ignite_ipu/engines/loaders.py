@@ -71,7 +71,7 @@ class Loaders:
         self._rewindable = rewindable
         # By a user's loader, which none of them holds.
         self._sources: weakref.WeakKeyDictionary[Any, Source] = weakref.WeakKeyDictionary()
-        self._told_of_ready_batches = False
+        self._logged_ready_batches = False
 
     def swap(self, data: Any) -> Any:
         """Return the replacement of `data`.
@@ -91,7 +91,7 @@ class Loaders:
             return data
         if isinstance(data, DataLoader):
             return self._grouped(data)
-        self._tell_of_ready_batches(data)
+        self._log_ready_batches(data)
         if hasattr(data, "__len__"):
             with contextlib.suppress(TypeError):
                 if not len(data):
@@ -168,13 +168,13 @@ class Loaders:
     def _factors(self) -> str:
         return BatchGeometry.from_options(self.options, 1).factors()
 
-    def _tell_of_ready_batches(self, data: Any) -> None:
+    def _log_ready_batches(self, data: Any) -> None:
         """Log whether each element is treated as a micro-batch or as the batch of a whole device call."""
-        if not self._training or self._micro_batches == 1 or self._told_of_ready_batches:
+        if not self._training or self._micro_batches == 1 or self._logged_ready_batches:
             return
         if isinstance(data, (ReadyBatches, backend.poptorch().AsynchronousDataAccessor)):
             return  # an accessor reads a poptorch.DataLoader
-        self._told_of_ready_batches = True
+        self._logged_ready_batches = True
         logger.warning(
             "The data is a %s, whose elements nothing joins: each is taken for the global batch of one device call "
             "and cut into %d micro-batches (%s). If its elements are the micro-batches, as the batches of a DataLoader "

@@ -37,7 +37,7 @@ class DeviceInfo:
         except ImportError:
             pass
         except Exception as error:
-            self._give_up(error)
+            self._detach(error)
 
     def metrics(self) -> Dict[str, float]:
         """Return averages over this process's IPUs, by name; values that a device does not report are left out."""
@@ -46,13 +46,13 @@ class DeviceInfo:
         try:
             devices = [dict(device) for device in self._inventory.getDevices()]
         except Exception as error:
-            self._give_up(error)
+            self._detach(error)
             return {}
         own = [device for device in devices if device.get(_PROCESS) == str(os.getpid())]
         found = {name: _numbers(own, attribute, unit) for attribute, (name, unit) in _METRICS.items()}
         return {name: fmean(numbers) for name, numbers in found.items() if numbers}
 
-    def _give_up(self, error: Exception) -> None:
+    def _detach(self, error: Exception) -> None:
         logger.warning("gcipuinfo fails, so the utilisation of IPUs is not known: %s", error)
         self._inventory = None
 

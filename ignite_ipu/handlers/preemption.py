@@ -53,7 +53,7 @@ class Preemption:
             )
         self._end()
         for number in self._signals:
-            self._before[number] = signal.signal(number, self._asked)
+            self._before[number] = signal.signal(number, self._on_signal)
 
     def _end(self) -> None:
         for number, handler in self._before.items():
@@ -64,7 +64,7 @@ class Preemption:
             self._timer = None
         self._recovery.interrupt(None)
 
-    def _asked(self, number: int, frame: Any) -> None:
+    def _on_signal(self, number: int, frame: Any) -> None:
         logger.warning(
             "%s: the run will be saved and ended within %g s.", signal.Signals(number).name, self._grace * 0.9
         )

@@ -127,7 +127,7 @@ def main(args: argparse.Namespace) -> int:
         for question in _QUESTIONS:
             if question.matters(answers):
                 _answer(question, answers, args.default)
-        config = IPUConfig.from_dict(_said(answers))
+        config = IPUConfig.from_dict(_given(answers))
         try:
             config.save(output)
         except (OSError, OptionsError) as error:
@@ -163,12 +163,12 @@ def _kept(answers: _Answers) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if _said(answers):
-            print(f"\nThe answers so far, for --ipu-config or a .json file:\n{json.dumps(_said(answers))}")
+        if _given(answers):
+            print(f"\nThe answers so far, for --ipu-config or a .json file:\n{json.dumps(_given(answers))}")
         raise
 
 
-def _said(answers: _Answers) -> _Answers:
+def _given(answers: _Answers) -> _Answers:
     """Return the answers that differ from the defaults."""
     from ignite_ipu.program.config import IPUConfig
 

@@ -88,7 +88,7 @@ class IPUSession:
         # How many handles of hooks PyTorch had given out when there were none on gradients.
         self._hooks_handles = -1
         self._looks = 0
-        self._told_of_host_updates = False
+        self._warned_of_host_updates = False
         self.serve(model)
 
     @classmethod
@@ -374,8 +374,8 @@ class IPUSession:
         else:
             results = guard.train(leaves, batch)
         assert program.gradients is not None
-        if not self._told_of_host_updates:
-            self._told_of_host_updates = True
+        if not self._warned_of_host_updates:
+            self._warned_of_host_updates = True
             logger.warning("Weights are updated on the host, as update='host' asks: %s.", program.host_update_cost())
         gradients = program.take_gradients()
         if share != 1.0:

@@ -323,7 +323,7 @@ class AttributeTracker:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._names: Dict[str, Set[str]] = {}
-        self._said: Set[str] = set()
+        self._logged: Set[str] = set()
 
     def check(self, optimizer: torch.optim.Optimizer, description: OptimizerDescription) -> None:
         """Inspect the optimizer given to `setOptimizer`; the first call sets the expected names."""
@@ -357,6 +357,6 @@ class AttributeTracker:
                 self._say_once(text, level)
 
     def _say_once(self, text: str, level: int = logging.WARNING) -> None:
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._logged:
+            self._logged.add(text)
             logger.log(level, text)

@@ -225,7 +225,7 @@ def _look_at_batches(subject: Subject, notes: Notes) -> None:
         if number == len(shapes) and trimmed:
             notes.add("ragged-last-batch", None, f"the last of the {number} batches has {later[0][0]} samples")
         else:
-            text = f"batch {number} has the shapes {_said(later)}, the first one {_said(shapes[0])}"
+            text = f"batch {number} has the shapes {_described(later)}, the first one {_described(shapes[0])}"
             notes.add("changing-batch-shape", None, text)
         break
     for tensor in tensors_in(subject.batches[0]):
@@ -256,7 +256,7 @@ def _look_at_counters(subject: Subject, capture: Trace, notes: Notes) -> None:
                 notes.add("captured-constant", definition_of(module.forward), text, Severity.ERROR, about=name)
 
 
-def _said(shapes: List[Tuple[int, ...]]) -> str:
+def _described(shapes: List[Tuple[int, ...]]) -> str:
     return ", ".join(str(shape) for shape in shapes)
 
 

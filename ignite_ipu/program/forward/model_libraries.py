@@ -31,11 +31,11 @@ def declared_as_tracing() -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch.jit, "is_tracing", return_value=True))
         for layers, hint in _HINTS:
             if hint in inspect.signature(layers.forward).parameters:  # PyTorch 2.0's decoder does not look
-                stack.enter_context(mock.patch.object(layers, "forward", _told(layers.forward, hint)))
+                stack.enter_context(mock.patch.object(layers, "forward", _with_hint(layers.forward, hint)))
         yield
 
 
-def _told(forward: Callable[..., Any], hint: str) -> Callable[..., Any]:
+def _with_hint(forward: Callable[..., Any], hint: str) -> Callable[..., Any]:
     signature = inspect.signature(forward)
 
     @functools.wraps(forward)

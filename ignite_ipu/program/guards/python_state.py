@@ -94,7 +94,7 @@ class PythonState:
         self._turns = cycle(self._in_turns or [None])
         self.parts = [part for tables in (self._watched, *self._in_turns) if tables for part in tables.held]
         # Counters that differ after registrations of hooks, or replacements of modules.
-        self._told = RemovableHandle.next_id, REGISTRATIONS.count
+        self._registered = RemovableHandle.next_id, REGISTRATIONS.count
         self._modes: List[bool] = []
         # Objects that lead to values are no values: with another in its place, these are elsewhere.
         values = [isinstance(read(), _VALUES) for _, read in named.places]
@@ -117,11 +117,11 @@ class PythonState:
     @property
     def complete(self) -> bool:
         """True if parts are the same, no attribute has come or gone since, and values are found at the same places."""
-        told = RemovableHandle.next_id, REGISTRATIONS.count
-        if self._told != told:
+        registered = RemovableHandle.next_id, REGISTRATIONS.count
+        if self._registered != registered:
             if any(self._hookless) or not all(tables.same for tables in self._in_turns):
                 return False
-            self._told = told
+            self._registered = registered
         if not all(map(operator.is_, [read() for read in self._leads], self._leading)):
             return False
         watched, in_turn = self._watched, next(self._turns)

@@ -125,7 +125,7 @@ class CapturedLoops(CaptureObserver):
         self._evaluations: weakref.WeakKeyDictionary[IPUSession, CapturedEvaluation] = weakref.WeakKeyDictionary()
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Any] = weakref.WeakKeyDictionary()
         # Modules whose `parameters()` were called since the last optimizer was made, and those it was made for.
-        self._asked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._read_from: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._draws_noted = False
 
@@ -179,7 +179,7 @@ class CapturedLoops(CaptureObserver):
         return held and bool(deferred_values(arguments)) and bool(self._roots_of(module))
 
     def named_parameters(self, frame: Any, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        self._asked.add(within(module))
+        self._read_from.add(within(module))
         return original(module, *args, **kwargs)
 
     def captured(self, model: CapturedModel) -> None:
@@ -226,7 +226,7 @@ class CapturedLoops(CaptureObserver):
     def adopt(self, existing: Existing) -> None:
         """Capture the models that the program made before."""
         for optimizer in existing.optimizers:
-            self._asked.update(existing.modules)
+            self._read_from.update(existing.modules)
             self._capture_optimizer(optimizer)
 
     def _capture_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -267,11 +267,11 @@ class CapturedLoops(CaptureObserver):
     def _note_roots(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember the largest modules all of whose parameters an optimizer has been given."""
         held = held_by(optimizer)
-        asked = [module for module in self._asked if not type(module).__module__.startswith(_OURS)]
-        owned = [(module, [id(parameter) for parameter in module.parameters()]) for module in asked]
+        read_from = [module for module in self._read_from if not type(module).__module__.startswith(_OURS)]
+        owned = [(module, [id(parameter) for parameter in module.parameters()]) for module in read_from]
         found = [module for module, own in owned if own and held.issuperset(own)]
         inner = {id(child) for module in found for child in module.modules() if child is not module}
-        self._asked.clear()
+        self._read_from.clear()
         self._roots.update(module for module in found if id(module) not in inner)
 
     def _roots_of(self, module: nn.Module) -> List[nn.Module]:

@@ -112,7 +112,7 @@ class Weights:
         self._lost: List[str] = []
         self._versions = _count_edits(self._tensors)
         self.updates = [0]
-        self._told_of_aliases = False
+        self._warned_of_aliases = False
         self.counters = _BatchCounters()
         self._steps = False  # while an optimizer steps on the host, which finds parameters of PyTorch's own class
 
@@ -208,8 +208,8 @@ class Weights:
         for copy in self._inference:
             copy.stale = True
         if is_kept(self._places):
-            if not self._told_of_aliases:
-                self._told_of_aliases = True
+            if not self._warned_of_aliases:
+                self._warned_of_aliases = True
                 logger.warning(
                     "The loop keeps tensors that share the memory of weights (parameter.data, parameter.detach(), or "
                     "taken out of a state_dict()) over updates. In eager PyTorch they change with the weights, so "

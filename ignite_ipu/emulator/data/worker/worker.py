@@ -31,7 +31,7 @@ from ignite_ipu.emulator.values.structures import registerCustomArgParser
 from ignite_ipu.torch_names.loaders import iterator_of, set_iterator, shut_down_workers
 
 _LONGEST_REPORT = 64 * 1024
-_NOT_ASKED = -2
+_NO_REQUEST = -2
 _DEATH_SECONDS = 0.05
 
 # Iterators inherited by a fork belong to the parent's worker processes: destroying one here would stop those.
@@ -148,7 +148,7 @@ class _Worker:
         self._memory = memory
         self._settings = settings
         # The accessor is reading an epoch numbered above this; smaller ones are of no use to it.
-        self._asked_above = _NOT_ASKED
+        self._requested_above = _NO_REQUEST
         self._state = b""
         self._published = 0
         self._freed = 0
@@ -176,9 +176,9 @@ class _Worker:
         number = 0
         while True:
             self._handle_messages()
-            while number > max(0, self._asked_above + 1 + self._settings.load_indefinitely):
+            while number > max(0, self._requested_above + 1 + self._settings.load_indefinitely):
                 self._handle_messages(wait=True)
-            number = max(number, self._asked_above + 1)
+            number = max(number, self._requested_above + 1)
             if self._state:
                 adopt_state(dataset, self._state)
                 self._state = b""
@@ -307,7 +307,7 @@ class _Worker:
         self._send(Message(MessageKind.ITEM, number, rows, skeleton))
         self._published += 1
         # The first item fixes the layout; the rest is loaded on demand.
-        while self._asked_above == _NOT_ASKED and not self._settings.early_preload:
+        while self._requested_above == _NO_REQUEST and not self._settings.early_preload:
             self._handle_messages(number, wait=True)
 
     def _send(self, message: Message) -> None:
@@ -329,9 +329,9 @@ class _Worker:
             if message.kind == MessageKind.FREED:
                 self._freed = message.number
             elif message.kind == MessageKind.ITERATE:
-                self._asked_above = message.number
+                self._requested_above = message.number
                 self._state = message.body or self._state
-        if number is not None and number <= self._asked_above:
+        if number is not None and number <= self._requested_above:
             raise _Abandoned
 
 

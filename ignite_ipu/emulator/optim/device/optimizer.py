@@ -64,7 +64,7 @@ class DeviceOptimizer:
         self.restart()
         # The host's view of the hyper-parameters; the update uses the description.
         self._group_of = group_of
-        self._told = device_values(description, group_of)
+        self._sent = device_values(description, group_of)
 
     @property
     def loss_scaling(self) -> float:
@@ -124,7 +124,7 @@ class DeviceOptimizer:
         self._description = new
         if isinstance(self._rule, Sgd):
             self._rule.loss_scaling = new.loss_scaling.value
-        self._told = device_values(new, self._group_of)
+        self._sent = device_values(new, self._group_of)
 
     def restart(self) -> None:
         """Reset the state to that before the first update."""
@@ -151,7 +151,7 @@ class DeviceOptimizer:
             state[name] = (value if groups is None else groups.to_host(value)).clone()
         if self._adapts_loss_scaling:
             state[_UPDATE_FACTOR] = torch.tensor(self._update_factor, dtype=torch.float32)
-        return state, dict(self._told)
+        return state, dict(self._sent)
 
     @torch.no_grad()
     def write_state(self, ipu_state: Mapping[str, torch.Tensor], ipu_param: Mapping[str, torch.Tensor]) -> None:
@@ -182,7 +182,7 @@ class DeviceOptimizer:
                 slot.steps = float(value.reshape(-1)[0])
         if self._adapts_loss_scaling and _UPDATE_FACTOR in ipu_state:
             self._update_factor = float(ipu_state[_UPDATE_FACTOR])
-        self._told = {**values, **{name: ipu_param[name].clone() for name in values if name in ipu_param}}
+        self._sent = {**values, **{name: ipu_param[name].clone() for name in values if name in ipu_param}}
         self._work, self._missing = [], None
 
     def _state(self) -> Dict[str, Tuple[Slot, str, torch.Tensor]]:
