@@ -131,6 +131,7 @@ def _no_process_is_left_behind() -> Iterator[None]:
     for process in left:
         process.terminate()
     assert not left, f"processes left behind: {left}"
+    gc.freeze()  # or the end of this process would collect all that is in memory again
 
 
 @pytest.fixture(scope="session")

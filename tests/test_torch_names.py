@@ -182,7 +182,7 @@ def test_tensors_are_flattened_without_the_private_functions():
 
 def touched(file: Path) -> List[str]:
     """Return where a module touches private names of others, each with its line."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree = _parsed(file)
     module = ".".join(file.relative_to(ROOT.parent).with_suffix("").parts) if ROOT in file.parents else ""
     if module.startswith("ignite_ipu.torch_names"):
         return []
@@ -197,6 +197,11 @@ def touched(file: Path) -> List[str]:
         if name in theirs or not (isinstance(node, ast.Constant) or name in known)
     ]
     return [f"{file.name}:{line}: {name} belongs into ignite_ipu/torch_names" for line, name in sorted(set(found))]
+
+
+@functools.lru_cache(maxsize=None)
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
 
 
 def _own_attributes(defined: ast.ClassDef) -> List[ast.AST]:
@@ -236,7 +241,7 @@ def _ours() -> FrozenSet[str]:
     """Return the private names that the package defines, attributes of its objects among them."""
     found = set()
     for file in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for node in ast.walk(_parsed(file)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 found.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):

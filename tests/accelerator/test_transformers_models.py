@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Dict, Tuple
 
 import pytest
@@ -25,6 +26,7 @@ def made(make: Any) -> Tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+@functools.lru_cache(maxsize=None)
 def natively(make: Any, size: int = 4) -> nn.Module:
     """Return the model that PyTorch trains on one batch after the other."""
     model, optimizer = made(make)

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import tokenize
 from pathlib import Path
-from typing import Any, Iterator, Sequence, Set
+from typing import Any, Iterator, Set
 
 import pytest
 import torch
@@ -85,11 +85,7 @@ def test_a_program_runs_and_finds_what_it_claims(
     program: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The processes that one of them starts are forked, so that they need not import torch."""
-
-    def run(command: Sequence[str], **more: Any) -> subprocess.CompletedProcess[str]:
-        return processes.run(command[1:], env=more["env"], cwd=more.get("cwd"))
-
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", processes.run_command)
     emulator.run_script(str(program))
 
 

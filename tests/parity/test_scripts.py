@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 
@@ -165,6 +166,13 @@ for _ in range(2):
     assert sizes == pytest.approx([0.5, 0.5], rel=0.2)
 
 
+@pytest.fixture
+def _forked(monkeypatch, processes):
+    """Have the command's processes forked."""
+    monkeypatch.setattr(subprocess, "run", processes.run_command)
+
+
+@pytest.mark.usefixtures("_forked")
 def test_the_command_runs_both_in_fresh_processes_and_ends_long_scripts(tmp_path, capsys):
     script = tmp_path / "train.py"
     script.write_text(
@@ -182,6 +190,7 @@ def test_the_command_runs_both_in_fresh_processes_and_ends_long_scripts(tmp_path
     assert "The same" in page.read_text()
 
 
+@pytest.mark.usefixtures("_forked")
 def test_a_script_that_fails_cannot_be_compared(tmp_path, capsys):
     script = tmp_path / "train.py"
     script.write_text("raise ValueError('no data')\n")

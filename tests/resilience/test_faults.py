@@ -16,9 +16,9 @@ def test_a_fault_at_any_call_does_not_show(every):
 @pytest.mark.parametrize("share_ipus", [False, True])
 def test_a_fault_of_any_copy_does_not_show(share_ipus):
     """Attaching, snapshots, checkpoints, evaluations, looks at weights, giving IPUs back: with every kind of reset."""
-    assert every_copy(2, "Adam", step=5, share_ipus=share_ipus) >= 4
+    assert every_copy(2, "Adam", step=7, share_ipus=share_ipus) >= 4
 
 
 def test_several_faults_do_not_show():
     """In training, evaluation and the repetition itself, with every kind of reset and every optimizer."""
-    assert random_sequences(6) > 10
+    assert random_sequences(4) > 6

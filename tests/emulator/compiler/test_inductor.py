@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
@@ -130,12 +129,11 @@ torch.testing.assert_close(torch.stack(list(losses())), expected)
 
 
 @pytest.mark.skipif(shutil.which("c++") is None or sys.platform != "linux", reason="needs a C++ compiler")
-def test_inductor_compiles_a_whole_step_while_it_runs(tmp_path):
+def test_inductor_compiles_a_whole_step_while_it_runs(tmp_path, processes):
     """With the real compiler: its code draws dropout from the device's stream."""
     environment = {**os.environ, "POPTORCH_LOG_LEVEL": "INFO", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     environment["TORCHINDUCTOR_VEC_ISA_OK"] = "1"  # or it compiles programs to see what the processor can do
-    done = subprocess.run([sys.executable, "-c", _REAL], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = processes.run(["-c", _REAL], env=environment, check=True)
     said = done.stderr + done.stdout
     if hasattr(_inductor, "compile"):  # PyTorch 2.1 brought it; before, nothing is compiled
         assert said.count("torch.compile compiled training in") == 1
