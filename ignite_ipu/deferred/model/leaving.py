@@ -55,19 +55,42 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
         update.training.forget_program()
         take_back(update)
         stepped.update(dict.fromkeys(update.own & books.gradients.all, update.stepped))
-    plan = _plan(books.gradients)
-    clips = [(update, next((entry.clip for entry in update.entries if entry.made), None)) for update in books.updates]
+    parameters = loop.modes.parameters
+    with DisableTorchFunctionSubclass():
+        before = loop.updates, list(map(gradient_of, parameters))
+    restore = loop.buffers.state_of([operation for loss in loop.updates.pending for operation in loss.operations])
     loop.edits.ignore()
     on_host.optimizers = list(loop.updates.optimizers)
     loop.updates = on_host
-    on_host.training.told = True
-    on_host.follow_device(stepped, books.history.kept)
-    for state in [each for each in states if each is not None][:1]:
-        on_host.training.set_random_state(state)
-    loop.guide(loop.session)
-    with DisableTorchFunctionSubclass():
-        for parameter in zeros:
-            set_gradient(parameter, torch.zeros_like(plain(parameter)))
+    try:
+        on_host.training.told = True
+        on_host.follow_device(stepped, books.history.kept)
+        for state in [each for each in states if each is not None][:1]:
+            on_host.training.set_random_state(state)
+        loop.guide(loop.session)
+        with DisableTorchFunctionSubclass():
+            for parameter in zeros:
+                set_gradient(parameter, torch.zeros_like(plain(parameter)))
+        _bring_gradients(loop, books, on_host)
+    except BaseException as error:
+        # The device still makes the next update; the gradients that could not be computed are lost.
+        loop.updates = before[0]
+        loop.guide(loop.session)
+        with DisableTorchFunctionSubclass():
+            for parameter, gradient in zip(parameters, before[1]):
+                set_gradient(parameter, gradient)
+        for update in books.updates:
+            update.discard(f"the change to updates on the host failed: {type(error).__name__}: {error}")
+        restore()
+        on_host.forget_programs()
+        raise
+    books.views.settle()
+
+
+def _bring_gradients(loop: Loop, books: Books, on_host: HostUpdates) -> None:
+    """Compute all gradients in the books, and put them where PyTorch has them."""
+    plan = _plan(books.gradients)
+    clips = [(update, next((entry.clip for entry in update.entries if entry.made), None)) for update in books.updates]
     for loss, ids, made in plan:
         if made is not None:
             with made.rewound():
@@ -85,7 +108,6 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
     for update in books.updates:
         update.training.gradients.clip_on_host(_gradients(loop, update), update.training.clipping.so_far)
         update.training.clipping.asked = False
-    books.views.settle()
 
 
 def _plan(book: GradientBook) -> List[Tuple[Loss, Any, Any]]:

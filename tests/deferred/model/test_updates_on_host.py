@@ -10,7 +10,8 @@ from torch.nn.utils import prune
 
 from ignite_ipu import IPUConfig, ipu_prepare
 from ignite_ipu.deferred import capture_model
-from ignite_ipu.errors import CaptureError
+from ignite_ipu.deferred.compiled.host_programs import HostPrograms
+from ignite_ipu.errors import IPUOutOfMemoryError
 
 X = torch.randn(24, 6, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(24) % 3
@@ -386,4 +387,33 @@ def test_buffers_that_are_read_between_losses_are_written_once_where_updates_mov
             else:
                 seen.append(model[1].running_mean.clone())
         found.append((seen, dict(model.state_dict())))
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_the_device_goes_on_where_the_change_to_the_host_fails(monkeypatch):
+    """The error is the program's, lost gradients are lost, and the next updates are those of a loop without them."""
+
+    def fails(self, *args, **kwargs):
+        raise IPUOutOfMemoryError("The program that brings gradients back does not fit.")
+
+    found = []
+    for captures in (False, True):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if captures:
+            ipu_prepare(optimizer, model, config=IPUConfig(update="auto"))
+        steady(model, optimizer)
+        optimizer.zero_grad()
+        if captures:
+            F.cross_entropy(model(X), Y).backward()
+            with monkeypatch.context() as patch:
+                patch.setattr(HostPrograms, "compute", fails)
+                with pytest.raises(IPUOutOfMemoryError):
+                    model[0].weight.grad.mul_(2.0)
+            optimizer.step()
+            assert all(each.grad is None for each in model.parameters())
+        else:
+            with torch.no_grad():
+                model(X)  # the call whose loss is lost has written statistics
+        found.append((steady(model, optimizer), dict(model.state_dict())))
     torch.testing.assert_close(found[1], found[0])
