@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from typing import Any, Callable, Optional, Sequence, Tuple
 
 import torch
@@ -25,7 +26,7 @@ from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, needed_v
 from ignite_ipu.deferred.graph.operations import ModesThen, Operation
 from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
-from ignite_ipu.errors import CaptureError, logger
+from ignite_ipu.errors import logger
 from ignite_ipu.optimizers.host_link import HostUpdates
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
@@ -114,6 +115,18 @@ class HostPrograms(TrainingPrograms):
     def _anchored(self) -> AnchoredGradients:
         return AnchoredGradients(own=True)
 
+    def _check_shared(self, count: int) -> None:
+        """Log that replicas are left out: each `backward()` is a call of its own, which has `count` micro-batches."""
+        logger.warning(
+            "replication_factor is %d, but each backward() at %s is a device call of %d micro-batches: it runs on %d "
+            "replicas. IPUConfig(split_batch=%d) cuts each batch for all of them.",
+            self.replicas,
+            current_line(),
+            count,
+            math.gcd(count, self.replicas),
+            self.replicas,
+        )
+
     def _say_what_it_costs(self) -> None:
         if self.told or self.session.training is None:
             return
@@ -123,18 +136,4 @@ class HostPrograms(TrainingPrograms):
             current_line(),
             self.reason,
             self.session.training.host_update_cost(),
-        )
-
-
-def refuse_replicas(replicas: int) -> None:
-    """Refuse replicas where each `backward()` is a device call of its own, which they cannot share.
-
-    Raises:
-        CaptureError: There are several.
-    """
-    if replicas > 1:
-        raise CaptureError(
-            f"replication_factor is {replicas} with update='host', where each backward() is a device call of its own: "
-            "replicas share the micro-batches of an update, and a call has one. Leave it at 1; a trainer of "
-            "create_ipu_trainer cuts its batches for replicas."
         )

@@ -209,11 +209,7 @@ class TrainingPrograms(abc.ABC):
         split = asked_split(batches[0].graph, self.config.split_batch, self._last is None)
         count, replicas = len(batches) * split.pieces, self.replicas
         if self._compiled is None and count % replicas:
-            raise CaptureError(
-                f"replicationFactor is {replicas}, but {count} micro-batches went backward before optimizer.step(): "
-                "replicas share the micro-batches of an update. Use gradient accumulation over a multiple of "
-                f"{replicas} micro-batches, or fewer replicas."
-            )
+            self._check_shared(count)
         columns = enumerate(zip(*[batch.numbers for batch in batches]))
         variable = {position for position, column in columns if any(number != column[0] for number in column)}
         return CompiledUpdate(
@@ -227,6 +223,14 @@ class TrainingPrograms(abc.ABC):
             self._brings_gradients(),
             self._processes(modes),
             split,
+        )
+
+    def _check_shared(self, count: int) -> None:
+        """Refuse an update of so many micro-batches that its replicas do not have the same number each."""
+        raise CaptureError(
+            f"replicationFactor is {self.replicas}, but {count} micro-batches went backward before optimizer.step(): "
+            "replicas share the micro-batches of an update. Use gradient accumulation over a multiple of "
+            f"{self.replicas} micro-batches, or fewer replicas."
         )
 
     @property

@@ -7,7 +7,6 @@ from typing import Any, Callable, Iterable, Optional, Set
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.compiled.host_programs import refuse_replicas
 from ignite_ipu.deferred.model.capturing_class import CAPTURE, capturing_class
 from ignite_ipu.deferred.model.fused_updates import FusedUpdates
 from ignite_ipu.deferred.model.host_updates import HostUpdates
@@ -55,11 +54,7 @@ def capture_model(
 
 
 def _updates(loop: Loop) -> Updates:
-    if loop.setup.config.update != "host":
-        return FusedUpdates(loop)
-    updates = HostUpdates(loop)
-    refuse_replicas(updates.training.replicas)
-    return updates
+    return HostUpdates(loop) if loop.setup.config.update == "host" else FusedUpdates(loop)
 
 
 def captured(model: Any) -> Optional[Loop]:

@@ -7,7 +7,6 @@ from typing import Any, Dict, List, Tuple
 
 import torch
 
-from ignite_ipu.deferred.compiled.host_programs import refuse_replicas
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.ahead import take_back
 from ignite_ipu.deferred.model.fused_update import Books, FusedUpdate
@@ -37,7 +36,6 @@ def leave_device(loop: Loop, books: Books, on_host: HostUpdates, reason: str) ->
     Raises:
         CaptureError: Gradients are needed that cannot be computed any more. The loop is as it was.
     """
-    refuse_replicas(on_host.training.replicas)
     _check_known(loop, books)
     loop.edits.look()
     logger.warning(

@@ -254,11 +254,28 @@ def test_schedules_step_without_a_warning(recwarn):
     assert not [warning for warning in recwarn if "lr_scheduler" in str(warning.message)]
 
 
-def test_replicas_are_refused():
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(CaptureError, match=r"replication_factor is 2 with update='host'"):
-        ipu_prepare(optimizer, model, config=IPUConfig(update="host", replication_factor=2))
+@pytest.mark.parametrize("update", ["host", "auto"])
+@pytest.mark.parametrize("split", [None, 2])
+def test_replicas_share_the_pieces_of_a_batch(update, split, caplog):
+    """A batch that is not cut runs on one of them, and the log reports it; gradients are PyTorch's either way."""
+    found = []
+    for captures in (False, True):
+        model = network(norm=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if captures:
+            config = IPUConfig(update=update, replication_factor=2, split_batch=split)
+            ipu_prepare(optimizer, model, config=config)
+        seen = []
+        for x, y in BATCHES:
+            optimizer.zero_grad()
+            for rows in (slice(4), slice(4, 8)):
+                F.cross_entropy(model(x[rows]), y[rows]).backward()
+            torch.nn.utils.clip_grad_value_(model.parameters(), 0.1)
+            optimizer.step()
+            seen.append([each.grad.clone() for each in model.parameters()])
+        found.append((seen, dict(model.state_dict())))
+    torch.testing.assert_close(found[1], found[0])
+    assert ("runs on 1 replicas" in caplog.text) is (split is None)
 
 
 def test_hooks_before_a_step_are_called_once_where_updates_move_to_the_host():
