@@ -1,8 +1,8 @@
-"""Losses: deferred values that go backward, and the loops that they are computed in."""
+"""Losses: deferred values that go backward, the loops that they are computed in, and their place in autograd's graph."""
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import NoReturn, Sequence
 
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import NORM, Operation, Value
@@ -11,6 +11,30 @@ from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
 from ignite_ipu.deferred.tensor.reads import models_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import Line, current_line
+
+
+class RecordedNode:
+    """Stands for the node of autograd's graph that a deferred value with gradients would have, as `tensor.grad_fn`.
+
+    Code asks it for being there, to know whether a loss goes backward. The graph itself is the device's.
+    """
+
+    def __init__(self, value: Value) -> None:
+        self._line = value.operation.line
+
+    def name(self) -> str:
+        return "RecordedBackward"
+
+    def __repr__(self) -> str:
+        return f"<RecordedBackward of {self._line}>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise CaptureError(
+            f"grad_fn.{name} at {current_line()}: the graph of a value that is computed at {self._line} is the device's, "
+            "and the host has none. To find weights without a gradient, look at parameter.grad after backward()."
+        )
 
 
 def mark_loss(value: Value, retained: bool = False) -> None:

@@ -30,7 +30,7 @@ from ignite_ipu.deferred.tensor.functions import (
 from ignite_ipu.deferred.tensor.in_place import diagonal_masked, recorded_as
 from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
 from ignite_ipu.deferred.tensor.inputs import NORMALISATIONS, input_of, is_weight, refuse_statistics
-from ignite_ipu.deferred.tensor.losses import mark_loss
+from ignite_ipu.deferred.tensor.losses import RecordedNode, mark_loss
 from ignite_ipu.deferred.tensor.reads import read
 from ignite_ipu.deferred.tensor.views import is_own_view, shares_memory, write
 from ignite_ipu.deferred.tensor.written_tensors import (
@@ -351,6 +351,8 @@ def _property(func: Callable[..., Any], tensor: DeferredTensor) -> Any:
         return tensor.value.shape.requires_grad is (name == "requires_grad")
     if name in METADATA:
         return func(tensor)
+    if name == "grad_fn" and tensor.value.shape.requires_grad:
+        return RecordedNode(tensor.value)
     if name in GRADIENT_ATTRIBUTES:
         return None
     if name == COUNT_OF_WRITES:

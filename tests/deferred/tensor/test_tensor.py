@@ -221,6 +221,16 @@ def test_shared_values_are_computed_once() -> None:
     assert doubled.item() == pytest.approx(loss.item() * 2.0**64)
 
 
+def test_a_loss_has_a_place_in_a_graph_as_long_as_gradients_flow_to_it() -> None:
+    """Loops of libraries go backward from those results of a model that have a `grad_fn`."""
+    model, _ = prepared()
+    loss = F.cross_entropy(model(X), Y)
+    assert loss.grad_fn is not None and loss.detach().grad_fn is None and not hasattr(loss.grad_fn, "__len__")
+    with pytest.raises(CaptureError, match=r"grad_fn.next_functions at .*the graph of a value .* is the device's"):
+        loss.grad_fn.next_functions  # noqa: B018
+    loss.backward()
+
+
 def test_debuggers_see_a_description() -> None:
     """repr never fails."""
     model, _ = prepared()
