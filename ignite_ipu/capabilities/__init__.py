@@ -3,6 +3,9 @@
 `check` reports by it, `run` and `auto` substitute by it, optimizers are converted by it, and pages of the documentation
 are generated from it. A new name is one entry of `gpu`, `gradients`, `precision`, `wrappers` or `optimizers`. The room
 imports no torch. Start reading with `table`.
+
+Operators and their arguments, those of losses too, are in the table of `ignite_ipu.operators`: PopTorch's compiler
+decides about them. No name is in both.
 """
 
 from __future__ import annotations

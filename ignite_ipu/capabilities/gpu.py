@@ -120,7 +120,7 @@ def gpu_functions(module: str, *treatments: Treatment) -> Iterator[Capability]:
 def gpu_capability(name: str) -> Capability:
     """Return the entry of a name of `torch.cuda`, without the module; a refusal where the table has none."""
     full = f"{CUDA}.{name}"
-    return _TABLE.get(full) or Capability(full, *_default(name))
+    return _TABLE.get(full) or Capability(full, *_default(name), listed=False)
 
 
 def _default(name: str) -> Tuple[Treatment, str]:

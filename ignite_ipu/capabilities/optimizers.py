@@ -86,7 +86,7 @@ ARGUMENTS = Table(
 def optimizer_capability(name: str) -> Capability:
     """Return the entry of an optimizer's class by its dotted name; updates on the host if the table has none."""
     known = {entry.name: entry for entry in OPTIMIZERS}
-    return known.get(name) or Capability(name, Treatment.UPDATES_ON_HOST, _OTHER, ON_THE_HOST)
+    return known.get(name) or Capability(name, Treatment.UPDATES_ON_HOST, _OTHER, ON_THE_HOST, listed=False)
 
 
 def argument_capability(optimizer: str, argument: str) -> Optional[Capability]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 from typing import Any, Dict, Iterable, Iterator
+
+_OF_GPUS = ("torch.cuda.", "torch.accelerator.")
 
 
 class Treatment(enum.Enum):
@@ -40,6 +43,7 @@ class Capability:
         harmless: Whether the call is right on a machine without a GPU, too, so that `check` does not report it.
         example: Code that shows it, in a training loop in front of `optimizer.step()`, or in the place of the code that
             it `replaces` there.
+        listed: Whether its page of the documentation has a row for it, and not only for its kind.
     """
 
     name: str
@@ -50,6 +54,7 @@ class Capability:
     harmless: bool = False
     example: str = ""
     replaces: str = ""
+    listed: bool = True
 
     @property
     def last(self) -> str:
@@ -65,6 +70,22 @@ class Capability:
     def reason(self) -> str:
         """The sentence and the way out, without the last period."""
         return f"{self.sentence}. {self.remedy}" if self.remedy else self.sentence
+
+    @property
+    def anchor(self) -> str:
+        """The anchor of its row in the documentation."""
+        return re.sub(r"\W+", "-", self.name).strip("-")
+
+    @property
+    def docs(self) -> str:
+        """The place in the documentation where it is described."""
+        page = "gpu-calls" if self.name.startswith(_OF_GPUS) else "training-calls"
+        return f"docs/{page}.md#{self.anchor}" if self.listed else f"docs/{page}.md"
+
+    @property
+    def refusal(self) -> str:
+        """The reason as the text of an error, with the place in the documentation."""
+        return f"{self.reason}. Read more: {self.docs}"
 
 
 class Table:

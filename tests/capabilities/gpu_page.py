@@ -30,7 +30,7 @@ def page() -> str:
 def _rows() -> Iterator[str]:
     for module in (CUDA, ACCELERATOR):
         for entry in gpu_functions(module, *Treatment):
-            yield f"| `{entry.name}` | {_became(entry)} |\n"
+            yield f'| <a id="{entry.anchor}"></a>`{entry.name}` | {_became(entry)} |\n'
 
 
 def _became(entry: Capability) -> str:

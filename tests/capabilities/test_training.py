@@ -10,11 +10,20 @@ import pytest
 import torch
 
 from ignite_ipu import backend
-from ignite_ipu.capabilities import Capability, Treatment, argument_capability, optimizer_capability
+from ignite_ipu.capabilities import (
+    Capability,
+    Treatment,
+    argument_capability,
+    gpu_capability,
+    gpu_functions,
+    optimizer_capability,
+)
+from ignite_ipu.capabilities.gpu import ACCELERATOR, CUDA
 from ignite_ipu.errors import RunError
 from ignite_ipu.migration.checker import check_source
 from ignite_ipu.migration.findings import Outcome
 from ignite_ipu.migration.source.file import Source
+from ignite_ipu.operators import table as operator_table
 from ignite_ipu.optimizers.kinds import KINDS
 from ignite_ipu.running import run_script
 from tests.capabilities.training_page import PAGE, TABLES, page
@@ -68,6 +77,34 @@ def test_refusals_and_updates_on_the_host_have_a_reason():
         assert entry.remedy or entry.treatment is not Treatment.REFUSED, entry.name
 
 
+def test_each_entry_has_a_row_of_the_documentation_that_refusals_name():
+    """An optimizer, or a call of a GPU, that no row has belongs to the rest of its page."""
+    entries = [*ENTRIES, *gpu_functions(CUDA, *Treatment), *gpu_functions(ACCELERATOR, *Treatment)]
+    docs = [entry.docs for entry in entries]
+    assert len(set(docs)) == len(docs)
+    for entry in (*entries, optimizer_capability("torch.optim.Adagrad"), gpu_capability("unknown")):
+        page, _, anchor = entry.docs.partition("#")
+        text = (PAGE.parents[1] / page).read_text(encoding="utf-8")
+        assert not anchor or text.count(f'<a id="{anchor}"></a>`{entry.name}`') == 1, entry.docs
+
+
+def test_arguments_of_operators_are_in_the_table_of_operators_alone():
+    """Such as `label_smoothing`: the compiler reads them where a name of this table is of the loop around the model."""
+    for entry in ENTRIES:
+        function = entry.name.partition("(")[0]
+        assert not operator_table.restrictions_of(function), entry.name
+    (restriction,) = (
+        each
+        for each in operator_table.restrictions_of("torch.nn.functional.cross_entropy")
+        if "label_smoothing" in each.argument
+    )
+    assert restriction.instead
+    computed = "torch.nn.functional.cross_entropy"
+    script = LOOP.replace("model(x).pow(2).mean()", f"{computed}(model(x), x.argmax(1) % 3, label_smoothing=0.1)")
+    found = [each for each in check_source(Source("script.py", script))[0] if "label_smoothing" in each.message]
+    assert all(each.run is Outcome.HANDLED for each in found)
+
+
 def _exists(entry: Capability) -> bool:
     return not entry.name.startswith("torch.Tensor.register") or hasattr(torch.Tensor, entry.last)
 
@@ -92,6 +129,8 @@ def test_an_example_is_treated_as_the_table_has_it(entry, tmp_path, monkeypatch,
             run_script(str(path))
     if refused:
         assert entry.sentence in str(error.value)
+        if entry.name.startswith("torch.nn.Module.register"):
+            assert f"Read more: {entry.docs}" in str(error.value)
         return
     assert [float(number) for number in capsys.readouterr().out.split()] == pytest.approx(expected, rel=1e-4, abs=1e-6)
     assert ("Weights are updated on the host" in caplog.text) is (entry.treatment is Treatment.UPDATES_ON_HOST)

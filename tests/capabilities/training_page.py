@@ -43,7 +43,8 @@ def _tables() -> Iterator[str]:
         yield f"\n## {title}\n\n| Name | Treatment | Result or reason | Way out |\n|---|---|---|---|\n"
         for entry in table:
             way_out = f"{entry.remedy.rstrip('.')}." if entry.remedy else ""
-            yield f"| `{entry.name}` | {entry.treatment.value} | {entry.sentence} | {way_out} |\n"
+            name = f'<a id="{entry.anchor}"></a>`{entry.name}`'
+            yield f"| {name} | {entry.treatment.value} | {entry.sentence} | {way_out} |\n"
 
 
 if __name__ == "__main__":

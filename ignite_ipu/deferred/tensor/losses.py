@@ -1,4 +1,4 @@
-"""Losses: deferred values that go backward, the loops that they are computed in, and their place in autograd's graph."""
+"""Losses: deferred values that go backward, the loops that they are computed in, and their places in a graph."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class RecordedNode:
         if name.startswith("__"):
             raise AttributeError(name)
         raise CaptureError(
-            f"grad_fn.{name} at {current_line()}: the graph of a value that is computed at {self._line} is the device's, "
-            "and the host has none. To find weights without a gradient, look at parameter.grad after backward()."
+            f"grad_fn.{name} at {current_line()}: the graph of a value that is computed at {self._line} is the "
+            "device's, and the host has none. To find weights without a gradient, look at parameter.grad after "
+            "backward()."
         )
 
 

@@ -49,11 +49,11 @@ def substitute_cuda(substitutes: Substitutes) -> None:
         kind = getattr(torch.cuda, entry.last, None)
         if inspect.isclass(kind):
             constructor = "__new__" if "__new__" in vars(kind) else "__init__"
-            substitutes.refuse(kind, constructor, f"{entry.name}()", f"{entry.sentence}.")
+            substitutes.refuse(kind, constructor, f"{entry.name}()", entry.refusal)
     for name in torch.cuda.__all__:
         known = gpu_capability(name)
         if isinstance(getattr(torch.cuda, name, None), FunctionType) and known.treatment is Treatment.REFUSED:
-            substitutes.refuse(torch.cuda, name, f"torch.cuda.{name}()", f"{known.sentence}.")
+            substitutes.refuse(torch.cuda, name, f"torch.cuda.{name}()", known.refusal)
 
 
 _CUDA = torch.device("cuda")

@@ -80,7 +80,7 @@ _GRADIENTS = "torch.autograd.grad()"
 _OWN = {
     "backward()": _NOT_COMPUTED,
     "torch.autograd.backward()": _NOT_COMPUTED,
-    _GRADIENTS: f"{GRADIENTS['torch.autograd.grad'].reason}.",
+    _GRADIENTS: GRADIENTS["torch.autograd.grad"].refusal,
 }
 
 

@@ -47,7 +47,7 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
 
     for entry in (*GRADIENTS.with_treatment(Treatment.REFUSED), *WRAPPERS.with_treatment(Treatment.REFUSED)):
         if entry.name.startswith(_OF_MODULES) and hasattr(nn.Module, entry.last):  # some are of a later PyTorch
-            substitutes.refuse(nn.Module, entry.last, f"module.{entry.last}()", f"{entry.reason}.", packages=True)
+            substitutes.refuse(nn.Module, entry.last, f"module.{entry.last}()", entry.refusal, packages=True)
 
     def clip_values(frame: FrameType, original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
@@ -56,8 +56,7 @@ def refuse_unmappable(substitutes: Substitutes) -> None:
             return original(tensors, *args, **kwargs)
         loops = {owner.loop for owner in owners}
         if not loops or not all(loop.updates.on_host or loop.updates.may_leave for loop in loops):
-            reason = GRADIENTS["torch.nn.utils.clip_grad_value_"].reason
-            raise substitutes.refusal("clip_grad_value_()", f"{reason}.")
+            raise substitutes.refusal("clip_grad_value_()", GRADIENTS["torch.nn.utils.clip_grad_value_"].refusal)
         for loop in loops:
             loop.updates.leave_device(f"clip_grad_value_() is called at {current_line()}.")
         substitutes.note("clip_grad_value_()", "on the host, as all that PyTorch does with gradients")
