@@ -89,7 +89,7 @@ REFUSALS: Tuple[Refusal, ...] = (
     Refusal(
         "clipping that changes, of an update that a value was read of before",
         "CaptureError",
-        "Read values after optimizer.step\\(\\) where clipping changes",
+        "Read values after optimizer.step\\(\\) if clipping changes",
         lambda program: any(INGREDIENTS[name].once == "clipped" for name in program.ingredients),
     ),
     Refusal(

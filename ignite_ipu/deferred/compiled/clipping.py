@@ -58,8 +58,8 @@ class Clipping:
         if read_at is not None:
             raise CaptureError(
                 f"The gradients of an update are to be {now} at {current_line()}, but the value read at {read_at} made "
-                f"it run before, with gradients that were {before}, as those of the update before were. Read values "
-                "after optimizer.step() where clipping changes."
+                f"it run before. Its gradients were {before}, as those of the previous update. Read values after "
+                "optimizer.step() if clipping changes."
             )
         if self._programs.prepared:
             logger.warning(

@@ -71,7 +71,7 @@ class ForwardGuard(FunctionGuard):
             raise CaptureError(
                 f"pack_padded_sequence at {current_line()} makes a tensor whose shape depends on the lengths, and a "
                 "compiled program has fixed shapes. Leave out the packing: the results up to each "
-                "sequence's end are the same. output[torch.arange(n), lengths - 1] is the last output, and a mask of "
+                "sequence's end are the same. The last output is output[torch.arange(n), lengths - 1]. A mask of "
                 "the lengths leaves the padding out of sums. (The backward direction of a bidirectional layer sees the "
                 "padding first.)"
             )
@@ -106,7 +106,7 @@ class HeldBuffers:
         self.put_back()
         raise CaptureError(
             f"The forward of {self._name}, called at {current_line()}, puts another tensor in the place of the buffer "
-            f"{listed(replaced)}, but a device keeps the tensor that the model was prepared with. Write into that in "
+            f"{listed(replaced)}. A device keeps the tensor that the model was prepared with. Write into that in "
             "place (copy_()). If it is a cache that grows, make it long enough before the model is prepared, as by a "
             "call with the longest input."
         )

@@ -134,6 +134,6 @@ def refuse_replaced(weights: Weights, model: nn.Module) -> None:
         raise ReplacedError(
             f"At {current_line()}, {listed(names)} of the model was replaced, added or removed "
             "since the model was captured, but the device has the weights of that time. Write into weights and buffers "
-            "in place (copy_() under torch.no_grad(), or load_state_dict); or change the model before it is prepared: "
+            "in place (copy_() under torch.no_grad(), or load_state_dict), or change the model before it is prepared. "
             "accelerator.free_memory() ends the capture, and keeps weights and optimizer state."
         )

@@ -130,8 +130,8 @@ def _opaque(value: Any) -> Structure:
         if contents(value, of_tensor) != found:
             raise CaptureError(
                 f"A {type(value).__qualname__} that takes part in the step was changed between the call that it was "
-                "given to and the update of that call, which has yet to be compiled. Change it after optimizer.step(), "
-                "or before the call."
+                "given to and the update of that call. The update has yet to be compiled. Change it after "
+                "optimizer.step(), or before the call."
             )
         return value
 

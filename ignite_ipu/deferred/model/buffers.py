@@ -124,8 +124,8 @@ class BufferBook:
         problem = self._settle(self._pending())
         if problem is not None:
             raise CaptureError(
-                f"{name} is evaluated at {current_line()}, but its call in training mode at {self._first()}, as "
-                "batch statistics are, and waits for optimizer.step(). PyTorch would evaluate with the buffers that "
+                f"{name} is evaluated at {current_line()}, but its call in training mode at {self._first()}, such as "
+                "batch statistics, and waits for optimizer.step(). PyTorch would evaluate with the buffers that "
                 f"it has written, and the host cannot replay it: {problem}. Evaluate after optimizer.step()."
             )
 
@@ -156,9 +156,9 @@ class BufferBook:
         problem = self._settle([call for call in pending if together or call in left])
         if problem is not None:
             raise CaptureError(
-                f"The call of {loop.name} in training mode at {self._first(made)}, as batch statistics are, but no "
-                f"loss of the update at {current_line()} was computed from it, and it cannot be made up for on the "
-                f"host: {problem}. For a forward pass without training, call model.eval() and use "
+                f"The call of {loop.name} in training mode at {self._first(made)}, such as batch statistics, but no "
+                f"loss of the update at {current_line()} was computed from it. The host cannot replay the call: "
+                f"{problem}. For a forward pass without training, call model.eval() and use "
                 "torch.no_grad(); leave out a batch before the model is called."
             )
         for call in left:

@@ -135,8 +135,8 @@ def refuse_transforms(model: nn.Module) -> None:
     if _autocasts():
         raise CaptureError(
             f"{name} was called at {current_line()} under torch.autocast for the CPU, but its program is "
-            "compiled with the number format of IPUAccelerator(mixed_precision=...), 'no' or 'fp16'; bfloat16, which "
-            "PyTorch's autocast chooses, does not exist on an IPU. Leave it out, or use accelerator.autocast()."
+            "compiled with the number format of IPUAccelerator(mixed_precision=...), 'no' or 'fp16'. PyTorch's "
+            "autocast chooses bfloat16, which does not exist on an IPU. Leave it out, or use accelerator.autocast()."
         )
     if transformation() is not None:
         raise CaptureError(

@@ -26,7 +26,7 @@ def read_gradient(update: FusedUpdate, parameter: torch.Tensor) -> Optional[torc
         if not update.makes_all and (update.uncleared or not training.expects(update.reach.chosen(update.pending))):
             raise CaptureError(
                 f"A gradient is read at {line} of a loss that went backward at {update.pending[-1].line}, for one of "
-                "several optimizers, before its step(): the other losses of its update are unknown. Read it after "
+                "several optimizers, before its step(). The other losses of its update are unknown. Read it after "
                 f"that step(). {ON_THE_HOST}"
             )
         update.check()

@@ -382,8 +382,8 @@ class HostUpdates:
                 if lost or used.setdefault(key, then) is not then:
                     raise CaptureError(
                         f"The loss that goes backward at {current_line()} is computed at {operation.line} with weights "
-                        "that have changed since or before, and their values at that time are unknown, or the loss "
-                        "is computed with others, too. A device call has one set of weights. Call backward() before "
+                        "that have changed since or before. Their values at that time are unknown, or the loss is "
+                        "computed with others, too. A device call has one set of weights. Call backward() before "
                         "optimizer.step(), or compute everything anew after it."
                     )
         return [pair for pair in used.values() if pair is not None]

@@ -153,7 +153,7 @@ def _check_known(loop: Loop, books: Books) -> None:
             raise CaptureError(
                 f"Gradients are used at {current_line()} that nothing has cleared, and {why}. Only the first updates "
                 "of a loop can be made again on the host: let its first updates do the same as later ones, or set "
-                "IPUConfig(update='host'); or call optimizer.zero_grad() after every optimizer.step()."
+                "IPUConfig(update='host'). Or call optimizer.zero_grad() after every optimizer.step()."
             )
 
 

@@ -84,8 +84,8 @@ def refuse_spent(loss: Loss) -> None:
         if operation in spent:
             raise CaptureError(
                 f"The loss at {loss.line} is computed from a value of {spent[operation]}, of which an update has run. "
-                "PyTorch would go backward through that a second time: an error without retain_graph=True, and with "
-                "it gradients by the previous weights, in a graph that grows from step to step, as in reinforcement "
-                "learning. On a device each update is a program of its own. Compute with value.detach() if only the "
-                "number is needed, or call optimizer.step() once, after all operations of the loss."
+                "PyTorch would go backward through that a second time. This is an error without retain_graph=True. "
+                "With it, gradients are by the previous weights, in a graph that grows from step to step. On a device "
+                "each update is a program of its own. Compute with value.detach() if only the number is needed, or "
+                "call optimizer.step() once, after all operations of the loss."
             )

@@ -214,8 +214,8 @@ def begin_again(operations: Sequence[Operation]) -> Values:
             if unknown or id(tensor) in written:
                 raise CaptureError(
                     f"The update at {current_line()} computes {operation.name} at {operation.line} once more, which "
-                    f"has written the buffer {name} for another optimizer's update, and other calls write it, too: it "
-                    "would hold something else. Call the model again for this update; or, if it is not to use those "
+                    f"has written the buffer {name} for another optimizer's update. Other calls write it, too, so it "
+                    "would hold another value. Call the model again for this update; or, if it is not to use those "
                     "gradients, clear them by zero_grad() before."
                 )
             values.setdefault(id(tensor), (tensor, then))

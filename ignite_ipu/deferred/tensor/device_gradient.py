@@ -221,7 +221,7 @@ def refuse_weights_of_the_host(tensor: torch.Tensor, line: Line) -> None:
         return
     raise CaptureError(
         f"A tensor of shape {tuple(tensor.shape)} at {line} was computed from weights of the captured model "
-        f"({listed(names)}) by the host, since its shape depends on values, or before they were captured. Its "
+        f"({listed(names)}) by the host. Its shape depends on values, or the weights were captured later. Its "
         "gradient would not reach the device. Prepare models and optimizers first, and keep shapes fixed (a mask that "
         "multiplies). To read the value alone, compute it under torch.no_grad()."
     )

@@ -79,8 +79,8 @@ class WrittenTensor(torch.Tensor):
 def _successor_of(tensor: WrittenTensor) -> torch.Tensor:
     if tensor.successor is None:
         raise CaptureError(
-            f"A tensor of shape {tuple(tensor.shape)} is used at {current_line()}, and values that do not exist yet "
-            "were written into its memory under another name, as by row = x[0]; row += y. Write x[0] += y, or compute "
+            f"A tensor of shape {tuple(tensor.shape)} is used at {current_line()}. Values that do not exist yet were "
+            "written into its memory under another name, as by row = x[0]; row += y. Write x[0] += y, or compute "
             "a new tensor."
         )
     return tensor.successor
