@@ -35,7 +35,6 @@ def check(program: Program) -> Hits:
     for call, name in program.calls(*_LAUNCHERS, "torch.distributed.init_process_group"):
         backend = constant(argument(call, "backend", 0))
         if isinstance(backend, str) and "gloo" not in backend:
-            one = name == _LAUNCHERS[0] and constant(argument(call, "nproc_per_node", 1)) in (..., None, 1)
-            # `run` connects the processes of a launcher by gloo.
-            outcome = Outcome.HANDLED if one or name not in _LAUNCHERS else Outcome.REFUSED
+            # `run` connects processes by gloo: those of a launcher, and on the emulator those that it starts.
+            outcome = Outcome.HANDLED if name == _LAUNCHERS[0] or name not in _LAUNCHERS else Outcome.REFUSED
             yield Hit(call, f"{name} connects processes by {backend}", run=outcome)

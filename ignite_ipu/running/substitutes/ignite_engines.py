@@ -19,18 +19,20 @@ from ignite.engine import Engine, Events
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.capabilities.wrappers import REPLICAS, WRAPPERS
+from ignite_ipu.capabilities.wrappers import WRAPPERS
 from ignite_ipu.deferred import captured
 from ignite_ipu.deferred.engine_step import with_known_values
 from ignite_ipu.deferred.settings import capture_refusal, captured_options
 from ignite_ipu.engines.factories import create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.launched import local_processes
 from ignite_ipu.program.config import OF_PIPELINES, IPUConfig
 from ignite_ipu.program.options import evaluation_options, training_options
 from ignite_ipu.program.user_code import OURS
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.script_code import Line
 from ignite_ipu.running.substitutes.gradients import EngineWeights
+from ignite_ipu.running.substitutes.parallel import refuse_processes
 from ignite_ipu.session.data_parallel import wrapped
 from ignite_ipu.session.hooks import SessionFollower
 from ignite_ipu.session.processes import connected, unwrapped
@@ -69,7 +71,14 @@ def substitute_ignite(substitutes: Substitutes, trained: EngineWeights, config: 
         line: Any, original: Any, own: Any, backend: Any = None, nproc_per_node: Any = None, *args: Any, **kwargs: Any
     ) -> None:
         if nproc_per_node not in (None, 1):
-            raise substitutes.refusal(f"Parallel(nproc_per_node={nproc_per_node})", f"{REPLICAS}.", line)
+            name, launched = f"Parallel(nproc_per_node={nproc_per_node})", local_processes()[1]
+            if nproc_per_node != launched:
+                refuse_processes(substitutes, name, line)
+                substitutes.note(name, f"{nproc_per_node} processes on gloo", line)
+                original(own, "gloo", nproc_per_node, *args, **kwargs)
+                return
+            substitutes.note(name, f"the {launched} processes that the launcher has started", line)
+            nproc_per_node = None
         if backend is not None and backend != "gloo":
             processes = int(os.environ.get("WORLD_SIZE") or 1)
             became = "one process without a backend" if processes == 1 else f"{processes} processes on gloo"

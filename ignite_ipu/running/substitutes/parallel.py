@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from types import FrameType
 from typing import Any, Callable, Dict, Optional, Protocol, cast
 
 import torch
@@ -15,6 +16,7 @@ from ignite_ipu import backend
 from ignite_ipu.capabilities.wrappers import WRAPPERS
 from ignite_ipu.launched import local_processes
 from ignite_ipu.running.patches import Substitutes
+from ignite_ipu.running.script_code import Line
 from ignite_ipu.session.data_parallel import wrap as wrap_model
 from ignite_ipu.session.processes import PARALLEL, connected
 from ignite_ipu.session.torch_compiled import is_compiled
@@ -22,12 +24,12 @@ from ignite_ipu.torch_names.modules import compiled_original
 
 _BY_POPRUN = (
     "on a Pod PopRun starts the processes that train together. Start as many with `ignite-ipu launch --instances N -m "
-    "ignite_ipu run SCRIPT`, where the call of spawn runs its function in each of them; or pass nprocs=1 and "
-    "join=True, and --replication-factor for more IPUs."
+    "ignite_ipu run SCRIPT`, where the call runs its function in each of them; or let it be one process, and pass "
+    "--replication-factor for more IPUs."
 )
 _LAUNCHED = (
-    "a launcher has started this process, and in each of its processes the call of spawn runs the function once. Pass "
-    "nprocs=int(os.environ['LOCAL_WORLD_SIZE']) and join=True, or start the script without a launcher."
+    "a launcher has started this process, and in each of its processes the call runs the function once, and waits for "
+    "it. Let it be int(os.environ['LOCAL_WORLD_SIZE']) processes, or start the script without a launcher."
 )
 
 
@@ -75,7 +77,12 @@ def substitute_parallel(substitutes: Substitutes, spawner: Optional[Spawner] = N
         kwargs.pop("device_id", None)
         return original(backend, *args, **kwargs)
 
-    def spawn(line: Any, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def spawn(frame: FrameType, original: Any, *args: Any, **kwargs: Any) -> Any:
+        line = substitutes.code.line_of(frame, packages=True)
+        if line is None and str(frame.f_globals.get("__name__")).startswith("ignite.distributed."):
+            line = substitutes.code.line_behind(frame)[0]
+        if line is None:
+            return original(*args, **kwargs)
         given = inspect.signature(original).bind(*args, **kwargs).arguments
         count, name = given.get("nprocs", 1), f"spawn(nprocs={given.get('nprocs', 1)})"
         joins = given.get("join", True)
@@ -85,8 +92,7 @@ def substitute_parallel(substitutes: Substitutes, spawner: Optional[Spawner] = N
                 became = f"a call in each of the {count} processes that the launcher has started"
             substitutes.note(name, became, line)
             return given["fn"](number, *given.get("args", ()))
-        if launched > 1 or not backend.is_emulator():
-            raise substitutes.refusal(name, _LAUNCHED if launched > 1 else _BY_POPRUN, line)
+        refuse_processes(substitutes, name, line)
         substitutes.note(name, f"{count} processes, each with its own IPUs", line)
         if given.get("start_method") == "fork":
             given["fn"] = _refusing(substitutes, given["fn"])
@@ -95,11 +101,17 @@ def substitute_parallel(substitutes: Substitutes, spawner: Optional[Spawner] = N
         return original(**given)
 
     for name in ("spawn", "start_processes"):
-        substitutes.own_calls(torch.multiprocessing, name, spawn)
+        substitutes.calls(torch.multiprocessing, name, spawn)
     for wrapper in PARALLEL:
         substitutes.own_calls(wrapper, "__init__", wrap)
     if torch.distributed.is_available():
         substitutes.own_calls(torch.distributed, "init_process_group", init_process_group)
+
+
+def refuse_processes(substitutes: Substitutes, name: str, line: Optional[Line]) -> None:
+    """Raise the refusal of a call that starts processes, unless this process may start some that train on emulators."""
+    if local_processes()[1] > 1 or not backend.is_emulator():
+        raise substitutes.refusal(name, _LAUNCHED if local_processes()[1] > 1 else _BY_POPRUN, line)
 
 
 def _refusing(substitutes: Substitutes, function: Callable[..., Any]) -> Callable[..., None]:

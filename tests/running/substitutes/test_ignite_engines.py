@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 
 import pytest
 import torch
@@ -311,7 +312,48 @@ def test_parallel_runs_in_this_process(run):
         """
     )
     assert [line for line in ran.output if line[0].isdigit()] == ["0 1"]
-    with pytest.raises(RunError, match="replication-factor"):
+
+
+IN_PROCESSES = """
+import sys
+from pathlib import Path
+import ignite.distributed as idist
+import torch
+from ignite.engine import create_supervised_trainer
+from torch import nn
+from torch.utils.data import TensorDataset
+DATA = TensorDataset(torch.arange(24.0).view(8, 3) / 10, torch.arange(8.0)[:, None])
+def training(rank, folder):
+    torch.manual_seed(0)
+    model = idist.auto_model(nn.Linear(3, 1))
+    optimizer = idist.auto_optim(torch.optim.SGD(model.parameters(), lr=0.01))
+    trainer = create_supervised_trainer(model, optimizer, nn.MSELoss(), idist.device())
+    trainer.run(idist.auto_dataloader(DATA, batch_size=4, shuffle=False), max_epochs=2)
+    torch.save(list(model.parameters()), Path(folder, f"{idist.get_world_size()}-{rank}.pt"))
+if __name__ == "__main__":
+    count = int(sys.argv[1])
+    with idist.Parallel(backend="nccl", nproc_per_node=count, master_port=PORT) as parallel:
+        parallel.run(training, sys.argv[2])
+"""
+
+
+def test_parallel_starts_processes_that_train_together(run, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        text = IN_PROCESSES.replace("PORT", str(free.getsockname()[1]))
+    ran = run(text, "2", str(tmp_path))
+    assert ran.became("Parallel(nproc_per_node=2)") == "2 processes on gloo"
+    assert ran.became("spawn(nprocs=2)") == "2 processes, each with its own IPUs"
+    assert ran.became("auto_model()") == "the model, whose gradients are averaged over 2 processes"
+    run(text.replace(", master_port=", ") as parallel:  # "), "1", str(tmp_path))
+    expected, *found = [torch.load(tmp_path / name) for name in ("1-0.pt", "2-0.pt", "2-1.pt")]
+    for weights in found:
+        torch.testing.assert_close(weights, expected)
+
+
+def test_parallel_in_another_number_of_processes_than_launched_is_refused(run, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(RunError, match=r"Parallel\(nproc_per_node=2\).*LOCAL_WORLD_SIZE"):
         run("import ignite.distributed as idist\nidist.Parallel(backend='nccl', nproc_per_node=2)")
 
 
