@@ -11,14 +11,15 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # The tests' processes import the same modules: each would compile all of them again without the files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test pytest oldest newest lint types docs bench resilience format clean
+.PHONY: help demo test pytest oldest newest lint types docs package release-check bench resilience format clean
 
 help:
 	@echo "make demo     train on handwritten digits, print the accuracy, draw the learning curve in demo-output/"
 	@echo "make test     every check: lint, types, tests (source valid on Python 3.8 among them), documentation"
 	@echo "make oldest   the tests with Python 3.8 and PyTorch 2.0, where IPUs are: needs python3.8, fetches two gigabytes"
 	@echo "make newest   the tests with the newest Python that PyTorch installs for, and the newest of everything else"
-	@echo "make lint | types | docs | bench    one of them, or the benchmarks"
+	@echo "make lint | types | docs | package | bench    one of them, or the benchmarks"
+	@echo "make release-check   install the wheel in empty environments, with each extra: downloads gigabytes"
 	@echo "make resilience   break runs, files and machines in full: hours; the tests do a sample"
 	@echo "make format   format the code and mend what the linter can"
 	@echo "make clean    remove what the commands write, .venv excepted"
@@ -29,7 +30,7 @@ demo: .venv/ready-examples-$(SETUP)
 
 # Documentation and types are checked beside the tests, which now and then wait for a process and leave a processor idle.
 test: .venv/ready-dev-$(SETUP) lint
-	@$(MAKE) --no-print-directory -j 3 docs types pytest
+	@$(MAKE) --no-print-directory -j 3 docs types package pytest
 
 pytest: .venv/ready-dev-$(SETUP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -55,6 +56,15 @@ types: .venv/ready-dev-$(SETUP)
 
 docs: .venv/ready-dev-$(SETUP)
 	$(BIN)/python -m sphinx -q -W --keep-going -j auto -b html docs docs/_build/html
+
+# The build backend is installed: nothing is downloaded.
+package: .venv/ready-dev-$(SETUP)
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
+	$(BIN)/python -m twine check --strict dist/*
+
+release-check: .venv/ready-dev-$(SETUP)
+	$(BIN)/python -m tests.release_check
 
 bench: .venv/ready-dev-$(SETUP)
 	$(BIN)/python -m tests.benchmarks
