@@ -40,9 +40,13 @@ class Processes:
         env: Optional[Mapping[str, str]] = None,
         cwd: Optional[Path] = None,
         check: bool = False,
+        without: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
-        """Return the outcome of `python ARGUMENTS...`, which begin with a script's path, `-c` or `-m`."""
-        with self.start(arguments, env, cwd) as process:
+        """Return the outcome of `python ARGUMENTS...`, which begin with a script's path, `-c` or `-m`.
+
+        The packages in `without` cannot be imported.
+        """
+        with self.start(arguments, env, cwd, without) as process:
             done = subprocess.CompletedProcess(process.words, process.wait(), process.output(), process.errors())
         if check:
             assert done.returncode == 0, done.stderr
@@ -53,7 +57,11 @@ class Processes:
         return self.run(command[1:], env=more.get("env"), cwd=more.get("cwd"))
 
     def start(
-        self, arguments: Sequence[object], env: Optional[Mapping[str, str]] = None, cwd: Optional[Path] = None
+        self,
+        arguments: Sequence[object],
+        env: Optional[Mapping[str, str]] = None,
+        cwd: Optional[Path] = None,
+        without: Sequence[str] = (),
     ) -> Process:
         """Return the process of `python ARGUMENTS...`, which is killed at the end of a `with` block if it still runs.
 
@@ -73,9 +81,10 @@ class Processes:
         assert self._folder and self._process.stdin and self._process.stdout
         folder = Path(tempfile.mkdtemp(dir=self._folder.name))
         words = [str(each) for each in arguments]
-        request = {"words": words, "env": dict(os.environ if env is None else env), "cwd": str(cwd or os.getcwd())}
+        variables = dict(os.environ if env is None else env)
+        request = {"words": words, "env": variables, "cwd": str(cwd or os.getcwd()), "folder": str(folder)}
         try:
-            self._process.stdin.write(json.dumps({**request, "folder": str(folder)}) + "\n")
+            self._process.stdin.write(json.dumps({**request, "without": list(without)}) + "\n")
             self._process.stdin.flush()
             return Process(words, int(self._process.stdout.readline()), folder)
         except BaseException:  # a test's time may be over, and the next shall not read this answer
@@ -194,6 +203,10 @@ def _become(request: Dict[str, Any]) -> None:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    for package in request["without"]:
+        for name in [name for name in sys.modules if name.split(".")[0] == package]:
+            del sys.modules[name]
+        sys.modules[package] = None  # type: ignore[assignment]
     sys.path[1:1] = map(os.path.abspath, filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep)))
     first, *rest = request["words"]
     if first == "-c":

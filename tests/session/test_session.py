@@ -121,7 +121,7 @@ def test_turns_are_taken_where_the_machine_has_too_few_ipus(ipus, attached, monk
     for _ in range(3):
         train_natively(reference, native, loader())
     assert_same_weights(model, reference)
-    assert ("IPUConfig(share_ipus=True) says so" in caplog.text) == ("take turns" in repr(trainer.ipu)) == (ipus == 1)
+    assert ("IPUConfig(share_ipus=True) sets that" in caplog.text) == ("take turns" in repr(trainer.ipu)) == (ipus == 1)
 
 
 def test_an_evaluation_that_finds_all_ipus_busy_names_share_ipus(monkeypatch, tmp_path):
@@ -446,8 +446,7 @@ def test_a_whole_model_can_be_pickled_and_copied_while_it_is_trained(tmp_path, p
     file = tmp_path / "model.pt"
     torch.save(model, file)
     program = "import sys, torch; m = torch.load(sys.argv[1], weights_only=False); m.load_state_dict(m.state_dict())"
-    program += "; assert not [name for name in sys.modules if name.split('.')[0] in ('ignite', 'ignite_ipu')]"
-    processes.run(["-c", program, file], check=True)
+    processes.run(["-c", program, file], check=True, without=("ignite", "ignite_ipu", "poptorch"))
     duplicate = copy.deepcopy(model)
     assert_same_weights(duplicate, model)
     duplicate.load_state_dict(network().state_dict())
