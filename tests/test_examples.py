@@ -37,7 +37,7 @@ def test_it_runs(name, tmp_path, scripts):
 
 
 def numbers(text):
-    """Return the numbers of what an example prints about its epochs."""
+    """Return the numbers that an example prints about its epochs."""
     printed = [line for line in text.splitlines() if re.match(r"epoch|update|radius|mean|test", line)]
     assert printed
     return [float(number) for line in printed for number in re.findall(r"\d+\.?\d*", line)]

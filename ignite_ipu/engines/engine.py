@@ -332,7 +332,7 @@ class IPUTrainer(IPUEngine):
 
         A run that was loaded from its end stays ended, where Ignite would start another from the trained weights. If it
         was saved before the handlers of its last epoch's end, these are called. An end that this engine had come to
-        itself, which FastaiLRFinder puts back, is none of a loaded run: as in Ignite, another begins. So it does after
+        itself, which FastaiLRFinder restores, is none of a loaded run: as in Ignite, another begins. So it does after
         `state.max_epochs = None`, which is Ignite's way to begin anew.
 
         Raises:

@@ -40,7 +40,7 @@ def host_device(gpu: Union[str, int, torch.device, None] = "cuda") -> torch.devi
     """Return the device of the tensors that a program holds itself.
 
     Beside an IPU that is the CPU, also on a machine with GPUs: PopTorch takes models and batches from there. From then
-    on an optimizer that steps on the host is logged, with the line. Natively it is the GPU where there is one.
+    on an optimizer that steps on the host is logged, with the line. In a native run it is the GPU, if there is one.
 
     Args:
         gpu: Which GPU, in a native run; None is the current one.

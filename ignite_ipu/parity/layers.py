@@ -1,4 +1,4 @@
-"""The same training steps natively and on the device, from the same state, compared layer by layer.
+"""The same training steps on the host and on the device, from the same state, compared layer by layer.
 
 Forward hooks see every layer's output; on the device the compiled step returns them beside its predictions. Gradients
 come back as anchored tensors. It uses only public features of PopTorch.
@@ -54,8 +54,8 @@ _KEPT: Dict[torch.dtype, Tuple[torch.dtype, ...]] = {torch.float64: (torch.float
 class Difference:
     """Distance between the two values of one result, of a kind in `_KINDS`, of one update, which count from 1.
 
-    The `largest` absolute difference may be as large as `allowed`; `scale` is the largest absolute value natively, and
-    `dtype` the device's. A remark has further differences: shape, type, values that are not finite.
+    The `largest` absolute difference may be as large as `allowed`; `scale` is the largest absolute value on the host,
+    and `dtype` the device's. A remark has further differences: shape, type, values that are not finite.
     """
 
     step: int
@@ -143,7 +143,7 @@ def compare_training(
     tolerance: Optional[float] = None,
     **arguments: Any,
 ) -> ParityReport:
-    """Train for some updates natively and on the device, and compare everything they compute.
+    """Train for some updates on the host and on the device, and compare everything they compute.
 
     The factory is called twice; the second model and optimizer get the state of the first ones. Dropout is switched off
     on both sides, because their random numbers differ.
@@ -151,14 +151,14 @@ def compare_training(
     Args:
         factory: Returns a model, its optimizer, loss and batches, as `Setup` describes.
         steps: Weight updates, each from so many micro-batches for each replica on the device.
-        config: Settings of the device: those in `HONOURED`. Natively, everything stays in the model's own precision.
+        config: Settings of the device: those in `HONOURED`. On the host, everything stays in the model's own precision.
         tolerance: Part of the largest value that results may differ by; by default one for each type.
         arguments: Settings, too, by their names.
 
     Raises:
         OptionsError: The settings contradict each other, or one is not in `HONOURED`.
         ParityError: The factory returns something else, the same model twice, two that differ, no batches, a random
-            model, or one that fails natively already.
+            model, or one that fails on the host already.
     """
     config = with_replicas(IPUConfig.of(config, **arguments))
     config.refuse_all_but(HONOURED, f"parity compares updates one by one under {', '.join(HONOURED)}; leave it out.")

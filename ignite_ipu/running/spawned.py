@@ -89,7 +89,7 @@ class ProcessSpawner:
         self._program, self._config = program, config
 
     def start(self, substitutes: Substitutes, original: Callable[..., Any], arguments: Dict[str, Any]) -> Any:
-        """Do what `spawn` does, with its arguments by name.
+        """Act as `spawn`, with its arguments by name.
 
         Raises:
             RunError: A process met something that cannot be mapped to IPUs.

@@ -199,7 +199,7 @@ def hook_that_looks(player: Player, which: int) -> None:
 
 
 def hook_after(player: Player, which: int) -> None:
-    """Have autograd scale what it has accumulated."""
+    """Have autograd scale the accumulated gradients."""
     parameter = player.parameter(which)
     if parameter.requires_grad and hasattr(parameter, "register_post_accumulate_grad_hook"):
         player.hooks.append(parameter.register_post_accumulate_grad_hook(_scale))

@@ -1,4 +1,4 @@
-"""Events of the body of a loop: calls, backward passes, steps, and what clears gradients."""
+"""Events of the body of a loop: calls, backward passes, steps, and clearing of gradients."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def weight_decay(player: Player, which: int) -> None:
 
 
 def add_group(player: Player, which: int) -> None:
-    """Let an optimizer train what it has not held so far, at a rate of its own."""
+    """Let an optimizer train parameters that it has not held so far, at a rate of their own."""
     held = {id(each) for number in range(len(player.optimizers)) for each in player.own(number)}
     left = [each for each in player.parameters if id(each) not in held]
     if left:

@@ -40,7 +40,7 @@ class Player:
         self.batch = self.number = 0
         self.last = ""
         self.seen: Seen = []
-        # What events keep for later ones.
+        # Values that events keep for later ones.
         self.schedulers: Dict[int, Any] = {}
         self.averaged: Dict[int, Any] = {}
         self.averages: List[torch.Tensor] = []

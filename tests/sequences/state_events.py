@@ -158,7 +158,7 @@ def save_state(player: Player, which: int) -> None:
 
 
 def restore_state(player: Player, which: int) -> None:
-    """Go back to what was saved, as after a bad batch."""
+    """Go back to the saved state, as after a bad batch."""
     for module, state in zip(player.modules, player.saved):
         module.load_state_dict(state)
     for optimizer, state in zip(player.optimizers, player.saved_optimizers):

@@ -170,7 +170,7 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
     ],
 )
 def test_state_that_was_found_wrong(world: str, kinds: Tuple[str, ...], events: str, kind: str) -> None:
-    """Each needs what the loop was before: hooks, earlier weights, buffers."""
+    """Each needs earlier state of the loop: hooks, earlier weights, buffers."""
     parts = tuple((name, int(number or 0)) for name, _, number in (each.partition(":") for each in events.split()))
     if not events.startswith("hook"):
         parts = (("forward", 0), ("backward", 0), *parts)

@@ -240,7 +240,7 @@ class Penalty(World):
 
 
 class _Remembering(nn.Module):
-    """A model that keeps what it has computed last, as an attribute."""
+    """A model that keeps its latest output as an attribute."""
 
     seen: torch.Tensor
 

@@ -42,7 +42,7 @@ class Clipping:
 
     @property
     def so_far(self) -> Optional[float]:
-        """The norm that the gradients of the coming update are clipped to so far."""
+        """Clipping norm of the pending update, or None."""
         return self.norm if self.asked else None
 
     def finish(self, read_at: Optional[Line]) -> None:

@@ -94,7 +94,7 @@ class HeldBuffers:
         self._attributes: List[Tuple[Dict[str, Any], Dict[str, Any]]] = [(each, dict(each)) for each in found]
 
     def put_back(self) -> None:
-        """Put back buffers, and the attributes in which a call may have noted that it has replaced them."""
+        """Restore buffers, and the attributes in which a call may have noted that it has replaced them."""
         for now, then in self._attributes:
             restore_contents(now, then)
 

@@ -301,7 +301,7 @@ class FusedUpdate:
 
     @property
     def keeps_before(self) -> bool:
-        """True if the weights before the coming update are kept: the device has no later ones by another's."""
+        """True if the weights before the pending update are kept: the device has no later ones by another's."""
         return self.is_watched and all(other.early is None for other in self._others)
 
     @property

@@ -16,7 +16,7 @@ from ignite_ipu.program.user_code import Line, current_line
 class RecordedNode:
     """Stands for the node of autograd's graph that a deferred value with gradients would have, as `tensor.grad_fn`.
 
-    Code asks it for being there, to know whether a loss goes backward. The graph itself is the device's.
+    Code checks that it exists, to decide whether a loss goes backward. The graph itself is the device's.
     """
 
     def __init__(self, value: Value) -> None:

@@ -1,4 +1,4 @@
-"""Views of tensors of the step: what is written into one changes all tensors that share its memory.
+"""Views of tensors of the step: a write into one changes all tensors that share its memory.
 
 The graph of recorded operations has no memory: its values never change. A write into a view is recorded as a new value
 of the tensor that has the memory, of which the views are taken anew.
@@ -70,7 +70,7 @@ def write(target: Value, new: Value, line: Line) -> List[Tuple[torch.Tensor, Val
 
 
 def is_own_view(assigned: Any, target: Value, index: Any) -> bool:
-    """Return whether what is assigned is `target[index]` itself, as `target[index] += x` assigns it."""
+    """Return whether the assigned value is `target[index]` itself, as `target[index] += x` assigns it."""
     value = getattr(assigned, "value", None)
     if not isinstance(value, Value) or not value.shape.aliases:
         return False

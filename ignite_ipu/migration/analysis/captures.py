@@ -288,7 +288,7 @@ class _Captures:
             for name in [dotted(node.func) if isinstance(node, ast.Call) else dotted(node)]
             if name is not None and name in known
         }
-        # In front of the loop, a variable of a loop holds none of what it runs over.
+        # In front of the loop, a variable of a loop holds none of the loop's elements.
         models -= {
             name for node in self._own_nodes(scope) for loop in _loops(node) for name in names_bound(loop.target)
         }

@@ -47,7 +47,7 @@ def replace_engine_calls(editor: Editor, theirs: str, ours: str, device_position
         if steps is not None and not (isinstance(steps, ast.Constant) and steps.value == 1):
             # An iteration of ours is an update, and schedules and events would count otherwise.
             raise RewriteRefused(call.lineno, "the trainer accumulates gradients over iterations of Ignite")
-        # Our engines run on the IPU, and natively where the model is.
+        # Our engines run on the IPU, and in a native run where the model is.
         device = argument(call, "device", device_position)
         if isinstance(device, ast.Call):
             editor.forget("ignite_ipu.host_device")

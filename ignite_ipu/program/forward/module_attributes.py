@@ -63,7 +63,7 @@ class ModuleAttributes:
         if left and not always:
             logger.warning(
                 "%s: tensors that were kept while the model was traced are the device's, which computes them in each "
-                "call. On the host these attributes are put back, and are not the newest.",
+                "call. On the host these attributes are restored, and are not the newest.",
                 ", ".join(left),
             )
 

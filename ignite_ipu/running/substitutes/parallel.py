@@ -37,7 +37,7 @@ class Spawner(Protocol):
     """Starts processes in which the script's calls are substituted."""
 
     def start(self, substitutes: Substitutes, original: Callable[..., Any], arguments: Dict[str, Any]) -> Any:
-        """Do what `torch.multiprocessing.spawn` does, with its arguments by name."""
+        """Act as `torch.multiprocessing.spawn`, with its arguments by name."""
 
 
 def substitute_parallel(substitutes: Substitutes, spawner: Optional[Spawner] = None) -> None:

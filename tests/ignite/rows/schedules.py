@@ -187,7 +187,7 @@ def batch_size(side):
 
 @row(
     "FastaiLRFinder",
-    note="model, optimizer and device are put back as they were, and the random states too: the run that follows "
+    note="model, optimizer and device are restored, and the random states too: the run that follows "
     "shuffles as it would have without the finder, natively otherwise",
 )
 def lr_finder(side):

@@ -1,4 +1,4 @@
-"""Sharpness-aware minimisation by an optimizer class of two steps: weights are moved, and put back before the update."""
+"""Sharpness-aware minimisation by an optimizer class of two steps: weights are moved, and restored before the update."""
 
 import json
 

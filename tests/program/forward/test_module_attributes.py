@@ -70,7 +70,7 @@ def test_models_train_are_evaluated_and_run_on_the_host_afterwards(make, caplog)
     assert after.keys() == before.keys()
     trainer_of(create_supervised_trainer, native).run(loader(), max_epochs=2)
     # Values that depend on inputs are not brought back; weights that hooks compute are those of the last forward.
-    assert ("are put back, and are not the newest" in caplog.text) == (make is Keeps)
+    assert ("are restored, and are not the newest" in caplog.text) == (make is Keeps)
     if make is Keeps:
         assert all(after[name] is value for name, value in before.items())
     else:
@@ -93,7 +93,7 @@ def test_nothing_is_said_of_lists_of_weights(caplog):
     model = Recurrent(6, 3)
     with caplog.at_level(logging.WARNING, "ignite_ipu"):
         trainer_of(create_ipu_trainer, model).run(loader())
-    assert "are put back" not in caplog.text
+    assert "are restored" not in caplog.text
     assert all(map(torch.equal, model._flat_weights, model.parameters()))
 
 
