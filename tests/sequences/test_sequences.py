@@ -120,6 +120,9 @@ def test_loops_go_on_with_updates_on_the_host(block: int) -> None:
         "forward backward gradient_replaced step",
         "forward backward zero_grad_to_zeros step",
         "forward backward step gradient_part_scaled gradient_item_set:2 step",
+        "forward backward step zero_grad forward gradients_by_function step",
+        "forward backward step zero_grad hook forward backward_to_some step",
+        "forward backward step zero_grad forward read_loss gradients_by_function step",
         "hook hook_after:1 forward backward step unhook zero_grad forward backward step",
     ],
 )

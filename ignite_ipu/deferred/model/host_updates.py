@@ -37,6 +37,7 @@ from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, 
 from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.loop import Loop
+from ignite_ipu.deferred.model.obstacles import refuse_spent
 from ignite_ipu.deferred.model.processes import average, note_backward
 from ignite_ipu.deferred.model.turns import (
     Older,
@@ -232,18 +233,27 @@ class HostUpdates:
         if loss.value.operation.of_weights:
             self._backward_on_host(loss)
             return
+        synchronised = note_backward(loss)
+        self._gradients_of(loss).accumulate()
+        average(synchronised, self._loop.modes.parameters)
+
+    def gradients_of(self, loss: Loss, parameters: Sequence[torch.Tensor]) -> List[Optional[torch.Tensor]]:
+        """Return the gradients of a loss, as `torch.autograd.grad` does; None for parameters without any."""
+        refuse_spent(loss)
+        found = self._gradients_of(loss)
+        by_id = {id(parameter): value for parameter, value in zip(found.parameters, found.values)}
+        return [by_id.get(id(parameter)) for parameter in parameters]
+
+    def _gradients_of(self, loss: Loss) -> Gradients:
+        """Have the device compute the gradients of a loss, unless a read of its value has."""
         self._loop.edits.look()
         self.check_saved(loss)
         ahead, self._ahead = self._ahead, None
-        synchronised = note_backward(loss)
         path = {} if loss.retained else gradient_path(loss.value)
         if ahead is not None and ahead.value is loss.value and ahead.changes == self._changes:
-            gradients = ahead.gradients
             forget(path)
-        else:
-            gradients = self._compute(loss, lambda operation: operation.signature.trains and operation not in path)
-        gradients.accumulate()
-        average(synchronised, self._loop.modes.parameters)
+            return ahead.gradients
+        return self._compute(loss, lambda operation: operation.signature.trains and operation not in path)
 
     def follow_device(self, stepped: Mapping[int, int], older: Sequence[Older]) -> None:
         """Go on from updates on the device: by `id`, when parameters were changed last, and weights before updates."""

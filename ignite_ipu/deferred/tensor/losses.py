@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NoReturn, Sequence
+from typing import List, NoReturn, Optional, Sequence, Tuple
+
+import torch
 
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import NORM, Operation, Value
-from ignite_ipu.deferred.graph.owners import parameter_of
+from ignite_ipu.deferred.graph.owners import CapturedLoop, parameter_of
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
 from ignite_ipu.deferred.tensor.reads import models_of
 from ignite_ipu.errors import CaptureError
@@ -45,7 +47,35 @@ def mark_loss(value: Value, retained: bool = False) -> None:
         value.went_backward()
         value.went_backward = None
         return
-    if value.known and not value.live:
+    loop, loss = _loss_of(value, retained, line)
+    loop.backward(loss)
+
+
+def gradients_of(
+    value: Value, parameters: Sequence[torch.Tensor], retained: bool, refusal: str
+) -> List[Optional[torch.Tensor]]:
+    """Return the gradients of a value with respect to parameters, each None if the value does not depend on it.
+
+    The loop makes its updates on the host from then on.
+
+    Raises:
+        CaptureError: It may not, with `refusal` as the message, or the gradients are not those of captured weights.
+    """
+    line = current_line(above=3)
+    owners = [found[0] for found in map(parameter_of, parameters) if found is not None]
+    if value.operation.of_weights or len(owners) < len(parameters):
+        raise CaptureError(refusal)
+    ran_early = value.went_backward is not None  # for a read of the value; the change to the host takes it back
+    for model in dict.fromkeys(owners):
+        model.loop.updates.leave_device(f"Gradients are computed at {line} without backward().", CaptureError(refusal))
+    loop, loss = _loss_of(value, retained, line, ran_early)
+    found: List[Optional[torch.Tensor]] = loop.updates.gradients_of(loss, parameters)
+    return found
+
+
+def _loss_of(value: Value, retained: bool, line: Line, ran_early: bool = False) -> Tuple[CapturedLoop, Loss]:
+    """Return a value as a loss, with the loop that computes it."""
+    if not ran_early and value.known and not value.live:
         raise CaptureError(
             f"backward() at {line}: the step of this loss has run already, and with it its backward pass."
         )
@@ -77,7 +107,7 @@ def mark_loss(value: Value, retained: bool = False) -> None:
         )
     first, *others = loops
     loop = first.joined(models, line)[0] if others else first
-    loop.backward(Loss(value, operations, line, retained))
+    return loop, Loss(value, operations, line, retained)
 
 
 def _find_weights(operations: Sequence[Operation], line: Line) -> None:
