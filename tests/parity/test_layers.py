@@ -216,7 +216,7 @@ def test_wrong_factories_are_refused():
     sizes = iter((2, 3))
     with pytest.raises(ParityError, match="two results differ: RuntimeError"):
         compare_training(lambda: (nn.Linear(4, next(sizes)), *make()[1:]))
-    with pytest.raises(ParityError, match="tuple of all that a model without a loss_fn takes"):
+    with pytest.raises(ParityError, match="tuple of all arguments of a model without a loss_fn"):
         compare_training(lambda: (*make()[:3], [(X, X, LABELS)]))
     with pytest.raises(ParityError, match=r"not torch\.optim's"):
         Setup.of((nn.Linear(1, 1), None, None, []))

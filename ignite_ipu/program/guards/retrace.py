@@ -177,7 +177,7 @@ class Retrace:
                 before, last = now, before
             if any(_DRAWN in str(new) for old, new in zip(last, now) if old != new):
                 return ["the state of a torch.Generator: draw without generator="]
-            what = "values computed from the time, from random bytes, or from objects that no code names: "
+            what = "values computed from the time or from random bytes, or from objects that no code names: "
             return list(map(name_of, drawn_from[2:])) or [what + self._difference(last, now)]
 
     def fingerprint(self) -> Optional[str]:

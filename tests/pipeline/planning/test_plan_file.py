@@ -98,7 +98,7 @@ def test_a_plan_that_does_not_fit_is_not_saved_and_not_believed(tmp_path):
     ("change", "reason"),
     [
         (lambda c: c.update(version=2), "version 2, and this library reads version 1"),
-        (lambda c: c.update(format="x"), "does not say that its format"),
+        (lambda c: c.update(format="x"), "its format is not"),
         (lambda c: c.update(extra=1), "has the entries"),
         (lambda c: c.update(replicas=0), "replicas is no whole number from 1"),
         (lambda c: c.update(accumulation=10**10), "accumulation is no whole number"),
