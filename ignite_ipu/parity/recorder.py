@@ -20,7 +20,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ignite_ipu.deferred.events import LoopObserver, has_gradient, observe
-from ignite_ipu.deferred.tensor.tensor import DeferredTensor
+from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.parity.fingerprints import fingerprint, fingerprints, leaves
 from ignite_ipu.program.forward.eager import EAGER
@@ -126,7 +126,7 @@ class Recorder:
         entry: Entry = {"kind": kind, "name": name, "update": self._made, "line": line, "value": None}
         self.entries.append(entry)
         if value is not None:
-            entry["value"] = fingerprint(value, self._everything)
+            entry["value"] = fingerprint(resolved(value, "a record of it"), self._everything)
         return entry
 
     def _record_all(self, kind: str, names: Sequence[str], values: Sequence[Any], line: Optional[str]) -> None:

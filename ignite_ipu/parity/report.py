@@ -6,12 +6,13 @@ import dataclasses
 import html
 import json
 import math
-from typing import Dict, Iterator, List, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, Sequence, Tuple
 
 from ignite_ipu.parity.comparison import Difference, ScriptParity
 
 _SHOWN = 200
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 640, 220, 64, 28
+_LEAST = 1e-6
 
 
 def as_text(parity: ScriptParity) -> str:
@@ -75,7 +76,8 @@ def as_html(parity: ScriptParity, title: str) -> str:
         "<h2>Loss</h2>",
         *_loss_curves(parity),
         "<h2>Largest difference of each update</h2>",
-        "<p>1 is the largest difference that agrees. The scale is logarithmic.</p>",
+        f"<p>1, the dashed line, is the largest difference that agrees. The scale is logarithmic and begins at "
+        f"{_LEAST:.0e}, where updates without a difference are drawn, too.</p>",
         *_growth_curve(parity),
         *_table(parity),
     ]
@@ -91,13 +93,26 @@ def _loss_curves(parity: ScriptParity) -> Iterator[str]:
 
 
 def _growth_curve(parity: ScriptParity) -> Iterator[str]:
-    growth = [max(min(ratio, 1e9), 1e-9) for _, ratio in parity.growth()]
-    yield _chart(
-        [("difference", [math.log10(each) for each in growth])], "update", "log10 of the difference", limit=0.0
-    )
+    growth = [max(min(ratio, 1e9), _LEAST) for _, ratio in parity.growth()]
+    curve = [math.log10(each) for each in growth]
+    yield _chart([("difference", curve)], "update", "units of the tolerance", limit=0.0, label=_power)
 
 
-def _chart(curves: Sequence[Tuple[str, Sequence[float]]], across: str, up: str, limit: float = math.nan) -> str:
+def _plain_number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _power(exponent: float) -> str:
+    return f"{10**exponent:.0e}" if abs(exponent) >= 3 else f"{10**exponent:.1g}"
+
+
+def _chart(
+    curves: Sequence[Tuple[str, Sequence[float]]],
+    across: str,
+    up: str,
+    limit: float = math.nan,
+    label: Callable[[float], str] = _plain_number,
+) -> str:
     values = [value for _, curve in curves for value in curve] + ([] if math.isnan(limit) else [limit])
     low, high = min(values), max(values)
     high = high if high > low else low + 1.0
@@ -111,7 +126,7 @@ def _chart(curves: Sequence[Tuple[str, Sequence[float]]], across: str, up: str, 
     parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + 24}" role="img">']
     for value in (low, (low + high) / 2, high):
         y = place(0, value).split(",")[1]
-        parts.append(f'<text x="{_LEFT - 6}" y="{float(y) + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+        parts.append(f'<text x="{_LEFT - 6}" y="{float(y) + 4:.1f}" text-anchor="end">{label(value)}</text>')
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 8}" y1="{y}" y2="{y}"/>')
     for number in sorted({0, (longest - 1) // 2, longest - 1}):
         x = place(number, low).split(",")[0]
@@ -122,8 +137,8 @@ def _chart(curves: Sequence[Tuple[str, Sequence[float]]], across: str, up: str, 
     for style, (name, curve) in enumerate(curves):
         points = " ".join(place(number, value) for number, value in enumerate(curve))
         parts.append(f'<polyline class="curve{style}" points="{points}"/>')
-        parts.append(f'<text class="name{style}" x="{_LEFT + 110 * style}" y="{_HEIGHT + 16}">{name}</text>')
-    parts.append(f'<text x="{_WIDTH - 8}" y="{_HEIGHT + 16}" text-anchor="end">{up}, by {across}</text></svg>')
+        parts.append(f'<text class="name{style}" x="{_LEFT + 110 * style}" y="{_HEIGHT + 18}">{name}</text>')
+    parts.append(f'<text x="{_WIDTH - 8}" y="{_HEIGHT + 18}" text-anchor="end">{up}, by {across}</text></svg>')
     return "\n".join(parts)
 
 
@@ -154,6 +169,7 @@ pre {{ background: #f5f5f5; padding: 1em; overflow-x: auto; white-space: pre-wra
 svg {{ width: 100%; max-width: 760px; font-size: 12px; }}
 table {{ border-collapse: collapse; display: block; overflow-x: auto; }}
 td, th {{ border: 1px solid #ddd; padding: 4px 8px; text-align: left; }}
+@media (max-width: 600px) {{ svg {{ font-size: 19px; }} }}
 .same, .different {{ font-size: 1.4em; font-weight: bold; color: #1a7f37; }}
 .different {{ color: #b42318; }}
 .grid {{ stroke: #e5e5e5; }}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+from unittest import mock
 
 import pytest
+import torch
 
 from ignite_ipu.cli import main
-from ignite_ipu.parity.child import HOST
+from ignite_ipu.parity.child import HOST, recorded
 from ignite_ipu.parity.report import as_html, as_json, as_text
 from tests.parity.in_process import compare_both, compared, line_of, record
 
@@ -190,9 +192,86 @@ def test_the_command_runs_both_in_fresh_processes_and_ends_long_scripts(tmp_path
     assert "The same" in page.read_text()
 
 
-@pytest.mark.usefixtures("_forked")
-def test_a_script_that_fails_cannot_be_compared(tmp_path, capsys):
+@pytest.fixture
+def _in_process(monkeypatch):
+    """Run the processes of `ignite-ipu parity` in this one."""
+
+    def run(words, env, **_):
+        request = json.loads(words[-1])
+        with mock.patch.dict("os.environ", env):
+            torch.save(recorded(request), request["record"])
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+LOOP = """
+import os, random, sys
+import numpy
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if os.environ["IGNITE_IPU_PARITY"] in sys.argv:
+    BODY
+for _ in range(3):
+    optimizer.zero_grad()
+    noise = torch.randn(4, 2) + random.random() + numpy.random.rand()
+    model(noise).pow(2).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.usefixtures("_in_process")
+@pytest.mark.parametrize(
+    ("body", "side", "code", "text"),
+    [
+        ("pass", "host", 0, "3 updates compared"),
+        ("optimizer.param_groups[0]['lr'] = 0.2", "device", 1, "They differ. First: hyper-parameter"),
+        ("raise ValueError('no data')", "host", 2, "The run on the host failed: ValueError: no data"),
+        ("raise ValueError('no data')", "device", 2, "The run on the device failed: ValueError: no data"),
+        ("sys.exit(0)", "device", 2, "The run on the device made no call of optimizer.step()"),
+        ("model[0].register_full_backward_hook(print)", "device", 2, "The run on the device failed: RunError: "),
+    ],
+)
+def test_exit_codes(body, side, code, text, tmp_path, capsys):
+    """0 for the same, 1 for a difference, 2 for runs that cannot be compared."""
     script = tmp_path / "train.py"
-    script.write_text("raise ValueError('no data')\n")
-    assert main(["parity", str(script)]) == 2
-    assert "The run on the host failed: ValueError: no data" in capsys.readouterr().err
+    script.write_text(LOOP.replace("BODY", body))
+    assert main(["parity", str(script), "--", side]) == code
+    printed = capsys.readouterr()
+    assert text in (printed.err if code == 2 else printed.out)
+
+
+@pytest.mark.usefixtures("_in_process")
+def test_dropout_stays_on_if_asked_for(tmp_path, capsys):
+    """The device draws other numbers, so losses differ; without the option they are the same."""
+    script = tmp_path / "train.py"
+    script.write_text(LOOP.replace("BODY", "pass"))
+    assert main(["parity", str(script), "--keep-dropout"]) == 1
+    printed = capsys.readouterr().out
+    assert "They differ. First: loss" in printed and "Dropout is switched off" not in printed
+
+
+def test_workers_get_the_same_seeds(tmp_path):
+    """Of torch, numpy and random, which a data set draws from."""
+    text = """
+import random
+import numpy
+import torch
+from torch.utils.data import DataLoader
+class Noise(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return torch.tensor([torch.rand(()).item(), numpy.random.rand(), random.random()])
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in DataLoader(Noise(), batch_size=2, num_workers=2, shuffle=True):
+    optimizer.zero_grad()
+    model(batch).pow(2).mean().backward()
+    optimizer.step()
+    print(batch.tolist())
+"""
+    parity = compare_both(text, tmp_path)
+    assert parity.agrees and parity.counts()["printed line"] == 4, as_text(parity)
+    assert not compared(record(tmp_path / "train.py", HOST), tmp_path / "train.py", seed=1).agrees
