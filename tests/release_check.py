@@ -49,14 +49,13 @@ ALWAYS = [
 # Each extra, or none: the commands that need it, and those that name it where it is absent.
 EXTRAS: Dict[str, List[Command]] = {
     "": [
-        Command(["ignite-ipu", "check", "train.py"], "ignite-ipu[migrate]", 2),
+        Command(["ignite-ipu", "check", "train.py"], "`ignite-ipu run` trains it", 1),
         Command(["ignite-ipu", "migrate", "train.py"], "ignite-ipu[migrate]", 2),
         Command(["python", "-c", "from ignite_ipu import IPUAccelerator; IPUAccelerator()"], "accelerate", 1),
         Command(["ignite-ipu", "selftest"], "promises"),
     ],
     "accelerate": [Command(["python", "-c", "from ignite_ipu import IPUAccelerator; print(IPUAccelerator())"], "IPU")],
     "migrate": [
-        Command(["ignite-ipu", "check", "train.py"], "`ignite-ipu run` trains it", 1),
         Command(["ignite-ipu", "migrate", "train.py", "-o", "ported.py"], "1 migrated"),
         Command(["python", "ported.py"], "learnt"),
     ],

@@ -27,11 +27,12 @@ def counts_on_host(module: nn.Module, name: str) -> bool:
 def counter_warnings_aside(model: nn.Module, first: bool) -> Iterator[None]:
     """Hold back PopTorch's warnings, one for each counter, that a program has integers as constants.
 
-    They would alarm: the host advances these counters. The `first` compilation is logged.
+    They would alarm: the host advances these counters. The `first` compilation is logged. Later ones warn of no
+    integers, since the first has done so.
     """
     modules = model.named_modules()
     names = [f"{path}.{name}" for path, each in modules for name in buffers_of(each) if counts_on_host(each, name)]
-    aside = _Aside(names)
+    aside = _Aside(names, repeated=not first)
     loggers = [logging.getLogger(name) for name in _POPTORCH]
     for each in loggers:
         each.addFilter(aside)
@@ -46,14 +47,14 @@ def counter_warnings_aside(model: nn.Module, first: bool) -> Iterator[None]:
 
 
 class _Aside(logging.Filter):
-    """Holds back the warnings that name a counter."""
+    """Holds back the warnings that name a counter, or all, if they are `repeated`."""
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], repeated: bool) -> None:
         super().__init__()
-        self._names, self.held = frozenset(names), 0
+        self._names, self._repeated, self.held = frozenset(names), repeated, 0
 
     def filter(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()
-        about_counters = _COMPILED_IN in text and not self._names.isdisjoint(text.split())
+        about_counters = _COMPILED_IN in text and (self._repeated or not self._names.isdisjoint(text.split()))
         self.held += about_counters
         return not about_counters

@@ -13,6 +13,7 @@ from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ignite_ipu.migration.code_base import Group
 from ignite_ipu.migration.migrator import Migration
+from ignite_ipu.migration.program import AUTO
 from ignite_ipu.migration.rewrites import all_rewrites
 from ignite_ipu.migration.source.file import split_lines
 
@@ -109,7 +110,8 @@ def _changes(migrations: Sequence[Migration]) -> Iterator[str]:
 
 def _sentence(name: str) -> str:
     rewrite = all_rewrites().get(name)
-    return "" if rewrite is None else rewrite.summary
+    # The one change that is no rewrite.
+    return f"Training code is captured as it is written, by `import {AUTO}`." if rewrite is None else rewrite.summary
 
 
 def _left(migrations: Sequence[Migration], groups: Sequence[Group], skipped: Sequence[str]) -> Iterator[str]:
