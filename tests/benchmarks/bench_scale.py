@@ -164,7 +164,7 @@ def captured_steps() -> Iterator[Measure]:
         sizes = DEPTHS if not config else DEPTHS[:-1]
         added = [added_by_capture(count, config) for count in sizes]
         of = f"{', '.join(map(str, sizes))} layers{place}"
-        yield _grown(f"growth of what capturing adds to a step, {of}", sizes, added, 1)
+        yield _grown(f"growth of what capturing adds to a step, {of}", sizes, added, 0.2)
     shared = [added_by_capture(10, {"replication_factor": count}, REPLICAS[-1]) for count in REPLICAS]
     name = f"growth of what capturing adds to a step, {REPLICAS[-1]} micro-batches on {', '.join(map(str, REPLICAS))}"
     yield _grown(f"{name} replicas", REPLICAS, shared, 0.1)
