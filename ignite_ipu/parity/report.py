@@ -166,7 +166,7 @@ _PAGE = """<!doctype html>
 <style>
 body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 960px; margin: 2em auto; padding: 0 1em; color: #222; }}
 pre {{ background: #f5f5f5; padding: 1em; overflow-x: auto; white-space: pre-wrap; }}
-svg {{ width: 100%; max-width: 760px; font-size: 12px; }}
+svg {{ width: 100%; max-width: 760px; font-size: 12px; overflow: visible; }}
 table {{ border-collapse: collapse; display: block; overflow-x: auto; }}
 td, th {{ border: 1px solid #ddd; padding: 4px 8px; text-align: left; }}
 @media (max-width: 600px) {{ svg {{ font-size: 19px; }} }}
