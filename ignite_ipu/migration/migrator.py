@@ -24,7 +24,7 @@ from ignite_ipu.migration.rewrites import all_rewrites
 from ignite_ipu.migration.rewriting.editor import Editor, Remark, RewriteRefused
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.file import Source
-from ignite_ipu.migration.verdict import Judgement
+from ignite_ipu.migration.verdict import Judgement, Verdict
 
 _BY_IMPORT = "auto"
 # Part of a remedy about `migrate`, which has just declined.
@@ -96,6 +96,11 @@ def _migrated(source: Source, program: Program, found: List[Finding], judged: Ju
     if on_host:
         # The rewritten code refuses such updates, which the import makes on the host.
         return _by_one_line(source, program, judged, _reasons(source, on_host))
+    if judged.verdict is Verdict.REFUSED:
+        # The import refuses at run time as `run` does, for the same reason, and trains if no text shows that it can.
+        refused = [each for each in found if each.run is Outcome.REFUSED and each.severity is not Severity.NOTE]
+        errors = [each for each in refused if each.severity is Severity.ERROR]
+        return _by_one_line(source, program, judged, _reasons(source, errors or refused))
     try:
         result = _rewritten(source, program)
     except RewriteRefused as refused:

@@ -46,7 +46,7 @@ def capturing_class(base: Any) -> Any:
         capture = None if EAGER.is_on else self.__dict__.get(CAPTURE)
         if capture is None:
             return base.__call__(self, *args, **kwargs)
-        refuse_transforms(self)
+        refuse_transforms(self, capture.has_own_weights)
         return capture.call(args, kwargs)
 
     def train(self: Any, mode: bool = True) -> Any:
@@ -129,7 +129,7 @@ except TypeError:
     _autocasts = getattr(torch, "is_autocast_cpu_enabled")  # noqa: B009
 
 
-def refuse_transforms(model: nn.Module) -> None:
+def refuse_transforms(model: nn.Module, has_own_weights: Callable[[], bool]) -> None:
     """Refuse a call that autocast or `torch.func` transforms: the program is compiled for the model's own weights."""
     name = type(model).__name__
     if _autocasts():
@@ -145,7 +145,7 @@ def refuse_transforms(model: nn.Module) -> None:
             "captured, copy.deepcopy(model) in a loop with ipu_prepare, or put the transform's computation into the "
             "model's forward."
         )
-    if FUNCTIONAL_CALL is not None and frame_of(FUNCTIONAL_CALL) is not None:
+    if FUNCTIONAL_CALL is not None and frame_of(FUNCTIONAL_CALL) is not None and not has_own_weights():
         raise CaptureError(
             f"{name} was called at {current_line()} by functional_call, with other weights than its own, but its "
             "program is compiled for those on the device. Call a copy that is not captured, copy.deepcopy(model); or "

@@ -81,6 +81,11 @@ class CapturedModel:
         """Return whether a tensor is the model's parameter or buffer of this name."""
         return self._tensors.get(name) is tensor
 
+    def has_own_weights(self) -> bool:
+        """Return whether the model has the weights that it was captured with, and no others for one call."""
+        tensors = named_tensors(self.model)
+        return tensors.keys() == self._tensors.keys() and all(self.owns(name, tensors[name]) for name in tensors)
+
     def call(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         try:
             result = self._answer(args, kwargs)

@@ -19,7 +19,7 @@ from torch import nn
 from ignite_ipu.deferred import CapturedModel, capture_model, capture_optimizer, captured
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.compiled.places import Places
-from ignite_ipu.deferred.graph.owners import held_by, held_tensors, is_held, release_optimizer
+from ignite_ipu.deferred.graph.owners import held_by, held_parameters, held_tensors, is_held, release_optimizer
 from ignite_ipu.deferred.model.capturing import consists_of_captured
 from ignite_ipu.deferred.model.capturing_class import refuse_transforms
 from ignite_ipu.deferred.model.model import owner_of
@@ -158,7 +158,7 @@ class CapturedLoops(CaptureObserver):
                     f"{type(module).__name__}()",
                     "torch.jit replaces a model by code that PopTorch cannot trace. Call the model itself.",
                 )
-            refuse_transforms(module)
+            refuse_transforms(module, functools.partial(self._has_own_weights, module))
             session = self._session_that_trains(module)
             if session is not None:
                 return self._evaluate(session, module, args, kwargs)
@@ -172,6 +172,11 @@ class CapturedLoops(CaptureObserver):
             return module(*args, **kwargs)
 
         return __call__
+
+    def _has_own_weights(self, module: nn.Module) -> bool:
+        """Return whether an optimizer holds the weights that a module has now, and was made for the module."""
+        held = held_parameters()
+        return module in self._roots and all(id(parameter) in held for parameter in module.parameters())
 
     def _may_write(self, module: nn.Module, arguments: Any) -> bool:
         """Return whether a module without parameters, as a part of a trained step, may write into its buffers."""

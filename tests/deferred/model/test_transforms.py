@@ -49,6 +49,13 @@ TRANSFORMED = [
 
 
 @pytest.mark.parametrize("training", [True, False])
+def test_its_own_weights_are_those_of_the_program(training: bool) -> None:
+    model = trained().train(training)
+    own = torch.func.functional_call(model, dict(model.named_parameters()), (X,))
+    torch.testing.assert_close(own.detach() + 0, model(X).detach() + 0)
+
+
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("call", REPLACED)
 def test_other_weights_than_its_own_are_refused(call: Callable[[Any], Any], training: bool) -> None:
     """A program has the model's; evaluations after it would have the others, too."""
