@@ -126,7 +126,8 @@ class Recorder:
         entry: Entry = {"kind": kind, "name": name, "update": self._made, "line": line, "value": None}
         self.entries.append(entry)
         if value is not None:
-            entry["value"] = fingerprint(resolved(value, "a record of it"), self._everything)
+            known = resolved(value, "a record of it") if isinstance(value, DeferredTensor) else value
+            entry["value"] = fingerprint(known, self._everything)
         return entry
 
     def _record_all(self, kind: str, names: Sequence[str], values: Sequence[Any], line: Optional[str]) -> None:

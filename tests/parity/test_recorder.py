@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy
+import pytest
 import torch
 from torch import nn
 
@@ -20,3 +22,9 @@ def test_a_value_that_waits_for_its_update_is_read_when_it_is_recorded():
     with torch.no_grad():
         model.weight.zero_()
     torch.testing.assert_close(entry["value"]["values"], expected)
+
+
+@pytest.mark.parametrize("value", [numpy.ones(3), {1, 2}, object()])
+def test_a_saved_object_without_tensors_is_recorded_by_its_type(value):
+    entry = Recorder(1).record("saved file", "file", value)
+    assert entry["value"] == {"kind": "text", "value": type(value).__name__}
