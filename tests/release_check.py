@@ -52,7 +52,7 @@ EXTRAS: Dict[str, List[Command]] = {
         Command(["ignite-ipu", "check", "train.py"], "`ignite-ipu run` trains it", 1),
         Command(["ignite-ipu", "migrate", "train.py"], "ignite-ipu[migrate]", 2),
         Command(["python", "-c", "from ignite_ipu import IPUAccelerator; IPUAccelerator()"], "accelerate", 1),
-        Command(["ignite-ipu", "selftest"], "promises"),
+        Command(["ignite-ipu", "selftest"], " ok, "),
     ],
     "accelerate": [Command(["python", "-c", "from ignite_ipu import IPUAccelerator; print(IPUAccelerator())"], "IPU")],
     "migrate": [
