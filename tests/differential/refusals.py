@@ -190,7 +190,7 @@ REFUSALS: Tuple[Refusal, ...] = (
     Refusal(
         "a layer that is pruned again between the losses of an update, by weights that its hook computes",
         "CaptureError",
-        "writes values that do not exist yet into a tensor",
+        "writes values that do not exist yet into a tensor|Values that do not exist yet were written into its memory",
         _edits("prune again"),
     ),
     Refusal(
