@@ -236,23 +236,27 @@ def reached_by(losses: Sequence[Loss], parameters: Iterable[torch.Tensor]) -> Fr
     return frozenset(key for key, tensor in trained.items() if id(tensor) in leaves)
 
 
-def saved_by(losses: Sequence[Loss], parameters: Iterable[torch.Tensor], trains: Container[int]) -> FrozenSet[int]:
+def saved_by(losses: Sequence[Loss], parameters: Iterable[torch.Tensor], trains: Container[int]) -> Dict[int, bool]:
     """Return the ids of those parameters whose values autograd needs for the gradients of losses.
 
+    With each is whether autograd may have saved the parameter itself, and not a transposed view or a part of it alone.
     `trains` has the ids of those that have gradients: through which others the gradients flow depends on them.
     """
     with DisableTorchFunctionSubclass():
         trained = {id(each): plain(each).requires_grad_(id(each) in trains) for each in parameters}
         places = {tensor.untyped_storage().data_ptr(): key for key, tensor in trained.items()}
-        saved: Set[int] = set()
+        saved: Dict[int, bool] = {}
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            saved.add(tensor.untyped_storage().data_ptr())
+            key = places.get(tensor.untyped_storage().data_ptr())
+            if key is not None:
+                itself = (tensor.shape, tensor.stride()) == (trained[key].shape, trained[key].stride())
+                saved[key] = saved.get(key, False) or itself
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             _total(losses, trained)
-    return frozenset(key for place, key in places.items() if place in saved)
+    return saved
 
 
 def _total(losses: Sequence[Loss], trained: Mapping[int, torch.Tensor]) -> torch.Tensor:

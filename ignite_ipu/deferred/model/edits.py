@@ -6,7 +6,7 @@ from the weights of that moment. An update on the host computes gradients with t
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Iterable, List, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -38,6 +38,7 @@ class WeightEdits:
         self.older: List[Older] = []
         # By `id`, the last operation before a write that was kept for.
         self._written: Dict[int, int] = {}
+        self._replaced: Set[int] = set()
         # Of loops that were joined: the ids of their weights, and the last operations before edits of these.
         self._joined: List[Tuple[FrozenSet[int], int, int]] = []
 
@@ -45,22 +46,25 @@ class WeightEdits:
         """Note tensors that were found to be written."""
         self._found.append(edited)
 
-    def before_write(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Keep the values of tensors that are about to be written."""
+    def before_write(self, tensors: Sequence[torch.Tensor], replaced: bool = False) -> None:
+        """Keep the values of tensors that are about to be written, or whose memory is about to be `replaced`."""
         self.look()
         self._weights.to_host()
         self._weights.keep(tensors)
         self._written.update({id(tensor): CLOCK.now for tensor in tensors})
+        if replaced:
+            self._replaced.update(map(id, tensors))
 
     def look(self) -> None:
         """Look for edits; operations recorded from now on use the current weights."""
         self._weights.notice_edits()
         found, self._found = self._found, []
         written, self._written = self._written, {}
+        replaced, self._replaced = frozenset(self._replaced), set()
         if self._weights.edits == self._seen:
             return
         self._seen, self._edited = self._weights.edits, CLOCK.now
-        older = _older(found, written) if self.keeps else None
+        older = _older(found, written, replaced) if self.keeps else None
         if older is None:
             self._lost = CLOCK.now
         else:
@@ -101,6 +105,7 @@ class WeightEdits:
         self._seen = self._weights.edits
         self._found.clear()
         self._written.clear()
+        self._replaced.clear()
 
     def check(
         self, operations: Iterable[Operation], loop: CapturedLoop, what: str = "The update", unless_kept: bool = False
@@ -125,7 +130,7 @@ class WeightEdits:
                 )
 
 
-def _older(found: Sequence[Edited], written: Dict[int, int]) -> Optional[List[Older]]:
+def _older(found: Sequence[Edited], written: Dict[int, int], replaced: FrozenSet[int]) -> Optional[List[Older]]:
     """Return the values of weights before they were written, in the order of the writes; None if some are lost."""
     pairs = [pair for edited in found for pair in edited]
     if not pairs or any(before is None for _, before in pairs):
@@ -137,4 +142,4 @@ def _older(found: Sequence[Edited], written: Dict[int, int]) -> Optional[List[Ol
         assert before is not None
         moments.setdefault(written.get(id(tensor), CLOCK.now), []).append((tensor, before))
     uncounted = frozenset(id(tensor) for tensor, _ in pairs if id(tensor) not in written)
-    return [Older(moment, values, uncounted) for moment, values in sorted(moments.items())]
+    return [Older(moment, values, uncounted, replaced) for moment, values in sorted(moments.items())]

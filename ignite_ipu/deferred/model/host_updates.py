@@ -140,12 +140,12 @@ class HostUpdates:
             self._release_older()
         self._recorded.add(call)
 
-    def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Keep weights that are about to change, if a call that may go backward was made with them."""
+    def note_write(self, tensors: Sequence[torch.Tensor], replaced: bool = False) -> None:
+        """Keep weights that are about to change, or whose memory is about to be replaced, if they may be needed."""
         used = self._weights_in_use() if tensors else frozenset()
         kept = [tensor for tensor in tensors if id(tensor) in used]
         if kept:
-            self._loop.edits.before_write(kept)
+            self._loop.edits.before_write(kept, replaced)
 
     def _weights_in_use(self) -> FrozenSet[int]:
         """Return the ids of the parameters with which something was computed that may go backward."""
@@ -175,18 +175,20 @@ class HostUpdates:
         """
         if self._loop.edits.older:
             self._follow_edits()
-        if not any(older.uncounted for older in self._older):
+        if not any(older.uncounted or older.replaced for older in self._older):
             return
+        # With each, whether its memory was replaced: autograd has the new one if it has saved the weight itself.
         ids = {
-            key
+            key: key in older.replaced
             for operation in loss.operations
             for key in weights_of(operation)
-            if any(key in older.uncounted and older.taken >= operation.number for older in self._older)
+            for older in self._older
+            if key in (older.uncounted | older.replaced) and older.taken >= operation.number
         }
         if not ids:
             return
-        parameters, trained = self._loop.modes.parameters, trained_in(loss)
-        if not ids.isdisjoint(saved_by([loss], parameters, trained)):
+        saved = saved_by([loss], self._loop.modes.parameters, trained_in(loss))
+        if any(saved.get(key, False) if replaced else key in saved for key, replaced in ids.items()):
             raise CaptureError(
                 f"The loss goes backward at {loss.line}, and memory of weights was written after it was computed, as "
                 "parameter.data is. PyTorch would compute gradients from earlier results with later weights. "

@@ -116,11 +116,13 @@ class Older:
 
     Attributes:
         uncounted: The ids of those that were written without PyTorch's notice.
+        replaced: The ids of those whose memory was replaced, as by `parameter.data = ...`.
     """
 
     taken: int
     values: Sequence[Tuple[torch.Tensor, torch.Tensor]]
     uncounted: FrozenSet[int] = frozenset()
+    replaced: FrozenSet[int] = frozenset()
 
     @classmethod
     def of(cls, session: IPUSession, own: FrozenSet[int]) -> Older:

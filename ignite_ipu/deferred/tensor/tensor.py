@@ -236,7 +236,7 @@ def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: D
     writes = target is not None
     if writes or name == "requires_grad_" or (name == "__set__" and attribute_of(func) in _FREEZES):
         for loop, tensors in _by_loop(leaves_in(target) if writes else leaves).items():
-            loop.note_write(tensors if writes else ())
+            loop.note_write(tensors if writes else (), name == "__set__" and attribute_of(func) == "data")
     if writes and USES:
         keep_weights([found[0].loop for found in map(parameter_of, leaves) if found is not None])
     own = torch.is_grad_enabled() and name not in _WITH_WEIGHTS and not writes
