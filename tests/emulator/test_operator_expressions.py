@@ -21,7 +21,7 @@ VERDICTS: Dict[str, Dict[str, List[str]]] = json.loads(
     (pathlib.Path(__file__).parent / "operator_expressions.json").read_text(encoding="utf-8")
 )
 AT_ONCE = 40
-DOUBT = "PopTorch's sources read so"
+DOUBT = "Only PopTorch's sources show this"
 
 
 def floats(*shapes: Tuple[int, ...]) -> Tuple[torch.Tensor, ...]:

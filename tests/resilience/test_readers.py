@@ -57,6 +57,7 @@ READERS: Dict[str, Dict[str, str]] = {
         "json.loads": "options as JSON",
     },
     "emulator/profiling.py": {"json.loads": _ENVIRONMENT},
+    "running/spawned.py": dict.fromkeys(("read_bytes", "pickle.loads"), _OWN_PROCESSES),
     "emulator/runtime/report.py": {
         "json.loads": _ENVIRONMENT,
         "exec": "text that was made from operators recorded in this process",

@@ -235,7 +235,7 @@ def unsupported_operators(survey: Survey, notes: Notes) -> None:
         text = f"{{where}} uses aten::{use.kind}{part}, which PopTorch does not compile"
         notes.add("unsupported-operator", survey.operators.get(use.name), text, Severity.ERROR)
     for text, name in capture.warned.items():
-        about = text.replace(inspection.DOUBT, "PopTorch's sources read so.").rstrip(".")
+        about = text.replace(inspection.DOUBT, "Only PopTorch's sources show this.").rstrip(".")
         notes.add("restricted-operator", survey.operators.get(name), about, Severity.NOTE)
 
 

@@ -166,7 +166,7 @@ def test_an_update_is_refused_without_the_writes_of_a_call_that_cannot_be_replay
     ipu_prepare(optimizer, model, config=IPUConfig(update=update))
     model(X)
     model.scale = 2.0
-    with pytest.raises(CaptureError, match=r"cannot be made up for on the host: Python values .* \(scale\)"):
+    with pytest.raises(CaptureError, match=r"The host cannot replay the call: Python values .* \(scale\)"):
         update_weights(model, optimizer)
 
 
