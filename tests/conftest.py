@@ -9,6 +9,7 @@ import gc
 import multiprocessing
 import os
 import random
+import sys
 from typing import Any, Dict, Iterator, List
 
 import hypothesis
@@ -86,10 +87,12 @@ def _steps() -> Dict[Any, Any]:
 
 @pytest.fixture(autouse=True)
 def _optimizers_keep_their_hooks(_steps: Dict[Any, Any]) -> Iterator[None]:
-    """Give the classes of optimizers their `step` back."""
+    """Give the classes of optimizers their `step` back, and let the next test compile by another backend."""
     yield
     for kind, step in _steps.items():
         kind.step = step
+    if _steps and "torch._dynamo" in sys.modules:
+        sys.modules["torch._dynamo"].reset()
 
 
 @pytest.fixture(autouse=True)

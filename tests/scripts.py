@@ -188,8 +188,9 @@ def _compare(path: str, folder: Optional[str], *arguments: str) -> Ran:
 
 @contextlib.contextmanager
 def _started(words: List[str], folder: str) -> Iterator[None]:
-    """Have a script find its arguments, and the modules beside it, as when it is run from a folder."""
+    """Have a script find its arguments and the modules beside it, as run from a folder, and leave no trace."""
     before, arguments, known, search = os.getcwd(), sys.argv, set(sys.modules), list(sys.path)
+    environment = dict(os.environ)
     sys.argv, beside = words, os.path.dirname(words[0])
     sys.path.insert(0, beside)
     os.chdir(folder)
@@ -197,6 +198,9 @@ def _started(words: List[str], folder: str) -> Iterator[None]:
         yield
     finally:
         os.chdir(before)
+        for name in os.environ.keys() - environment:
+            del os.environ[name]
+        os.environ.update(environment)
         sys.argv, sys.path[:] = arguments, search
         for name in set(sys.modules) - known:
             file = str(getattr(sys.modules[name], "__file__", ""))

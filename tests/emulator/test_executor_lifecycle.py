@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -323,7 +324,8 @@ def bytes_in_tensors() -> int:
     for found in gc.get_objects():
         kind = type(found)
         if kind in (torch.Tensor, nn.Parameter) or kind.__name__ in ("PoptorchParameter", "PoptorchBuffer"):
-            with torch._C.DisableTorchFunctionSubclass():
+            # PyTorch 2.0 keeps objects of tensors that are undefined: they have no device.
+            with torch._C.DisableTorchFunctionSubclass(), contextlib.suppress(RuntimeError):
                 if found.device.type == "cpu" and found.layout is torch.strided:
                     storage = torch.Tensor.untyped_storage(found)
                     sizes[storage.data_ptr()] = storage.nbytes()

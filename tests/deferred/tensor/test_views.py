@@ -180,6 +180,7 @@ def test_a_tensor_whose_memory_was_written_under_another_name_is_not_read() -> N
     torch.testing.assert_close(whole[0], loss.detach() + 0)
 
 
+@of_the_host
 def test_a_tensor_that_others_share_is_not_written_into() -> None:
     model, _ = prepared()
     whole = torch.zeros(8, 4)
