@@ -46,6 +46,8 @@ def numbers(text):
 @pytest.mark.parametrize("pair", IN_PAIRS, ids=lambda pair: pair.folder)
 def test_a_port_trains_as_its_script(pair, tmp_path, scripts):
     """Both learn, and print the same numbers up to rounding where no dropout is."""
+    if pair.gpu.suffix == ".ipynb":
+        pytest.importorskip("IPython")
 
     def ran(path, backend):
         words = QUICK.get(pair.folder, [])
