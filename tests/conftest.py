@@ -70,6 +70,11 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def pytest_collection_finish() -> None:
+    """Keep no compiled files of modules that tests write: one rewritten within a second looks like the first."""
+    sys.dont_write_bytecode = True
+
+
 @pytest.fixture(scope="session")
 def _steps() -> Dict[Any, Any]:
     """Return the `step` of each optimizer whose hooks torch.compile of PyTorch 2.0 takes off for good."""
