@@ -15,9 +15,11 @@ from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation
 from ignite_ipu.deferred.graph.owners import CapturedLoop
 from ignite_ipu.deferred.model.turns import Older, weights_of
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.hooks import Edited
 from ignite_ipu.session.weights.tracker import Weights
+from ignite_ipu.torch_names.tensors import memory_of
 
 
 class WeightEdits:
@@ -36,9 +38,8 @@ class WeightEdits:
         self.keeps = False
         self._found: List[Edited] = []
         self.older: List[Older] = []
-        # By `id`, the last operation before a write that was kept for.
-        self._written: Dict[int, int] = {}
-        self._replaced: Set[int] = set()
+        # By `id`, the last operation before a write that was kept for, and the memory of then.
+        self._written: Dict[int, Tuple[int, int]] = {}
         # Of loops that were joined: the ids of their weights, and the last operations before edits of these.
         self._joined: List[Tuple[FrozenSet[int], int, int]] = []
 
@@ -46,25 +47,22 @@ class WeightEdits:
         """Note tensors that were found to be written."""
         self._found.append(edited)
 
-    def before_write(self, tensors: Sequence[torch.Tensor], replaced: bool = False) -> None:
-        """Keep the values of tensors that are about to be written, or whose memory is about to be `replaced`."""
+    def before_write(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Keep the values of tensors that are about to be written, or whose memory is about to be replaced."""
         self.look()
         self._weights.to_host()
         self._weights.keep(tensors)
-        self._written.update({id(tensor): CLOCK.now for tensor in tensors})
-        if replaced:
-            self._replaced.update(map(id, tensors))
+        self._written.update({id(tensor): (CLOCK.now, memory_of(plain(tensor))) for tensor in tensors})
 
     def look(self) -> None:
         """Look for edits; operations recorded from now on use the current weights."""
         self._weights.notice_edits()
         found, self._found = self._found, []
         written, self._written = self._written, {}
-        replaced, self._replaced = frozenset(self._replaced), set()
         if self._weights.edits == self._seen:
             return
         self._seen, self._edited = self._weights.edits, CLOCK.now
-        older = _older(found, written, replaced) if self.keeps else None
+        older = _older(found, written) if self.keeps else None
         if older is None:
             self._lost = CLOCK.now
         else:
@@ -105,7 +103,6 @@ class WeightEdits:
         self._seen = self._weights.edits
         self._found.clear()
         self._written.clear()
-        self._replaced.clear()
 
     def check(
         self, operations: Iterable[Operation], loop: CapturedLoop, what: str = "The update", unless_kept: bool = False
@@ -130,7 +127,7 @@ class WeightEdits:
                 )
 
 
-def _older(found: Sequence[Edited], written: Dict[int, int], replaced: FrozenSet[int]) -> Optional[List[Older]]:
+def _older(found: Sequence[Edited], written: Dict[int, Tuple[int, int]]) -> Optional[List[Older]]:
     """Return the values of weights before they were written, in the order of the writes; None if some are lost."""
     pairs = [pair for edited in found for pair in edited]
     if not pairs or any(before is None for _, before in pairs):
@@ -138,8 +135,12 @@ def _older(found: Sequence[Edited], written: Dict[int, int], replaced: FrozenSet
     if USES and any(id(tensor) not in written for tensor, _ in pairs):
         return None  # functions of weights may have been recorded between the write and now
     moments: Dict[int, List[Tuple[torch.Tensor, torch.Tensor]]] = {}
+    replaced: Set[int] = set()
     for tensor, before in pairs:
         assert before is not None
-        moments.setdefault(written.get(id(tensor), CLOCK.now), []).append((tensor, before))
+        moment, memory = written.get(id(tensor), (CLOCK.now, None))
+        moments.setdefault(moment, []).append((tensor, before))
+        if memory is not None and memory != memory_of(plain(tensor)):
+            replaced.add(id(tensor))
     uncounted = frozenset(id(tensor) for tensor, _ in pairs if id(tensor) not in written)
-    return [Older(moment, values, uncounted, replaced) for moment, values in sorted(moments.items())]
+    return [Older(moment, values, uncounted, frozenset(replaced)) for moment, values in sorted(moments.items())]

@@ -103,12 +103,12 @@ class FusedUpdates:
         if self.standby is not None:
             self.standby.note_call(call)
 
-    def note_write(self, tensors: Sequence[torch.Tensor], replaced: bool = False) -> None:
+    def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
         if self.standby is None:
             return
         if any(not loss.value.operation.done for loss in self.pending):
             self.leave_device(f"Weights are written or frozen at {current_line()} between backward() and the step.")
-        self.standby.note_write(tensors, replaced)
+        self.standby.note_write(tensors)
 
     def backward(self, loss: Loss) -> None:
         self._loop.edits.look()

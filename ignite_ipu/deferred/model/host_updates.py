@@ -140,12 +140,12 @@ class HostUpdates:
             self._release_older()
         self._recorded.add(call)
 
-    def note_write(self, tensors: Sequence[torch.Tensor], replaced: bool = False) -> None:
+    def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
         """Keep weights that are about to change, or whose memory is about to be replaced, if they may be needed."""
         used = self._weights_in_use() if tensors else frozenset()
         kept = [tensor for tensor in tensors if id(tensor) in used]
         if kept:
-            self._loop.edits.before_write(kept, replaced)
+            self._loop.edits.before_write(kept)
 
     def _weights_in_use(self) -> FrozenSet[int]:
         """Return the ids of the parameters with which something was computed that may go backward."""

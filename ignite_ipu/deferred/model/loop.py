@@ -128,7 +128,7 @@ class Updates(Protocol):
     def note_call(self, call: Operation) -> None:
         """Note a call of a model that was recorded."""
 
-    def note_write(self, tensors: Sequence[torch.Tensor], replaced: bool = False) -> None:
+    def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
         """Note that tensors are about to be written, or that weights are to be frozen if there are none."""
 
     def backward(self, loss: Loss) -> None:
@@ -329,10 +329,10 @@ class Loop:
         self.updates.backward(loss)
         self.setup.observer.went_backward(self)
 
-    def note_write(self, tensors: Sequence[torch.Tensor], replaced: bool = False) -> None:
+    def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
         if tensors:
             self.buffers.before_weights_change()
-        self.updates.note_write(tensors, replaced)
+        self.updates.note_write(tensors)
 
     @property
     def postponed(self) -> Optional[str]:

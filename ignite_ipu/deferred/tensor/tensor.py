@@ -32,7 +32,7 @@ from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indic
 from ignite_ipu.deferred.tensor.inputs import NORMALISATIONS, input_of, is_weight, refuse_statistics
 from ignite_ipu.deferred.tensor.losses import RecordedNode, gradients_of, mark_loss
 from ignite_ipu.deferred.tensor.reads import read
-from ignite_ipu.deferred.tensor.views import is_own_view, shares_memory, write
+from ignite_ipu.deferred.tensor.views import is_own_view, written_values
 from ignite_ipu.deferred.tensor.written_tensors import (
     WrittenTensor,
     answered,
@@ -236,7 +236,7 @@ def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: D
     writes = target is not None
     if writes or name == "requires_grad_" or (name == "__set__" and attribute_of(func) in _FREEZES):
         for loop, tensors in _by_loop(leaves_in(target) if writes else leaves).items():
-            loop.note_write(tensors if writes else (), name == "__set__" and attribute_of(func) == "data")
+            loop.note_write(tensors if writes else ())
     if writes and USES:
         keep_weights([found[0].loop for found in map(parameter_of, leaves) if found is not None])
     own = torch.is_grad_enabled() and name not in _WITH_WEIGHTS and not writes
@@ -523,10 +523,7 @@ def _record_in_place(
             f"{name_of(func)} at {line} works in place on a tensor whose shape or type it would change. Write "
             "x = x + y instead of x += y, and copy = x.clone(); copy[...] = y instead of x[...] = y."
         )
-    changed: List[Tuple[torch.Tensor, Value]] = [(target, result.value)]
-    if shares_memory(target.value):
-        changed = write(target.value, result.value, line)
-    for tensor, now in changed:
+    for tensor, now in written_values(target.value, result.value, line):
         _stand_for(tensor, now)
     return target
 

@@ -19,24 +19,13 @@ from ignite_ipu.program.user_code import Line
 
 _WITHOUT_GRADIENTS = (torch.Tensor.detach, torch.detach)
 
-_Step = Tuple[Callable[..., Any], Structure, int]
+_Step = Tuple[Any, Structure, int]
 """A function that gives a view, the structure of its arguments, and the index of the view among its results."""
 
 _WRITERS = Bounded()
 
 
-def shares_memory(value: Value) -> bool:
-    """Return whether another tensor that the user holds, or a tensor of the host, may share the memory of a value."""
-    root = value
-    while root.shape.aliases:
-        base = _base_of(root)
-        if base is None:
-            return True
-        root = base
-    return any(each is not value and each.handle() is not None for each in _views_of(root))
-
-
-def write(target: Value, new: Value, line: Line) -> List[Tuple[torch.Tensor, Value]]:
+def written_values(target: Value, new: Value, line: Line) -> List[Tuple[torch.Tensor, Value]]:
     """Record that `new` is written into the memory of `target`; every tensor that shares it gets its new value.
 
     Returns:
@@ -45,15 +34,22 @@ def write(target: Value, new: Value, line: Line) -> List[Tuple[torch.Tensor, Val
     Raises:
         CaptureError: The memory is that of an argument of a model, or gradients do not flow between the views.
     """
-    root, steps = target, []
+    root, steps, unfollowed = target, [], None
     while root.shape.aliases:
         base, operation = _base_of(root), root.operation
         function = operation.signature.function
-        if base is None or function is None or function in _WITHOUT_GRADIENTS:
+        if base is None:
             raise _refusal(operation, line)
+        if function is None or function in _WITHOUT_GRADIENTS:
+            unfollowed = unfollowed or operation
         steps.append((function, operation.signature.structure, root.index))
         root = base
     shared = _views_of(root)
+    if all(each is target or each.handle() is None for each in shared):
+        handle = target.handle()
+        return [] if handle is None else [(handle, new)]
+    if unfollowed is not None:
+        raise _refusal(unfollowed, line)
     for each in shared:
         if each.operation.signature.function is None and each is not root and each.handle() is not None:
             raise _refusal(each.operation, line)
