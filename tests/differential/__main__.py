@@ -1,6 +1,7 @@
 """Run programs of a campaign: `python -m tests.differential --count 3000 --seed 1`.
 
-A program is drawn from the seed and its number alone. `--only N` runs that one; `--show` prints its script.
+A program is drawn from the seed and its number alone. `--only N` runs that one; `--show` prints its script. With
+`--verdicts FILE` each verdict is appended to a file, and a campaign goes on with the programs that are not in it.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import argparse
 import collections
 import sys
 import time
-from typing import Counter
+from pathlib import Path
 
-from tests.differential.campaign import judged
+from tests.differential.campaign import Verdicts, judged
+from tests.differential.comparing import FAILING
 from tests.differential.program import draw
 from tests.differential.rendering import render
 
@@ -25,6 +27,7 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="run this program alone")
     parser.add_argument("--whole", action="store_true", help="do not look for the shortest program that fails")
     parser.add_argument("--show", action="store_true", help="print the script of --only, and run nothing")
+    parser.add_argument("--verdicts", type=Path, help="file of the verdicts; the programs in it are not run again")
     arguments = parser.parse_args()
     if arguments.show:
         print(render(draw(arguments.seed, arguments.only or 0)))
@@ -32,21 +35,25 @@ def main() -> int:
     numbers = list(range(arguments.first, arguments.first + arguments.count))
     if arguments.only is not None:
         numbers = [arguments.only]
+    file = None if arguments.verdicts is None else Verdicts(arguments.verdicts, arguments.seed)
+    verdicts = {} if file is None else {number: file.known[number] for number in numbers if number in file.known}
     started = time.monotonic()
-    kinds: Counter[str] = collections.Counter()
-    reasons: Counter[str] = collections.Counter()
-    for number, verdict, script in judged(arguments.seed, numbers, not arguments.whole, arguments.workers):
-        kinds[verdict.kind] += 1
+    left = [number for number in numbers if number not in verdicts]
+    for number, verdict, script in judged(arguments.seed, left, not arguments.whole, arguments.workers):
+        verdicts[number] = verdict
+        if file is not None:
+            file.add(number, verdict, script)
         if verdict.fails:
             print(f"--- program {number} of seed {arguments.seed}: {verdict.kind}: {verdict.text}")
             print(script, flush=True)
-        elif verdict.text:
-            reasons[f"{verdict.kind}: {verdict.text}"] += 1
+    kinds = collections.Counter(verdict.kind for verdict in verdicts.values())
     summary = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    print(f"{len(numbers)} programs in {time.monotonic() - started:.0f} s: {summary}")
+    print(f"{len(verdicts)} programs, {len(left)} of them in {time.monotonic() - started:.0f} s: {summary}")
+    allowed = (verdict for verdict in verdicts.values() if verdict.text and not verdict.fails)
+    reasons = collections.Counter(f"{verdict.kind}: {verdict.text}" for verdict in allowed)
     for reason, count in reasons.most_common():
         print(f"{count:6} {reason}")
-    return 1 if kinds["different"] or kinds["broken"] else 0
+    return 1 if any(kinds[kind] for kind in FAILING) else 0
 
 
 if __name__ == "__main__":

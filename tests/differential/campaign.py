@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import json
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import Iterator, List, Tuple
+from pathlib import Path
+from typing import Dict, Iterator, List, Tuple
 
 import torch
 
@@ -51,3 +54,31 @@ def judged(seed: int, numbers: List[int], shrinks: bool, workers: int) -> Iterat
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         for done in pool.map(_several, [seed] * len(chunks), chunks, [shrinks] * len(chunks)):
             yield from done
+
+
+class Verdicts:
+    """The file of a campaign's verdicts: one JSON object per program and line, written as soon as it is judged.
+
+    A campaign that was interrupted goes on with the programs that are not in its file.
+
+    Args:
+        path: The file; it need not exist.
+        seed: Of the campaign. A file may hold several.
+    """
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self._path = path
+        self._seed = seed
+        self.known: Dict[int, Verdict] = {}
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            entry = json.loads(line)
+            if entry.pop("seed") == seed:
+                number, _ = entry.pop("number"), entry.pop("script")
+                self.known[number] = Verdict(**entry)
+
+    def add(self, number: int, verdict: Verdict, script: str) -> None:
+        """Append the verdict about a program, with the script of the shortest one that fails alike."""
+        entry = {"seed": self._seed, "number": number, **dataclasses.asdict(verdict), "script": script}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        self.known[number] = verdict

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import io
 import linecache
@@ -11,12 +12,13 @@ import logging
 import random
 import re
 import tempfile
+import threading
 import traceback
 import types
 import unittest.mock
 import warnings
 from pathlib import Path
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import torch
 
@@ -33,6 +35,7 @@ from tests.differential.refusals import LEFT_OUT, REFUSALS
 from tests.differential.rendering import SEPARATOR, render
 
 TOLERANCE = 1e-3
+FAILING = ("different", "broken", "crash")
 _ALL_UPDATES = 10**6
 
 
@@ -41,8 +44,8 @@ class Verdict:
     """The verdict on the two sides of a program.
 
     Attributes:
-        kind: "same", "refused" by the device by name, "left out" as known, "different", or "broken" when the program
-            itself does not run natively.
+        kind: "same", "refused" by the device by name, "left out" as known, "different", "broken" when the program
+            itself does not run natively, or "crash" when the comparison raised an error.
         text: Why.
         error: Class and first words of the error that was raised, without lines of the script.
     """
@@ -58,11 +61,18 @@ class Verdict:
     @property
     def fails(self) -> bool:
         """Whether it needs a closer look."""
-        return self.kind in ("different", "broken")
+        return self.kind in FAILING
 
 
 def judge(program: Program) -> Verdict:
-    """Return how the program's native run and its run on the device compare."""
+    """Return how the program's native run and its run on the device compare; an error of the comparison is a crash."""
+    try:
+        return _judged(program)
+    except Exception as error:
+        return Verdict("crash", traceback.format_exc(), _begun(error))
+
+
+def _judged(program: Program) -> Verdict:
     for known in LEFT_OUT:
         if known.when(program):
             return Verdict("left out", known.reason)
@@ -108,21 +118,39 @@ class Notes(Recorder):
 def run(program: Program, device: bool) -> Tuple[List[Entry], Optional[Exception]]:
     """Return the record of a program on one side, and its exception."""
     recorder = Recorder(_ALL_UPDATES) if program.watched else Notes(_ALL_UPDATES)
-    error: Optional[Exception] = None
     with _quiet(), tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "program.py")
         path.write_text(render(program), encoding="utf-8")
-        try:
-            if program.front in SCRIPTS:
-                _run_script(path, device, recorder, program)
-            else:
-                _run_module(path, device, recorder)
-        except Exception as raised:
-            error = raised
-            traceback.clear_frames(raised.__traceback__)
+        if program.front in SCRIPTS:
+            call = functools.partial(_run_script, path, device, recorder, program)
+        else:
+            call = functools.partial(_run_module, path, device, recorder)
+        error = _called_in_a_thread(call)
+        if error is not None:
+            traceback.clear_frames(error.__traceback__)
             gc.collect()  # IPUs that the program held
         linecache.cache.pop(str(path), None)
     return recorder.entries, error
+
+
+def _called_in_a_thread(call: Callable[[], None]) -> Optional[Exception]:
+    """Return the exception of a call, made without the frames of pytest and of the campaign on the stack.
+
+    The device's side follows the names in all code of the user on the stack. The names in the campaign's code lead far,
+    which takes as long as everything else, and belong to no program.
+    """
+    raised: List[Exception] = []
+
+    def caught() -> None:
+        try:
+            call()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=caught)
+    thread.start()
+    thread.join()
+    return raised[0] if raised else None
 
 
 def _run_module(path: Path, device: bool, recorder: Recorder) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from typing import List, Tuple
 
 import pytest
 
 from tests.differential import parts, program, refusals
-from tests.differential.campaign import explained, shrunk
-from tests.differential.comparing import judge
+from tests.differential.__main__ import main
+from tests.differential.campaign import Verdicts, explained, shrunk
+from tests.differential.comparing import Verdict, judge
 from tests.differential.ingredients import INGREDIENTS
 from tests.differential.program import Edit, Program, draw
 from tests.differential.rendering import render
@@ -68,6 +71,38 @@ def test_a_refusal_that_is_not_expected_is_a_difference(monkeypatch: pytest.Monk
     monkeypatch.setattr("tests.differential.comparing.REFUSALS", refusals.REFUSALS[1:])
     verdict = judge(refused)
     assert verdict.fails and "OptimizerError" in verdict.text
+
+
+def test_an_error_of_the_comparison_is_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A campaign goes on after a program that its comparison cannot judge, and names the error."""
+    monkeypatch.setattr("tests.differential.comparing.compare", None)
+    verdict = judge(Program())
+    assert verdict.kind == "crash" and verdict.fails and verdict.error.startswith("TypeError: 'NoneType'")
+    assert "in compared" in verdict.text
+
+
+def test_an_interrupted_campaign_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The verdicts of an interrupted campaign stay in its file, and only the other programs are run afterwards."""
+    played: List[int] = []
+
+    def judged(seed: int, number: int, shrinks: bool) -> Tuple[Verdict, str]:
+        if len(played) == 2:
+            raise KeyboardInterrupt
+        played.append(number)
+        return (Verdict("different", "of weights", "weight"), "script") if number == 1 else (Verdict("same"), "")
+
+    monkeypatch.setattr("tests.differential.campaign.explained", judged)
+    command = ["differential", "--seed", "7", "--count", "3", "--verdicts", str(tmp_path / "verdicts.jsonl")]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(KeyboardInterrupt):
+        main()
+    assert played == [0, 1]
+    played.clear()
+    assert main() == 1 and played == [2]
+    assert "3 programs, 1 of them in 0 s: 2 same, 1 different" in capsys.readouterr().out
+    assert Verdicts(tmp_path / "verdicts.jsonl", 8).known == {}
 
 
 def test_programs_are_reproducible_and_cover_every_part() -> None:
