@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional, Protocol, Sequence, Tuple, TypeVar
 import torch
 from ignite.engine import Engine, EventEnum
 
-from ignite_ipu.errors import logger
+from ignite_ipu.errors import SessionError, logger
 
 _T = TypeVar("_T")
 
@@ -82,11 +82,9 @@ class SessionFollower:
 
     Attributes:
         records: Whether functions of weights are recorded.
-        refuses_frozen: Whether a forward is refused that changes Python values in every call. A program runs it once.
-            If False, a warning lists the values that a trace has changed, in every call or for a cache.
     """
 
-    records = refuses_frozen = False
+    records = False
 
     @property
     def gradients(self) -> Optional[Gradients]:
@@ -117,7 +115,8 @@ class SessionFollower:
         """Follow writes of the host into tensors, which were found."""
 
     def refuse_frozen(self, reason: str) -> None:
-        """Refuse a forward that changes Python values in every call."""
+        """Raise an error: forward computes with Python values that have changed, and a program with previous ones."""
+        raise SessionError(reason)
 
 
 class SessionHooks:

@@ -120,7 +120,7 @@ class Inference:
         options: Options,
         pipeline: Optional[PipelineRequest] = None,
         instead_of: Optional[ModelProgram] = None,
-        reports_frozen: bool = True,
+        refuses_frozen: bool = True,
         place: Optional[MakePlacing] = None,
     ) -> ModelProgram:
         """Return the program that evaluates the model so; evaluators that ask for the same share one.
@@ -129,7 +129,7 @@ class Inference:
             pipeline: The placement on several IPUs; None takes that of the trainer.
             instead_of: The previous program of the caller, destroyed if another one replaces it.
             place: Makes the placement; `Placing` when None.
-            reports_frozen: Whether to report that forward changes Python values, which a program does not repeat.
+            refuses_frozen: Whether to refuse a forward that changes Python values in every call.
         """
         programs = self.programs
         programs.states.follow()
@@ -143,7 +143,7 @@ class Inference:
                 from ignite_ipu.session.placement import Placing
 
                 placing = (place or Placing)(pipeline, step, options, False, None)
-            on_trace = programs.changes.report_frozen if reports_frozen else None
+            on_trace = programs.changes.refuse_frozen if refuses_frozen else None
             program = ModelProgram(step, options, programs.weights, programs.hooks, placing, on_trace=on_trace)
             programs.evaluations.append(program)
         if instead_of is not None and instead_of is not program:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.errors import OptionsError, SessionError, listed, logger
+from ignite_ipu.errors import IPUError, OptionsError, SessionError, listed, logger
 from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.optimizers.host_link import HostLink, Link
 from ignite_ipu.optimizers.link import OptimizerLink
@@ -63,7 +63,7 @@ class ModelProgram:
         placing: The placement on several IPUs; None for a model on one IPU, or with its own annotations.
         link: The tie to the user's optimizer; None where nothing is trained. With a `HostLink` the program brings
             gradients back and leaves the weights as they are, so that those of the host are the newest.
-        on_trace: Called with this program, and the Python values that forward changed in its trace.
+        on_trace: Called with this program once it is traced, and may refuse it.
 
     Attributes:
         traced: The program in its executor, until it is destroyed; `compiled` asks PopTorch whether it is there.
@@ -88,7 +88,7 @@ class ModelProgram:
         hooks: SessionHooks,
         placing: Optional[Placing] = None,
         link: Optional[Link] = None,
-        on_trace: Optional[Callable[[ModelProgram, List[str]], None]] = None,
+        on_trace: Optional[Callable[[ModelProgram], None]] = None,
     ) -> None:
         self.step = step
         self.asked = asked
@@ -568,8 +568,12 @@ class ModelProgram:
         except Exception as error:
             logger.info("%s cannot be called on the host: %s", type(self.step.model).__qualname__, error)
         kept.put_back(always=True)
-        if self._on_trace is not None and (changed or self.varying):
-            self._on_trace(self, changed)
+        if self._on_trace is not None:
+            try:
+                self._on_trace(self)
+            except IPUError:
+                self.destroy()
+                raise
         if self._own_statistics:
             self._check_own_statistics()
         self._check_reads()

@@ -5,7 +5,7 @@ They hold its parameters and buffers at that time, and have Python values and wh
 
 from __future__ import annotations
 
-from typing import Callable, List, Sequence, Set, Tuple
+from typing import Callable, Sequence, Set, Tuple
 
 from torch import nn
 
@@ -24,10 +24,10 @@ _PYTHON_CHANGED = (
     "not reported."
 )
 _COMPUTED_OTHERWISE = (
-    "Something that the code of %s does not name has changed its result (%s), after the program was compiled%s: "
-    "%s. Name the value in the code, as an attribute or a global, and it counts from the next call."
+    "Something that the code of %s does not name has changed its result (%s), after the program was compiled. %s. "
+    "Name the value in the code, as an attribute or a global, and it counts from the next call."
 )
-_WITHIN = " and used: up to %d calls had the previous values"
+_LATE = "Up to %d calls since then had the previous values"
 _BUFFERS_CHANGED = (
     "Buffers that are compiled into the program have changed (%s): it is compiled again. They are those of integers or "
     "booleans, and those that the code reads. On IPUs each compilation takes minutes: make values that change often "
@@ -101,32 +101,22 @@ class ModelChanges:
         found = "" if compiled is None else compiled.computed_otherwise()
         if not found:
             return
-        name, used = type(program.step.model).__qualname__, _WITHIN % calls if calls else ""
-        follower = self._hooks.follower
-        if calls and follower.refuses_frozen:
-            late = "results since then do not follow the code"
-            follower.refuse_frozen(_COMPUTED_OTHERWISE % (name, found, used, late))
-        logger.warning(_COMPUTED_OTHERWISE, name, found, used, "it is compiled again")
+        name = type(program.step.model).__qualname__
+        if calls:
+            self._hooks.follower.refuse_frozen(_COMPUTED_OTHERWISE % (name, found, _LATE % calls))
+        logger.warning(_COMPUTED_OTHERWISE, name, found, "It is compiled again")
         self.refuse_replaced()
         self._compile_again(program)
         program.changed = [f"something that the code of {name} does not name: {found}"]
 
-    def report_frozen(self, program: ModelProgram, changed: List[str]) -> None:
-        """Report Python values that forward has changed while it was traced: a compiled program does not do so again.
+    def refuse_frozen(self, program: ModelProgram) -> None:
+        """Refuse a forward that changes Python values in every call: a compiled program runs it once.
 
-        Where a hook refuses that, values count which it changes in every call; else all.
+        Results of the trace that stay the same in another call, such as a cache, are no such values.
         """
-        name, follower = type(program.step.model).__qualname__, self._hooks.follower
-        if not follower.refuses_frozen:
-            logger.warning(
-                "The forward of %s changed Python values while it was traced (%s), and a compiled program does not run "
-                "it again: values that it changes in every call stay those of the first. %s",
-                name,
-                ", ".join(dict.fromkeys([*changed, *program.varying])),
-                _FROZEN_REMEDY,
-            )
-        elif program.varying:  # results of the trace, such as a cache, stay the same in another call
-            follower.refuse_frozen(changes_in_every_call(f"The forward of {name}", program.varying))
+        if program.varying:
+            name = type(program.step.model).__qualname__
+            self._hooks.follower.refuse_frozen(changes_in_every_call(f"The forward of {name}", program.varying))
 
     def _replace(self, program: ModelProgram, changed: Sequence[str], message: str) -> None:
         self.refuse_replaced()

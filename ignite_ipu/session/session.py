@@ -179,7 +179,7 @@ class IPUSession:
 
             placing = (place or Placing)(pipeline, step, options, True, conversion.source)
         programs = self._programs
-        trained = Trained(step, conversion, options, self.weights, self.hooks, placing, self.changes.report_frozen)
+        trained = Trained(step, conversion, options, self.weights, self.hooks, placing, self.changes.refuse_frozen)
         programs.trained = trained
         programs.share_ipus |= share_ipus
         self.inference.training = options

@@ -70,7 +70,7 @@ class Trained:
         weights: Weights,
         hooks: SessionHooks,
         placing: Optional[Placing],
-        on_trace: Callable[[ModelProgram, List[str]], None],
+        on_trace: Callable[[ModelProgram], None],
     ) -> None:
         self.link: Link
         if isinstance(conversion, HostUpdates):

@@ -164,7 +164,7 @@ class CapturedEvaluation:
             self._destroy(next(iter(self._programs)))
         # With other attributes the next call is another program's.
         pipeline, make = self._places.evaluation(model)
-        return self._session.inference.prepare(step, options, pipeline, reports_frozen=False, place=make)
+        return self._session.inference.prepare(step, options, pipeline, refuses_frozen=False, place=make)
 
     def _destroy(self, key: Tuple[Hashable, Hashable]) -> None:
         program = self._programs.pop(key)

@@ -30,8 +30,6 @@ class LoopFollower(SessionFollower):
         records: Whether functions of weights are recorded.
     """
 
-    refuses_frozen = True
-
     def __init__(
         self,
         name: str,

@@ -124,8 +124,6 @@ def _of_evaluator(config: IPUConfig, model: Any) -> IPUConfig:
 class _FrozenRefusal(SessionFollower):
     """Refuses a trainer whose model changes Python values in every call."""
 
-    refuses_frozen = True
-
     def __init__(self, substitutes: Substitutes, what: str, line: Any) -> None:
         self._substitutes, self._what, self._line = substitutes, what, line
 
