@@ -43,8 +43,8 @@ class _Contents(Reader):
             return self._known[id(value)][0]
         self._known[id(value)] = len(self._known), value
         if isinstance(value, FunctionType):
-            places = Named([("", value)]).places
-            return _Read(Same(value), tuple((name, Reader().read(read())) for name, read in places))
+            named = Named([("", value)]).values()
+            return _Read(Same(value), tuple((name, Reader().read(each)) for name, each in named))
         held = _attributes(value)
         if not held and not (hasattr(value, "__dict__") and is_followed(type(value), BOOKKEEPERS)):
             return Same(value)

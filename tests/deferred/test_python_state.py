@@ -153,7 +153,18 @@ def hook_with_a_variable(net: Any, number: int) -> None:
     net.factor[0] = 1 + number / 4
 
 
+def hold_statistics(net: Any, number: int) -> None:
+    """Hold the statistics in every second update, with a whole number, and add an attribute as backups do."""
+    net.norm.backup, net.norm.momentum = 0.1, (number + 1) % 2 and 0.1
+
+
+def leave_statistics(net: Any, number: int) -> None:
+    net.norm.track_running_stats = number % 2 == 0
+
+
 CHANGES = [
+    hold_statistics,
+    leave_statistics,
     set_global,
     set_in_global,
     set_in_object,

@@ -24,8 +24,16 @@ import torch
 from torch import nn
 
 from ignite_ipu.program.forward.randomness import GENERATORS
-from ignite_ipu.program.guards.values import BOOKKEEPERS, CONTAINERS, FIXED, FUNCTIONS, elements_of, is_followed
-from ignite_ipu.program.user_code import Owner, is_users_file, loaded_by, owner_of, read_by
+from ignite_ipu.program.guards.values import (
+    BOOKKEEPERS,
+    CONTAINERS,
+    FIXED,
+    FUNCTIONS,
+    elements_of,
+    is_fixed,
+    is_followed,
+)
+from ignite_ipu.program.user_code import OURS, Owner, is_users_file, loaded_by, owner_of, read_by
 from ignite_ipu.torch_names.modules import BUFFERS, FORWARD_HOOKS, MODULES, PARAMETERS, attributes_of_modules
 
 __all__ = ["Named"]
@@ -43,7 +51,7 @@ _PASSIVE = BOOKKEEPERS | {"torch", "numpy", "poptorch", "unittest"}
 # Whose objects keep books of their own there.
 _HOSTS = _PASSIVE | {"ignite", "ignite_ipu", "accelerate"}
 _FINDING = ("__getattr__", "__getattribute__")
-# Values that lead to no others; and values that can change in a library's layers: numbers such as rates, and functions.
+# Values that lead to no others; and values of a library's layers that code elsewhere may read: rates, and functions.
 _PLAIN = (*FIXED, torch.Tensor, np.ndarray)
 _CHANGING = (float, *FUNCTIONS)
 
@@ -56,6 +64,8 @@ class Named:
 
     Attributes:
         places: Name of each place in messages -> function that returns the current value there, or None.
+        settings: Attributes of a module that a library's code reads, as numbers and flags: path of the module, its
+            attributes, and their names.
         owners: Owner of each place (a dictionary, a cell, a class or an object) with its name there, and the globals
             that code sets.
         objects: The objects in which names were looked up.
@@ -66,6 +76,7 @@ class Named:
 
     def __init__(self, parts: Iterable[Tuple[str, Any]]) -> None:
         self.places: List[Tuple[str, Callable[[], Any]]] = []
+        self.settings: List[Tuple[str, Dict[str, Any], Tuple[str, ...]]] = []
         self.owners: List[Tuple[Any, str]] = []
         self.names: Set[str] = set()
         self.iterators: List[Any] = []
@@ -78,6 +89,8 @@ class Named:
         # The user's own classes among the bases of each, and the objects in which no names are looked up.
         self._own: Dict[type, List[type]] = {}
         self._settled: Set[int] = set()
+        # The names that the libraries' code in each class reads.
+        self._read: Dict[type, Set[str]] = {}
         self._inside = {id(part) for _, part in self._objects}
         for path, part in parts:
             self._visit(path, part)
@@ -90,6 +103,14 @@ class Named:
         self.objects = [found for _, found in self._objects]
         if self.names & {"environ", "getenv"}:
             self._add("os.environ", partial(getattr, os.environ, "_data"), os.environ)
+
+    def values(self) -> Iterator[Tuple[str, Any]]:
+        """Yield the current value at each place, and of each setting, with its name."""
+        for name, read in self.places:
+            yield name, read()
+        for path, attributes, names in self.settings:
+            for name in names:
+                yield f"{path}.{name}", attributes.get(name)
 
     def _add(self, name: str, read: Callable[[], Any], owner: Any, key: str = "", path: str = "") -> None:
         """Note a place, and look at the value that is there, which messages call `path` if it leads to others."""
@@ -167,6 +188,17 @@ class Named:
             name = f"an argument of {getattr(function, '__name__', 'a function')}"
             self._add(name, partial(getattr, owner, each), owner, each)
 
+    def _set(self, path: str, module: nn.Module, own: Dict[str, Any]) -> Set[str]:
+        """Note the settings of a module, which its library's code reads; returns their names."""
+        kind = type(module)
+        if kind not in self._read:
+            self._read[kind] = _read_by_libraries(kind) - _OWN
+        names = tuple([name for name, value in own.items() if name in self._read[kind] and is_fixed(value)])
+        if names and (id(own), "") not in self._known:
+            self._known.add((id(own), ""))
+            self.settings.append((path, own, names))
+        return set(names)
+
     def _look_at(self, path: str, found: Any) -> None:
         """Look all names up in an object, and in its class."""
         own = getattr(found, "__dict__", {})
@@ -191,6 +223,7 @@ class Named:
             if not bases or not _is_users(kind):
                 names = {name for name, value in own.items() if isinstance(value, _CHANGING)}
             names = (names | ({"config"} & own.keys())) - _OWN
+            names -= self._set(path, found, own)
             # Weights of models outside of the program are constants of it.
             for inner in (own[each] for each in _TENSORS if id(found) not in self._inside):
                 for name in list(inner.keys()):  # TorchScript's tables have little else of a dictionary
@@ -207,6 +240,23 @@ class Named:
             place = f"{path}.{name}" if path else name
             leads = f"self.{name}" if id(found) in self._inside else place
             self._add(place, partial(own.get, name), found, name, leads)
+
+
+def _read_by_libraries(kind: type) -> Set[str]:
+    """Return the attributes that the libraries' code of a call of a module reads, and does not set itself."""
+    bases = [base for base in kind.__mro__ if issubclass(base, nn.Module) and base is not nn.Module]
+    read: Set[str] = {"forward"}
+    stored: Set[str] = set()
+    entered: Set[str] = set()
+    while new := read - entered:
+        entered |= new
+        for function in [vars(base).get(name) for base in bases for name in new]:
+            function = function.fget if isinstance(function, property) else function
+            code = getattr(function, "__code__", None)
+            if code is not None and not is_users_file(code.co_filename) and not code.co_filename.startswith(OURS):
+                read |= read_by(code)
+                stored |= loaded_by(code, "STORE_ATTR")
+    return read - stored
 
 
 def _is_users(kind: type) -> bool:

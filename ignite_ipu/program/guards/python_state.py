@@ -17,12 +17,11 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.program.guards.names import Named
-from ignite_ipu.program.guards.values import FIXED, FUNCTIONS, READ, Reader, leave_behind, replaced_tensors
+from ignite_ipu.program.guards.values import FUNCTIONS, READ, Reader, is_fixed, leave_behind, replaced_tensors
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.user_code import read_by
 from ignite_ipu.torch_names.modules import FORWARD_HOOKS, MODULES, global_hooks
 
-_STAYING = (*FIXED, *FUNCTIONS)
 _VALUES = (*READ, *FUNCTIONS, nn.Module)
 _GLOBAL_HOOKS = global_hooks(*FORWARD_HOOKS)
 # The attributes of a module are faster to read than the module.
@@ -49,6 +48,29 @@ class _Tables:
 
     def _now(self) -> List[Any]:
         return list(chain.from_iterable(map(dict.values, self._filled)))
+
+
+class _Settings:
+    """Attributes of libraries' layers, such as a momentum: C reads them, as a model has many, and few loops write any.
+
+    Attributes:
+        names: Names of the values in messages, in their order.
+        rows: For layers with the same settings, a reader of the tuple of a layer's values, and their attributes.
+    """
+
+    def __init__(self, settings: Iterable[Tuple[str, Dict[str, Any], Tuple[str, ...]]]) -> None:
+        alike: Dict[Tuple[str, ...], List[Tuple[str, Dict[str, Any]]]] = {}
+        for path, attributes, names in settings:
+            # A reader of one name would return no tuple.
+            alike.setdefault(names if len(names) > 1 else names * 2, []).append((path, attributes))
+        pairs = [(names, path) for names, each in alike.items() for path, _ in each]
+        self.names = [f"{path}.{name}" if path else name for names, path in pairs for name in names]
+        self._alike = [(names, [attributes for _, attributes in each]) for names, each in alike.items()]
+        self.rows = [(operator.itemgetter(*names), modules) for names, modules in self._alike]
+
+    def incomplete(self) -> List[Any]:
+        """Return the values where an attribute is gone, which has the value None."""
+        return [own.get(name) for names, modules in self._alike for own in modules for name in names]
 
 
 class PythonState:
@@ -101,7 +123,8 @@ class PythonState:
         self._leads = [read for (_, read), is_value in zip(named.places, values) if not is_value]
         self._leading = [read() for read in self._leads]
         places = [place for place, is_value in zip(named.places, values) if is_value]
-        self.names = [name for name, _ in places]
+        self._settings = _Settings(named.settings)
+        self.names = [name for name, _ in places] + self._settings.names
         self._reads = [read for _, read in places]
         self._found: List[Any] = []
         self._changeable: List[Any] = []
@@ -142,10 +165,15 @@ class PythonState:
     def values(self) -> List[Hashable]:
         """Return the values of this moment, comparable; the same list while nothing has changed."""
         found = [read() for read in self._reads]
+        try:
+            for read_row, layers in self._settings.rows:
+                found += chain.from_iterable(map(read_row, layers))
+        except KeyError:
+            found = [*found[: len(self._reads)], *self._settings.incomplete()]
         same = len(found) == len(self._found) and all(map(operator.is_, found, self._found))
         if not same:
             self._found = found
-            self._changeable = [value for value in found if not isinstance(value, _STAYING)]
+            self._changeable = [value for value in found if not isinstance(value, FUNCTIONS) and not is_fixed(value)]
         # While they are the same objects, only those can have other values that are changed in place.
         contents = list(map(_read, self._changeable))
         if not same or contents != self._contents:

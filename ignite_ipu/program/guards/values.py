@@ -32,6 +32,7 @@ __all__ = [
     "Reader",
     "Same",
     "elements_of",
+    "is_fixed",
     "is_followed",
     "leave_behind",
     "replaced_tensors",
@@ -61,6 +62,11 @@ BOOKKEEPERS = frozenset(
     ["builtins", "logging", "threading", "_thread", "io", "_io", "random", "weakref", "_weakref", "_pytest", "pluggy"]
 )
 """Packages whose objects keep books of their own, which no forward computes from; pytest's lead to all tests."""
+
+
+def is_fixed(value: Any) -> bool:
+    """Return whether nothing can change a value in place: one of `FIXED`, or a tuple of them."""
+    return isinstance(value, FIXED) or (type(value) is tuple and all(isinstance(each, FIXED) for each in value))
 
 
 def is_followed(defined: Any, passive: Container[str]) -> bool:

@@ -51,16 +51,17 @@ class PlacedModels:
 def refuse_host_training(substitutes: Substitutes, placed: PlacedModels) -> None:
     """Refuse backward passes of the program's own lines, and those of packages that reach weights to be trained."""
 
-    def refused(what: str, line: Line, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    def refused(what: str, line: Line, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        tensors = args[0] if args else kwargs.get(_TENSORS[what], ())
         if what != _GRADIENTS and _are_deferred(tensors):
-            return original(tensors, *args, **kwargs)
+            return original(*args, **kwargs)
         if substitutes.code.owns(line[0]):
             raise substitutes.refusal(what, _OWN[what], line)
         if EAGER.is_on:
-            return original(tensors, *args, **kwargs)
+            return original(*args, **kwargs)
         found = placed.named({id(leaf) for leaf in _leaves(tensors)})
         if found is None:
-            return original(tensors, *args, **kwargs)
+            return original(*args, **kwargs)
         raise substitutes.refusal(
             what,
             f"{os.path.basename(line[0])}:{line[1]} computes a loss from the weights of {found}, without a call of the "
@@ -77,6 +78,8 @@ def refuse_host_training(substitutes: Substitutes, placed: PlacedModels) -> None
 
 
 _GRADIENTS = "torch.autograd.grad()"
+# The name of the argument with the tensors that go backward.
+_TENSORS = {"backward()": "self", _GRADIENTS: "outputs", "torch.autograd.backward()": "tensors"}
 _OWN = {
     "backward()": _NOT_COMPUTED,
     "torch.autograd.backward()": _NOT_COMPUTED,

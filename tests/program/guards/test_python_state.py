@@ -275,3 +275,36 @@ def test_large_models_are_asked_for_what_pytorch_tells_of_nobody_in_turns():
     model[500].forward = torch.sigmoid
     assert not all(state.complete for _ in range(32))
     session.close()
+
+
+class OwnNorm(nn.BatchNorm1d):
+    """A user's layer that computes by the code of PyTorch's."""
+
+
+SETTINGS = {
+    "a number that was whole": (lambda: nn.BatchNorm1d(3, momentum=0), "momentum", 0.1),
+    "a number of a derived class": (lambda: OwnNorm(3), "momentum", 0),
+    "a flag": (lambda: nn.BatchNorm1d(3), "track_running_stats", False),
+    "a name": (lambda: nn.GELU(), "approximate", "tanh"),
+    "sizes": (lambda: nn.Conv1d(1, 1, 3), "stride", (2,)),
+    "a whole number": (lambda: nn.Softmax(1), "dim", 0),
+}
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_settings_of_a_librarys_layer_count(case):
+    make, name, value = SETTINGS[case]
+    layer = make()
+    state = PythonState(nn.Sequential(layer))
+    before = state.values()
+    assert state.values() is before
+    setattr(layer, name, value)
+    assert state.changed(before) == [f"0.{name}"]
+
+
+def test_numbers_that_no_code_of_a_librarys_layer_reads_do_not_count():
+    layer = nn.Linear(3, 4)
+    state = PythonState(nn.Sequential(layer))
+    before = state.values()
+    layer.out_features = 5
+    assert state.values() is before

@@ -73,6 +73,7 @@ print(torch.allclose(found, expected, atol=1e-6), torch.equal(found, again))
             "before the step has run",
         ),
         ("torch.autograd.grad(model(x).sum(), [x])", "gradients exist inside"),
+        ("torch.autograd.grad(outputs=model(x).sum(), inputs=x)", "gradients exist inside"),
         ("nn.utils.clip_grad_value_(model.parameters(), 1.0)", "global norm"),
     ],
 )
