@@ -11,14 +11,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 # The tests' processes import the same modules: each would compile all of them again without the files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test pytest oldest newest lint types docs package release-check bench resilience format clean
+.PHONY: help demo test pytest oldest newest lint types docs package release-check bench bench-all resilience format clean
 
 help:
 	@echo "make demo     train on handwritten digits, print the accuracy, draw the learning curve in demo-output/"
 	@echo "make test     every check: lint, types, tests (source valid on Python 3.8 among them), documentation"
 	@echo "make oldest   the tests with Python 3.8 and PyTorch 2.0, where IPUs are: needs python3.8, fetches two gigabytes"
 	@echo "make newest   the tests with the newest Python that PyTorch installs for, and the newest of everything else"
-	@echo "make lint | types | docs | package | bench    one of them, or the benchmarks"
+	@echo "make lint | types | docs | package    one of them"
+	@echo "make bench    the table of benchmarks with limit, aim and today's value: ten minutes"
+	@echo "make bench-all    all benchmarks, with the growth of costs: an hour"
 	@echo "make release-check   install the wheel in empty environments, with each extra: downloads gigabytes"
 	@echo "make resilience   break runs, files and machines in full: hours; the tests do a sample"
 	@echo "make format   format the code and mend what the linter can"
@@ -66,8 +68,12 @@ package: .venv/ready-dev-$(SETUP)
 release-check: .venv/ready-dev-$(SETUP)
 	$(BIN)/python -m tests.release_check
 
+# The table takes ten minutes, all rows an hour.
 bench: .venv/ready-dev-$(SETUP)
 	$(BIN)/python -m tests.benchmarks
+
+bench-all: .venv/ready-dev-$(SETUP)
+	$(BIN)/python -m tests.benchmarks all
 
 resilience: .venv/ready-dev-$(SETUP)
 	$(BIN)/python -m tests.resilience

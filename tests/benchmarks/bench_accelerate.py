@@ -1,9 +1,13 @@
-"""Cost of capturing a step: an accelerate loop against the same loop written for PopTorch, and alone."""
+"""Cost of capturing a step: an accelerate loop against the same loop written for PopTorch, and alone.
+
+The limit is a loop that records two results in PyTorch's way, by a class of tensors with `__torch_function__`, and
+makes the device call of the step. It checks nothing.
+"""
 
 from __future__ import annotations
 
 import statistics
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, Iterator, List, Tuple
 from unittest import mock
 
 import torch
@@ -12,8 +16,9 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 
 from ignite_ipu import IPUAccelerator, backend
+from ignite_ipu.torch_names.tensors import make_wrapper_subclass
 from tests.benchmarks.measures import Measure, ratio_of_fresh, seconds
-from tests.benchmarks.models import Batch, batches, perceptron, poptorch_loop, width_for
+from tests.benchmarks.models import Batch, batches, executor_of, perceptron, poptorch_loop, width_for
 
 ROWS = 64
 
@@ -22,26 +27,34 @@ def measures() -> Iterator[Measure]:
     """Yield the rows of the table."""
     for milliseconds, aim in ((1, 1.10), (5, 1.03), (16, 1.01)):
         yield against_poptorch(f"captured loop / hand-written PopTorch, step of {milliseconds} ms", milliseconds, aim)
-    for depth, aim in ((2, 0.15), (100, 0.01), (1000, 0.001)):
-        name = f"a captured iteration outside of the device call / the eager iteration, {depth} layers"
-        yield beside_eager(name, depth, aim)
+    for depth, aim in ((2, 0.15), (100, 0.01)):
+        yield beside_eager(depth, aim)
+
+
+def more() -> Iterator[Measure]:
+    """Yield a row that takes longer."""
+    yield beside_eager(1000, 0.001)
 
 
 def against_poptorch(name: str, milliseconds: float, aim: float) -> Measure:
     """Measure a captured loop on batches that are there."""
     width, steps = width_for(milliseconds * 1e-3, ROWS), max(7, int(100 / milliseconds))
     data = batches(steps, ROWS, width)
-    return ratio_of_fresh(
-        name, lambda: (captured_loop(width, 3, data), poptorch_loop(perceptron(width), data)), aim, steps
-    )
+
+    def make() -> Tuple[Callable[[], None], ...]:
+        return captured_loop(width, 3, data), poptorch_loop(perceptron(width), data), least_loop(width, 3, data)
+
+    return ratio_of_fresh(name, make, aim, steps)
 
 
-def beside_eager(name: str, depth: int, aim: float) -> Measure:
+def beside_eager(depth: int, aim: float) -> Measure:
     """Measure an iteration whose device call takes no time, and the same loop in PyTorch, the median of three."""
     rounds = max(20, 300 // depth)
-    pairs = [(overhead(depth, rounds), eager(depth, rounds)) for _ in range(3)]
-    ours, theirs = sorted(pairs, key=lambda pair: pair[0] / pair[1])[1]
-    return Measure(name, ours / theirs, aim, "", f"{1e6 * ours:.0f} / {1e6 * theirs:.0f} µs")
+    found = [(overhead(captured_loop, depth, rounds), eager(depth, rounds)) for _ in range(3)]
+    ours, theirs = sorted(found, key=lambda pair: pair[0] / pair[1])[1]
+    least = min(overhead(least_loop, depth, rounds) for _ in range(3)) / theirs
+    name = f"a captured iteration outside of the device call / the eager iteration, {depth} layers"
+    return Measure(name, ours / theirs, aim, "", f"{1e6 * ours:.0f} / {1e6 * theirs:.0f} µs", least)
 
 
 def captured_loop(width: int, depth: int, data: List[Batch]) -> Callable[[], None]:
@@ -69,9 +82,51 @@ def accelerate_loop(make: Callable[[], Accelerator], width: int, depth: int, dat
     return run
 
 
-def overhead(depth: int, rounds: int) -> float:
-    """Return the median seconds of one captured iteration whose device call takes no time."""
-    loop = captured_loop(8, depth, batches(1, ROWS, 8))
+class Recorded(torch.Tensor):
+    """A result that has not been computed, with the inputs of its call: the least that capturing has to record."""
+
+    inputs: Tuple[Any, ...]
+
+    @classmethod
+    def of(cls, size: Tuple[int, ...], inputs: Tuple[Any, ...]) -> Recorded:
+        made: Recorded = make_wrapper_subclass(cls, size, dtype=torch.float32, device=torch.device("cpu"))
+        made.inputs = inputs
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return cls.of((), args)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError
+
+
+def least_loop(width: int, depth: int, data: List[Batch]) -> Callable[[], None]:
+    """Return a pass of a loop that records two results, and makes the device call of its step from their inputs."""
+    executor = executor_of(perceptron(width, depth))
+    losses: List[Recorded] = []
+
+    def model(x: torch.Tensor) -> Recorded:
+        return Recorded.of((len(x), 10), (x,))
+
+    def step() -> torch.Tensor:
+        output, y = losses.pop().inputs
+        found: torch.Tensor = executor(*output.inputs, y)
+        return found
+
+    def run() -> None:
+        for x, y in data:
+            loss: Any = F.cross_entropy(model(x), y)
+            losses.append(loss)
+            step().item()
+
+    return run
+
+
+def overhead(make: Callable[[int, int, List[Batch]], Callable[[], None]], depth: int, rounds: int) -> float:
+    """Return the median seconds of one iteration of a loop on the device whose device call takes no time."""
+    loop = make(8, depth, batches(1, ROWS, 8))
     for _ in range(12):  # the first updates are watched
         loop()
     loss = torch.zeros(())

@@ -98,7 +98,7 @@ def until_first_batch(workers: int, **arguments: Any) -> float:
     return statistics.median(taken[1:])
 
 
-def measures() -> Iterator[Measure]:
+def more() -> Iterator[Measure]:
     """Yield the rows of the table: the time of torch's loader is 1."""
     rows = TensorDataset(torch.rand(20_000, 32), torch.arange(20_000))
     asynchronous: Dict[str, Any] = {"mode": DataLoaderMode.Async}

@@ -1,18 +1,35 @@
-"""Cost of importing the factories for programs that import Ignite."""
+"""Cost of imports and of the command line, in processor time of processes of their own."""
 
 from __future__ import annotations
 
 import os
 import resource
+import statistics
 import subprocess
 import sys
 from typing import Callable, Iterator
 
-from tests.benchmarks.measures import Measure, ratio
+from tests.benchmarks.measures import Measure, ratio, seconds
+
+_PYTORCH_AND_IGNITE = "import torch, ignite.engine"
 
 
 def measures() -> Iterator[Measure]:
-    """Yield the row of the table."""
+    """Yield the rows of the table."""
+    # It replaces names of accelerate and reads settings from the environment, so it has to import these.
+    least = importing(f"{_PYTORCH_AND_IGNITE}, accelerate")
+    ours, theirs = importing(f"{_PYTORCH_AND_IGNITE}, ignite_ipu.auto"), importing(_PYTORCH_AND_IGNITE)
+    name = "import with ignite_ipu.auto / import torch, ignite"
+    yield ratio(name, ours, theirs, 1.05, pairs=3, clock=of_children, least=least)
+    shown = [seconds(running("-m", "ignite_ipu", "--help"), of_children) for _ in range(5)]
+    nothing = [seconds(importing("pass"), of_children) for _ in range(5)]
+    added = statistics.median(shown) - statistics.median(nothing)
+    each = " / ".join(f"{1e3 * statistics.median(side):.3g}" for side in (shown, nothing))
+    yield Measure("ignite-ipu --help, longer than python -c pass", added, 0.2, "s", f"{each} ms")
+
+
+def more() -> Iterator[Measure]:
+    """Yield a further row."""
     ours, theirs = (
         importing("import ignite.engine, ignite_ipu; ignite_ipu.create_ipu_trainer"),
         importing("import ignite.engine"),
@@ -21,9 +38,14 @@ def measures() -> Iterator[Measure]:
 
 
 def importing(code: str) -> Callable[[], object]:
-    """Run code in a process of its own, with cached bytecode as an installed package has it."""
+    """Return a function that runs code in a process of its own."""
+    return running("-c", code)
+
+
+def running(*words: str) -> Callable[[], object]:
+    """Return a function that runs Python with arguments, with cached bytecode as an installed package has it."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return lambda: subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    return lambda: subprocess.run([sys.executable, *words], check=True, env=environment, capture_output=True)
 
 
 def of_children() -> float:

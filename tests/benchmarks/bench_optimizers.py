@@ -24,7 +24,7 @@ WEIGHTS = 100
 SIZES: Dict[str, Tuple[int, ...]] = {"tiny (8)": (8,), "64 x 64": (64, 64), "512 x 512": (512, 512)}
 
 
-def measures() -> Iterator[Measure]:
+def more() -> Iterator[Measure]:
     """Yield the rows of the table."""
     for name, make in OPTIMIZERS.items():
         for size, shape in SIZES.items():

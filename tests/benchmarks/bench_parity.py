@@ -63,7 +63,7 @@ def whole_command() -> Measure:
             return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
         pairs = []
-        for _ in range(3):
+        for _ in range(2):
             compared = called("-m", "ignite_ipu", "parity", str(script), "--updates", "20")
             pairs.append((compared, called(str(script)) + called("-m", "ignite_ipu", "run", str(script))))
     each = " / ".join(f"{statistics.median(side):.3g}" for side in zip(*pairs))

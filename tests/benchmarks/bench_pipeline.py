@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from typing import Callable, Iterator
+from typing import Iterator, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu.pipeline import Comparison, Profile, Schedule, StageTime, compare, measure, simulate
-from tests.benchmarks.measures import Measure
+from tests.benchmarks.measures import Measure, best_of, exponent
 
 SLOTS = 10**6
 
@@ -32,21 +31,19 @@ class Transformer(nn.Module):
         return self.head(x)
 
 
-def best_of(repeats: int, call: Callable[[], object]) -> float:
-    """Processor seconds of the fastest of several calls."""
-    taken = []
-    for _ in range(repeats):
-        start = time.process_time()
-        call()
-        taken.append(time.process_time() - start)
-    return min(taken)
+def shapes(layers: int) -> Tuple[nn.Module, torch.Tensor]:
+    """Return a model and its input without values."""
+    with torch.device("meta"):
+        return Transformer(layers), torch.zeros(1, 128, dtype=torch.long)
 
 
 def measured(layers: int = 96) -> Profile:
-    with torch.device("meta"):
-        model = Transformer(layers)
-        tokens = torch.zeros(1, 128, dtype=torch.long)
-    return measure(model, tokens)
+    return measure(*shapes(layers))
+
+
+def propagated(layers: int) -> None:
+    model, tokens = shapes(layers)
+    model(tokens).sum().backward()
 
 
 def planned(profile: Profile) -> Comparison:
@@ -72,7 +69,19 @@ def test_simulating_a_million_slots_takes_under_two_seconds():
 
 
 def measures() -> Iterator[Measure]:
-    """Yield the rows of the table."""
+    """Yield the row of the table, whose limit is the growth of one pass over the model that propagates shapes."""
+    sizes = (100, 300, 1000)
+    taken = [best_of(1, lambda size=size: compare(measured(size), 64)) for size in sizes]  # type: ignore[misc]
+    passes = [best_of(1, lambda size=size: propagated(size)) for size in sizes]  # type: ignore[misc]
+    both = " / ".join(f"{1e3 * value:.3g}" for value in taken)
+    yield Measure(
+        "growth of a plan, 100, 300, 1000 layers", exponent(sizes, taken), 1, "", f"{both} ms", exponent(sizes, passes)
+    )
+
+
+def more() -> Iterator[Measure]:
+    """Yield further rows."""
+    yield Measure("plan 1,000 layers over 64 IPUs", best_of(1, lambda: compare(measured(1000), 64)), 20, "s")
     yield Measure("plan 96 layers over 16 IPUs, measuring included", best_of(2, lambda: planned(measured())), 2, "s")
     for stages in (2, 4, 16):
         taken = best_of(3, lambda stages=stages: simulated(stages, True))  # type: ignore[misc]

@@ -1,7 +1,7 @@
 """Growth of waiting times with a model's size, as the exponent of a power law: none may be above 1.
 
 If plain PyTorch does the same, the excess of its own exponent over 1 is subtracted: a larger model leaves the
-processor's caches. First steps and memory are compared with plain PyTorch's.
+processor's caches. Memory is compared with plain PyTorch's.
 `python -m tests.benchmarks.bench_scale 350` goes up to 350 M parameters, not 125 M.
 """
 
@@ -27,9 +27,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from ignite_ipu import IPUAccelerator, create_ipu_evaluator, create_ipu_trainer, ipu_prepare
 from ignite_ipu.deferred import captured
 from tests.benchmarks.bench_imports import of_children
-from tests.benchmarks.bench_pipeline import best_of, measured
-from tests.benchmarks.measures import Measure, Work, report, seconds
-from tests.benchmarks.models import batches, perceptron, poptorch_loop
+from tests.benchmarks.measures import Measure, Work, best_of, exponent, report, seconds
+from tests.benchmarks.models import batches, perceptron, train_once
 
 LAYERS = (10, 100, 300, 1000)
 MILLIONS = (1, 8, 31, 125)
@@ -61,15 +60,6 @@ def train{0}(loader):
 """
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
 class Transformer(nn.Module):
     def __init__(self, width: int, layers: int, words: int) -> None:
         super().__init__()
@@ -90,24 +80,15 @@ def loss(predicted: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(predicted.flatten(0, 1), tokens.flatten())
 
 
-def measures() -> Iterator[Measure]:
+def more() -> Iterator[Measure]:
     """Yield the rows of the table."""
     waits(lambda: perceptron(32, 5), 32)  # imports, and other work that is done once
     yield from growth("layers", LAYERS, [waits(partial(perceptron, 32, count), 32) for count in LAYERS])
     widths = [math.isqrt(10**6 * size // 5) for size in MILLIONS]
     yield from growth("M parameters", MILLIONS, [waits(partial(perceptron, width, 5), width) for width in widths])
     yield from captured_steps()
-    yield from first_step()
     yield from memory()
-    yield from plans()
     yield from checks()
-
-
-def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """Return the slope of a straight line through the logarithms."""
-    x, y = ([math.log(each) for each in side] for side in (sizes, values))
-    middle = sum(x) / len(x)
-    return sum((a - middle) * b for a, b in zip(x, y)) / sum((a - middle) ** 2 for a in x)
 
 
 def growth(unit: str, sizes: Sequence[int], found: Sequence[Dict[str, Tuple[float, ...]]]) -> Iterator[Measure]:
@@ -148,7 +129,7 @@ def waits(make: Callable[[], nn.Module], width: int) -> Dict[str, Tuple[float, .
     trainer.ipu.close()
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    plain = best_of(5, lambda: train_plainly(model, optimizer, batch))
+    plain = best_of(5, lambda: train_once(model, optimizer, *batch))
     saved = best_of(3, lambda: save(model, optimizer))
     again = {
         "a step": (step, plain),
@@ -243,44 +224,10 @@ def _grown(name: str, sizes: Sequence[int], values: Sequence[float], aim: float)
     return Measure(name, exponent(sizes, values), aim, "", f"{shown} ms")
 
 
-def train_plainly(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tuple[torch.Tensor, torch.Tensor]) -> None:
-    optimizer.zero_grad()
-    F.cross_entropy(model(batch[0]), batch[1]).backward()
-    optimizer.step()
-
-
 def save(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     with tempfile.TemporaryDirectory() as folder:
         states = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save(states, Path(folder, "checkpoint.pt"))
-
-
-def first_step() -> Iterator[Measure]:
-    """Yield the first step of 60 blocks after a few, beside a hand-written program's and plain PyTorch's."""
-
-    def model() -> nn.Module:
-        return nn.Sequential(*(Block(64) for _ in range(60)), nn.Linear(64, 10))
-
-    data = batches(1, 32, 64)
-
-    def step(by_hand: bool) -> Work:
-        made = model()
-        if by_hand:
-            return poptorch_loop(made, data)
-        optimizer = torch.optim.SGD(made.parameters(), lr=1e-4, momentum=0.9)
-        trainer = create_ipu_trainer(made, optimizer, F.cross_entropy)
-        return lambda: trainer._process_function(trainer, data[0])
-
-    def plain() -> Work:
-        made = model()
-        optimizer = torch.optim.SGD(made.parameters(), lr=1e-4, momentum=0.9)
-        return lambda: train_plainly(made, optimizer, data[0])
-
-    for name, other in (("hand-written PopTorch", lambda: step(by_hand=True)), ("plain PyTorch", plain)):
-        pairs = [(seconds(step(by_hand=False)), seconds(other())) for _ in range(8)][1:]
-        ours, theirs = sorted(pairs, key=lambda pair: pair[0] / pair[1])[len(pairs) // 2]
-        both = f"{1e3 * ours:.3g} / {1e3 * theirs:.3g} ms"
-        yield Measure(f"first step of 60 blocks / {name}'s first", ours / theirs, 2, "", both)
 
 
 def memory() -> Iterator[Measure]:
@@ -333,17 +280,6 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def plans() -> Iterator[Measure]:
-    """Yield how long plans take for 64 IPUs, measuring included."""
-    from ignite_ipu.pipeline import compare
-
-    sizes = (100, 300, 1000)
-    taken = [best_of(1, lambda size=size: compare(measured(size), 64)) for size in sizes]  # type: ignore[misc]
-    shown = " / ".join(f"{1e3 * value:.3g}" for value in taken)
-    yield Measure("plan 1,000 layers over 64 IPUs, measuring included", taken[-1], 20, "s")
-    yield Measure("growth of a plan, 100, 300, 1000 layers", exponent(sizes, taken), 1, "", f"{shown} ms")
-
-
 def checks() -> Iterator[Measure]:
     """Yield how long `check` takes for folders of programs."""
     taken: List[float] = []
@@ -370,4 +306,4 @@ if __name__ == "__main__":
     else:
         torch.set_num_threads(1)
         MILLIONS = (*MILLIONS, *map(int, sys.argv[1:]))
-        sys.exit(1 if report(measures(), sys.stdout) else 0)
+        sys.exit(1 if report(more(), sys.stdout) else 0)

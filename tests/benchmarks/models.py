@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -36,6 +37,13 @@ def batches(count: int, rows: int, width: int) -> List[Batch]:
     return [(torch.randn(rows, width), torch.randint(0, 10, (rows,))) for _ in range(count)]
 
 
+def train_once(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Make one step of a loop that looks at nothing."""
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
 def train_on(data: List[Batch], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Make a pass of a loop over batches, which looks at each loss."""
     for x, y in data:
@@ -64,14 +72,23 @@ def poptorch_loop(model: nn.Module, data: Any) -> Callable[[], None]:
     return run
 
 
+@functools.lru_cache(maxsize=None)
 def width_for(wanted: float, rows: int, layers: int = 3) -> int:
     """Return the width of a perceptron whose hand-written steps take about this many seconds on this machine."""
     taken: Dict[int, float] = {}
-    width, steps = 64, 10
-    while True:
-        loop = poptorch_loop(perceptron(width, layers), batches(steps, rows, width))
+
+    def is_long(width: int) -> bool:
+        data = batches(4, rows, width)
+        loop = poptorch_loop(perceptron(width, layers), data)
         loop()
-        taken[width] = statistics.median(seconds(loop) / steps for _ in range(5))
-        if taken[width] > wanted:
-            return min(taken, key=lambda width: abs(taken[width] - wanted))
-        width += max(32, width // 8 // 32 * 32)
+        taken[width] = statistics.median(seconds(loop) / len(data) for _ in range(3))
+        return taken[width] > wanted
+
+    longer = 64
+    while not is_long(longer):
+        longer *= 2
+    shorter = longer // 2
+    while longer - shorter > max(32, longer // 16):
+        middle = (longer + shorter) // 64 * 32
+        shorter, longer = (shorter, middle) if is_long(middle) else (middle, longer)
+    return min(taken, key=lambda width: abs(taken[width] - wanted))

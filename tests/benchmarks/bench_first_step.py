@@ -1,0 +1,87 @@
+"""Time of a new model's first step, which compiles, beside that of hand-written PopTorch and of plain PyTorch.
+
+The limit is a hand-written first step and one call of the model on the host: without a call, no program shows the
+results of a model and its writes, which a library has to know before it compiles.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Callable, Iterator, List
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu import create_ipu_trainer
+from tests.benchmarks.measures import SECONDS, Measure, Work, seconds
+from tests.benchmarks.models import batches, poptorch_loop, train_once
+
+BLOCKS, WIDTH, MOST = 60, 64, 12
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+def model() -> nn.Module:
+    return nn.Sequential(*(Block(WIDTH) for _ in range(BLOCKS)), nn.Linear(WIDTH, 10))
+
+
+DATA = batches(1, 32, WIDTH)
+
+
+def measures() -> Iterator[Measure]:
+    """Yield the row of the table."""
+    yield beside("hand-written PopTorch", by_hand, 1.3, by_hand_after_a_call)
+
+
+def more() -> Iterator[Measure]:
+    """Yield a further row."""
+    yield beside("plain PyTorch", plain, 2)
+
+
+def beside(name: str, other: Callable[[], Work], aim: float, *least: Callable[[], Work]) -> Measure:
+    """Measure the first step of a model against another one, and the limit if there is one."""
+    rows: List[List[float]] = []
+    end = time.perf_counter() + SECONDS
+    while len(rows) < 5 or (len(rows) < MOST and time.perf_counter() < end):
+        rows.append([seconds(make()) for make in (ours, other, *least)])
+    del rows[0]  # imports, and other work that is done once
+    ratio, *limits = (statistics.median(row[place] / row[1] for row in rows) for place in (0, 2)[: 1 + len(least)])
+    each = " / ".join(f"{1e3 * statistics.median(side):.3g}" for side in list(zip(*rows))[:2])
+    title = f"first step of {BLOCKS} blocks / {name}'s first"
+    return Measure(title, ratio, aim, "", f"{each} ms", limits[0] if limits else None)
+
+
+def ours() -> Work:
+    made = model()
+    trainer = create_ipu_trainer(made, torch.optim.SGD(made.parameters(), lr=1e-4, momentum=0.9), F.cross_entropy)
+    return lambda: trainer._process_function(trainer, DATA[0])
+
+
+def by_hand() -> Work:
+    return poptorch_loop(model(), DATA)
+
+
+def by_hand_after_a_call() -> Work:
+    made = model()
+    loop = poptorch_loop(made, DATA)
+
+    def run() -> None:
+        made(DATA[0][0])
+        loop()
+
+    return run
+
+
+def plain() -> Work:
+    made = model()
+    optimizer = torch.optim.SGD(made.parameters(), lr=1e-4, momentum=0.9)
+    return lambda: train_once(made, optimizer, *DATA[0])
