@@ -171,12 +171,12 @@ def create_ipu_averages_evaluator(
         batches, _ = preparing.micro_batches(batch, program)
         calls = list(inference.calls(program, batches))
         filled = any(piece.valid is not None for call in calls for piece in call)
-        if filled and program.writes(*batches[0], torch.ones(row_count(batches[0]))):
+        if filled and program.effects.buffers(*batches[0], torch.ones(row_count(batches[0]))):
             raise RowsError(
                 f"A batch of {sum(map(row_count, batches))} samples does not fill device calls of "
-                f"{program.micro_batches} micro-batches of {calls[0][0].rows} rows, and the filling would count in the "
-                "buffers that forward writes. Use a batch_size that divides the number of samples, or leave the "
-                "incomplete batch out with drop_last=True."
+                f"{program.resolved.micro_batches} micro-batches of {calls[0][0].rows} rows, and the filling would "
+                "count in the buffers that forward writes. Use a batch_size that divides the number of samples, or "
+                "leave the incomplete batch out with drop_last=True."
             )
         totals = torch.zeros(len(averages), dtype=torch.float64)
         for call in calls:

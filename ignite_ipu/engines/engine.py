@@ -111,7 +111,7 @@ class IPUEngine(Engine):
             OSError: The files cannot be written.
             Exception: As for `compile`.
         """
-        self._compiled(batch).export(path)
+        self._compiled(batch).state.export(path)
 
     def load_executable(self, path: PathLike) -> None:
         """Take the program from a file of `compile_and_export`, with the first batch, instead of compiling it.
@@ -123,7 +123,7 @@ class IPUEngine(Engine):
             SessionError: The files are not there, or the program is compiled already. With the first batch: it is the
                 executable of something else.
         """
-        self._step.program().take(ExportedProgram(path))
+        self._step.program().state.take(ExportedProgram(path))
 
     def _compiled(self, batch: Any) -> ModelProgram:
         with draws_put_back():
@@ -248,8 +248,9 @@ class IPUTrainer(IPUEngine):
         trained = self.ipu.trained
         if trained is None:
             return None
-        whole = BatchGeometry.from_options(trained.options_of(None), 1)
-        if self._call is None or len(self._call) == whole.input_micro_batches:
+        resolved = trained.resolved_for(None)
+        whole = resolved.geometry
+        if self._call is None or len(self._call) == resolved.micro_batches:
             return whole
         of_one = whole.gradient_accumulation * whole.input_slots
         updates = -(-len(self._call) // of_one)
@@ -390,7 +391,7 @@ class IPUTrainer(IPUEngine):
         program = self.ipu.training
         again = isinstance(data, DataLoader) and not isinstance(getattr(data, "dataset", None), IterableDataset)
         if again and program is not None and program.placing is not None:
-            program.place(*self.prepared(self.one_batch(data)))
+            program.state.place(*self.prepared(self.one_batch(data)))
         if max_epochs is None:
             return repr(self.ipu)
         return f"{self.ipu!r}\n\n{self.learning_rates(data, max_epochs)}"
@@ -407,7 +408,7 @@ class IPUTrainer(IPUEngine):
 
     def _note_data(self, data: Iterable[Any]) -> None:
         trained = self.ipu.trained
-        steps = None if trained is None else trained.options_of(None).Training.gradient_accumulation
+        steps = None if trained is None else trained.resolved_for(None).geometry.gradient_accumulation
         self.ipu.data = self._loaders().explain(data, steps)
 
     def _start(self, *args: Any, **kwargs: Any) -> _Start:

@@ -11,7 +11,6 @@ from ignite_ipu.engines.remembered_sizes import RememberedSize, of_function, of_
 from ignite_ipu.errors import IPUOutOfMemoryError, LossError, PlanError, logger, out_of_memory
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import positive
-from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.micro_batches import sample_count
 from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.tensors.trees import tensors_in
@@ -106,8 +105,8 @@ def _of_function(function: Callable[[int, int], Any], samples: int, remember: bo
 def _of_trainer(trainer: IPUTrainer, data: Any, remember: bool) -> FittedBatch:
     session, batch = trainer.ipu, trainer.one_batch(data)
     trained = session.with_trainer()
-    options = trained.options_of(None)
-    calls = BatchGeometry.from_options(options, 1)
+    resolved = trained.resolved_for(None)
+    calls = resolved.geometry
     session.weights.to_host()
     trained.drop_aside()
     now = sample_count(trainer.prepared(batch)) // calls.input_micro_batches or 1
@@ -116,10 +115,9 @@ def _of_trainer(trainer: IPUTrainer, data: Any, remember: bool) -> FittedBatch:
     tried: List[Tuple[int, Optional[str]]] = []
 
     def use(size: int) -> None:
-        wanted = options
+        wanted = resolved
         if size != now:
-            wanted = options.clone()
-            wanted.Training.gradientAccumulation(each // size)
+            wanted = resolved.changed(lambda options: options.Training.gradientAccumulation(each // size))
         session.replace_training(trained.program.step.again(), wanted)
 
     def fits(size: int) -> bool:
@@ -135,7 +133,7 @@ def _of_trainer(trainer: IPUTrainer, data: Any, remember: bool) -> FittedBatch:
 
     sizes = _divisors(each)
     best, too_large, number = -1, len(sizes), sizes.index(now)
-    place = _place(trainer, batch, options, each) if remember else None
+    place = _place(trainer, batch, resolved.options, each) if remember else None
     known = None if place is None else place.read()
     try:
         if known in sizes and fits(known):
@@ -175,8 +173,8 @@ def _place(trainer: IPUTrainer, batch: Any, options: Options, samples: int) -> R
 def _refuse_other_updates(trainer: IPUTrainer, batch: Any) -> None:
     """Refuse updates that depend on the number of their micro-batches, and log statistics that do."""
     program = trainer.ipu.with_trainer().program
-    step, micro_batches = program.step.again(), program.micro_batches
-    reduction = program.asked.Training.accumulation_and_replication_reduction_type.name
+    step, micro_batches = program.step.again(), program.resolved.micro_batches
+    reduction = program.resolved.options.Training.accumulation_and_replication_reduction_type.name
     adds_up = step.adds_up(step.arguments(*trainer.prepared(batch), micro_batches=micro_batches), micro_batches)
     if adds_up != (reduction == "Sum"):
         raise LossError(

@@ -26,6 +26,7 @@ from ignite_ipu.program.training_step import TrainingStep, find_loss
 from ignite_ipu.session.data_parallel import wrapped
 from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
+from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.session.session import IPUSession
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
@@ -194,7 +195,8 @@ def ipu_train_batch(
     modes = modes_of(model)
     if modes != current.modes:  # a program keeps them as they were
         step = TrainingStep(model, loss_fn, model_fn=_call, keep_modes=True)
-        current.program, current.modes = session.replace_training(step, training_options()), modes
+        resolved = Resolved.for_training(training_options())
+        current.program, current.modes = session.replace_training(step, resolved), modes
     _, _, output, loss = session.train((inputs, keyword_inputs), target)
     return output, loss
 

@@ -113,7 +113,7 @@ class Preparing:
 
 def _cut(x: Any, y: Any, program: ModelProgram) -> Iterator[Tuple[Any, Any]]:
     """Yield the micro-batches of a ready batch: of the size that its program has, or that fills one call."""
-    count = program.micro_batches
+    count = program.resolved.micro_batches
     if count == 1:
         yield x, y
         return
@@ -133,7 +133,7 @@ def _cut(x: Any, y: Any, program: ModelProgram) -> Iterator[Tuple[Any, Any]]:
 
 def _different(error: NotJoined, batch: MicroBatches, program: Optional[ModelProgram]) -> BatchError:
     """Return the error for a call whose micro-batches no program takes together."""
-    factors = "" if program is None else f" ({program.calls.factors()})"
+    factors = "" if program is None else f" ({program.resolved.geometry.factors()})"
     return BatchError(
         f"The {len(batch)} micro-batches of one device call{factors} differ: {error}. One program takes all of them, "
         "with one shape. Pad them to one shape in the collate_fn or in prepare_batch, or let the batch sampler yield "
@@ -207,7 +207,7 @@ class LastCalls:
         try:
             samples = row_count((x, y))
         except RowsError as error:
-            if self._session.with_trainer().program.micro_batches == 1:
+            if self._session.with_trainer().program.resolved.micro_batches == 1:
                 return None
             raise RowsError(
                 f"{error} drop_last=False cuts the samples of an incomplete device call: use drop_last=True."
@@ -228,9 +228,10 @@ class LastCalls:
 
     def _refuse_sums(self, x: Any, y: Any) -> None:
         program = self._session.with_trainer().program
-        if program.calls.micro_batches == program.calls.device_iterations:
+        step, calls, micro_batches = program.step, program.resolved.geometry, program.resolved.micro_batches
+        if calls.micro_batches == calls.device_iterations:
             return
-        if program.step.adds_up(program.arguments(x, y), program.micro_batches):
+        if step.adds_up(step.arguments(x, y, micro_batches=micro_batches), micro_batches):
             raise LossError(
                 "The loss is a sum over samples, and an update averages those of its micro-batches. The rest of the "
                 "data has another number of them, so drop_last=False would weigh it differently. Use a mean, or "
@@ -282,7 +283,7 @@ def ipu_training_step(
     def prepared(batch: Any) -> Any:
         program = session.training
         if program is not None:
-            program.set_modes()
+            program.state.set_modes()
         return preparing.joined(batch, program)
 
     def train(batch: Any) -> Tuple[Any, Any, Any, torch.Tensor]:
@@ -290,7 +291,7 @@ def ipu_training_step(
             return calls.train(*prepared(batch))
         program = session.training
         if program is not None:
-            program.set_modes()
+            program.state.set_modes()
         parts: List[Tuple[Any, Any]] = []
         try:
             x, y, y_pred, loss = calls.train(*preparing.whole(batch, parts, program))

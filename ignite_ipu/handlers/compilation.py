@@ -36,7 +36,7 @@ class CompilationProgress:
         session: IPUSession = engine.ipu  # type: ignore[attr-defined]
         for program in (session.training, *session.evaluations):
             if program is not None and program.executor is None:
-                program.asked.showCompilationProgressBar(False)
+                program.options.showCompilationProgressBar(False)
         engine.add_event_handler(IPUEvents.COMPILE_STARTED, self._start)
         engine.add_event_handler(IPUEvents.COMPILE_COMPLETED, self._complete)
         engine.add_event_handler(IPUEvents.RUN_FAILED, self._close)

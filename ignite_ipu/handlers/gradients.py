@@ -11,6 +11,7 @@ from ignite_ipu.errors import SessionError
 from ignite_ipu.program.tensors.raw import set_gradient
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.gradients import gradient_reader, log_cost
+from ignite_ipu.session.returned_gradients import read_gradients
 from ignite_ipu.session.session import IPUSession, session_of
 from ignite_ipu.torch_names.engines import event_handlers_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
@@ -68,7 +69,7 @@ class Gradients:
             raise SessionError("Gradients was attached, but `choose` accepts none of the model's trainable parameters.")
         if session.updates_on_host:
             return  # gradients are PyTorch's
-        session.training.gradients = AnchoredGradients(f"model.{name}" for name in self._chosen)
+        session.training.kind.gradients = AnchoredGradients(f"model.{name}" for name in self._chosen)
         session.hooks.show_gradients()
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._show, session)
 
@@ -97,7 +98,7 @@ class Gradients:
                 "The gradients of this iteration are gone: a handler of ITERATION_COMPLETED has closed, released or "
                 "replaced the training program before Gradients read them. Attach that handler after Gradients."
             )
-        found = program.read_gradients()
+        found = read_gradients(program)
         for name, parameter in self._chosen.items():
             gradient = found.get(f"model.{name}")
             if gradient is None and not self._allow_unused:

@@ -8,8 +8,8 @@ from typing import Optional, Union
 from ignite.engine import Engine, Events
 
 from ignite_ipu.errors import SessionError
-from ignite_ipu.poptorch_types import Options
 from ignite_ipu.session.hooks import IPUEvents
+from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.session.session import IPUSession, session_of
 
 __all__ = ["PopVisionProfiler"]
@@ -40,7 +40,7 @@ class PopVisionProfiler:
         if not 1 <= self.first <= self.last:
             raise ValueError(f"Iterations {first} to {last} are no range: count from 1, the last not before the first.")
         self.folder = Path(folder)
-        self._options: Optional[Options] = None
+        self._resolved: Optional[Resolved] = None
 
     def attach(self, trainer: Engine) -> None:
         """Profile this trainer.
@@ -60,9 +60,8 @@ class PopVisionProfiler:
     def _begin(self, engine: Engine, session: IPUSession) -> None:
         program = session.with_trainer().program
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._options = program.asked
-        profiled = program.asked.clone()
-        profiled.enableProfiling(str(self.folder))
+        self._resolved = program.resolved
+        profiled = program.resolved.changed(lambda options: options.enableProfiling(str(self.folder)))
         session.replace_training(program.step, profiled)
         # Registered now, so that it comes after all other handlers, which may read the program.
         last = Events.ITERATION_COMPLETED(once=self.last)
@@ -71,7 +70,7 @@ class PopVisionProfiler:
         engine.add_event_handler(last, self._end, session)
 
     def _end(self, engine: Engine, session: IPUSession) -> None:
-        if self._options is None or session.training is None:
+        if self._resolved is None or session.training is None:
             return
-        options, self._options = self._options, None
-        session.replace_training(session.training.step, options)
+        resolved, self._resolved = self._resolved, None
+        session.replace_training(session.training.step, resolved)

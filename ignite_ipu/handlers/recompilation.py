@@ -14,6 +14,7 @@ from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.program import ModelProgram
+from ignite_ipu.session.program_states import Wrapped
 from ignite_ipu.session.session import IPUSession, session_of
 from ignite_ipu.torch_names.modules import PARAMETERS
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
@@ -107,9 +108,9 @@ class RecompileWatch:
 
     def _compiling(self, engine: Engine, session: IPUSession) -> None:
         for program in (session.training, *session.evaluations):
-            if program is not None and program.executor is not None and not program.executor.isCompiled():
+            if program is not None and isinstance(program.state, Wrapped):
                 # One training program follows another.
-                key, name = (session, "training") if program.training else (program, "evaluation")
+                key, name = (session, "training") if program.kind.training else (program, "evaluation")
                 self.note(key, name, engine.state.iteration, _facts_of(program, session), program.changed)
 
 
@@ -148,7 +149,7 @@ def _facts_of(program: ModelProgram, session: IPUSession) -> Dict[str, str]:
     for name, module in program.step.named_modules():
         facts[f"module {name or 'itself'}"] = f"in {'training' if module.training else 'evaluation'} mode"
     conversion = None if session.link is None else session.link.conversion
-    if program.training and isinstance(conversion, Conversion):
+    if program.kind.training and isinstance(conversion, Conversion):
         for number, group in enumerate(conversion.optimizer.param_groups):
             for name in conversion.constant & group.keys():
                 facts[f"optimizer constant {name} of group {number}"] = repr(group[name])

@@ -134,7 +134,7 @@ class IPUStats:
             rows = [tensor.shape[0] for tensor in tensors_in(engine.state.batch) if tensor.dim()]
             since["samples"] += min([geometry.global_batch_size, *rows])
             since["micro_batches"] += geometry.input_micro_batches
-            if self._program is None or self._program.training:
+            if self._program is None or self._program.kind.training:
                 since["weight_updates"] += geometry.updates_per_call
 
     def _waited(self, engine: Engine, what: str) -> None:
@@ -171,7 +171,7 @@ class IPUStats:
     def _optimizer_bytes(self, program: ModelProgram) -> int:
         """Return the bytes of the state that the device's optimizer keeps for the trained weights."""
         session = self._session
-        if session is None or session.link is None or not program.training:
+        if session is None or session.link is None or not program.kind.training:
             return 0
         conversion = session.link.conversion
         if not isinstance(conversion, Conversion):

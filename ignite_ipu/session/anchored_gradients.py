@@ -18,10 +18,10 @@ from ignite_ipu.errors import OptionsError, logger
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import draws_put_back
-from ignite_ipu.program.options import output_mode
 from ignite_ipu.program.step import BatchStep, first_micro_batch
 from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, plain, requires_grad, shape_of
 from ignite_ipu.session.gradient_hooks import GradientHooks
+from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.torch_names import lists
 from ignite_ipu.torch_names.lists import flatten_tensors, unflatten_tensors
 from ignite_ipu.torch_names.modules import PARAMETERS
@@ -61,27 +61,29 @@ class AnchoredGradients:
         """Return the same request for another program."""
         return AnchoredGradients(self.asked, self.own)
 
-    def configured(self, options: Options, step: BatchStep, leaves: Sequence[Any], micro_batches: int) -> Options:
-        """Return the options to compile a module with, for a call with these arguments.
+    def settle(self, step: BatchStep, resolved: Resolved, leaves: Sequence[Any]) -> None:
+        """Find the parameters that have gradients, by a call of the module on the host with these arguments.
 
         Raises:
             OptionsError: The output mode does not return all parts of the gradient of an update.
         """
-        options = options.clone()
-        _check_output_mode(options)
+        _check_output_mode(resolved)
         parameters = named_tensors(step, PARAMETERS)
-        reached = reached_parameters(step, leaves, micro_batches)
+        reached = reached_parameters(step, leaves, resolved.micro_batches)
         self.names = [name for name in (parameters if self.asked is None else self.asked) if name in reached]
         self.parameters = [parameters[name] for name in self.names]
         self._shorts = [f"{_PREFIX}{name}" for name in self.names]
         self._strided = [number for number, each in enumerate(self.parameters) if not plain(each).is_contiguous()]
+        self._resolved = resolved
+
+    def request(self, options: Options) -> None:
+        """Anchor the gradients in the options that a module is compiled with."""
         for name, short in zip(self.names, self._shorts):
             options.anchorTensor(short, f"Gradient___{name}")
         popart = getattr(options._Popart, "options", {})
         self._adapts_scaling = bool(popart.get("automaticLossScalingSettings.enabled", False))
         if self._adapts_scaling:
             options.anchorTensor(_SCALING, "finalLossScale")
-        return options
 
     def read(self, executor: Executor, loss_scaling: float) -> List[torch.Tensor]:
         """Return the gradients of the last update of the last call, in the order of `names`, as PyTorch has them.
@@ -89,18 +91,19 @@ class AnchoredGradients:
         They are summed or averaged over its micro-batches, replicas and processes as the options say. Their memory is
         their own.
         """
-        options, get = executor.options, executor.getAnchoredTensor
+        get, resolved = executor.getAnchoredTensor, self._resolved
         if self._adapts_scaling:
             loss_scaling = float(get(_SCALING))
-        training, replicas = options.Training, options.replication_factor
-        count = training.gradient_accumulation * replicas
-        processes = 1 if self.own else options.Distributed.numProcesses
-        blocks = replicas if output_mode(options, training=True).name == "Sum" else count
-        mean = training.accumulation_and_replication_reduction_type is backend.poptorch().ReductionType.Mean
+        calls, replicas = resolved.geometry, resolved.replicas
+        count = calls.gradient_accumulation * replicas
+        processes = 1 if self.own else calls.processes
+        blocks = replicas if resolved.output_mode == "Sum" else count
+        reduction = resolved.options.Training.accumulation_and_replication_reduction_type
+        mean = reduction is backend.poptorch().ReductionType.Mean
         divisor = loss_scaling * (count * processes if mean else 1)
         with DisableTorchFunctionSubclass():
             # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
-            if blocks == 1 and options.device_iterations == 1:
+            if blocks == 1 and calls.device_iterations == 1:
                 # Not a view, which the loop could not detach in place.
                 found = [torch.Tensor.detach(get(short)) for short in self._shorts]
             else:
@@ -168,9 +171,9 @@ def _trained(step: nn.Module) -> Set[str]:
     return set(names.values())
 
 
-def _check_output_mode(options: Options) -> None:
-    mode, training = output_mode(options, training=True).name, options.Training
-    several = {"Final": training.gradient_accumulation, "Sum": options.device_iterations}.get(mode, 1)
+def _check_output_mode(resolved: Resolved) -> None:
+    mode, calls = resolved.output_mode, resolved.geometry
+    several = {"Final": calls.gradient_accumulation, "Sum": calls.device_iterations}.get(mode, 1)
     if several > 1:
         factor = "gradientAccumulation" if mode == "Final" else "deviceIterations"
         raise OptionsError(

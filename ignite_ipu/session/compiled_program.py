@@ -1,58 +1,115 @@
-"""`CompiledProgram`: the compiled form of a program's module, and the detection of stale ones."""
+"""`CompiledProgram`: the state of a program that is compiled, and the detection of stale ones."""
 
 from __future__ import annotations
 
-from typing import Collection, Hashable, Iterator, List, Sequence, Tuple
+import dataclasses
+from typing import Any, Collection, Hashable, Iterator, List, Sequence, Tuple
 
 import torch
 from torch import nn
 
+from ignite_ipu.errors import SessionError
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
+from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import Retrace
 from ignite_ipu.program.module_state import modes_kept, modes_of
-from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import is_users_file
+from ignite_ipu.session.executables import ExportedProgram, PathLike, export
 from ignite_ipu.session.host_counters import counts_on_host
-from ignite_ipu.session.weights.tracker import Weights
+from ignite_ipu.session.program_source import ProgramSource
+from ignite_ipu.session.weights.tracker import Counted
 from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS
 
 
-class CompiledProgram:
-    """An executor with a program in it, and the Python values and buffers that are constants of the program.
+@dataclasses.dataclass(frozen=True)
+class HostTrace:
+    """Results of the call on the host that follows a compilation.
 
-    `changed` are names of Python values that forward changed in the trace, as each trace of the model does.
+    Attributes:
+        retrace: Compares later calls with it.
+        counted: Counters of batches, and by how much a micro-batch advances each.
+        written: Names of the floating-point buffers that forward writes, without the statistics of normalisations.
+        varying: Names of values that every call changes, or finds changed.
+        shapes: Sizes and strides of the returned tensors; empty where the model cannot be called on the host.
+        writes_buffers: Whether calls may write floating-point buffers.
+    """
+
+    retrace: Retrace
+    counted: Counted
+    written: Sequence[str] = ()
+    varying: Sequence[str] = ()
+    shapes: Sequence[Tuple[Sequence[int], Sequence[int]]] = ()
+    writes_buffers: bool = True
+
+
+class CompiledProgram:
+    """A program that is compiled, with the Python values and buffers that are its constants.
+
+    PopTorch reports whether it is on its IPUs.
+
+    Args:
+        source: The parts that it was made from.
+        executor: PopTorch's executor.
+        geometry: The arithmetic of its calls.
+        python: The Python values of the trace.
+        changed: Names of Python values that forward changed in the trace, as each trace of the model does.
+        trace: Results of a call on the host.
     """
 
     def __init__(
         self,
+        source: ProgramSource,
         executor: Executor,
-        step: BatchStep,
-        training: bool,
-        weights: Weights,
+        geometry: BatchGeometry,
         python: PythonState,
         changed: Sequence[str],
-        retrace: Retrace,
+        trace: HostTrace,
     ) -> None:
-        self.executor = executor
-        self.retrace = retrace
-        self._step, self._training, self._python, self._changed = step, training, python, changed
+        self.source, self.executor, self.geometry, self.trace = source, executor, geometry, trace
+        self._step, self._training = source.step, source.resolved.training
+        self._python, self._changed = python, changed
         self._traced: List[Hashable] = self._python.values()
-        self._traced_modes = modes_of(step)
+        self._traced_modes = modes_of(self._step)
         self._modes: List[bool] = []
-        self._weights, self._edits = weights, weights.edits
-        self._buffers = list(_compiled_in(step, self._python.words, step.read_buffers))
+        self._weights, self._edits = source.weights, source.weights.edits
+        self._buffers = list(_compiled_in(self._step, self._python.words, self._step.read_buffers))
         # Buffers of floating-point numbers may be written by the program that trains.
         floats = any(plain(tensor).is_floating_point() for _, tensor, _ in self._buffers)
-        self._follows_training = floats and not training
+        self._follows_training = floats and not self._training
 
     def set_modes(self) -> None:
         """Put the user's model in its mode; calls none of its code where no module's mode has changed since."""
         if self._python.training() is not self._modes:
             self._step.train(self._training)
             self._modes = self._python.training()
+
+    def note_call(self) -> None:
+        self.trace.retrace.note_call()
+
+    def count_batches(self) -> None:
+        """Advance the counters of batches with this program's calls from now on."""
+        self._weights.counters.follow(self.trace.counted, self.source.resolved.micro_batches_per_replica)
+
+    def take(self, executable: ExportedProgram) -> None:
+        """Refuse to load an executable.
+
+        Raises:
+            SessionError: The program is compiled.
+        """
+        raise SessionError(
+            f"{executable.path} comes too late: the program is compiled already. Load it before the first batch, "
+            "or call trainer.ipu.release() first."
+        )
+
+    def export(self, path: PathLike) -> None:
+        """Write the program to a file; see `ExportedProgram`."""
+        export(path, self.executor, self._step, self.source.kind.link, self.trace.retrace.fingerprint())
+
+    def place(self, *parts: Any) -> None:
+        """Leave the placement as it was compiled."""
 
     def changed_values(self) -> List[str]:
         """Return the names of Python values that were others when the program was traced; modules and hooks, too."""
@@ -90,7 +147,7 @@ class CompiledProgram:
             return ""
         kept = ModuleAttributes(self._step)
         with modes_kept(self._step, self._traced_modes):
-            found = self.retrace.again()
+            found = self.trace.retrace.again()
         kept.put_back(always=True)
         return found
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTupl
 from ignite_ipu.errors import BatchError, RowsError, logger
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.micro_batches import (
     NotJoined,
@@ -20,15 +21,18 @@ from ignite_ipu.program.micro_batches import (
     signature,
     split,
 )
-from ignite_ipu.program.options import check_ipus, evaluation_options, set_replicas
+from ignite_ipu.program.options import evaluation_options
 from ignite_ipu.program.step import BatchStep, EvaluationStep
 from ignite_ipu.program.tensors.rows import row_count, split_rows, take_rows
 from ignite_ipu.program.tensors.strides import with_strides
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 from ignite_ipu.session.batch_padding import FillingCheck
+from ignite_ipu.session.compiled_program import CompiledProgram
 from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
+from ignite_ipu.session.program_kinds import InferenceKind
 from ignite_ipu.session.programs import Programs
+from ignite_ipu.session.resolved import Resolved
 
 if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
@@ -62,7 +66,7 @@ class Evaluation:
         if program is None or self._training is not inference.training or program not in inference.programs.evaluations:
             program = inference.prepare(self._step(), self._options(), self._pipeline, instead_of=program)
             self._program, self._training = program, inference.training
-        program.set_modes()
+        program.state.set_modes()
         return program
 
 
@@ -135,16 +139,17 @@ class Inference:
         programs.states.follow()
         if pipeline is None and programs.trained is not None and programs.trained.program.placing is not None:
             pipeline = programs.trained.program.placing.inference
-        program = next((each for each in programs.evaluations if each.evaluates(step, options, pipeline)), None)
+        program = next((each for each in programs.evaluations if _serves(each, step, options, pipeline)), None)
         if program is None:
-            check_ipus(options)
+            resolved = Resolved.of(options, False, pipeline)
             placing: Optional[Placing] = None
             if pipeline is not None:
                 from ignite_ipu.session.placement import Placing
 
                 placing = (place or Placing)(pipeline, step, options, False, None)
             on_trace = programs.changes.refuse_frozen if refuses_frozen else None
-            program = ModelProgram(step, options, programs.weights, programs.hooks, placing, on_trace=on_trace)
+            kind = InferenceKind()
+            program = ModelProgram(step, resolved, kind, programs.weights, programs.hooks, placing, on_trace)
             programs.evaluations.append(program)
         if instead_of is not None and instead_of is not program:
             self.drop(instead_of)
@@ -176,7 +181,7 @@ class Inference:
             RowsError: Filling would change the predictions, or the outputs that come back would be those of filling.
             BatchError: Targets or predictions cannot be joined, for their shapes differ.
         """
-        if program.mode != "All":
+        if program.resolved.output_mode != "All":
             return self._evaluate_some(program, batches)
         inputs = [x for x, _ in batches]
         predictions = self.predictions(program, inputs, None if whole is None else whole[0])
@@ -187,16 +192,16 @@ class Inference:
     def _evaluate_some(self, program: ModelProgram, batches: Sequence[Tuple[Any, Any]]) -> Tuple[Any, Any, Any]:
         results: List[Tuple[Any, Any, Any]] = []
         rows = {signature(batch) for batch in batches}
-        count, size = len(batches), program.micro_batches
+        count, size = len(batches), program.resolved.micro_batches
         if count % size or len(rows) > 1:
             raise RowsError(
                 f"{count} micro-batches of {len(rows)} shapes do not fill calls of {size} of one shape, and with "
-                f"OutputMode.{program.mode} the outputs that come back would be those of filling. Leave incomplete "
-                "batches out, or evaluate with output_mode='All', which counts every sample."
+                f"OutputMode.{program.resolved.output_mode} the outputs that come back would be those of filling. "
+                "Leave incomplete batches out, or evaluate with output_mode='All', which counts every sample."
             )
         for start in range(0, count, size):
             x, y = (join(parts) for parts in zip(*batches[start : start + size]))
-            results.append((*program.returned((x, y)), self.infer(program, x)))
+            results.append((*program.resolved.returned((x, y)), self.infer(program, x)))
         x, y, predictions = (_joined(parts, "The batch", join_results) for parts in zip(*results))
         return x, y, predictions
 
@@ -205,7 +210,7 @@ class Inference:
 
         See `calls`. Inputs that have been joined already are `whole`.
         """
-        if not _fills_calls(program, inputs) and program.writes(inputs[0]):
+        if not _fills_calls(program, inputs) and program.effects.buffers(inputs[0]):
             return self._without_filling(program, inputs)
         results: List[Any] = []
         for call in self.calls(program, inputs):
@@ -213,7 +218,8 @@ class Inference:
             as_they_are = whole is not None and uncut and call[-1].valid is None
             output = self.infer(program, whole if as_they_are else join([piece.batch for piece in call], "x"))
             results += self._kept(program, call, output)
-        return _in_order(_joined(results, "The prediction", join_results), program.shapes)
+        compiled, joined = program.compiled, _joined(results, "The prediction", join_results)
+        return joined if compiled is None else _in_order(joined, compiled.trace.shapes)
 
     def calls(self, program: ModelProgram, inputs: Sequence[Any]) -> Iterator[List[Piece]]:
         """Yield the inputs of device calls for these micro-batches: as many pieces as a program takes.
@@ -221,7 +227,7 @@ class Inference:
         A micro-batch with fewer rows than the program's is padded. One with more is cut if that does not change the
         predictions; otherwise the program is compiled again for it.
         """
-        size, count = self._size(program, inputs), program.micro_batches
+        size, count = self._size(program, inputs), program.resolved.micro_batches
         group: List[Piece] = []
         shapes: Optional[Signature] = None
         for batch in inputs:
@@ -243,38 +249,35 @@ class Inference:
         largest = max(rows)
         if layout is None or layout.rows is None:
             return largest or None
-        size = layout.rows // program.micro_batches
+        size = layout.rows // program.resolved.micro_batches
         if largest > size:
             first, _ = next(split_rows(inputs[rows.index(largest)], size))
             of_one = functools.partial(self._of_one, program, size)
             if type(program.step) is not EvaluationStep or not self.filling.may_cut(program, first, of_one):
                 logger.warning(_LARGER, type(program.step.model).__qualname__, size, largest)
                 program.destroy()
-                program.geometry = None
                 return largest
         return size
 
     def _without_filling(self, program: ModelProgram, inputs: Sequence[Any]) -> Any:
         """Return the predictions by calls of one micro-batch each: filling would count in written buffers."""
-        if program.micro_batches > 1:
+        if program.resolved.micro_batches > 1:
             single = self._singles.get(program)
             if single is None:
-                options = program.asked.clone()
-                options.deviceIterations(1)
-                set_replicas(options, 1)
-                single = self._singles[program] = program.like(program.step.again(), options)
+                one = program.resolved.with_factors(BatchGeometry(1))
+                single = self._singles[program] = program.like(program.step.again(), one)
                 self.programs.evaluations.append(single)
             program = single
         return _joined([self.infer(program, batch) for batch in inputs], "The prediction", join_results)
 
     def _kept(self, program: ModelProgram, call: Sequence[Piece], output: Any) -> List[Any]:
         """Return the results of a call for samples, without those of padding."""
-        group = program.calls.input_group_size
+        group = program.resolved.geometry.input_group_size
         if call[0].valid is None and call[0].rows:
             self.filling.keep_sample(program, call[0].batch)
         if group == 1 and call[-1].valid is None and all(piece.valid is None for piece in call):
             return [output]
-        parts = split(output, program.calls.micro_batches)
+        parts = split(output, program.resolved.geometry.micro_batches)
         kept = []
         for number, piece in enumerate(call):
             if piece.valid != 0:
@@ -288,13 +291,13 @@ class Inference:
 
     def _of_one(self, program: ModelProgram, valid: int, batch: Any) -> Any:
         """Return the program's results for the first `valid` rows of one micro-batch."""
-        output = self.infer(program, join([batch] * program.micro_batches, "x"))
-        return take_rows(split(output, program.calls.micro_batches)[0], valid, row_count(batch))
+        output = self.infer(program, join([batch] * program.resolved.micro_batches, "x"))
+        return take_rows(split(output, program.resolved.geometry.micro_batches)[0], valid, row_count(batch))
 
     def infer(self, program: ModelProgram, *parts: Any) -> Any:
         """Return the results of an inference program for the parts of one batch, by the newest weights."""
         guard = self.programs.hooks.guard
-        layout, leaves = program.step.flattened(parts, program.micro_batches)
+        layout, leaves = program.step.flattened(parts, program.resolved.micro_batches)
         program = self._for_shapes(program, layout)
 
         def call() -> Any:
@@ -315,7 +318,7 @@ class Inference:
 
         It comes to its IPUs with the newest weights, unless its target is an offline one.
         """
-        layout, leaves = program.step.flattened(parts, program.micro_batches)
+        layout, leaves = program.step.flattened(parts, program.resolved.micro_batches)
         program = self._for_shapes(program, layout)
         self._follow(program, layout)
         self._loaded(program, leaves, parts[0] if len(parts) == 1 else parts)
@@ -331,7 +334,7 @@ class Inference:
             if not step.layout.differs_in_shapes(layout):
                 return program
             self.programs.check_another_shape(len(kind), layout)
-            found = program.like(step.again(), program.asked)
+            found = program.like(step.again(), program.resolved)
             self._kinds[program] = kind = [*kind, found]
             self.programs.evaluations.append(found)
         if not found.ready:
@@ -344,19 +347,28 @@ class Inference:
         programs, executor = self.programs, self._loaded(program, leaves, x)
         programs.active = program
         programs.weights.to_inference(executor)
-        program.note_call()
-        output = program.take_writes(executor(*leaves))
-        program.show_attributes(leaves)
+        program.state.note_call()
+        output = executor(*leaves)
+        compiled = program.state
+        if isinstance(compiled, CompiledProgram):
+            output = program.effects.take(executor, output, compiled.trace.counted)
+        program.effects.show_attributes(leaves)
         return output
 
     def _loaded(self, program: ModelProgram, leaves: Sequence[Any], x: Any) -> Executor:
-        programs, executor = self.programs, program.executor
+        programs, executor = self.programs, program.state.executor
         programs.shared.take_over()
         if executor is None or not executor.isAttachedToDevice():
             with programs.loading(program):
                 programs.weights.to_host()  # loading uploads the host's
                 executor = program.load(leaves, x)
         return executor
+
+
+def _serves(program: ModelProgram, step: BatchStep, options: Options, pipeline: Optional[PipelineRequest]) -> bool:
+    """Return whether this is the program for a module, with the same options object and placement."""
+    resolved = program.resolved
+    return resolved.pipeline == pipeline and resolved.options is options and program.step.computes_like(step)
 
 
 def _in_order(predictions: Any, shapes: Sequence[Tuple[Sequence[int], Sequence[int]]]) -> Any:
@@ -369,12 +381,12 @@ def _in_order(predictions: Any, shapes: Sequence[Tuple[Sequence[int], Sequence[i
 
 def _fills_calls(program: ModelProgram, inputs: Sequence[Any]) -> bool:
     """Return whether micro-batches fill device calls as they are."""
-    if len(inputs) % program.micro_batches or (len(inputs) > 1 and len(set(map(signature, inputs))) > 1):
+    if len(inputs) % program.resolved.micro_batches or (len(inputs) > 1 and len(set(map(signature, inputs))) > 1):
         return False
     layout = program.step.layout
     if layout is None or layout.rows is None:
         return True
-    return _rows(inputs[0]) in (None, layout.rows // program.micro_batches)
+    return _rows(inputs[0]) in (None, layout.rows // program.resolved.micro_batches)
 
 
 def _pieces(batch: Any, size: Optional[int]) -> Iterator[Piece]:

@@ -100,19 +100,17 @@ class Placing:
         elif placement.execution in _ESTIMATED:
             self._warn_of_memory(placement, leaves)
 
-    def configured(self, asked: Options) -> Options:
-        """Return a copy of the given options, which has the execution strategy.
+    def configure(self, options: Options) -> None:
+        """Set the execution strategy of options.
 
-        A copy, because a loader made from options with explicit stages cannot send them to its worker process.
+        They are a copy, because a loader made from options with explicit stages cannot send them to its worker process.
         """
         assert self.placement is not None  # `prepare` has been there
-        options = asked.clone()
         if self.request.round_up:
             options.autoRoundNumIPUs(True)
         options.setExecutionStrategy(self.placement.strategy())
         if self._memory is not None:
             save_memory(self._memory, options.replication_factor, options)
-        return options
 
     @contextmanager
     def applied(self, step: BatchStep) -> Iterator[None]:

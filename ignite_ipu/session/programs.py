@@ -151,7 +151,7 @@ class Programs:
         found = [known() for known in _LOADED]
         others = [each for each in found if each is not None and each is not self and each._thread == self._thread]
         others = [each for each in others if any(program.ready for program in each)]
-        if not others or is_simulated(wanted.asked):
+        if not others or is_simulated(wanted.resolved.options):
             return
         own = sum(program.ipus or 1 for program in self if program is not wanted and program.ready)
         for number, each in enumerate(others):
@@ -169,7 +169,7 @@ class Programs:
     def _exceed_machine(self, wanted: ModelProgram) -> bool:
         """Return whether the machine has no device with IPUs for all programs that are on theirs and another one."""
         others = [program for program in self if program is not wanted and program.ready]
-        if not others or is_simulated(wanted.asked):
+        if not others or is_simulated(wanted.resolved.options):
             return False
         ipus = sum(program.ipus or 1 for program in (wanted, *others))
         if _has_ipus(ipus):
@@ -218,7 +218,7 @@ class Programs:
                 try:
                     program.destroy()
                 except Exception as error:
-                    if program.training:
+                    if program.kind.training:
                         lost.append(("the state of the training program", error))
                     else:
                         # It has nothing but copies of weights.
@@ -243,16 +243,17 @@ class Programs:
         Where that is worth it; `always` is however few calls there were since the last time.
         """
         for program in self:
-            if program.compiled is not None and (always or program.compiled.retrace.is_worth_it):
-                retrace = program.compiled.retrace
-                if retrace.calls:
+            compiled = program.compiled
+            if compiled is not None and (always or compiled.trace.retrace.is_worth_it):
+                if compiled.trace.retrace.calls:
                     self.changes.look_again(program)
-                retrace.is_due = True
+                compiled.trace.retrace.is_due = True
 
     def look_again(self) -> None:
         """Trace modules a second time before the weights are read, unless that was recent."""
         for program in self:
-            if program.compiled is not None and program.compiled.retrace.is_worth_it:
+            compiled = program.compiled
+            if compiled is not None and compiled.trace.retrace.is_worth_it:
                 self.changes.look_again(program)
 
     def _compile_again(self, program: ModelProgram) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from ignite_ipu.errors import SessionError, logger
 from ignite_ipu.program.module_state import REGISTRATIONS
+from ignite_ipu.session.compiled_program import CompiledProgram
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.weights.tracker import Weights
@@ -69,10 +70,10 @@ class ModelChanges:
         """Compile a program again if its constants have changed."""
         if self._registrations != REGISTRATIONS.count:
             self.refuse_replaced()
-        traced = program.traced
-        if traced is None:
+        compiled = program.state
+        if not isinstance(compiled, CompiledProgram):
             return
-        changed = traced.changed_values()
+        changed = compiled.changed_values()
         if changed:
             self._replace(program, changed, _PYTHON_CHANGED)
         else:
@@ -80,13 +81,13 @@ class ModelChanges:
 
     def follow_trace(self, program: ModelProgram) -> None:
         """Do as `follow`, for callers that compare the Python values of the code themselves."""
-        traced = program.traced
-        if traced is None:
+        compiled = program.state
+        if not isinstance(compiled, CompiledProgram):
             return
-        changed = traced.changed_buffers()
+        changed = compiled.changed_buffers()
         if changed:
             self._replace(program, changed, _BUFFERS_CHANGED)
-        elif traced.retrace.is_due:
+        elif compiled.trace.retrace.is_due:
             self.look_again(program)
 
     def look_again(self, program: ModelProgram) -> None:
@@ -97,7 +98,7 @@ class ModelChanges:
         if self._registrations != REGISTRATIONS.count and any(self._replaced()):
             return
         compiled = program.compiled
-        calls = 0 if compiled is None else compiled.retrace.calls
+        calls = 0 if compiled is None else compiled.trace.retrace.calls
         found = "" if compiled is None else compiled.computed_otherwise()
         if not found:
             return
@@ -109,14 +110,14 @@ class ModelChanges:
         self._compile_again(program)
         program.changed = [f"something that the code of {name} does not name: {found}"]
 
-    def refuse_frozen(self, program: ModelProgram) -> None:
-        """Refuse a forward that changes Python values in every call: a compiled program runs it once.
+    def refuse_frozen(self, model: nn.Module, varying: Sequence[str]) -> None:
+        """Refuse a forward that changes Python values in every call (`varying`): a compiled program runs it once.
 
         Results of the trace that stay the same in another call, such as a cache, are no such values.
         """
-        if program.varying:
-            name = type(program.step.model).__qualname__
-            self._hooks.follower.refuse_frozen(changes_in_every_call(f"The forward of {name}", program.varying))
+        if varying:
+            name = type(model).__qualname__
+            self._hooks.follower.refuse_frozen(changes_in_every_call(f"The forward of {name}", varying))
 
     def _replace(self, program: ModelProgram, changed: Sequence[str], message: str) -> None:
         self.refuse_replaced()

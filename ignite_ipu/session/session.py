@@ -13,22 +13,25 @@ from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.errors import SessionError, logger
 from ignite_ipu.optimizers.conversion import Conversion
-from ignite_ipu.optimizers.host_link import HostLink, HostUpdates, Link
+from ignite_ipu.optimizers.host_link import HostUpdates, Link
 from ignite_ipu.optimizers.link import check_parameters
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.gradients import problem_of_hooks
 from ignite_ipu.program.geometry import BatchGeometry, UnevenCall
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.micro_batches import sample_count
-from ignite_ipu.program.options import check_ipus
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.host_gradients import accumulate, needs_closure
 from ignite_ipu.session.inference import Inference
-from ignite_ipu.session.processes import check_same_weights, describe_processes, train_alone
+from ignite_ipu.session.processes import check_same_weights
 from ignite_ipu.session.program import ModelProgram
+from ignite_ipu.session.program_kinds import GradientKind
 from ignite_ipu.session.programs import Programs, refuse_losses
+from ignite_ipu.session.random_streams import continue_stream, read_stream
+from ignite_ipu.session.resolved import Resolved
+from ignite_ipu.session.returned_gradients import host_update_cost, refresh_weights, take_gradients
 from ignite_ipu.session.summary import summarise
 from ignite_ipu.session.torch_compiled import leave_out_compiler
 from ignite_ipu.session.training import Trained
@@ -167,38 +170,31 @@ class IPUSession:
         _check_model(self.model)
         if isinstance(conversion, Conversion):
             check_parameters(conversion.source, step)
-        if alone:
-            train_alone(options)
-        else:
-            describe_processes(options)
+        resolved = Resolved.for_training(options, pipeline, alone)
+        if not alone:
             check_same_weights(self.model)
-        check_ipus(options)
         placing: Optional[Placing] = None
         if pipeline is not None:
             from ignite_ipu.session.placement import Placing
 
             placing = (place or Placing)(pipeline, step, options, True, conversion.source)
         programs = self._programs
-        trained = Trained(step, conversion, options, self.weights, self.hooks, placing, self.changes.refuse_frozen)
+        trained = Trained(step, conversion, resolved, self.weights, self.hooks, placing, self.changes.refuse_frozen)
         programs.trained = trained
         programs.share_ipus |= share_ipus
         self.inference.training = options
         self._include(step)
         return trained
 
-    def replace_training(
-        self, step: BatchStep, options: Options, keep: bool = False, alone: bool = False
-    ) -> ModelProgram:
+    def replace_training(self, step: BatchStep, resolved: Resolved, keep: bool = False) -> ModelProgram:
         """Train by another program from now on, and return it; see `Trained.replace` and `prepare_training`.
 
         Raises:
             SessionError: The model has no trainer.
             OptimizerError: Parameters were unfrozen that the optimizer does not hold.
-            OptionsError: No IPUs can be had for these options.
         """
-        (train_alone if alone else describe_processes)(options)
         trained = self.with_trainer()
-        trained.replace(step, options, keep)
+        trained.replace(step, resolved, keep)
         self._include(step)
         return trained.program
 
@@ -223,7 +219,7 @@ class IPUSession:
         if programs.trained is trained:
             return
         if programs.trained is not None:
-            programs.trained.program.wait()
+            programs.trained.program.set_aside(keep_ipus=True)
             programs.waiting.append(programs.trained)
         if trained is not None:
             programs.waiting.remove(trained)
@@ -281,16 +277,16 @@ class IPUSession:
         """
         self.uneven = None
         program, leaves = self._program_for(x, y, call)
-        hooks, updates = self.with_trainer().hooks, program.device_iterations
+        hooks, updates = self.with_trainer().hooks, program.resolved.geometry.device_iterations
         if hooks is None:
 
             def compute() -> Tuple[Any, torch.Tensor]:
                 y_pred, loss = self.call_for_gradients(program, leaves, (x, y))
-                return y_pred, program.mean_loss(loss)
+                return y_pred, program.resolved.mean_loss(loss, program.step.maximizes)
 
             y_pred, loss = self._update_on_host(compute)
             if y_pred is not None:
-                x, y = program.returned((x, y))
+                x, y = program.resolved.returned((x, y))
             return x, y, y_pred, loss
         hooks.before(updates, self.weights.notice_edits)
         guard = self.hooks.guard
@@ -300,11 +296,11 @@ class IPUSession:
             y_pred, loss = guard.train(leaves, (x, y))
         self._programs.active = program
         self.note_updates(updates)
-        program.show_attributes(leaves)
+        program.effects.show_attributes(leaves)
         hooks.after()
         if y_pred is not None:
-            x, y = program.returned((x, y))
-        return x, y, y_pred, program.mean_loss(loss)
+            x, y = program.resolved.returned((x, y))
+        return x, y, y_pred, program.resolved.mean_loss(loss, program.step.maximizes)
 
     def train_one_by_one(self, batches: Sequence[Tuple[Any, Any]]) -> Tuple[List[Any], torch.Tensor]:
         """Train on micro-batches of several shapes, by a program for each shape, whose gradients make one update.
@@ -321,7 +317,7 @@ class IPUSession:
             Exception: As for `train`.
         """
         trained = self.with_trainer()
-        reduction = trained.options_of(None).Training.accumulation_and_replication_reduction_type.name
+        reduction = trained.resolved_for(None).options.Training.accumulation_and_replication_reduction_type.name
         share = 1.0 / len(batches) if reduction == "Mean" else 1.0
 
         def compute() -> Tuple[List[Any], torch.Tensor]:
@@ -330,7 +326,7 @@ class IPUSession:
                 program, leaves = self._program_for(x, y, _ONE_MICRO_BATCH)
                 y_pred, loss = self.call_for_gradients(program, leaves, (x, y), share)
                 predictions.append(y_pred)
-                losses.append(program.mean_loss(loss))
+                losses.append(program.resolved.mean_loss(loss, program.step.maximizes))
             return predictions, torch.stack(losses).mean()
 
         result: Tuple[List[Any], torch.Tensor] = self._update_on_host(compute)
@@ -373,16 +369,16 @@ class IPUSession:
             results = self.prepare_call(leaves, batch)(*leaves)
         else:
             results = guard.train(leaves, batch)
-        assert program.gradients is not None
         if not self._warned_of_host_updates:
             self._warned_of_host_updates = True
-            logger.warning("Weights are updated on the host, as update='host' asks: %s.", program.host_update_cost())
-        gradients = program.take_gradients()
+            logger.warning("Weights are updated on the host, as update='host' asks: %s.", host_update_cost(program))
+        gradients = take_gradients(program, self.weights)
         if share != 1.0:
             lists.mul_(gradients, share)
-        accumulate(program.gradients, gradients)
+        assert program.kind.gradients is not None
+        accumulate(program.kind.gradients, gradients)
         self._programs.active = program
-        program.note_call()
+        program.state.note_call()
         return results
 
     def compile(self, x: Any, y: Any, call: Optional[BatchGeometry] = None) -> ModelProgram:
@@ -407,34 +403,31 @@ class IPUSession:
             # A parameter was accessed, which is also how one is frozen.
             self._looks = self.weights.looks
             trained.follow_trainable()
-        options = trained.options_of(call)
-        micro_batches = program.micro_batches
-        if program.asked is options:
-            known = program.known_leaves(x, y)
+        resolved, layouts = trained.resolved_for(call), program.step.layouts
+        if program.resolved is resolved and layouts:
+            known = layouts[0].leaves_of((x, y))
             if known is not None:
                 return program, known
-        else:
-            micro_batches = BatchGeometry.from_options(options, 1).input_micro_batches
-        layout, leaves = program.step.flattened((x, y), micro_batches)
-        if not trained.serves(options, layout):
-            program = self._take_turn(options, layout)
+        layout, leaves = program.step.flattened((x, y), resolved.micro_batches)
+        if not trained.serves(resolved, layout):
+            program = self._take_turn(resolved, layout)
         program.step.settle(layout)
         return program, leaves
 
-    def _take_turn(self, options: Options, layout: BatchLayout) -> ModelProgram:
+    def _take_turn(self, resolved: Resolved, layout: BatchLayout) -> ModelProgram:
         """Train by the program for batches of a layout from now on, one that was kept or a new one."""
         trained = self.with_trainer()
         self.check_model()
-        kept = trained.kept_for(options, layout)
+        kept = trained.kept_for(resolved, layout)
         if kept is not None:
             trained.resume(kept)
             self.changes.follow(kept)
         else:
-            known = trained.shapes_of(options)
+            known = trained.shapes_of(resolved)
             if known:
                 self._programs.check_another_shape(known, layout)
-            self.replace_training(trained.program.step.again(), options, keep=True)
-        trained.program.set_modes()
+            self.replace_training(trained.program.step.again(), resolved, keep=True)
+        trained.program.state.set_modes()
         return trained.program
 
     def prepare_call(self, leaves: Sequence[Any], batch: Any) -> Executor:
@@ -450,10 +443,10 @@ class IPUSession:
         """
         programs = self._programs
         trained = programs.trained or self.with_trainer()
-        program, link, executor = trained.program, trained.link, trained.program.executor
-        on_host = isinstance(link, HostLink)
+        program, link = trained.program, trained.link
+        kind, executor = program.kind, program.state.executor
         if self._hooks_handles != RemovableHandle.next_id:
-            problem = problem_of_hooks(self.model, of_parameters=not on_host)
+            problem = problem_of_hooks(self.model, of_parameters=kind.updates)
             if problem is not None:
                 raise SessionError(problem)
             self._hooks_handles = RemovableHandle.next_id
@@ -465,9 +458,9 @@ class IPUSession:
                 if executor is None:
                     link.push()
                 executor = program.load(leaves, batch)
-        if on_host:
+        if isinstance(kind, GradientKind):
             self.weights.look()
-            program.refresh()
+            refresh_weights(kind, executor, self.weights)
             return executor
         if link.push(executor):
             self.hooks.fire(IPUEvents.OPTIMIZER_SENT)
@@ -479,7 +472,7 @@ class IPUSession:
         self.weights.trained()
         trained = self._programs.trained or self.with_trainer()
         trained.link.stepped(count)
-        trained.program.note_call()
+        trained.program.state.note_call()
 
     def check_model(self) -> None:
         """See at the start of an epoch whether the programs still fit the model.
@@ -547,14 +540,14 @@ class IPUSession:
 
     def random_state(self) -> Optional[List[int]]:
         """Return the training program's random state, None before it was compiled."""
-        return None if self.training is None else self.training.read_random_state()
+        return None if self.training is None else read_stream(self.training)
 
     def set_random_state(self, state: List[int]) -> None:
         """Continue a random stream with the next training step."""
         program = self.with_trainer().program
         if self.hooks.guard is not None:
             self.hooks.guard.forget()
-        program.set_random_state(state)
+        continue_stream(program, state)
 
     def _include(self, step: BatchStep) -> None:
         if self.weights.include(step):

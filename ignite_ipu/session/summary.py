@@ -9,10 +9,10 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.optimizers.host_link import HostUpdates
 from ignite_ipu.program.geometry import BatchGeometry
-from ignite_ipu.program.options import output_mode
 from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.programs import Programs
+from ignite_ipu.session.returned_gradients import host_update_cost
 from ignite_ipu.session.training import Trained
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def summarise(model: nn.Module, programs: Programs, data: Optional[str]) -> str:
     lines = [f"IPUSession of {type(model).__name__} on {backend.name()}"]
     if programs.trained is not None:
         lines += _training(programs.trained, programs, data)
-    lines += [f"  evaluation  {program.calls.factors(', ')}" for program in programs.evaluations]
+    lines += [f"  evaluation  {program.resolved.geometry.factors(', ')}" for program in programs.evaluations]
     lines.append(f"  weights     {_weights(programs)}")
     lines.append(f"  compiled    {_AGAIN % programs.most_shapes}")
     if programs.hooks.fired[IPUEvents.COMPILE_COMPLETED]:
@@ -41,14 +41,14 @@ def summarise(model: nn.Module, programs: Programs, data: Optional[str]) -> str:
 def _training(trained: Trained, programs: Programs, data: Optional[str]) -> List[str]:
     program, conversion = trained.program, trained.link.conversion
     lines = [
-        f"  training    {program.calls.factors(', ')}",
+        f"  training    {program.resolved.geometry.factors(', ')}",
         f"  batch       {data or _batch(program)}",
-        f"  outputs     {output_mode(program.options, training=True).name}: of every call, "
+        f"  outputs     {program.resolved.output_mode}: of every call, "
         f"{'predictions and losses' if getattr(program.step, 'predictions', True) else 'losses'} come back",
         f"  IPUs        {_ipus(program, programs)}",
     ]
     if program.placing is not None and program.placing.placement is not None:
-        lines += _pipeline(program.placing, program.placing.placement, program.calls)
+        lines += _pipeline(program.placing, program.placing.placement, program.resolved.geometry)
     if isinstance(conversion, HostUpdates):
         lines.append(f"  optimizer   {_host_updates(conversion, program)}")
     else:
@@ -62,7 +62,7 @@ def _training(trained: Trained, programs: Programs, data: Optional[str]) -> List
 def _host_updates(updates: HostUpdates, program: ModelProgram) -> str:
     """Return the place and the cost of updates."""
     made_by = "PyTorch" if updates.source is None else f"PyTorch's {type(updates.source).__name__}"
-    return f"{made_by}, on the host: {program.host_update_cost()}"
+    return f"{made_by}, on the host: {host_update_cost(program)}"
 
 
 def _pipeline(placing: Placing, placement: Placement, calls: BatchGeometry) -> List[str]:
@@ -104,7 +104,7 @@ def _batch(program: ModelProgram) -> str:
     geometry = program.geometry
     if geometry is not None:
         return geometry.explain()
-    unit = program.calls
+    unit = program.resolved.geometry
     of_each = f" of each of {unit.processes} processes" if unit.processes > 1 else ""
     return (
         f"b (the loader's batch_size) x {unit.global_batch_size} = {unit.global_batch_size} b samples per device call"

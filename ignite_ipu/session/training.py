@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable, Dict, List, Optional, Tuple, Union
+import weakref
+from typing import TYPE_CHECKING, Dict, List, Optional, Tuple, Union
 
 import torch
 from torch import nn
@@ -12,15 +13,16 @@ from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.optimizers.host_link import HostLink, HostUpdates, Link
 from ignite_ipu.optimizers.link import OptimizerLink, check_parameters
 from ignite_ipu.optimizers.step_hooks import StepHooks
-from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.layout import BatchLayout
-from ignite_ipu.program.options import check_ipus, set_replicas
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
+from ignite_ipu.session.program_kinds import kind_of
+from ignite_ipu.session.program_source import OnTrace
+from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.session.weights.tracker import Weights
 from ignite_ipu.torch_names.modules import PARAMETERS
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
@@ -66,11 +68,11 @@ class Trained:
         self,
         step: BatchStep,
         conversion: Union[Conversion, HostUpdates],
-        options: Options,
+        resolved: Resolved,
         weights: Weights,
         hooks: SessionHooks,
         placing: Optional[Placing],
-        on_trace: Callable[[ModelProgram], None],
+        on_trace: OnTrace,
     ) -> None:
         self.link: Link
         if isinstance(conversion, HostUpdates):
@@ -79,66 +81,64 @@ class Trained:
             names = dict(step.named_parameters())
             self.link = OptimizerLink(conversion, names, copying=hooks.copy, check_shown=hooks.check_shown)
             self.hooks = StepHooks(conversion.source)
-        self.program = ModelProgram(step, options, weights, hooks, placing, self.link, on_trace)
+        self.program = ModelProgram(step, resolved, kind_of(self.link), weights, hooks, placing, on_trace)
         self.aside: List[ModelProgram] = []
-        self._options = options
-        self._partial: Dict[Tuple[int, int, int], Options] = {}
+        # By program that was set aside, the names of the parameters that it trains.
+        self._aside_names: weakref.WeakKeyDictionary[ModelProgram, List[str]] = weakref.WeakKeyDictionary()
+        self._resolved = resolved
+        self._partial: Dict[Tuple[int, int, int], Resolved] = {}
         self._trainable = Trainable(step)
         self._weights = weights
 
-    def replace(self, step: BatchStep, options: Options, keep: bool) -> None:
+    def replace(self, step: BatchStep, resolved: Resolved, keep: bool) -> None:
         """Train by another program from now on, with the weights and the optimizer's state of the one before.
 
         `keep` keeps that for `resume`, if it is compiled and no parameters were frozen or unfrozen.
         """
-        check_ipus(options)
         program, changed = self.program, bool(self._trainable.change())
         if changed:
             self._check_parameters(step)
             self.link.refresh_state()
             self.drop_aside()
         if not (keep and not changed and self._set_aside()):
-            program.end()
-        self.program = program.like(step, options)
+            program.destroy(unwrap=True)
+        self.program = program.like(step, resolved)
         self._trainable = Trainable(step)
         if not keep:
-            self._options = options
+            self._resolved = resolved
             self._partial.clear()
         if changed:
             self.link.send_again(self._trainable.names())
 
-    def options_of(self, call: Optional[BatchGeometry]) -> Options:
+    def resolved_for(self, call: Optional[BatchGeometry]) -> Resolved:
         """Return the options of the programs for whole calls, or for a smaller one; the same object for the same."""
         if call is None:
-            return self._options
+            return self._resolved
         factors = call.device_iterations, call.gradient_accumulation, call.replication_factor
         if factors not in self._partial:
-            options = self._partial[factors] = self._options.clone()
-            options.deviceIterations(call.device_iterations)
-            options.Training.gradientAccumulation(call.gradient_accumulation)
-            set_replicas(options, call.replication_factor)
+            self._partial[factors] = self._resolved.with_factors(call)
         return self._partial[factors]
 
-    def serves(self, options: Options, layout: BatchLayout) -> bool:
+    def serves(self, resolved: Resolved, layout: BatchLayout) -> bool:
         """Return whether the program at present is the one for batches of this layout, or for none that are like it."""
         compiled_for = self.program.step.layout
-        if self.program.asked is not options:
+        if self.program.resolved is not resolved:
             return False
         return compiled_for is None or not compiled_for.differs_in_shapes(layout) or connected()[1] > 1
 
-    def kept_for(self, options: Options, layout: BatchLayout) -> Optional[ModelProgram]:
+    def kept_for(self, resolved: Resolved, layout: BatchLayout) -> Optional[ModelProgram]:
         """Return the program that was compiled for batches of this layout, None where there is none."""
         self.aside = [program for program in self.aside if program.compiled]  # a release destroys them
         for program in list(self.aside):
-            if program.asked is options and program.step.layout == layout:
-                if program.trained_names == Trainable(program.step).names():
+            if program.resolved is resolved and program.step.layout == layout:
+                if self._aside_names[program] == Trainable(program.step).names():
                     return program
                 self.drop_aside(program)
         return None
 
-    def shapes_of(self, options: Options) -> int:
+    def shapes_of(self, resolved: Resolved) -> int:
         """Return for how many shapes of calls with these options there are programs."""
-        return sum(1 for each in (self.program, *self.aside) if each.asked is options and each.compiled)
+        return sum(1 for each in (self.program, *self.aside) if each.resolved is resolved and each.compiled)
 
     def resume(self, program: ModelProgram) -> None:
         """Train by an earlier program again, which `replace` has kept.
@@ -147,9 +147,10 @@ class Trained:
         """
         current = self.program
         if not self._set_aside():
-            current.end()
+            current.destroy(unwrap=True)
         self.aside.remove(program)
-        program.take_back(current)
+        program.stream = current.stream
+        program.go_on()
         self.program = program
 
     def drop_aside(self, program: Optional[ModelProgram] = None) -> None:
@@ -203,10 +204,9 @@ class Trained:
 
     def _set_aside(self) -> bool:
         """Keep the program for later, and return whether there is a compiled one to keep."""
-        compiled = self.program.compiled
-        if compiled is None:
+        if self.program.compiled is None:
             return False
-        self.program.set_aside(compiled, self.link)
-        self.program.trained_names = Trainable(self.program.step).names()
+        self.program.set_aside(keep_ipus=False)
+        self._aside_names[self.program] = Trainable(self.program.step).names()
         self.aside.append(self.program)
         return True

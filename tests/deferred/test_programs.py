@@ -66,7 +66,7 @@ def same_weights(model: Any, native: Any) -> None:
 
 def executors(model: Any) -> List[Any]:
     session = captured(model).session  # type: ignore[union-attr]
-    return [program.executor for program in session._programs if program.training]
+    return [program.executor for program in session._programs if program.kind.training]
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adamw"])

@@ -100,7 +100,7 @@ def test_batches_are_checked():
     with pytest.raises(LoaderError, match="fewer than one device call"):
         trainer.compile(DataLoader(task(8), batch_size=4))
     trainer.compile(global_batch())
-    assert trainer.ipu.training.rows == 16
+    assert trainer.ipu.training.geometry.global_batch_size == 16
 
 
 def test_executable_of_an_offline_target(tmp_path):

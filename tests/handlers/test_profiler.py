@@ -45,16 +45,16 @@ def test_a_run_that_fails_ends_it(tmp_path):
     """The next run is not profiled."""
     trainer = create_ipu_trainer(*pair(momentum=0.9), nn.CrossEntropyLoss())
     PopVisionProfiler(tmp_path / "report", first=2, last=3).attach(trainer)
-    plain = trainer.ipu.training.asked
+    plain = trainer.ipu.training.resolved
 
     @trainer.on(Events.ITERATION_COMPLETED(once=2))
     def fail():
-        assert trainer.ipu.training.asked is not plain
+        assert trainer.ipu.training.resolved is not plain
         raise ValueError("a handler of the user's")
 
     with pytest.raises(ValueError, match="user's"):
         trainer.run(DataLoader(task(), batch_size=8))
-    assert trainer.ipu.training.asked is plain
+    assert trainer.ipu.training.resolved is plain
     trainer.ipu.close()
 
 

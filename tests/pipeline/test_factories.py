@@ -139,7 +139,7 @@ def test_a_plan_brings_its_settings():
     assert blocks_of(program) == [(stage.layers[0], stage.ipu) for stage in planned.stages]
     assert_same_weights(trainer.ipu.model, trained_natively(accumulation=16))
     other = trainer_of(network(), accumulation=8, device_iterations=4, pipeline=planned)
-    assert (other.ipu.training.options.device_iterations, other.ipu.training.micro_batches) == (4, 32)
+    assert (other.ipu.training.options.device_iterations, other.ipu.training.resolved.micro_batches) == (4, 32)
     with pytest.raises(PlanError, match="plan is for training, but this is inference"):
         create_ipu_evaluator(network(), pipeline=planned)
 

@@ -502,7 +502,7 @@ def test_an_evaluator_follows_the_newest_trainer():
             assert evaluator.run(loader()).metrics == pytest.approx(averages.run(loader()).metrics)
         program, sums = session.evaluations
         assert program.options.replication_factor == sums.options.replication_factor == replicas
-        assert program.asked is session.inference.options()
+        assert program.resolved.options is session.inference.options()
         assert counts(program).device_calls == evaluator.state.iteration * (2 if program is not before else 4)
         before = program
         session.stop_training()

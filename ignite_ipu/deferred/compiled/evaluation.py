@@ -89,10 +89,11 @@ class CapturedEvaluation:
             program = self._new(model, structure, tensors, grows)
             self._programs[kind, shapes] = program
             outputs = self._call(program, tensors)
-            if program.varying:
+            compiled = program.compiled
+            if compiled is not None and compiled.trace.varying:
                 self._destroy((kind, shapes))
                 what = f"The forward of {type(model).__qualname__}, called at {current_line()},"
-                raise CaptureError(changes_in_every_call(what, program.varying))
+                raise CaptureError(changes_in_every_call(what, compiled.trace.varying))
             # The trace may have set something up, such as a cache.
             del self._programs[kind, shapes]
             kind = self._kind(model, structure, shapes)
@@ -173,8 +174,8 @@ class CapturedEvaluation:
 
     def _filled_up(self, program: ModelProgram, tensors: List[torch.Tensor], show: Callable[[Any], Any]) -> Any:
         step = program.step
-        assert isinstance(step, CalledStep) and program.rows is not None
-        rows = program.rows
+        assert isinstance(step, CalledStep) and program.geometry is not None
+        rows = program.geometry.global_batch_size
         piece, valid = next(split_rows(tensors, rows))
         outputs = self._session.inference.filling.checked(
             program, piece, valid, lambda batch: take_rows(list(self._call(program, batch)), valid, rows)
@@ -184,8 +185,10 @@ class CapturedEvaluation:
     def _fits(self, program: ModelProgram, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether a batch can be filled up for a program: everything in it has one row per sample."""
         sizes = {tensor.shape[:1] for tensor in tensors}
-        rows = program.rows
-        return rows is not None and self._row_wise.get(program, False) and len(sizes) == 1 and 0 < sizes.pop()[0] < rows
+        geometry = program.geometry
+        if geometry is None or not self._row_wise.get(program, False) or len(sizes) != 1:
+            return False
+        return 0 < sizes.pop()[0] < geometry.global_batch_size
 
     def _call(self, program: ModelProgram, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         leaves = [tensor.contiguous() if tensor.dim() else tensor.reshape(1) for tensor in tensors]

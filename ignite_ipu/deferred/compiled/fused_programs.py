@@ -24,6 +24,7 @@ from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.tensors.raw import requires_grad, set_requires_grad
 from ignite_ipu.program.user_code import Line
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
+from ignite_ipu.session.compiled_program import CompiledProgram
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
@@ -59,8 +60,8 @@ class FusedPrograms(TrainingPrograms):
             return frozenset()
         if self._reached[0] != tape.losses:
             # All updates that one trace of a program makes have the same.
-            traced = None if losses is not None or self._trained is None else self._trained.program.traced
-            if traced is not None and traced is self._reach[1] and self._last is self._reach[0]:
+            traced = None if losses is not None or self._trained is None else self._trained.program.state
+            if isinstance(traced, CompiledProgram) and traced is self._reach[1] and self._last is self._reach[0]:
                 self._reached = list(tape.losses), self._reach[2]
                 return self._reach[2]
             flags = self.trained_in(tape.losses)

@@ -31,6 +31,7 @@ from ignite_ipu.optimizers.host_link import HostUpdates
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.host_gradients import accumulate
+from ignite_ipu.session.returned_gradients import host_update_cost, take_gradients
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,9 +101,9 @@ class HostPrograms(TrainingPrograms):
         compiled = self._serving(batches, needed, modes, gradients=True)
         results = self._results(compiled, batches)
         program = self.session.training
-        assert program is not None and program.gradients is not None
-        program.note_call()
-        gradients = Gradients(program.gradients, program.take_gradients())
+        assert program is not None and program.kind.gradients is not None
+        program.state.note_call()
+        gradients = Gradients(program.kind.gradients, take_gradients(program, self.session.weights))
         self._say_what_it_costs()
         return compiled, results, gradients
 
@@ -135,5 +136,5 @@ class HostPrograms(TrainingPrograms):
             "Weights are updated on the host from %s on, %s: %s.",
             current_line(),
             self.reason,
-            self.session.training.host_update_cost(),
+            host_update_cost(self.session.training),
         )

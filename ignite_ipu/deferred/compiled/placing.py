@@ -129,12 +129,11 @@ class CapturedPlacing(Placing):
         if self._training and self._execution == "pipelined" and len(set(route.ipus)) > 1:
             self._check_filled(route)
 
-    def configured(self, asked: Options) -> Options:
-        """Return a copy of the given options, with the stages that were found."""
-        options = super().configured(asked)
+    def configure(self, options: Options) -> None:
+        """Set the stages that were found."""
+        super().configure(options)
         assert self._route is not None
         options.setExecutionStrategy(self._route.strategy(self._execution))
-        return options
 
     @contextlib.contextmanager
     def applied(self, step: BatchStep) -> Iterator[None]:

@@ -30,6 +30,8 @@ from ignite_ipu.program.options import set_replicas
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.program import ModelProgram
+from ignite_ipu.session.random_streams import continue_stream, read_stream
+from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.training import Trained
 
@@ -97,13 +99,13 @@ class TrainingPrograms(abc.ABC):
         return None if self._trained is None else self._trained.link
 
     def random_state(self) -> Optional[List[int]]:
-        return self._random_state if self._trained is None else self._trained.program.read_random_state()
+        return self._random_state if self._trained is None else read_stream(self._trained.program)
 
     def set_random_state(self, state: List[int]) -> None:
         if self._trained is None:
             self._random_state = state
         else:
-            self._trained.program.set_random_state(state)
+            continue_stream(self._trained.program, state)
 
     def forget_program(self) -> None:
         """Convert the optimizer again before the next update; until then it is an ordinary one, with its state."""
@@ -291,10 +293,11 @@ class TrainingPrograms(abc.ABC):
         else:
             # With other parameters the state of the optimizer is another one.
             like = before is None or before.computes_like(wanted) or before.modes.trained != wanted.modes.trained
-            self.session.replace_training(step, options, keep=not like, alone=wanted.processes == 1)
+            resolved = Resolved.for_training(options, alone=wanted.processes == 1)
+            self.session.replace_training(step, resolved, keep=not like)
         program = self.session.training
         assert program is not None
-        program.gradients = self._anchored() if wanted.gradients else None
+        program.kind.gradients = self._anchored() if wanted.gradients else None
         self._compiled = wanted
         self.compilations += 1
         return wanted

@@ -35,6 +35,7 @@ from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.gradients import gradient_reader, log_cost
 from ignite_ipu.session.program import ModelProgram
+from ignite_ipu.session.returned_gradients import read_gradients
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
@@ -114,8 +115,8 @@ class UpdateGradients:
             self._program, self.returned = lambda: None, set()
             return
         if program is not self._program():
-            assert program.gradients is not None
-            self._program, names = weakref.ref(program), set(program.gradients.names)
+            assert program.kind.gradients is not None
+            self._program, names = weakref.ref(program), set(program.kind.gradients.names)
             self.returned = {id(each) for name, each in self._trained() if f"model.{name}" in names}
         self.settle_norms()
 
@@ -203,7 +204,7 @@ class UpdateGradients:
         if not self._found and program is not None:
             with DisableTorchFunctionSubclass():
                 named = list(self._session.model.named_parameters())
-            found = program.read_gradients()
+            found = read_gradients(program)
             self._found = {id(parameter): found.get(f"model.{name}") for name, parameter in named}
         return self._found
 

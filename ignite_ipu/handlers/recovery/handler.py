@@ -28,6 +28,7 @@ from ignite_ipu.handlers.recovery.decisions import (
 from ignite_ipu.handlers.recovery.replay import Replay, RunImages, Snapshot
 from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.program import ModelProgram
+from ignite_ipu.session.random_streams import read_stream, start_stream
 from ignite_ipu.session.session import IPUSession, session_of
 from ignite_ipu.session.training import Trained
 
@@ -222,7 +223,7 @@ class _GuardedTraining:
         replay.example = leaves, batch
         compiled = program.compiled is not None
         if not compiled:
-            program.start_random_stream()
+            start_stream(program)
             replay.take()  # of the host's values: there are no moments to be read before the program is loaded
         elif replay.snapshot is None or session.weights.training_is_stale or link.loaded or not program.ready:
             # Before values of the host are sent: a fault during the copy loses values that only the device has.
@@ -248,12 +249,12 @@ class _GuardedTraining:
 
         def call_and_follow() -> Any:
             if program not in self._streams:
-                program.start_random_stream()
-                self._streams[program] = _Stream(program.read_random_state())
+                start_stream(program)
+                self._streams[program] = _Stream(read_stream(program))
             stream = self._streams[program]
             output = call()
             if stream.drawn_from is not False:
-                after = program.read_random_state()
+                after = read_stream(program)
                 if stream.drawn_from is None and stream.state is not None:
                     stream.drawn_from = after != stream.state
                 stream.state = after
@@ -383,7 +384,7 @@ class _GuardedTraining:
 
     def _take_snapshot(self) -> Snapshot:
         started = time.perf_counter()
-        self._trained.program.start_random_stream()
+        start_stream(self._trained.program)
         snapshot = self._replay.take()
         self._status.snapshots += 1
         self._status.snapshot_seconds += time.perf_counter() - started

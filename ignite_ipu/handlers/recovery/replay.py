@@ -15,6 +15,10 @@ from torch import nn
 
 from ignite_ipu.checkpoints.writing import without_methods, write_checkpoint
 from ignite_ipu.optimizers.host_link import HostLink, Link
+from ignite_ipu.poptorch_types import Executor
+from ignite_ipu.session.program import ModelProgram
+from ignite_ipu.session.program_kinds import GradientKind
+from ignite_ipu.session.random_streams import read_stream
 from ignite_ipu.session.training import Trained
 from ignite_ipu.session.weights.tracker import Weights
 
@@ -68,7 +72,7 @@ class Replay:
         It costs one download of the weights, if they are newer on the device, and one of the rest.
         """
         trained = self._trained
-        self.snapshot = Snapshot(self._weights.read(), trained.link.read(), trained.program.read_random_state())
+        self.snapshot = Snapshot(self._weights.read(), trained.link.read(), read_stream(trained.program))
         self._drop_calls()
         self.taken_at = time.monotonic()
         return self.snapshot
@@ -103,10 +107,7 @@ class Replay:
         newest = link.settings
         if program.executor is not None:
             link.tell(program.executor, snapshot.optimizer.settings)
-        leaves, batch = self.example
-        if not program.compiled:
-            leaves = program.arguments(*batch)  # the layout that a failed compilation has forgotten
-        executor = program.load(leaves, batch)
+        executor = self._load(program)
         for call in self._calls:
             link.tell(executor, call.settings)
             executor(*call.leaves)
@@ -125,11 +126,9 @@ class Replay:
         """Do as `run` where the host has the newest weights: a device has random numbers, and buffers of one call."""
         program, weights, calls = self._trained.program, self._weights, self._calls
         program.abandon(random_state)
-        leaves, batch = self.example
-        if not program.compiled:
-            leaves = program.arguments(*batch)
-        executor = program.load(leaves, batch)
-        known = len(calls) - program.taking_gradients
+        executor = self._load(program)
+        fetching = isinstance(program.kind, GradientKind) and program.kind.fetching
+        known = len(calls) - fetching
         for number, call in enumerate(calls):
             if number == known:
                 # The results of this one are not on the host yet, which has its initial values.
@@ -138,6 +137,12 @@ class Replay:
         if known == len(calls):
             weights.spoil(executor)
         return len(calls)
+
+    def _load(self, program: ModelProgram) -> Executor:
+        leaves, batch = self.example
+        if not program.compiled:  # a failed compilation has forgotten the layout
+            leaves = program.step.arguments(*batch, micro_batches=program.resolved.micro_batches)
+        return program.load(leaves, batch)
 
     def _drop_calls(self) -> None:
         self._set_by_host = None

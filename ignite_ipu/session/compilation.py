@@ -1,0 +1,91 @@
+"""Checks of a program that PopTorch has just compiled, by a call of its module on the host."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence, Tuple
+
+from torch import nn
+
+from ignite_ipu.errors import OptionsError, SessionError, listed, logger
+from ignite_ipu.program.forward.module_attributes import ModuleAttributes
+from ignite_ipu.program.guards.python_state import PythonState
+from ignite_ipu.program.guards.retrace import Retrace
+from ignite_ipu.session.compiled_program import HostTrace
+from ignite_ipu.session.program_source import ProgramSource
+from ignite_ipu.session.weights.tracker import counted_by_norms
+from ignite_ipu.torch_names.modules import NormWithStatistics
+
+_AVERAGED = (
+    "The loss is a sum over samples, and an update averages the gradients of its %s = %d micro-batches, as Ignite's "
+    "trainer does over its accumulation steps: it is 1/%d of the update by the sum over all its samples. For that one, "
+    "pass options with Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)."
+)
+
+
+def traced_on_host(source: ProgramSource, leaves: Sequence[Any]) -> Tuple[PythonState, HostTrace]:
+    """Return the Python values that a module reads, and the results of a call of it on the host.
+
+    Args:
+        source: The parts of a program.
+        leaves: Arguments of the device call that it was compiled for.
+    """
+    step, resolved = source.step, source.resolved
+    retrace = Retrace(step.call_on_host(leaves, resolved.micro_batches), step.python_state)
+    # Imports of the trace, for example, were absent before.
+    python, kept = step.python_state(), ModuleAttributes(step)
+    trace = HostTrace(retrace, counted_by_norms(step))
+    try:
+        varying = retrace.begin(python, step.is_tried, step.leaves_behind)
+        writes = bool(step.written or step.computed.places) or _updates_statistics(step)
+        trace = HostTrace(retrace, step.counted, step.written, varying, step.shapes, writes)
+        if resolved.training:
+            _report_averaged_sums(source, leaves)
+    except SessionError:
+        raise
+    except Exception as error:
+        logger.info("%s cannot be called on the host: %s", type(step.model).__qualname__, error)
+    finally:
+        kept.put_back(always=True)
+    return python, trace
+
+
+def check_compiled(source: ProgramSource, trace: HostTrace, own_statistics: bool) -> None:
+    """Refuse a program whose results would differ from the module's; `own_statistics` as of `Wrapped`."""
+    if own_statistics:
+        _check_own_statistics(source.resolved.replicas, trace.written)
+    # The program has the value of the trace.
+    read = source.step.read_buffers.intersection([*trace.written, *source.step.writes])
+    if read:
+        raise SessionError(
+            f"The code of the model reads the value of the buffer {listed(sorted(read))}, which forward writes. A "
+            "compiled program has the value that it was traced with. Make the choice in tensors (torch.where), or "
+            "write the buffer outside of forward."
+        )
+
+
+def _check_own_statistics(replicas: int, written: Sequence[str]) -> None:
+    if written:
+        raise OptionsError(
+            f"The model writes {listed(written)}, and its {replicas} replicas (replicationFactor) would each have "
+            "their own values, of which those of the first one come back. If that is acceptable, pass options with "
+            "broadcastBuffers(False); it is set by itself for the statistics of normalisations alone."
+        )
+    logger.info(
+        "Each of the %d replicas has normalisation statistics of its own (broadcastBuffers(False)); those of the "
+        "first come back, as from DistributedDataParallel.",
+        replicas,
+    )
+
+
+def _report_averaged_sums(source: ProgramSource, leaves: Sequence[Any]) -> None:
+    training, calls = source.resolved.options.Training, source.resolved.geometry
+    count = calls.gradient_accumulation * calls.replication_factor
+    averaged = count > 1 and training.accumulation_and_replication_reduction_type.name == "Mean"
+    if averaged and source.step.adds_up(leaves, source.resolved.micro_batches):
+        factors = f"gradientAccumulation {calls.gradient_accumulation} x replicationFactor {calls.replication_factor}"
+        logger.warning(_AVERAGED, factors, count, count)
+
+
+def _updates_statistics(module: nn.Module) -> bool:
+    norms = (each for each in module.modules() if isinstance(each, NormWithStatistics))
+    return any(each.training and each.running_mean is not None for each in norms)

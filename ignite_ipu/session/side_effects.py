@@ -1,0 +1,95 @@
+"""Side effects of a program's calls on the host: buffers that forward writes, and attributes that it computes."""
+
+from __future__ import annotations
+
+from typing import Any, List, Sequence, Tuple
+
+from ignite_ipu.errors import OptionsError, listed
+from ignite_ipu.poptorch_types import Executor
+from ignite_ipu.program.forward.module_attributes import ModuleAttributes
+from ignite_ipu.program.step import BatchStep
+from ignite_ipu.program.tensors.raw import named_tensors, plain
+from ignite_ipu.session.resolved import Resolved
+from ignite_ipu.session.weights.tracker import Counted, Weights
+from ignite_ipu.torch_names.modules import BUFFERS
+
+
+class SideEffects:
+    """Finds the buffers and attributes that one program's forward sets, and sets them on the host after its calls."""
+
+    def __init__(self, step: BatchStep, resolved: Resolved, weights: Weights) -> None:
+        self._step, self._resolved, self._weights = step, resolved, weights
+        self._buffers: List[Sequence[str]] = []  # empty until they are known
+        self._computed_from: Tuple[int, int] = (-1, -1)  # the weights that attributes were computed from last
+
+    def buffers(self, *parts: Any) -> Sequence[str]:
+        """Return the names of the buffers that a call for a batch writes, by a call on the host if they are unknown."""
+        if not self._buffers:
+            step = self._step.again()
+            layout, leaves = step.flattened(parts, 1)
+            step.settle(layout)
+            self._find_buffers(step, leaves, 1)
+        return self._buffers[0]
+
+    def check_buffers(self, leaves: Sequence[Any]) -> None:
+        """Refuse buffers that forward writes in inference, where their values of the last micro-batch cannot return."""
+        resolved = self._resolved
+        names = self._find_buffers(self._step, leaves, resolved.micro_batches)
+        if not names:
+            return
+        if resolved.replicas > 1:
+            raise OptionsError(
+                f"The model writes {listed(names)} in evaluation, and each of its {resolved.replicas} "
+                "replicas (replicationFactor) would write a copy of its own. Evaluate with replication_factor=1."
+            )
+        iterations = resolved.geometry.device_iterations
+        if resolved.output_mode == "Sum" and iterations > 1:
+            raise OptionsError(
+                f"The model writes {listed(names)} in evaluation, and the output mode Sum would add its values of "
+                f"{iterations} micro-batches (deviceIterations) up. Evaluate with device_iterations=1, or "
+                "with another output mode."
+            )
+
+    def _find_buffers(self, step: BatchStep, leaves: Sequence[Any], micro_batches: int) -> Sequence[str]:
+        kept = ModuleAttributes(step.model)
+        self._buffers[:] = [step.find_writes(leaves, micro_batches)]
+        kept.put_back(always=True)
+        return self._buffers[0]
+
+    def take(self, executor: Executor, outputs: Any, counted: Counted) -> Any:
+        """Return the output of an inference call, after copying the written buffers to PyTorch's.
+
+        Batches are added to the `counted` counters.
+        """
+        names = self._step.writes
+        if names:
+            outputs, *written = outputs
+            buffers = named_tensors(self._step.model, BUFFERS)
+            values = [(buffers[name], value[-1]) for name, value in zip(names, written)]
+            self._weights.put_written(executor, values)
+        for counter, count in counted:
+            if count:
+                # PyTorch takes it for no edit.
+                plain(counter).numpy()[...] += count * self._resolved.micro_batches
+        return outputs
+
+    def find_attributes(self, leaves: Sequence[Any]) -> bool:
+        """Have attributes kept that forward computes from weights alone; return whether there are any."""
+        step, resolved = self._step, self._resolved
+        found = step.find_attributes(leaves, resolved.micro_batches, resolved.training)
+        if found and resolved.training:
+            self._weights.include(step)
+        return found
+
+    def show_attributes(self, leaves: Sequence[Any]) -> None:
+        """Set these attributes to their values after a call."""
+        step, resolved = self._step, self._resolved
+        if not step.computed.places:
+            return
+        if resolved.training:
+            step.computed.show()
+            return
+        weights = self._weights.updates[0], self._weights.edits
+        if weights != self._computed_from:
+            self._computed_from = weights
+            step.compute_attributes(leaves, resolved.micro_batches)
