@@ -65,9 +65,10 @@ _SETS_TO_NONE = tuple(map(int, accelerate.__version__.split(".")[:2])) >= (0, 28
 class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
     """`accelerate.Accelerator` whose prepared models train and evaluate on IPUs.
 
-    A call of a prepared model in training mode returns deferred tensors; `backward(loss)` and `optimizer.step()` make
-    one device step of everything the loss was computed from. With gradients off or in evaluation mode the call runs at
-    once, with the newest weights. With `IGNITE_IPU_BACKEND=native` it is accelerate's own `Accelerator`.
+    A call of a prepared model returns deferred tensors; `backward(loss)` and `optimizer.step()` make one device step of
+    everything the loss was computed from. With gradients off the call runs at once, with the newest weights; in
+    evaluation mode it does, too, until a loss of such a call goes backward. With `IGNITE_IPU_BACKEND=native` it is
+    accelerate's own `Accelerator`.
 
     Args:
         *args: As for `accelerate.Accelerator`.

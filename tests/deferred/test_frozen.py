@@ -11,7 +11,7 @@ from ignite.engine import Engine, Events
 from torch import nn
 
 from ignite_ipu import IPUAccelerator, backend, create_ipu_evaluator, ipu_step
-from ignite_ipu.deferred import CaptureError, captured
+from ignite_ipu.deferred import captured
 from ignite_ipu.errors import OptimizerError
 
 BATCHES = [torch.randn(8, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
@@ -178,7 +178,7 @@ def test_a_model_that_is_unfrozen_later() -> None:
     with pytest.raises(OptimizerError, match=r"Sequential\.0\.weight"):
         Engine(step).run(BATCHES)
     models.frozen.eval()
-    with pytest.raises(CaptureError, match=r"Sequential was called .*, in evaluation mode .*0\.weight.* requires"):
+    with pytest.raises(OptimizerError, match=r"Sequential\.0\.weight"):
         Engine(step).run(BATCHES)
     results = []
     for captures in (False, True):

@@ -262,7 +262,7 @@ REASONS = {
 @pytest.mark.parametrize("reason", REASONS)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_updates_are_of_the_model_as_it_was_called(reason: str, backward_first: bool, compiled: bool) -> None:
-    """PyTorch has computed the loss before the change: so does the program of that time; a new one cannot be made."""
+    """PyTorch has computed the loss before the change, and so does the program; a new one cannot have other code."""
     results = []
     for capture in (False, True):
         torch.manual_seed(0)
@@ -280,7 +280,7 @@ def test_updates_are_of_the_model_as_it_was_called(reason: str, backward_first: 
         loss.backward()  # type: ignore[no-untyped-call]
         if backward_first:
             REASONS[reason](net)
-        if capture and not compiled:
+        if capture and not compiled and ("Python" in reason or "hooks" in reason):
             with pytest.raises(CaptureError, match=rf"called at .*test_python_state\.py:\d+, and before.*{reason}"):
                 optimizer.step()
             return

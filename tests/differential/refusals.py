@@ -9,7 +9,7 @@ from typing import Callable, Tuple
 from ignite_ipu.errors import RunError
 from tests.differential import parts
 from tests.differential.ingredients import INGREDIENTS
-from tests.differential.program import SCRIPTS, Program
+from tests.differential.program import Program
 
 RMSPROP = ("rmsprop", "rmsprop with momentum", "centered")
 When = Callable[[Program], bool]
@@ -103,14 +103,6 @@ REFUSALS: Tuple[Refusal, ...] = (
         "CaptureError",
         "were written after that",
         lambda program: program.waits and bool(program.edits or program.ingredients),
-    ),
-    Refusal(
-        "a loop that trains in evaluation mode",
-        "CaptureError|RunError",
-        "this tensor was not computed by a model in training mode"
-        "|A backward pass reached the output of a model that was called in evaluation mode"
-        "|If a model in evaluation mode computed it, call model.train",
-        lambda program: program.front in ("accelerate", *SCRIPTS) and _edits("evaluation mode")(program),
     ),
     Refusal(
         "what hooks put into dictionaries, in programs of Ignite's engines",

@@ -83,6 +83,13 @@ for _ in range(3):
     optimizer.step()
     out.append(loss.item())
 """,
+    "an encoder in evaluation mode that is trained": """
+encoder, decoder = nn.Linear(4, 6).to(device), nn.Linear(6, 2).to(device)
+optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
+encoder.eval()
+for _ in range(2):
+    update(optimizer, lambda: F.cross_entropy(decoder(encoder(x)), y))
+""",
     "parts of a model called one by one, and the whole": """
 model = Net().to(device)
 model.unused = nn.Linear(3, 3)
@@ -475,16 +482,6 @@ call = lambda bias: torch.func.functional_call(model, {"head.bias": bias}, (x,))
 torch.func.vmap(call)(torch.zeros(3, 2))
 """,
         "within a transform of torch.func",
-    ),
-    "an encoder in evaluation mode that is to be trained": (
-        """
-encoder, decoder = nn.Linear(4, 6), nn.Linear(6, 2)
-optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
-encoder.eval()
-scores = decoder(encoder(x))  # here
-F.cross_entropy(scores, y).backward()
-""",
-        "call model.train() to train that",
     ),
 }
 

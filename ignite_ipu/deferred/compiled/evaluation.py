@@ -13,8 +13,7 @@ from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places, execution_of, one_after_another
 from ignite_ipu.deferred.compiled.step import CalledStep
 from ignite_ipu.deferred.graph.operations import ModesThen
-from ignite_ipu.deferred.graph.structure import Structure, flatten, leaves_in, mapped, refuse_sparse
-from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
+from ignite_ipu.deferred.graph.structure import Structure, flatten, refuse_sparse
 from ignite_ipu.deferred.tensor.tensor import resolved
 from ignite_ipu.errors import CaptureError, RowsError, logger
 from ignite_ipu.program.config import IPUConfig
@@ -218,33 +217,3 @@ def _draws_or_counts(model: nn.Module) -> bool:
         if module.training and (counts or draws):
             return True
     return False
-
-
-class _Evaluated(torch.autograd.Function):
-    """Results that a model in evaluation mode returned while gradients were enabled: PyTorch can go backward here."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, *differentiated: torch.Tensor) -> torch.Tensor:
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise CaptureError(
-            "A backward pass reached the output of a model that was called in evaluation mode, which an inference "
-            f"program computed. Call model.train() before training. {ON_THE_HOST}"
-        )
-
-
-def with_gradients(output: Any, arguments: Any, trained: bool) -> Any:
-    """Let the output of a model require gradients as in eager PyTorch, so that no step takes its tensors for constants.
-
-    They may be asked of the arguments, and of the model's weights if an optimizer has some (`trained`).
-    """
-    with DisableTorchFunctionSubclass():
-        differentiated = [tensor for tensor in leaves_in(arguments) if tensor.requires_grad]
-    if trained:
-        differentiated.append(torch.zeros((), requires_grad=True))
-    if not differentiated:
-        return output
-    apply: Any = _Evaluated.apply
-    return mapped(output, lambda leaf: apply(leaf, *differentiated) if leaf.is_floating_point() else leaf)

@@ -127,11 +127,8 @@ class FusedPrograms(TrainingPrograms):
         batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
         needed = needed_values(batches, keeps)
         modes = self._modes_of(batches)
-        if self.own is None:
+        with self.modes.as_then(modes), self._others_frozen():
             compiled, results = self._call(batches, needed, modes)
-        else:
-            with self._others_frozen(self.own):
-                compiled, results = self._call(batches, needed, modes)
         self._tape = Tape(losses)
         self.session.note_updates(1)
         first = self._last is None
@@ -170,8 +167,12 @@ class FusedPrograms(TrainingPrograms):
         return compiled, results
 
     @contextlib.contextmanager
-    def _others_frozen(self, own: FrozenSet[int]) -> Iterator[None]:
+    def _others_frozen(self) -> Iterator[None]:
         """Freeze the parameters that other optimizers train, in the `with` block: PopTorch would update them, too."""
+        own = self.own
+        if own is None:
+            yield
+            return
         with DisableTorchFunctionSubclass():
             others = [each for each in self.session.model.parameters() if requires_grad(each) and id(each) not in own]
             for parameter in others:

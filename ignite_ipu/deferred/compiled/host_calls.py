@@ -129,7 +129,10 @@ class HostCall(NamedTuple):
     shared: FrozenSet[int]
     left: Sequence[Place]
 
-    def signature(self, structure: Structure, leaves: Sequence[Any], modes: ModesThen, frozen: bool) -> CallSignature:
+    def signature(
+        self, structure: Structure, leaves: Sequence[Any], modes: ModesThen, frozen: bool, training: bool
+    ) -> CallSignature:
+        """Return the signature of such calls of a model that is `frozen` or not, `training` if any module of it is."""
         tensors: List[torch.Tensor] = []
         result = flatten(self.results, tensors)
         grad = torch.is_grad_enabled()
@@ -138,7 +141,9 @@ class HostCall(NamedTuple):
         aliases = [part in self.shared or memory.count(part) > 1 for part in memory]
         pairs = zip(tensors, aliases)
         shapes = [Shape.of(tensor, trains and tensor.is_floating_point(), aliased) for tensor, aliased in pairs]
-        return CallSignature(None, structure, grad, result, shapes, modes, self.writes, self.draws, left=self.left)
+        evaluates = trains and not (training or self.writes or self.draws)
+        given = (structure, grad, result, shapes, modes, self.writes, self.draws)
+        return CallSignature(None, *given, left=self.left, evaluates=evaluates)
 
 
 def called_on_host(

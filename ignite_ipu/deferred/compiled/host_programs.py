@@ -66,6 +66,10 @@ class HostPrograms(TrainingPrograms):
         """True, since a call has one micro-batch, unless that is cut."""
         return self.config.split_batch is None
 
+    def expects(self, loss: Loss) -> bool:
+        """Return whether the last loss that went backward was such a loss."""
+        return self._last is not None and self._last.graph is self._graphs.micro_batch([loss]).graph
+
     def compute(
         self,
         losses: Sequence[Loss],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Container, Iterator, List, Optional, Tuple
+from typing import Any, Container, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -89,15 +89,17 @@ class Modes:
             (each, is_trained, was_trained) for each, is_trained, was_trained in pairs if is_trained != was_trained
         ]
         with self.in_training_as(then):
-            for parameter, _, was_trained in changed:
-                set_requires_grad(parameter, was_trained)
-            self._looks = -1
+            self._set_trained((parameter, was_trained) for parameter, _, was_trained in changed)
             try:
                 yield
             finally:
-                for parameter, is_trained, _ in changed:
-                    set_requires_grad(parameter, is_trained)
-                self._looks = -1
+                self._set_trained((parameter, is_trained) for parameter, is_trained, _ in changed)
+
+    def _set_trained(self, flags: Iterable[Tuple[torch.Tensor, bool]]) -> None:
+        with DisableTorchFunctionSubclass():
+            for parameter, flag in flags:
+                set_requires_grad(parameter, flag)
+        self._looks = -1
 
     def trained(self) -> List[bool]:
         """Return whether each parameter requires gradients at this moment."""

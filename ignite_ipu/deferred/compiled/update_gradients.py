@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
 from typing import (
@@ -286,6 +287,7 @@ def _called(
     copies = {id(each): buffers.get(id(each), torch.Tensor.detach(each)).clone() for each in tensors.values()}
     buffers.update(copies)
     given = {name: trained.get(id(each), copies[id(each)]) for name, each in tensors.items()}
-    with EAGER:
+    modes = operation.signature.modes
+    with EAGER, modes.of.in_training_as(modes) if modes is not None else contextlib.nullcontext():
         call = functools.partial(torch.func.functional_call, model, given, args, kwargs, tie_weights=False)
         return called_beside(operation.signature.left, call)

@@ -159,6 +159,9 @@ class CallSignature:
             writes into, and whether it draws random numbers.
         warned: Whether a warning was logged that it draws them in two programs.
         left: Places where the call stores tensors for other code; `result` then includes the tensors in these places.
+        evaluates: Whether every module of the captured model is in evaluation mode, and the call draws and writes
+            nothing: an inference program computes the same.
+        went_backward: Whether gradients have flowed through such a call.
         aliases: Whether a part of the result may share memory with an argument.
         trains: Whether gradients flow through the call.
     """
@@ -173,6 +176,8 @@ class CallSignature:
     draws: bool = False
     warned: bool = False
     left: Sequence[Place] = ()
+    evaluates: bool = False
+    went_backward: bool = False
 
     def __post_init__(self) -> None:
         self.single = self.result is LEAF
@@ -268,10 +273,11 @@ class Operation:
     def value_leaves(self) -> List[Value]:
         return [leaf for leaf in self.leaves if type(leaf) is Value]
 
-    def settle(self, tensors: Sequence[torch.Tensor]) -> None:
+    def settle(self, tensors: Sequence[torch.Tensor], keep: bool = False) -> None:
+        """Give the values their tensors; `keep` the operands, for gradients that may flow through it."""
         for value in self.values:
             value.take(tensors[value.index])
-        self.finish()
+        self.finish(keep)
 
     @property
     def live(self) -> bool:
@@ -286,12 +292,17 @@ class Operation:
                 self._is_live = False
         return bool(self._is_live)
 
+    @property
+    def is_spent(self) -> bool:
+        """True if its values are known, and no gradients can flow through it any more."""
+        return self.done and not self.live
+
     def begin_again(self, leaves: Sequence[Any]) -> None:
         """Be one that no update has computed, from these leaves; values that are known stay so."""
         self.leaves, self.done, self._is_live = leaves, False, None
 
     def finish(self, keep: bool = False) -> None:
-        """Mark as done; `keep` the operands, for another optimizer's update."""
+        """Mark as done; `keep` the operands, for another update."""
         self.done, self._is_live = True, keep
         if not keep:
             self.leaves, self.before = (), {}

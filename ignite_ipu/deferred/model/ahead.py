@@ -24,7 +24,8 @@ def losses_ahead(update: FusedUpdate, value: Value, operations: Sequence[Operati
     if update.makes_all and has_gone_backward(operations, update.loop) and incomplete(update.loop) is None:
         return ()
     ahead: List[Loss] = []
-    if not update.pending and update.loop.postponed is None:
+    evaluates = any(each.signature.evaluates for each in operations)  # which may go backward, or not
+    if not (update.pending or evaluates) and update.loop.postponed is None:
         loss = expected_loss(value, current_line())
         ahead += [] if loss is None else [loss]
     if update.makes_all:

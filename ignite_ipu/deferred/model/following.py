@@ -10,6 +10,7 @@ import torch
 from ignite_ipu.deferred.model.buffers import BufferBook
 from ignite_ipu.deferred.model.early_update import EarlyUpdate
 from ignite_ipu.deferred.model.edits import WeightEdits
+from ignite_ipu.deferred.model.evaluations import EvaluationBook
 from ignite_ipu.deferred.tensor.tensor import record_on_weights
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.session.hooks import Edited, Gradients, SessionFollower
@@ -34,12 +35,13 @@ class LoopFollower(SessionFollower):
         self,
         name: str,
         buffers: BufferBook,
+        evaluations: EvaluationBook,
         edits: WeightEdits,
         gradients: Optional[Gradients],
         withheld: Withheld,
         records: bool,
     ) -> None:
-        self._name, self._buffers, self._edits = name, buffers, edits
+        self._name, self._buffers, self._evaluations, self._edits = name, buffers, evaluations, edits
         self._gradients, self._withheld = gradients, withheld
         self.records = records
 
@@ -69,6 +71,7 @@ class LoopFollower(SessionFollower):
 
     def after_edits(self, edited: Edited) -> None:
         self._buffers.after_edits(edited)
+        self._evaluations.after_edits(edited)
         self._edits.found(edited)
 
     def refuse_frozen(self, reason: str) -> None:

@@ -221,7 +221,7 @@ class FusedUpdate:
             )
         self.books.views.refuse_those_of_before(self.own)
         for operation in [operation for each in chosen for operation in each.operations]:
-            if operation.number <= self.stepped and not operation.done and self.reach.uses(operation):
+            if operation.number <= self.stepped and not operation.is_spent and self.reach.uses(operation):
                 raise CaptureError(
                     f"The loss that goes backward at {loss.line} was computed at {operation.line}, and its weights "
                     "have been updated since. PyTorch computes gradients with the previous weights, or refuses it, and "
@@ -378,6 +378,7 @@ class FusedUpdate:
         chosen = self.reach.chosen(losses)
         operations = [operation for loss in chosen for operation in loss.operations]
         loop.edits.check(operations, loop)
+        loop.evaluations.before_weights_change(but=set(operations))
         restore = loop.buffers.state_of(operations)
         if loop.buffers.waiting:
             self.settle_calls(chosen)

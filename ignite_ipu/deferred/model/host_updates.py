@@ -33,7 +33,7 @@ from torch.nn.utils import clip_grad_norm_  # PyTorch's own, which a script's ca
 from ignite_ipu.deferred.compiled.host_programs import Gradients, HostPrograms
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.compiled.update_gradients import saved_by
-from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights, replayed
+from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, by_number, keep_weights, replayed
 from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.loop import Loop
@@ -122,7 +122,8 @@ class HostUpdates:
         self._changed: Dict[int, int] = {}
         self._changes = self._last_change = 0
         self._ahead: Optional[_Ahead] = None
-        self._in_use: Tuple[Tuple[int, int], FrozenSet[int]] = ((-1, -1), frozenset())
+        # Since a moment, the last operation that was computed with each parameter, by the id of that.
+        self._in_use: Tuple[Tuple[int, int], Dict[int, int]] = ((-1, -1), {})
         loop.edits.keeps = True
 
     @property
@@ -142,20 +143,27 @@ class HostUpdates:
 
     def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
         """Keep weights that are about to change, or whose memory is about to be replaced, if they may be needed."""
-        used = self._weights_in_use() if tensors else frozenset()
-        kept = [tensor for tensor in tensors if id(tensor) in used]
-        if kept:
-            self._loop.edits.before_write(kept)
+        needed = self._needed(tensors) if tensors else ()
+        if needed:
+            self._loop.edits.before_write(needed)
 
-    def _weights_in_use(self) -> FrozenSet[int]:
-        """Return the ids of the parameters with which something was computed that may go backward."""
+    def _needed(self, tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        """Return those weights whose present values may be needed after they change.
+
+        Something was computed with them that may go backward, and they have not changed since.
+        """
         moment = CLOCK.now, CLOCK.settled
         if self._in_use[0] != moment:
-            self._in_use = moment, frozenset().union(*map(weights_of, self._pending()))
-        return self._in_use[1]
+            self._in_use = moment, {key: each.number for each in self._pending() for key in weights_of(each)}
+        used = self._in_use[1]
+        if not used:
+            return []
+        kept = {id(tensor): older.taken for older in self._older for tensor, _ in older.values}
+        return [tensor for tensor in tensors if used.get(id(tensor), 0) > kept.get(id(tensor), 0)]
 
     def _pending(self) -> List[Operation]:
-        return [each for each in self._recorded if each.problem is None and each.values and not _is_spent(each)]
+        found = (each for each in self._recorded if each.problem is None and each.values and not each.is_spent)
+        return sorted(found, key=by_number)
 
     def _follow_edits(self) -> None:
         """Take the weights from before edits of the loop that were found."""
@@ -290,6 +298,8 @@ class HostUpdates:
         loss = expected_loss(value, current_line())
         if loss is None or not {each for each in operations if not each.done} <= set(loss.operations):
             return None
+        if any(each.signature.evaluates for each in operations) and not self.training.expects(loss):
+            return None  # it need not go backward
         return functools.partial(self._compute_ahead, loss)
 
     def run_ahead(self, ids: AbstractSet[int], losses: Sequence[Loss]) -> None:
@@ -330,6 +340,7 @@ class HostUpdates:
         if USES:
             keep_weights([self._loop])
         self._keep_older(held)
+        self._loop.evaluations.before_weights_change()
         self._loop.buffers.before_weights_change()
         before = _versions(held)
 
@@ -371,8 +382,9 @@ class HostUpdates:
         self._loop.edits.look()
         self._follow_edits()
         self._release_older()
-        if not self._weights_in_use().isdisjoint(map(id, held)):
-            self._older.append(Older(CLOCK.now, [(each, plain(each).clone()) for each in held]))
+        needed = self._needed(held)
+        if needed:
+            self._older.append(Older(CLOCK.now, [(each, plain(each).clone()) for each in needed]))
 
     def _values_then(self, operations: Sequence[Operation]) -> Values:
         """Return the weights that have changed since operations were recorded, with their values at that time."""
@@ -404,10 +416,6 @@ class HostUpdates:
         """Return a weight, by its id, with the value that it had when an operation was recorded; None if it is lost."""
         kept = (older for older in self._older if older.taken >= operation.number)
         return next((pair for older in kept for pair in older.values if id(pair[0]) == key), None)
-
-
-def _is_spent(operation: Operation) -> bool:
-    return operation.done and not operation.live
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> List[Any]:

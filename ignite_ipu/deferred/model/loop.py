@@ -29,6 +29,7 @@ from ignite_ipu.deferred.graph.owners import Captured, release_optimizer
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.buffers import BufferBook
 from ignite_ipu.deferred.model.edits import WeightEdits
+from ignite_ipu.deferred.model.evaluations import EvaluationBook
 from ignite_ipu.deferred.model.following import LoopFollower, Withheld
 from ignite_ipu.deferred.model.obstacles import refuse_spent
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
@@ -195,7 +196,8 @@ class Loop:
         withheld: The update that was made before its step, whose weights are not shown.
         models: The captured models, parts of others included.
         modes: The modes of the module.
-        edits, buffers: Writes on the host, and the book of buffers that calls write.
+        edits, buffers, evaluations: Writes on the host, and the books of buffers that calls write and of calls in
+            evaluation mode.
     """
 
     def __init__(
@@ -222,6 +224,7 @@ class Loop:
         self.modes = Modes(self.module, session.weights)
         self.edits = WeightEdits(session.weights)
         self.buffers = BufferBook(self.modes, self.edits, session.weights)
+        self.evaluations = EvaluationBook(session.weights)
         self.evaluation = CapturedEvaluation(session, config, self.places)
         self.updates = self.setup.updates(self)
         self.guide(session)
@@ -230,7 +233,8 @@ class Loop:
     def guide(self, session: IPUSession) -> None:
         """Connect a session, which may be that of an engine over a part, to the captured models."""
         shown, records = self.updates.gradients.shown, session is self.session
-        session.hooks.follow_by(LoopFollower(self.name, self.buffers, self.edits, shown, self.withheld, records))
+        books = (self.buffers, self.evaluations, self.edits)
+        session.hooks.follow_by(LoopFollower(self.name, *books, shown, self.withheld, records))
 
     @property
     def name(self) -> str:
@@ -269,6 +273,7 @@ class Loop:
         again. Between the losses of an update and the update that is refused.
         """
         before = self.updates
+        self.evaluations.before_weights_change()
         if not (before.is_known and self.buffers.is_settled):
             return False
         if any(programs.prepared for programs in before.programs):
@@ -298,6 +303,7 @@ class Loop:
         for other in others:
             self.edits.merge(other.edits)
             self.buffers.merge(other.buffers)
+            self.evaluations.merge(other.evaluations)
             self.updates.merge(other.updates)
             other.session.close()
             self.session.weights.in_graphs |= other.session.weights.in_graphs
@@ -331,6 +337,7 @@ class Loop:
 
     def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
         if tensors:
+            self.evaluations.before_weights_change()
             self.buffers.before_weights_change()
         self.updates.note_write(tensors)
 

@@ -1,7 +1,7 @@
 """A user's model whose calls are captured: the object stays the user's, its class becomes one that records.
 
-In training mode a call records; with gradients off, or in evaluation mode, it runs on the device with the newest
-weights.
+With gradients enabled a call records, if weights of it are trained. Any other call runs on the device with the newest
+weights, and so does a recorded call in evaluation mode, until one goes backward.
 """
 
 from __future__ import annotations
@@ -9,23 +9,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple, Union, cast
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union, cast
 
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.compiled.evaluation import with_gradients
 from ignite_ipu.deferred.compiled.host_calls import called_on_host
 from ignite_ipu.deferred.compiled.modes import ReplacedError
 from ignite_ipu.deferred.events import OBSERVERS
-from ignite_ipu.deferred.graph.operations import Operation
+from ignite_ipu.deferred.graph.operations import Operation, Value, shown_input
 from ignite_ipu.deferred.graph.owners import OPTIMIZERS, held_parameters, held_tensors, is_held, own, parameter_of
+from ignite_ipu.deferred.graph.structure import leaves_in, unflatten
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.loop import Loop, Setup
 from ignite_ipu.deferred.model.recording import RecordedCalls, SharedWeights
+from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.reads import awaits_backward, not_frozen
 from ignite_ipu.deferred.tensor.tensor import all_values, deferred_values
+from ignite_ipu.deferred.tensor.without_graph import without_graph
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.forward.left_behind import put
 from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.session import IPUSession
@@ -100,16 +103,14 @@ class CapturedModel:
 
     def _answer(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         grad, loop = torch.is_grad_enabled(), self.loop
-        if not (grad and self.model.training):
+        if not (grad and (self.model.training or is_held(self.model, trained=True))):
             if not self.continues_a_step(args, kwargs):
                 loop.setup.observer.called(self, recorded=False)
                 loop.buffers.before_evaluation(self.name)
                 if not grad:
                     return loop.evaluation.run(args, kwargs, self.model)
-                trained = is_held(self.model, trained=True)
-                show = functools.partial(with_gradients, arguments=(args, kwargs), trained=trained)
-                return loop.evaluation.run(args, kwargs, self.model, show)
-            if not self.is_frozen:
+                return loop.evaluation.run(args, kwargs, self.model, functools.partial(self._shown, (args, kwargs)))
+            if not (grad or self.is_frozen):
                 raise not_frozen(self)
         if not self._is_composed:
             loop.setup.observer.called(self, recorded=True)
@@ -119,6 +120,16 @@ class CapturedModel:
                 self._is_composed = True
         # Its code is the loop's, in which functions of weights are recorded.
         return type(self.model).__mro__[1].__call__(self.model, *args, **kwargs)
+
+    def _shown(self, arguments: Any, output: Any) -> Any:
+        """Return the output of an inference program, which requires gradients if arguments do."""
+        with DisableTorchFunctionSubclass():
+            sources = [tensor for tensor in leaves_in(arguments) if tensor.requires_grad]
+        reason = (
+            f"A backward pass reached the output of {self.name} in evaluation mode, of whose weights no optimizer "
+            f"trains any. {ON_THE_HOST}"
+        )
+        return without_graph(output, reason, sources) if sources else output
 
     def continues_a_step(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
         """Return whether the model is called with a value that a step has yet to compute."""
@@ -154,20 +165,51 @@ class CapturedModel:
         Raises:
             CaptureError: Python values that the model's code reads have changed since the call.
         """
-        loop, signature = self.loop, call.signature
-        modes, now = signature.modes, loop.modes.now()
-        with contextlib.ExitStack() as stack:
-            if modes is not None and modes.of is loop.modes:
-                alike = modes._replace(training=now.training, trained=now.trained)
-                if alike != now:
-                    raise CaptureError(
-                        f"A value is read at {current_line()} of the call of {self.name} at {call.line}, whose update "
-                        f"has not run. The host cannot compute it any more: {alike.difference(now)}. Read it "
-                        "before that, or after optimizer.step()."
-                    )
-                stack.enter_context(loop.modes.in_training_as(modes))
-            arguments = (signature.structure, tensors, loop.session.weights, self.name, signature.left)
+        signature = call.signature
+        with self._as_then(call):
+            arguments = (signature.structure, tensors, self.loop.session.weights, self.name, signature.left)
             return called_on_host(self.model, *arguments).results
+
+    def evaluate(self, call: Operation) -> None:
+        """Have an inference program compute a call in evaluation mode, through which gradients can still flow.
+
+        Raises:
+            CaptureError: Python values that the model's code reads, or the arguments, have changed since the call.
+        """
+        loop, signature = self.loop, call.signature
+        found: List[torch.Tensor] = []
+        leaves = [leaf.get() if isinstance(leaf, Value) else shown_input(leaf, call) for leaf in call.leaves]
+        args, kwargs = unflatten(signature.structure, leaves)
+        stored = [place.read() for place in signature.left]
+
+        def show(output: Any) -> Any:
+            found.extend(leaves_in(output))
+            return output
+
+        with self._as_then(call), torch.no_grad():
+            loop.buffers.before_evaluation(self.name)
+            loop.evaluation.run(args, kwargs, self.model, show)
+        put(signature.left, stored)
+        if [tuple(each.shape) for each in found] != [shape.size for shape in signature.shapes]:
+            found = leaves_in(self.called_with(call, leaves))  # with the tensors that it stores elsewhere
+        call.settle(found, keep=True)
+
+    @contextlib.contextmanager
+    def _as_then(self, call: Operation) -> Iterator[None]:
+        """Have modules in the modes that they were in at a call, in the `with` block."""
+        now, modes = self.loop.modes.now(), call.signature.modes
+        if modes is None or modes.of is not self.loop.modes:
+            yield
+            return
+        alike = modes._replace(training=now.training, trained=now.trained)
+        if alike != now:
+            raise CaptureError(
+                f"A value is read at {current_line()} of the call of {self.name} at {call.line}, whose update "
+                f"has not run. The host cannot compute it any more: {alike.difference(now)}. Read it "
+                "before that, or after optimizer.step()."
+            )
+        with self.loop.modes.in_training_as(modes):
+            yield
 
 
 class LooseParameters(nn.ParameterList):

@@ -54,6 +54,8 @@ class RecordedCalls:
         if signature.writes:
             loop.buffers.record(operation)
         results = deferred_results(operation)
+        if signature.evaluates:
+            loop.evaluations.record(operation)
         if not signature.left:
             return results
         output, left = results
@@ -89,7 +91,8 @@ class RecordedCalls:
                 signatures = self._signatures(modes, grad)
                 signature = signatures.templates.get(key)
                 if signature is None:
-                    signature = called.signature(structure, leaves, modes, self._model.is_frozen)
+                    training = any(module.training for module in self._model.model.modules())
+                    signature = called.signature(structure, leaves, modes, self._model.is_frozen, training)
                     signatures.templates[key] = signature
             signatures.learn([len(args), *kwargs], (*args, *kwargs.values()), (), signature)
             return signature, leaves

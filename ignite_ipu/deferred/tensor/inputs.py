@@ -49,8 +49,8 @@ def input_of(tensor: torch.Tensor, line: Line) -> Input:
         refuse_weights_of_the_host(tensor, line)
         raise CaptureError(
             f"A tensor of shape {tuple(tensor.shape)} at {line} requires gradients, but it is no part of the "
-            "captured model, so the device could not train through it. If a model in evaluation mode computed it, call "
-            "model.train() to train that, or use torch.no_grad(); else call detach() on it. "
+            "captured model, so the device could not train through it. Prepare the model that computed it, or call "
+            "detach() on it. "
             f"{ON_THE_HOST}"
         )
     if tensor.device.type != "cpu":

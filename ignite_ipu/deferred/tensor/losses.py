@@ -81,6 +81,7 @@ def _loss_of(value: Value, retained: bool, line: Line, ran_early: bool = False) 
         )
     operations = ancestors(value)
     for operation in operations:
+        operation.signature.went_backward = True
         if operation.signature is NORM:
             raise CaptureError(
                 f"The loss at {line} is computed with the norm of gradients from {operation.line}, which comes with "

@@ -73,6 +73,11 @@ def decide(value: Value, what: str) -> Decision:
     runs = [run for run in updates if run is not None]
     # Checks of distributions read in every step, and later the value could not be computed.
     complete = loops and len(runs) == len(loops) and all(loop.updates.accumulates is False for loop in loops)
+    calls = [each for each in operations if each.model is not None]
+    if not complete and all(call.signature.evaluates for call in calls):
+        found = _evaluated(value, operations, line)
+        if found is not None:
+            return Decision(Source.ON_HOST, value=found)
     if not complete and not called_by(DISTRIBUTIONS):
         norms = [each for each in operations if each.signature is NORM]
         if all(each.model is not None and each.model.loop.updates.gradients.read_norms(line) for each in norms):
@@ -97,6 +102,25 @@ def _of_weights(value: Value) -> torch.Tensor:
         results = replayed(ancestors(value), tensor_of)
     value.take(results[value.operation][value.index])
     return value.get()
+
+
+def _evaluated(value: Value, operations: Sequence[Operation], line: Line) -> Optional[torch.Tensor]:
+    """Return a value that depends on calls in evaluation mode alone, which inference programs compute.
+
+    Returns None if functions of it draw random numbers.
+    """
+    for operation in operations:
+        if operation.model is None:
+            continue
+        for leaf in operation.value_leaves:
+            read(leaf, "an argument")
+        operation.model.evaluate(operation)
+    left = [each for each in operations if not each.done]
+    weights = [leaf.model.loop for each in left for leaf in each.leaves if type(leaf) is Input and leaf.model]
+    found = _computed_on_host(value, left, list(dict.fromkeys(weights)), line) if left else value.get()
+    if found is not None:
+        value.take(found)
+    return found
 
 
 def _computed_on_host(
@@ -173,10 +197,9 @@ def not_frozen(model: Any) -> EarlyReadError:
     with DisableTorchFunctionSubclass():
         names = [name for name, parameter in model.model.named_parameters() if parameter.requires_grad]
     return EarlyReadError(
-        f"{model.name} was called at {current_line()}, in evaluation mode or without gradients, with a value of the "
-        f"training step before the step has run, and is not frozen: {listed(names)} requires gradients. Call it "
-        "after optimizer.step(); or, as a part of the step, in training mode (layers in it may be in evaluation "
-        "mode), or with requires_grad_(False) on all its parameters."
+        f"{model.name} was called at {current_line()}, without gradients, with a value of the training step before the "
+        f"step has run, and is not frozen: {listed(names)} requires gradients. Call it after optimizer.step(); or, as "
+        "a part of the step, with gradients enabled, or with requires_grad_(False) on all its parameters."
     )
 
 
@@ -211,6 +234,12 @@ def has_gone_backward(operations: Sequence[Operation], loop: CapturedLoop) -> bo
     calls = [each for each in operations if each.model is not None and each.signature is not NORM and not each.done]
     own = {call for call in calls if call.model is not None and call.model.loop is loop}
     return own <= {operation for loss in loop.updates.pending for operation in loss.operations}
+
+
+def is_of_evaluations(value: Value) -> bool:
+    """Return whether a value can be had at any time, as it depends on no call but those in evaluation mode."""
+    pending = [each for each in ancestors(value) if not each.done and each.model is not None]
+    return value.known or all(each.signature.evaluates and each.problem is None for each in pending)
 
 
 def expected_loss(value: Value, line: Line) -> Optional[Loss]:

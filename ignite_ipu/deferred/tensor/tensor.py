@@ -31,8 +31,9 @@ from ignite_ipu.deferred.tensor.in_place import diagonal_masked, recorded_as
 from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
 from ignite_ipu.deferred.tensor.inputs import NORMALISATIONS, input_of, is_weight, refuse_statistics
 from ignite_ipu.deferred.tensor.losses import RecordedNode, gradients_of, mark_loss
-from ignite_ipu.deferred.tensor.reads import read
+from ignite_ipu.deferred.tensor.reads import is_of_evaluations, read
 from ignite_ipu.deferred.tensor.views import is_own_view, written_values
+from ignite_ipu.deferred.tensor.without_graph import without_graph
 from ignite_ipu.deferred.tensor.written_tensors import (
     WrittenTensor,
     answered,
@@ -87,7 +88,7 @@ class DeferredTensor(torch.Tensor):
     ) -> Any:
         grad = torch.is_grad_enabled()
         if not grad:
-            refuse_function(deferred_values, (args, kwargs), passes_argument_on(func, args))
+            refuse_function(_awaited_values, (args, kwargs), passes_argument_on(func, args))
         numbers: Optional[Container[type]] = _RECORDED.get(func)
         if numbers is not None:
             leaves: List[Any] = []
@@ -112,7 +113,7 @@ class DeferredTensor(torch.Tensor):
         # Code in C++, such as a scripted function, does not pass through PyTorch's Python API. An argument that an
         # autograd.Function returns unchanged comes here, too.
         returned = not torch.is_grad_enabled() and passes_argument_on(func, args)
-        refuse_function(deferred_values, (args, kwargs), returned)
+        refuse_function(_awaited_values, (args, kwargs), returned)
         refuse_script()
         # Autograd is switched off here, and with it the flag for results that depend on weights.
         with enable_reentrant_dispatch():
@@ -190,6 +191,11 @@ def resolved(structure: Any, what: str = "its value") -> Any:
 def deferred_values(structure: Any) -> List[Value]:
     """Return the parts of nested values that have no value yet."""
     return [value for value in all_values(structure) if not value.known]
+
+
+def _awaited_values(structure: Any) -> List[Value]:
+    """Return the parts of nested values that have no value yet, or through which gradients can flow."""
+    return [value for value in all_values(structure) if value.live or not value.known]
 
 
 def all_values(structure: Any) -> List[Value]:
@@ -428,12 +434,18 @@ def _cast(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[torch.dtype
     return None
 
 
-def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], in_place: bool = False) -> Any:
+    apart: Optional[str] = None
     try:
         found = _recorded(func, args, kwargs)
-    except CaptureError:
-        if not all(map(_is_of_weights, all_values((args, kwargs)))):
+    except CaptureError as error:
+        values = all_values((args, kwargs))
+        if not all(_is_of_weights(value) or is_of_evaluations(value) for value in values):
             raise
+        if _needs_gradients([value for value in values if not value.operation.of_weights]):
+            if in_place:
+                raise
+            apart = str(error)  # gradients would flow through values of models, of which the host has no graph
         found = NotImplemented
     if found is not NotImplemented:
         return found
@@ -441,7 +453,11 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
         owner = parameter_of(leaf)
         if owner is not None:
             owner[0].loop.show_weights(())
-    return func(*resolved(args), **resolved(kwargs))
+    result = func(*resolved(args), **resolved(kwargs))
+    if apart is None:
+        return result
+    reason = f"A backward pass reached a result of {name_of(func)} at {current_line()}, which the host has computed."
+    return without_graph(result, f"{reason} {apart}")
 
 
 def _recorded(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -508,7 +524,7 @@ def _record_in_place(
         refuse_sharers(target, name)
     if name == "fill_diagonal_":
         args, kwargs = diagonal_masked(*args, **kwargs), {}
-    result = _record(plain, args, kwargs)
+    result = _record(plain, args, kwargs, in_place=True)
     if not isinstance(result, DeferredTensor):  # the host has computed it, with gradients of its own
         if not ordinary and not _is_awaited(target):
             target.value.take(result)

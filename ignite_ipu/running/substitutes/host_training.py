@@ -23,8 +23,8 @@ from ignite_ipu.running.script_code import Line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _NOT_COMPUTED = (
-    "this tensor was not computed by a model in training mode with gradients enabled, so it would run on the host. "
-    "Call the model in training mode (to freeze a layer, put that layer in evaluation mode)."
+    "this tensor was not computed by a model that is trained, so it would run on the host. Make the optimizer before "
+    "the model is called in evaluation mode, or call the model in training mode with gradients enabled."
 )
 
 

@@ -62,7 +62,7 @@ print(torch.allclose(found, expected, atol=1e-6), torch.equal(found, again))
     ("body", "reason"),
     [
         ("(x * torch.ones(3, requires_grad=True)).sum().backward()", "would run on the host"),
-        ("model.eval()\nmodel(x).sum().backward()", "in training mode"),
+        ("model.eval()\nmodel(x).sum().backward()", "in training mode with gradients enabled"),
         (
             "for p in model.parameters():\n    p.grad = torch.ones_like(p)\n"
             "torch.optim.SGD(model.parameters(), 0.1).step()",
