@@ -167,4 +167,5 @@ def _is_handled(program: Program, finding: Finding) -> bool:
 
 def _unreadable(path: str, message: str, line: int, cell: Optional[int]) -> Finding:
     rule = all_rules()["unreadable-source"]
-    return Finding(path, line, 1, line, 1, cell, rule.name, rule.severity, rule.run, f"the file {message}", rule.remedy)
+    message = f"the file {message}"
+    return Finding(path, line, 1, line, 1, cell, rule.name, rule.severity, rule.run, message, rule.remedy, rule.docs)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Callable, Iterator, Optional
 
 from ignite_ipu.capabilities import Capability, Treatment
+from ignite_ipu.migration.analysis.kinds import Fact
 from ignite_ipu.migration.docstrings import one_side
 from ignite_ipu.migration.program import Program as Program  # rules declare their input and their findings with these
 
@@ -37,6 +38,8 @@ class Outcome(str, enum.Enum):
     """It stops at that code, or what it calls does."""
     UNCHANGED = "unchanged"
     """It leaves the code as it is, so that the finding holds."""
+    OPEN = "open"
+    """No text shows it: the code may not run, or its values may be constants. A trace does (`check --run`)."""
 
     @classmethod
     def of(cls, capability: Capability) -> Outcome:
@@ -47,16 +50,27 @@ class Outcome(str, enum.Enum):
 
 @dataclass(frozen=True)
 class Hit:
-    """A node that breaks a rule, before it is placed in a file; fields that are None have the rule's values."""
+    """A node that breaks a rule, before it is placed in a file; fields that are None have the rule's values.
+
+    The `entry` of the table of capabilities that it is about, if any, has the outcome unless `run` is given.
+    """
 
     node: ast.AST
     message: str
     remedy: Optional[str] = None
     severity: Optional[Severity] = None
     run: Optional[Outcome] = None
+    entry: Optional[Capability] = None
 
 
 Hits = Iterator[Hit]
+
+
+def hit_of(fact: Fact, message: str, remedy: Optional[str] = None, run: Optional[Outcome] = None) -> Hit:
+    """Return the hit for a fact of traced code: a note with an open outcome if the fact is not certain."""
+    if fact.certain or run is Outcome.HANDLED:
+        return Hit(fact.node, message, remedy, run=run)
+    return Hit(fact.node, message, remedy, Severity.NOTE, Outcome.OPEN)
 
 
 @dataclass(frozen=True)
@@ -89,6 +103,11 @@ class Rule:
         return self.check is None
 
     @property
+    def docs(self) -> str:
+        """Its page in the documentation."""
+        return f"docs/migration/rules/{self.name}.md"
+
+    @property
     def bad(self) -> str:
         return one_side(self.example, "+")
 
@@ -102,7 +121,7 @@ def each_fact(kind: str, message: str) -> Callable[[Program], Hits]:
 
     def check(program: Program) -> Hits:
         for fact in program.facts_of(kind):
-            yield Hit(fact.node, message.format(where=fact.where, name=fact.name))
+            yield hit_of(fact, message.format(where=fact.where, name=fact.name))
 
     return check
 
@@ -112,7 +131,7 @@ class Finding:
     """A rule broken at a place of a file, which is named as the user did.
 
     Lines, columns in characters, and code cells count from 1; a notebook's lines are those of the cell, and a plain
-    file has no cell. `end_column` is the one behind the last character.
+    file has no cell. `end_column` is the one behind the last character. `docs` is the place in the documentation.
     """
 
     path: str
@@ -126,6 +145,7 @@ class Finding:
     run: Outcome
     message: str
     remedy: str
+    docs: str
 
     @property
     def place(self) -> str:
@@ -142,6 +162,7 @@ def place_hit(program: Program, rule: Rule, hit: Hit) -> Finding:
     last = (whole and getattr(node, "end_lineno", None)) or first
     end = getattr(node, "end_col_offset", None) if last == getattr(node, "end_lineno", None) else None
     cell, line = program.source.locate(first)
+    outcome = rule.run if hit.entry is None else Outcome.of(hit.entry)
     return Finding(
         path=program.source.path,
         line=line,
@@ -151,7 +172,8 @@ def place_hit(program: Program, rule: Rule, hit: Hit) -> Finding:
         cell=cell,
         rule=rule.name,
         severity=hit.severity or rule.severity,
-        run=hit.run or rule.run,
+        run=hit.run or outcome,
         message=hit.message,
         remedy=hit.remedy or rule.remedy,
+        docs=rule.docs if hit.entry is None else hit.entry.docs,
     )

@@ -1,8 +1,8 @@
 """Applies every rewrite to a file; a file that rewrites cannot move imports `ignite_ipu.auto`, or is left alone.
 
 Moving half of a training program would train on the host's CPU without a word. So a file whose rewritten form still
-has errors keeps its text, with the one import that captures it when it runs. If `run` refuses it, it is left alone,
-byte for byte, and the errors are the remarks.
+has errors keeps its text, with the one import that captures it when it runs. A program is left alone, byte for byte,
+only if `run` refuses it by the same findings, which are the remarks.
 """
 
 from __future__ import annotations
@@ -92,32 +92,31 @@ def migrate_source(source: Source) -> Migration:
 def _migrated(source: Source, program: Program, found: List[Finding], judged: Judgement) -> Migration:
     if program.is_automatic:
         return Migration(source, source.text)
+    if judged.verdict is Verdict.REFUSED:
+        refused = [each for each in found if each.run is Outcome.REFUSED and judged.counts(each)]
+        errors = [each for each in refused if each.severity is Severity.ERROR]
+        return Migration(source, source.text, blocked=True, remarks=_reasons(source, errors or refused))
     on_host = [finding for finding in found if finding.run is Outcome.ON_HOST]
     if on_host:
         # The rewritten code refuses such updates, which the import makes on the host.
         return _by_one_line(source, program, judged, _reasons(source, on_host))
-    if judged.verdict is Verdict.REFUSED:
-        # The import refuses at run time as `run` does, for the same reason, and trains if no text shows that it can.
-        refused = [each for each in found if each.run is Outcome.REFUSED and each.severity is not Severity.NOTE]
-        errors = [each for each in refused if each.severity is Severity.ERROR]
-        return _by_one_line(source, program, judged, _reasons(source, errors or refused))
     try:
         result = _rewritten(source, program)
+        source.encode(result.text)
     except RewriteRefused as refused:
         return _by_one_line(source, program, judged, [Remark(refused.line, "migrate", refused.reason)])
     except cst.ParserSyntaxError as error:
-        raise SourceError(f"is beyond LibCST: {error.message}", error.raw_line) from None
+        reason = f"the file is beyond LibCST: {error.message}"
+        return _by_one_line(source, program, judged, [Remark(error.raw_line, "migrate", reason)])
     except RecursionError:
-        raise SourceError("is beyond LibCST: it nests too deeply") from None
+        reason = "the file is beyond LibCST: it nests too deeply"
+        return _by_one_line(source, program, judged, [Remark(1, "migrate", reason)])
+    except (SourceError, UnicodeEncodeError) as error:
+        return _by_one_line(source, program, judged, [Remark(1, "migrate", str(error))])
     after, _ = check_source(replace(source, text=result.text, notebook=None))
     errors = [finding for finding in after if finding.severity is Severity.ERROR and not _may_stay(finding)]
     if errors:
         return _by_one_line(source, program, judged, _reasons(source, errors))
-    if result.changed:
-        try:
-            source.encode(result.text)
-        except (SourceError, UnicodeEncodeError) as error:
-            return left_alone(source, 1, str(error))
     warned = [f for f in after if f.severity is Severity.WARNING and not _may_stay(f)]
     result.remarks += [Remark(f.line, f.rule, f.message) for f in warned]
     result.remarks.sort(key=lambda remark: remark.line)
@@ -158,12 +157,15 @@ def _rewritten(source: Source, program: Program) -> Migration:
 
 
 def _by_one_line(source: Source, program: Program, judged: Judgement, reasons: List[Remark]) -> Migration:
-    """Import `ignite_ipu.auto` in a file that is not rewritten for some reasons; leave it alone if `run` refuses it."""
-    findings, _ = check_source(source)
-    refused = [each for each in findings if each.run is Outcome.REFUSED and each.severity is Severity.ERROR]
-    if refused or not judged.trains:
+    """Import `ignite_ipu.auto` in a program that is not rewritten for some reasons; leave a module alone."""
+    if not (judged.trains or judged.uses.is_script):
         return Migration(source, source.text, blocked=True, remarks=reasons)
-    return _importing(source, program.tree, [captured_remark(each) for each in reasons])
+    result = _importing(source, program.tree, [captured_remark(each) for each in reasons])
+    try:
+        source.encode(result.text)
+    except (SourceError, UnicodeEncodeError) as error:
+        return left_alone(source, 1, str(error))
+    return result
 
 
 def captured_remark(reason: Remark) -> Remark:

@@ -8,8 +8,9 @@ import io
 import re
 import tokenize
 from collections import defaultdict
+from dataclasses import replace
 from functools import cached_property
-from typing import Dict, Iterable, Iterator, List, Set
+from typing import Dict, Iterable, Iterator, List, Sequence, Set
 
 from ignite_ipu.migration.analysis.forward import ForwardAnalysis
 from ignite_ipu.migration.analysis.kinds import Fact, Kind
@@ -58,14 +59,13 @@ class Program(ParsedFile):
         found = self._facts_of([model for model in self.models if model not in losses], self.training.loss_functions)
         # A loop calls modules of losses itself, so only their operators are recorded for the device.
         found |= {fact for fact in self._facts_of(losses) if fact.kind == "call" and not is_dynamic(fact.name)}
+        certain = {replace(fact, certain=True) for fact in found}
+        found = {fact if fact in found else replace(fact, certain=False) for fact in certain}
         return sorted(found, key=lambda fact: (fact.node.lineno, fact.node.col_offset, fact.kind, fact.name))
 
-    def _facts_of(self, models: Iterable[Model], functions: Iterable[str] = ()) -> Set[Fact]:
-        analysis = ForwardAnalysis(self.names, self.models, self.functions)
-        for model in models:
-            forward = model.method("forward")
-            if forward is not None:
-                analysis.run(forward, model)
+    def _facts_of(self, models: Sequence[Model], functions: Iterable[str] = ()) -> Set[Fact]:
+        analysis = ForwardAnalysis(self)
+        analysis.run_models(models)
         for name in sorted(self.functions.keys() & set(functions)):
             analysis.run(self.functions[name])
         return analysis.facts

@@ -44,7 +44,15 @@ class Judgement:
     @property
     def verdict(self) -> Verdict:
         """Verdict on the file alone."""
-        return _verdict(self.trains, (outcome for scope, outcome in self.outcomes if scope != CHOICE))
+        return _verdict(self.trains, (outcome for scope, outcome in self.outcomes if scope in self._used))
+
+    def counts(self, finding: Finding) -> bool:
+        """Return whether a finding is in code that the file, started as a program, uses for sure."""
+        return _scope_of(self.uses, finding) in self._used
+
+    @property
+    def _used(self) -> Set[str]:
+        return used_scopes({"": self.uses}, "")[""] - {CHOICE}
 
 
 def trains(program: Program) -> bool:
@@ -58,12 +66,12 @@ def trains(program: Program) -> bool:
 def judge(program: Program, findings: Iterable[Finding]) -> Judgement:
     """Return the facts of a file, by all that rules find in it."""
     uses = uses_of(program.tree)
-    outcomes = frozenset(
-        (uses.scope_of(each.line) if each.cell is None else MODULE, each.run)
-        for each in findings
-        if each.severity is not Severity.NOTE
-    )
+    outcomes = frozenset((_scope_of(uses, each), each.run) for each in findings if each.severity is not Severity.NOTE)
     return Judgement(trains(program), program.is_automatic, outcomes, imports_of(program.tree), uses)
+
+
+def _scope_of(uses: Uses, finding: Finding) -> str:
+    return uses.scope_of(finding.line) if finding.cell is None else MODULE
 
 
 def _verdict(training: bool, outcomes: Iterable[Outcome]) -> Verdict:

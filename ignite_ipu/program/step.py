@@ -14,7 +14,6 @@ from typing import (
     Optional,
     Protocol,
     Sequence,
-    Set,
     Tuple,
 )
 from unittest import mock
@@ -45,6 +44,7 @@ from ignite_ipu.program.guards.retrace import OperatorRecorder
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.tensors.trees import leaves_of, map_tensors, opened_record, tensors_in
+from ignite_ipu.program.user_code import Line
 from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, AnyBatchNorm, NormWithStatistics
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
@@ -80,7 +80,7 @@ class BatchStep(nn.Module):
         layouts: Holds the layout that the step is compiled for; empty before the first batch.
         maximizes: Whether the negated loss is minimised.
         host_buffers: Values of the buffers that code may read while it is traced, by name; of the last compilation.
-        read_buffers: Names of the buffers that it read.
+        read_buffers: Names of the buffers whose values it read, with the line that reads each first.
         shapes: Sizes and strides of the tensors that the last call on the host returned.
     """
 
@@ -117,7 +117,7 @@ class BatchStep(nn.Module):
         self._writes: List[List[str]] = []
         self._is_searched = False
         self.host_buffers: Dict[str, torch.Tensor] = {}
-        self.read_buffers: Set[str] = set()
+        self.read_buffers: Dict[str, Line] = {}
         self.shapes: List[Tuple[Tuple[int, ...], Tuple[int, ...]]] = []
 
     def train(self, mode: bool = True) -> BatchStep:

@@ -54,12 +54,13 @@ def check_compiled(source: ProgramSource, trace: HostTrace, own_statistics: bool
     if own_statistics:
         _check_own_statistics(source.resolved.replicas, trace.written)
     # The program has the value of the trace.
-    read = source.step.read_buffers.intersection([*trace.written, *source.step.writes])
-    if read:
+    read = source.step.read_buffers
+    names = sorted(read.keys() & {*trace.written, *source.step.writes})
+    if names:
         raise SessionError(
-            f"The code of the model reads the value of the buffer {listed(sorted(read))}, which forward writes. A "
-            "compiled program has the value that it was traced with. Make the choice in tensors (torch.where), or "
-            "write the buffer outside of forward."
+            f"The code of the model reads the value of the buffer {listed(names)} at {read[names[0]]}, and forward "
+            "writes it. A compiled program has the value that it was traced with. Make the choice in tensors "
+            "(torch.where), or write the buffer outside of forward."
         )
 
 

@@ -48,11 +48,16 @@ class CapturePoint(NamedTuple):
 
 
 class Unclear(NamedTuple):
-    """A call that keeps a loop from being captured, and why, and the way out where it has its own."""
+    """A call that keeps a loop from being captured by `ipu_prepare`, and why, and the way out where it has its own.
+
+    Attributes:
+        on_host: Whether the updates of the loop are made on the host.
+    """
 
     node: ast.Call
     reason: str
     remedy: Optional[str] = None
+    on_host: bool = False
 
 
 def find_captures(training: Training) -> Tuple[List[CapturePoint], Optional[Unclear]]:
@@ -122,13 +127,13 @@ class _Captures:
                 steps = self._steps_of_another_name(scope)
                 if steps:
                     reason = f"its optimizer makes an update by {listed(steps)}, not by step()"
-                    self._refuse(backward, reason, _TWO_STEPS)
+                    self.unclear = self.unclear or Unclear(backward, reason, _TWO_STEPS, on_host=True)
                 else:
                     self._refuse(backward, "no optimizer that would update by its gradients is in sight")
         return captures, self.unclear
 
-    def _refuse(self, node: ast.Call, reason: str, remedy: Optional[str] = None) -> None:
-        self.unclear = self.unclear or Unclear(node, reason, remedy)
+    def _refuse(self, node: ast.Call, reason: str) -> None:
+        self.unclear = self.unclear or Unclear(node, reason)
 
     def _steps_of_another_name(self, scope: Scope) -> List[str]:
         """Return the methods of optimizers that a function calls and that make a part of an update, as SAM's do."""

@@ -49,21 +49,25 @@ class Fact:
         kind: "truth" (branches on a tensor's value), "count" (loops as often as a tensor's value), "host" (reads a
             value to the host), "print", "mutation" (of Python state), "settled" (the same, to a value that is alike in
             every call), "buffer" (a buffer is rebound), "call" (of the operator `name`), "mask" (selects by a boolean
-            tensor), "repeat" (repeats rows as often as a tensor's values), "random" (draws a Python or numpy number),
+            tensor), "dynamic" (calls an operator whose result has a size that depends on values), "repeat" (repeats
+            rows as often as a tensor's values), "random" (draws a Python or numpy number),
             "gradient" (backward and the like), "plain" (reads an unregistered tensor), "custom" (a custom autograd
             function).
         node: Where.
         name: The operator, attribute or function concerned.
         where: The method or function it happens in.
+        certain: Whether it happens for sure: behind no test that may turn out either way, and, if it needs a tensor's
+            value, of a tensor that is computed from inputs or weights.
     """
 
     kind: str
     node: ast.expr
     name: str
     where: str
+    certain: bool = True
 
 
-def join(first: Kind, second: Kind) -> Kind:
+def join_kinds(first: Kind, second: Kind) -> Kind:
     """Return the common kind of a value that is one or the other."""
     if first is second:
         return first
@@ -120,7 +124,9 @@ def used_as_tensor(function: Function, name: str, names: Names, layers: Containe
             owner = dotted(node.func) or ""
             resolved = names.resolve(node.func) or ""
             held = owner.startswith("self.") and owner.split(".")[1] in layers
-            if held or resolved.startswith("torch."):
+            makes = resolved in tensor_methods.FACTORIES and not resolved.endswith(("tril", "triu"))
+            computes = resolved.startswith("torch.") and not makes
+            if held or computes:
                 return True
     return False
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, List, Optional
+from functools import cached_property
+from typing import Dict, Iterable, Iterator, List, Optional, Set
 
 from ignite_ipu.migration.analysis.kinds import Function, Kind, parameters_of
-from ignite_ipu.migration.analysis.names import Names, argument, assignments, constant, method_calls, walk
-from ignite_ipu.migration.analysis.tensor_methods import words
+from ignite_ipu.migration.analysis.names import Names, argument, assignments, constant, dotted, method_calls, walk
+from ignite_ipu.migration.analysis.tensor_methods import FACTORIES, words
 
 _CONTAINERS = words("torch.nn.ModuleList torch.nn.ModuleDict torch.nn.ParameterList torch.nn.ParameterDict")
-TENSOR_FACTORIES = words(
-    "torch.arange torch.empty torch.eye torch.from_numpy torch.full torch.linspace torch.logspace torch.ones "
-    "torch.rand torch.randint torch.randn torch.randperm torch.tensor torch.tril torch.triu torch.zeros "
-    "torch.as_tensor torch.FloatTensor torch.LongTensor torch.Tensor"
-)
 _REGISTERED = {
     "register_buffer": Kind.BUFFER,
     "register_parameter": Kind.PARAMETER,
@@ -49,6 +46,28 @@ class Model:
                 return True
         return any(base.reads(attribute) for base in self.bases)
 
+    def constructed_in(self, attribute: str) -> Set[str]:
+        """Return the names of classes that are called in the value of an attribute."""
+        value = self.values.get(attribute)
+        calls = (node for node in (() if value is None else walk(value)) if isinstance(node, ast.Call))
+        return {name for name in (dotted(call.func) for call in calls) if name is not None}
+
+    @cached_property
+    def written(self) -> Set[str]:
+        """Attributes that forward, and the methods it calls, write in place, or set."""
+        found: Set[str] = set()
+        seen: Set[str] = set()
+        waiting = ["forward"]
+        while waiting:
+            name = waiting.pop()
+            method = None if name in seen else self.method(name)
+            seen.add(name)
+            for node in () if method is None else walk(method):
+                found.update(filter(None, map(_own_attribute, _written_by(node))))
+                called = (dotted(node.func) or "") if isinstance(node, ast.Call) else ""
+                waiting += [called[5:]] if called.startswith("self.") else []
+        return found
+
     def method(self, name: str) -> Optional[Function]:
         """Return a method by name, inherited ones included."""
         for statement in self.node.body:
@@ -56,6 +75,25 @@ class Model:
                 return statement
         inherited = [base.method(name) for base in self.bases]
         return next((method for method in inherited if method is not None), None)
+
+
+def _written_by(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the expressions that a node stores into, or writes in place."""
+    if isinstance(getattr(node, "ctx", None), ast.Store):
+        yield node
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute) and re.fullmatch(r"[a-z]\w*[^_]_", node.func.attr):
+            yield node.func.value
+        yield from (keyword.value for keyword in node.keywords if keyword.arg == "out")
+
+
+def _own_attribute(node: ast.AST) -> Optional[str]:
+    """Return the attribute of `self` that an expression is, or is a part of: `mean` of `self.mean[0].data`."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        if isinstance(node, ast.Attribute) and dotted(node.value) == "self":
+            return node.attr
+        node = node.value
+    return None
 
 
 def find_models(nodes: Iterable[ast.ClassDef], names: Names) -> List[Model]:
@@ -131,6 +169,6 @@ def _kind(value: ast.expr, names: Names) -> Optional[Kind]:
         return Kind.MODULES
     if called in ("torch.nn.Parameter", "torch.nn.Buffer"):
         return Kind.PARAMETER if called.endswith("Parameter") else Kind.BUFFER
-    if called in TENSOR_FACTORIES:
+    if called in FACTORIES:
         return Kind.UNREGISTERED
     return Kind.MODULE if called.startswith("torch.nn.") and called.rsplit(".", 1)[1][:1].isupper() else None

@@ -22,6 +22,18 @@ PYTHON_METHODS = words(
     "storage_offset data_ptr type is_pinned __len__"
 )
 
+# Functions that make tensors of Python values; those that draw; and those that take a tensor's shape alone.
+FACTORIES = words(
+    "torch.arange torch.empty torch.eye torch.from_numpy torch.full torch.linspace torch.logspace torch.ones "
+    "torch.rand torch.randint torch.randn torch.randperm torch.tensor torch.tril torch.triu torch.zeros "
+    "torch.as_tensor torch.FloatTensor torch.LongTensor torch.Tensor"
+)
+DRAWN = words(
+    "rand randn randint randperm rand_like randn_like randint_like bernoulli multinomial normal normal_ uniform_ "
+    "random_ exponential_ log_normal_ dropout alpha_dropout feature_dropout gumbel_softmax"
+)
+LIKE = words("zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty")
+
 # Tensor methods that bring a value to the host.
 HOST_READS = words("item tolist numpy cpu __bool__ __int__ __float__")
 

@@ -118,14 +118,26 @@ def _last(node: ast.AST) -> Optional[str]:
 
 
 def used_scopes(files: Mapping[str, Uses], started: str) -> Dict[str, Set[str]]:
-    """Return the scopes of each file that a program uses for sure, given by the file that is started: all of its own.
+    """Return the scopes of each file that a program uses for sure.
+
+    A file that defines something and uses none of it is no script: whatever uses it may use all.
 
     Args:
         files: The files that the program consists of.
         started: The one that is started.
     """
-    own = set(files[started].names)
-    found = {path: own if path == started else {MODULE} for path in files}
+    found = {path: {MODULE} for path in files}
+    own = files[started].names
+    found[started] |= {MAIN} & own.keys()
+    _follow(files, found)
+    if found[started] <= {MODULE, MAIN}:
+        found[started] |= own.keys()
+        _follow(files, found)
+    return found
+
+
+def _follow(files: Mapping[str, Uses], found: Dict[str, Set[str]]) -> None:
+    """Add the scopes that those which were found use."""
     waiting = [name for path, scopes in found.items() for scope in scopes for name in files[path].names[scope]]
     seen: Set[str] = set()
     while waiting:
@@ -137,4 +149,3 @@ def used_scopes(files: Mapping[str, Uses], started: str) -> Dict[str, Set[str]]:
             if name in uses.names and name not in (MODULE, MAIN):
                 found[path].add(name)
                 waiting += uses.names[name]
-    return found

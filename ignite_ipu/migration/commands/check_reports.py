@@ -63,7 +63,7 @@ def _counted(*counts: Tuple[int, str]) -> str:
 def json_report(report: CheckReport) -> str:
     """Return the findings as one JSON object, whose `version` changes when its structure does."""
     document = {
-        "version": 3,
+        "version": 4,
         "tool": {"name": "ignite-ipu", "version": ignite_ipu.__version__},
         "files": report.files,
         "suppressed": report.suppressed,
@@ -129,5 +129,5 @@ def _sarif_result(finding: Finding, order: Mapping[str, int]) -> Dict[str, Any]:
         "level": finding.severity.value,
         "message": {"text": f"{finding.message}. {finding.remedy}"},
         "locations": [location],
-        "properties": {"run": finding.run.value},
+        "properties": {"run": finding.run.value, "docs": finding.docs},
     }

@@ -29,8 +29,7 @@ def check(program: Program) -> Hits:
         known = gpu_capability(name[len(CUDA) + 1 :])
         if known.harmless or name.startswith(f"{CUDA}.amp."):
             continue
-        outcome = Outcome.of(known)
         if not is_guarded(program, call):
-            yield Hit(call, f"{name} speaks to a GPU", run=outcome)
-        elif outcome is Outcome.REFUSED and "ignite_ipu" not in program.names.imports.get("host_device", ""):
-            yield Hit(call, f"{name} speaks to a GPU, which `run` says there is", severity=Severity.NOTE, run=outcome)
+            yield Hit(call, f"{name} speaks to a GPU", entry=known)
+        elif Outcome.of(known) is Outcome.REFUSED and "ignite_ipu" not in program.names.imports.get("host_device", ""):
+            yield Hit(call, f"{name} speaks to a GPU, which `run` says there is", severity=Severity.NOTE, entry=known)

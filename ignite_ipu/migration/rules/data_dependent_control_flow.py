@@ -16,7 +16,7 @@ In forward:
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
+from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, hit_of
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
@@ -25,4 +25,4 @@ def check(program: Program) -> Hits:
     for fact in program.facts_of("truth", "count"):
         what = "is decided by" if fact.kind == "truth" else "repeats by"
         source = program.text_of(fact.node)
-        yield Hit(fact.node, f"{fact.where} {what} the value of a tensor, `{source}`, which a trace does not have")
+        yield hit_of(fact, f"{fact.where} {what} the value of a tensor, `{source}`, which a trace does not have")

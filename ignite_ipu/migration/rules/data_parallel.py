@@ -31,7 +31,7 @@ _LAUNCHERS = ("ignite.distributed.Parallel", "ignite.distributed.spawn", "ignite
 
 def check(program: Program) -> Hits:
     for call, name in program.calls(*_WRAPPERS):
-        yield Hit(call, f"{name} spreads the work over GPUs", run=Outcome.of(WRAPPERS[name]))
+        yield Hit(call, f"{name} spreads the work over GPUs", entry=WRAPPERS[name])
     for call, name in program.calls(*_LAUNCHERS, "torch.distributed.init_process_group"):
         backend = constant(argument(call, "backend", 0))
         if isinstance(backend, str) and "gloo" not in backend:

@@ -12,10 +12,7 @@ In forward:
 
 from __future__ import annotations
 
-import ast
-
-from ignite_ipu.migration.analysis.operators import is_dynamic
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
+from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, hit_of
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
@@ -23,16 +20,12 @@ SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 def check(program: Program) -> Hits:
     for fact in program.facts_of("mask"):
         source = program.text_of(fact.node)
-        yield Hit(
-            fact.node, f"{fact.where} selects by a boolean tensor, `{source}`: the result's size depends on values"
-        )
-    for fact in program.facts_of("call"):
+        yield hit_of(fact, f"{fact.where} selects by a boolean tensor, `{source}`: the result's size depends on values")
+    for fact in program.facts_of("dynamic"):
         operator = fact.name.rsplit(".", 1)[-1]
-        call = fact.node
-        assert isinstance(call, ast.Call)
-        if fact.name == "torch.where" and len(call.args) + len(call.keywords) == 1:
-            yield Hit(call, f"{fact.where} calls torch.where with a condition only, which is nonzero")
-        if is_dynamic(fact.name):
-            yield Hit(call, f"{fact.where} calls {operator}, whose output size depends on values")
+        if operator == "where":
+            yield hit_of(fact, f"{fact.where} calls torch.where with a condition only, which is nonzero")
+        else:
+            yield hit_of(fact, f"{fact.where} calls {operator}, whose output size depends on values")
     for fact in program.facts_of("repeat"):
-        yield Hit(fact.node, f"{fact.where} repeats elements as often as a tensor says")
+        yield hit_of(fact, f"{fact.where} repeats elements as often as a tensor says")

@@ -15,8 +15,9 @@ In the loop:
 from __future__ import annotations
 
 import ast
+from typing import Optional
 
-from ignite_ipu.capabilities import GRADIENTS
+from ignite_ipu.capabilities import GRADIENTS, Capability
 from ignite_ipu.migration.analysis.names import constant
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
@@ -32,31 +33,34 @@ def check(program: Program) -> Hits:
         parent = program.parents.get(node)
         used = program.names.resolve(node) is None and not (isinstance(parent, ast.Call) and parent.func is node)
         if node.attr == "grad" and used and node not in program.traced:
-            yield Hit(node, "a gradient is used on the host, where it is always None", run=_outcome(program, node))
+            entry = _entry(program, node)
+            outcome = None if entry is not None else Outcome.HANDLED
+            yield Hit(node, "a gradient is used on the host, where it is always None", run=outcome, entry=entry)
     for call, name in program.calls(*(entry.name for entry in GRADIENTS if entry.name.startswith("torch.autograd."))):
         if call not in program.traced:
-            yield Hit(call, f"{name} differentiates on the host", run=Outcome.of(GRADIENTS[name]))
+            yield Hit(call, f"{name} differentiates on the host", entry=GRADIENTS[name])
     for call, _ in program.method_calls(*_HOOKS):
         assert isinstance(call.func, ast.Attribute)
         message = f"{call.func.attr} registers a hook that never runs on an IPU"
-        yield Hit(call, message, run=Outcome.of(_HOOKS[call.func.attr]))
+        yield Hit(call, message, entry=_HOOKS[call.func.attr])
     for call, _ in program.method_calls("backward"):
         # A variable may hold False or None, as it does where libraries hand their argument on.
         given = {each.arg: each.value for each in call.keywords}
         again = [name for name in _AGAIN if constant(given.get(name)) is True]
         if again:
             message = "the graph of this backward is used again, which a compiled step cannot do"
-            yield Hit(call, message, run=Outcome.of(GRADIENTS[f"torch.Tensor.backward({again[-1]})"]))
+            yield Hit(call, message, entry=GRADIENTS[f"torch.Tensor.backward({again[-1]})"])
 
 
-def _outcome(program: Program, node: ast.Attribute) -> Outcome:
+def _entry(program: Program, node: ast.Attribute) -> Optional[Capability]:
+    """Return the entry for a use of a gradient, None for one that a fused step supports."""
     if _is_written(program, node):
-        return Outcome.of(GRADIENTS["torch.Tensor.grad(written)"])
+        return GRADIENTS["torch.Tensor.grad(written)"]
     above = program.parents[node]
     exists = isinstance(above, ast.Compare) and all(isinstance(each, (ast.Is, ast.IsNot)) for each in above.ops)
     if isinstance(node.ctx, ast.Store) or exists or not _comes_before_step(program, node):
-        return Outcome.HANDLED
-    return Outcome.of(GRADIENTS["torch.Tensor.grad"])
+        return None
+    return GRADIENTS["torch.Tensor.grad"]
 
 
 def _comes_before_step(program: Program, node: ast.Attribute) -> bool:

@@ -42,8 +42,9 @@ def check(program: Program) -> Hits:
         "torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_", "torch.nn.utils.clip_grad_norm"
     ):
         entry = GRADIENTS[name if name.endswith("_") else f"{name}_"]
-        outcome = Outcome.ON_HOST if _cannot_clip(program) else Outcome.of(entry)
-        yield Hit(call, f"{name.rsplit('.', 1)[1]} has no gradients to clip: they stay on the device", run=outcome)
+        outcome = Outcome.ON_HOST if _cannot_clip(program) else None
+        message = f"{name.rsplit('.', 1)[1]} has no gradients to clip: they stay on the device"
+        yield Hit(call, message, run=outcome, entry=entry)
 
 
 def _cannot_clip(program: Program) -> bool:

@@ -49,4 +49,5 @@ def check(program: Program) -> Hits:
             unclear.remedy
             or "Prepare the optimizer together with the models that it trains, as the loop calls them: "
             "ipu_prepare(optimizer, model).",
+            run=Outcome.ON_HOST if unclear.on_host else None,
         )

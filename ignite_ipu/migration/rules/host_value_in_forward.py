@@ -14,7 +14,7 @@ In forward:
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
+from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, hit_of
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
@@ -23,4 +23,4 @@ def check(program: Program) -> Hits:
     """Find reads of values; a move alone is left out if this library calls the model."""
     for fact in program.facts_of("host"):
         message = f"{fact.where} takes a tensor's value to the host with {fact.name}, which a trace does not have"
-        yield Hit(fact.node, message, run=Outcome.HANDLED if fact.name in ("cpu", 'to("cpu")') else None)
+        yield hit_of(fact, message, run=Outcome.HANDLED if fact.name in ("cpu", 'to("cpu")') else None)

@@ -18,7 +18,7 @@ In forward:
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
+from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, hit_of
 
 SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
@@ -31,4 +31,4 @@ def check(program: Program) -> Hits:
     for fact in program.facts_of("mutation", "settled"):
         if fact.kind == "mutation" or fact.node not in changed:
             outcome = Outcome.HANDLED if fact.kind == "settled" else None
-            yield Hit(fact.node, _MESSAGE.format(where=fact.where, name=fact.name), run=outcome)
+            yield hit_of(fact, _MESSAGE.format(where=fact.where, name=fact.name), run=outcome)

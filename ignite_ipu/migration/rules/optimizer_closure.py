@@ -30,4 +30,4 @@ def check(program: Program) -> Hits:
             continue
         named = isinstance(closure, ast.Name) and closure.id in functions
         if owner in program.training.optimizers or isinstance(closure, ast.Lambda) or named:
-            yield Hit(call, f"{owner}.step() is given a closure, which an IPU never calls")
+            yield Hit(call, f"{owner}.step() is given a closure, which an IPU never calls", entry=_CLOSURE)

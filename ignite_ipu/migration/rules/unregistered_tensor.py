@@ -19,8 +19,8 @@ import ast
 from typing import Iterator
 
 from ignite_ipu.migration.analysis.kinds import Function, parameters_of
-from ignite_ipu.migration.analysis.models import TENSOR_FACTORIES
 from ignite_ipu.migration.analysis.names import dotted, names_bound, owner_of, unmoved, walk
+from ignite_ipu.migration.analysis.tensor_methods import FACTORIES
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
@@ -47,7 +47,7 @@ def _tensors_of_the_host(program: Program, function: Function) -> Iterator[ast.N
     inner = {node.name for node in walk(function) if isinstance(node, ast.FunctionDef)}
     bound = {name for statement in function.body for name in names_bound(statement)}
     own = {arg.arg for arg in parameters_of(function)} | bound | inner
-    made = {name for name, value in program.assigned if program.names.called(unmoved(value)) in TENSOR_FACTORIES} - own
+    made = {name for name, value in program.assigned if program.names.called(unmoved(value)) in FACTORIES} - own
     for node in walk(function):
         if not isinstance(node, ast.Name) or node.id not in made:
             continue

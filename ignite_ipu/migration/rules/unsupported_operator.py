@@ -15,19 +15,20 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.migration.analysis.operators import is_loss, is_made_here, problem
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
+from ignite_ipu.migration.analysis.operators import is_dynamic, is_loss, is_made_here, problem
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, hit_of
 
 SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
     for fact in program.facts_of("call"):
-        found = None if is_loss(fact.name) else problem(fact.name)
+        elsewhere = is_loss(fact.name) or is_dynamic(fact.name)  # other rules know more about these
+        found = None if elsewhere else problem(fact.name)
         made_here = isinstance(fact.node, ast.Call) and is_made_here(program.names, fact.node)
         if found is not None and not made_here:
             message = f"{fact.where} uses {fact.name}, {found.message}"
-            yield Hit(fact.node, message, found.remedy, run=Outcome.HANDLED if found.is_handled else None)
+            yield hit_of(fact, message, found.remedy, Outcome.HANDLED if found.is_handled else None)
     for model in program.models:
         for name, value in sorted(model.values.items()):
             layer = program.names.called(value)

@@ -27,7 +27,7 @@ def check(program: Program) -> Hits:
     for call, name in program.training.optimizer_calls:
         entry = optimizer_capability(name)
         if entry.treatment is not Treatment.DEVICE and entry.last != "Optimizer":
-            yield Hit(call, f"{name} does not exist on an IPU", run=Outcome.of(entry))
+            yield Hit(call, f"{name} does not exist on an IPU", entry=entry)
     for node in program.nodes(ast.ClassDef):
         bases = [program.names.resolve(base) or "" for base in node.bases]
         optimizes = any(base.startswith("torch.optim.") for base in bases)

@@ -31,7 +31,7 @@ def check(program: Program) -> Hits:
             entry = argument_capability(name, keyword.arg or "")
             missing = entry is not None and entry.treatment in (Treatment.REFUSED, Treatment.UPDATES_ON_HOST)
             if entry is not None and missing and constant(keyword.value) not in (False, None):
-                yield Hit(keyword.value, f"{keyword.arg} of {name}: {entry.sentence}", run=Outcome.of(entry))
+                yield Hit(keyword.value, f"{keyword.arg} of {name}: {entry.sentence}", entry=entry)
             if keyword.arg == "lr" and (program.names.called(keyword.value) or "").startswith("torch."):
                 message = f"the learning rate of {name} is a tensor; PopTorch takes numbers only"
                 yield Hit(keyword.value, message, run=Outcome.HANDLED)

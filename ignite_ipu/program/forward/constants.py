@@ -17,6 +17,7 @@ import torch
 
 from ignite_ipu.program.function_mode import FunctionContext
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
+from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunction
 
 
@@ -53,10 +54,10 @@ class HostConstants(FunctionContext):
 
     Args:
         buffers: Buffers of the model in the trace by name, with their values on the host.
-        read: Gets the names of the buffers whose values decide on the trace.
+        read: Gets the names of the buffers whose values decide on the trace, with the line that reads each first.
     """
 
-    def __init__(self, buffers: Mapping[str, Tuple[torch.Tensor, torch.Tensor]], read: Set[str]) -> None:
+    def __init__(self, buffers: Mapping[str, Tuple[torch.Tensor, torch.Tensor]], read: Dict[str, Line]) -> None:
         super().__init__()
         # By `id` of the tensor in the trace, which is kept with its value.
         self._known: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
@@ -95,7 +96,8 @@ class HostConstants(FunctionContext):
 
     def _note_read(self, values: Iterable[torch.Tensor]) -> None:
         for value in values:
-            self._read.update(self._sources.get(_memory(value), ()))
+            for name in self._sources.get(_memory(value), frozenset()) - self._read.keys():
+                self._read[name] = current_line()
 
     def _constant(self, func: Callable[..., Any], name: str, args: _Args, kwargs: _Kwargs) -> Any:
         """Return the result of a call that depends on constants alone, and remember its values."""

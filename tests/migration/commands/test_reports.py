@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from ignite_ipu.cli.terminal import write_lines
 from ignite_ipu.migration.checker import CheckReport, check_source
 from ignite_ipu.migration.commands.check_reports import json_report, report_lines, sarif_report, text_report
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.file import Source
+
+ROOT = Path(__file__).parents[3]
 
 
 def report(code="x.cuda()\n", path="dir with space/code.py"):
@@ -46,12 +49,24 @@ def test_clean_files_say_so():
 
 def test_json_holds_everything():
     document = json.loads(json_report(report()))
-    assert document["version"] == 3
+    assert document["version"] == 4
     assert document["counts"] == {"error": 1, "warning": 0, "note": 0}
     (finding,) = document["findings"]
     assert (finding["path"], finding["line"], finding["column"]) == ("dir with space/code.py", 1, 1)
     assert (finding["rule"], finding["severity"], finding["cell"]) == ("cuda-device", "error", None)
-    assert finding["run"] == "handled"
+    assert (finding["run"], finding["docs"]) == ("handled", "docs/migration/rules/cuda-device.md")
+
+
+def test_findings_name_the_row_of_the_documentation_about_their_call():
+    """By the table of capabilities; the row is there."""
+    code = "import torch\ntorch.nn.utils.clip_grad_value_(model.parameters(), 1.0)\ntorch.cuda.synchronize()\n"
+    places = [finding["docs"] for finding in json.loads(json_report(report(code)))["findings"]]
+    assert places == [
+        "docs/training-calls.md#torch-nn-utils-clip_grad_value_",
+        "docs/gpu-calls.md#torch-cuda-synchronize",
+    ]
+    for page, _, anchor in (place.partition("#") for place in places):
+        assert f'"{anchor}"' in (ROOT / page).read_text(encoding="utf-8")
 
 
 def test_sarif_has_what_the_standard_requires():
@@ -67,7 +82,7 @@ def test_sarif_has_what_the_standard_requires():
     (result,) = run["results"]
     assert identifiers[result["ruleIndex"]] == result["ruleId"] == "cuda-device"
     assert result["message"]["text"]
-    assert result["properties"] == {"run": "handled"}
+    assert result["properties"] == {"run": "handled", "docs": "docs/migration/rules/cuda-device.md"}
     place = result["locations"][0]["physicalLocation"]
     assert place["artifactLocation"]["uri"] == "dir%20with%20space/code.py"
     assert place["region"] == {"startLine": 1, "startColumn": 1, "endLine": 1, "endColumn": 9}

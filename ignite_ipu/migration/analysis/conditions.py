@@ -1,0 +1,103 @@
+"""Tests in traced code: whether they are decided by the text, so that code behind them runs for sure."""
+
+from __future__ import annotations
+
+import ast
+from typing import Iterator, NamedTuple, Optional, Set, Tuple
+
+from ignite_ipu.migration.analysis.kinds import default_of, device_test
+from ignite_ipu.migration.analysis.models import Model
+from ignite_ipu.migration.analysis.names import assignments, constant, dotted, walk
+from ignite_ipu.migration.analysis.parsed_file import ParsedFile
+
+
+class Runs(NamedTuple):
+    """Certainty that the code behind a test runs: if the test holds, and if not."""
+
+    if_true: bool
+    if_false: bool
+
+
+_OPEN = Runs(False, False)
+
+
+class Conditions:
+    """Decides tests by the text of a file.
+
+    A flag that a model is given is known if each construction in the file gives it, or leaves the default. A model that
+    trains is called in training mode, and in evaluation mode if something in the file calls `eval()`.
+    """
+
+    def __init__(self, file: ParsedFile) -> None:
+        self._file = file
+        self._evaluates = any(True for _ in file.method_calls("eval"))
+
+    def runs(self, test: ast.expr, model: Optional[Model], owner: str) -> Runs:
+        """Return whether the code behind a test runs for sure, in a method of a model that is called `owner` there."""
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            return Runs(*reversed(self.runs(test.operand, model, owner)))
+        if owner and dotted(test) == f"{owner}.training":
+            return Runs(True, self._evaluates)
+        value = self.decided(test, model, owner)
+        return _OPEN if value is None else Runs(value, not value)
+
+    def decided(self, test: ast.expr, model: Optional[Model], owner: str) -> Optional[bool]:
+        """Return the result of a test, None if the text does not show it."""
+        on_device = device_test(test, self._file.names)
+        if on_device is not None:
+            return on_device
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            inner = self.decided(test.operand, model, owner)
+            return None if inner is None else not inner
+        if isinstance(test, ast.BoolOp):
+            found = [self.decided(each, model, owner) for each in test.values]
+            ending = isinstance(test.op, ast.Or)
+            return ending if ending in found else None if None in found else not ending
+        if isinstance(test, ast.Compare) and len(test.ops) == 1:
+            return _same({_compared(test.ops[0], left, right) for left, right in self._pairs(test, model, owner)})
+        return _same({None if value is ... else bool(value) for value in self._literals(test, model, owner)})
+
+    def _pairs(self, test: ast.Compare, model: Optional[Model], owner: str) -> Iterator[Tuple[object, object]]:
+        for left in self._literals(test.left, model, owner):
+            for right in self._literals(test.comparators[0], model, owner):
+                yield left, right
+
+    def _literals(self, node: ast.expr, model: Optional[Model], owner: str) -> Iterator[object]:
+        """Yield the literals that an expression may have as its value, and Ellipsis for others."""
+        name = dotted(node) or ""
+        attribute = name[len(owner) + 1 :] if owner and name.startswith(f"{owner}.") else ""
+        if not attribute or model is None or attribute not in model.values or self._stored(attribute) > 1:
+            yield constant(node)
+            return
+        value, init = model.values[attribute], model.method("__init__")
+        parameter = dotted(value)
+        if init is None or parameter is None:
+            yield constant(value)
+            return
+        given = self._file.given(init, parameter)
+        assigned = any(parameter == target for node in walk(init) for target, _ in assignments(node))
+        for each in given if not assigned else ():
+            yield constant(default_of(init, parameter) if each is None else each)
+        if not given or assigned:
+            yield ...  # a file that imports the class may construct it with any
+
+    def _stored(self, attribute: str) -> int:
+        nodes = self._file.nodes(ast.Attribute)
+        return sum(node.attr == attribute and isinstance(node.ctx, ast.Store) for node in nodes)
+
+
+def _compared(operator: ast.cmpop, left: object, right: object) -> Optional[bool]:
+    if left is ... or right is ...:
+        return None
+    if isinstance(operator, (ast.Eq, ast.Is)):
+        return left == right
+    if isinstance(operator, (ast.NotEq, ast.IsNot)):
+        return left != right
+    if isinstance(left, (int, float)) and isinstance(right, (int, float)):
+        orders = {ast.Lt: left < right, ast.LtE: left <= right, ast.Gt: left > right, ast.GtE: left >= right}
+        return orders.get(type(operator))
+    return None
+
+
+def _same(found: Set[Optional[bool]]) -> Optional[bool]:
+    return found.pop() if len(found) == 1 else None

@@ -1,0 +1,156 @@
+"""`check` refuses traced code if and only if a run refuses it: by the origin of the values that code reads."""
+
+from __future__ import annotations
+
+import textwrap
+import types
+from typing import Any, Tuple
+
+import pytest
+
+from ignite_ipu import auto, backend
+from ignite_ipu.migration.checker import judge_source
+from ignite_ipu.migration.findings import Outcome
+from ignite_ipu.migration.source.file import Source
+from ignite_ipu.migration.verdict import Verdict
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+PROGRAM = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+def places(count):
+    return torch.arange(count).tolist()
+
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(4, 4)
+    def forward(self, numbers):
+        if numbers.max() > 3:
+            raise ValueError("too long")
+        return self.table(numbers)
+
+class Gate(nn.Module):
+    def __init__(self, hard=False):
+        super().__init__()
+        self.fc, self.hard = nn.Linear(4, 4), hard
+    def forward(self, x):
+        if self.hard and self.fc(x).mean() > 0:
+            x = -x
+        return x
+
+class Net(nn.Module):
+    def __init__(self, flag=False):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.flag = flag
+        {init}
+    def forward(self, x):
+        {forward}
+
+torch.manual_seed(0)
+model = Net({given})
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+losses = []
+for _ in range(3):
+    optimizer.zero_grad()
+    loss = model(torch.randn(2, 4)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+"""
+# Statements in __init__, statements of forward, and the arguments of the construction.
+TRAINED = {
+    "a flag in a buffer": ("self.register_buffer('on', torch.tensor(True))", "if self.on: x = -x\nreturn self.fc(x)"),
+    "a buffer's number": ("self.register_buffer('k', torch.tensor(2))", "return self.fc(x) * int(self.k)"),
+    "a list of positions": ("", "return self.fc(x) * torch.arange(4).tolist()[1]"),
+    "a list in a function": ("", "return self.fc(x) + sum(places(x.shape[1]))"),
+    "a number of a constant": ("", "return self.fc(x) * float(torch.tensor([2, 3])[0])"),
+    "a shape from constants": ("", "n = torch.tensor([4]).sum()\nreturn self.fc(x).view(-1, int(n))"),
+    "places of constants": (
+        "self.register_buffer('mask', torch.tensor([True, False, True, True]))",
+        "return self.fc(x)[:, torch.nonzero(self.mask).flatten()]",
+    ),
+    "a constant mask": ("", "return self.fc(x)[:, torch.arange(4) % 2 == 0]"),
+    "a mask of zeros like the input": ("", "if torch.zeros_like(x).any(): x = -x\nreturn self.fc(x)"),
+    "a table of the host": ("self.table = torch.tensor([1.0, 2.0])", "return self.fc(x) * self.table[0].item()"),
+    "a repeat by constants": ("", "return self.fc(x).repeat_interleave(torch.tensor([1, 2, 1, 1]), dim=1)"),
+    "positions in a part": (
+        "self.places = Positions()",
+        "return self.fc(x) + self.places(torch.arange(x.shape[1])).sum(0)",
+    ),
+    "a flag that is off": ("", "if self.flag: x = x * x.mean().item()\nreturn self.fc(x)"),
+    "a part's flag that is off": ("self.gate = Gate()", "return self.fc(self.gate(x))"),
+    "a loop over constants": ("", "for k in torch.arange(3): x = x + int(k)\nreturn self.fc(x)"),
+    "a comparison of shapes": ("", "if torch.tensor(x.shape).prod() > 2: x = -x\nreturn self.fc(x)"),
+    "a settled shape": ("", "assert x.shape[0] == 2\nreturn self.fc(x)"),
+}
+REFUSED = {
+    "the mean of the input": ("", "if x.mean() > 0: x = -x\nreturn self.fc(x)"),
+    "a number of the output": ("", "y = self.fc(x)\nreturn y / y.abs().max().item()"),
+    "a number of the weights": ("", "return self.fc(x) / float(self.fc.weight.norm())"),
+    "a mask of the input": ("", "y = self.fc(x)\nreturn y[y > 0]"),
+    "places of the input": ("", "return self.fc(x).flatten()[torch.nonzero(x.flatten() > 0).flatten()]"),
+    "a count of the input": ("", "for _ in range(int(x.abs().sum())): x = x / 2\nreturn self.fc(x)"),
+    "a written buffer": (
+        "self.register_buffer('count', torch.zeros(()))",
+        "self.count.add_(1)\nif self.count > 1: x = -x\nreturn self.fc(x)",
+    ),
+    "a drawn number": ("", "if torch.rand(()) > 0.5: x = -x\nreturn self.fc(x)"),
+    "a parameter": ("self.scale = nn.Parameter(torch.ones(()))", "return self.fc(x) * self.scale.item()"),
+    "inputs in a part": (
+        "self.places = Positions()",
+        "return self.fc(x) + self.places(x.abs().long().clamp(max=3)).sum(1)",
+    ),
+    "a part's flag that is on": ("self.gate = Gate(hard=True)", "return self.fc(self.gate(x))"),
+    "parts in a list": (
+        "self.gates = nn.ModuleList([Gate(True), Gate(True)])",
+        "for gate in self.gates: x = gate(x)\nreturn self.fc(x)",
+    ),
+    "a constant written with inputs": (
+        "",
+        "z = torch.zeros(4)\nz = z + x.mean(0)\nif z.sum() > 0: x = -x\nreturn self.fc(x)",
+    ),
+}
+
+
+def text_of(case: Tuple[str, str], given: str = "") -> str:
+    init, forward = (textwrap.indent(each or "pass", " " * 8).strip() for each in case)
+    return PROGRAM.format(init=init, forward=forward, given=given)
+
+
+def trained(text: str, tmp_path: Any) -> Any:
+    file = tmp_path / "program.py"
+    file.write_text(text)
+    module = types.ModuleType("program")
+    module.__file__ = str(file)
+    exec(compile(text, str(file), "exec"), vars(module))
+    return vars(module)["losses"]
+
+
+@pytest.fixture(autouse=True)
+def _emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(backend.VARIABLE, "emulator")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_code_that_reads_constants_trains(name, tmp_path):
+    text = text_of(TRAINED[name])
+    expected = trained(text, tmp_path)
+    with auto.enabled():
+        assert trained(text, tmp_path) == pytest.approx(expected, rel=1e-5)
+    assert judge_source(Source("program.py", text))[2].verdict is Verdict.TRAINS
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_code_that_reads_computed_values_is_refused(name, tmp_path):
+    """At the same line."""
+    text = text_of(REFUSED[name])
+    findings, _, judged = judge_source(Source("program.py", text))
+    refused = [each.line for each in findings if each.run is Outcome.REFUSED]
+    with auto.enabled(), pytest.raises(Exception, match=rf"program\.py:({'|'.join(map(str, refused))})\b"):
+        trained(text, tmp_path)
+    assert judged.verdict is Verdict.REFUSED
