@@ -66,7 +66,7 @@ class HyperParameters:
             self._seen = seen if fixed and values == self.told.groups else []
             for number, (names, old, new) in enumerate(zip(self._names, self.told.groups, values)):
                 found += [Change(number, *change) for change in zip(names, old, new) if change[1] != change[2]]
-        loss_scaling = self._loss_scaling()
+        loss_scaling = getattr(self._source, _LOSS_SCALING, getattr(self._device, _LOSS_SCALING, None))
         if loss_scaling != self.told.loss_scaling:
             found.append(Change(None, _LOSS_SCALING, self.told.loss_scaling, loss_scaling))
         return tuple(found)

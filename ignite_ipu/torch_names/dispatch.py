@@ -114,7 +114,8 @@ def function_modes_left() -> Iterator[None]:
 
 
 _NO_STATE = "Device calls within torch.jit.trace become part of its trace, or crash."
-_tracing_state: Callable[[], Any] = find("torch._C._get_tracing_state", "2.0", _NO_STATE, fallback=lambda: None)
+tracing_state: Callable[[], Any] = find("torch._C._get_tracing_state", "2.0", _NO_STATE, fallback=lambda: None)
+"""Returns the state of `torch.jit.trace`, None if it is not at work."""
 _set_tracing_state: Callable[[Any], None] = find(
     "torch._C._set_tracing_state", "2.0", _NO_STATE, fallback=lambda state: None
 )
@@ -122,13 +123,13 @@ _set_tracing_state: Callable[[Any], None] = find(
 
 def is_jit_traced() -> bool:
     """Return whether `torch.jit.trace` is at work."""
-    return _tracing_state() is not None
+    return tracing_state() is not None
 
 
 @contextlib.contextmanager
 def jit_trace_left() -> Iterator[None]:
     """Keep the operations of the `with` block out of a trace by `torch.jit.trace`."""
-    state = _tracing_state()
+    state = tracing_state()
     _set_tracing_state(None)
     try:
         yield

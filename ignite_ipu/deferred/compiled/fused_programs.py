@@ -25,6 +25,7 @@ from ignite_ipu.program.tensors.raw import requires_grad, set_requires_grad
 from ignite_ipu.program.user_code import Line
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.compiled_program import CompiledProgram
+from ignite_ipu.session.data_parallel import has_reducers
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
@@ -60,7 +61,7 @@ class FusedPrograms(TrainingPrograms):
             return frozenset()
         if self._reached[0] != tape.losses:
             # All updates that one trace of a program makes have the same.
-            traced = None if losses is not None or self._trained is None else self._trained.program.state
+            traced = None if losses is not None or self.trained is None else self.trained.program.state
             if isinstance(traced, CompiledProgram) and traced is self._reach[1] and self._last is self._reach[0]:
                 self._reached = list(tape.losses), self._reach[2]
                 return self._reach[2]
@@ -127,8 +128,11 @@ class FusedPrograms(TrainingPrograms):
         batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
         needed = needed_values(batches, keeps)
         modes = self._modes_of(batches)
-        with self.modes.as_then(modes), self._others_frozen():
+        if self.own is None and self.modes.are(modes):
             compiled, results = self._call(batches, needed, modes)
+        else:
+            with self.modes.as_then(modes), self._others_frozen():
+                compiled, results = self._call(batches, needed, modes)
         self._tape = Tape(losses)
         self.session.note_updates(1)
         first = self._last is None
@@ -136,7 +140,8 @@ class FusedPrograms(TrainingPrograms):
         self.most_micro_batches = max(self.most_micro_batches or 0, sum([batch.parts for batch in batches]))
         self._inputs_change |= first and any(item.changed for batch in batches for item in batch.inputs)
         outputs = results if compiled.outputs else (results,)
-        if self.session.with_trainer().program.step.maximizes:
+        assert self.trained is not None
+        if self.trained.program.step.maximizes:
             outputs = (-outputs[0], *outputs[1:])  # the device minimises the negated loss
         if compiled.processes > 1:
             outputs = (outputs[0] * compiled.processes, *outputs[1:])  # and that of a process, divided by their number
@@ -148,10 +153,10 @@ class FusedPrograms(TrainingPrograms):
         self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen
     ) -> Tuple[CompiledUpdate, Any]:
         """Make the device call; returns the update that it was compiled for, and its results."""
-        self.session.let_train(self._trained)
+        self.session.let_train(self.trained)
         if self.zeroed is not None:
             self._check_zeroed(batches[0].graph, modes)
-        gradients, reducers = self.gradients.needed(), self.averaging.reducers(modes)
+        gradients, reducers = self.gradients.needed(), self.averaging.reducers(modes) if has_reducers() else ()
         if reducers:
             for reducer in reducers:
                 reducer.notify()

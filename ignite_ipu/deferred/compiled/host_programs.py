@@ -101,7 +101,7 @@ class HostPrograms(TrainingPrograms):
     def _called(
         self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen
     ) -> Tuple[CompiledUpdate, Any, Gradients]:
-        self.session.let_train(self._trained)
+        self.session.let_train(self.trained)
         compiled = self._serving(batches, needed, modes, gradients=True)
         results = self._results(compiled, batches)
         program = self.session.training

@@ -77,6 +77,11 @@ class Modes:
         finally:
             state.set_training(now)
 
+    def are(self, then: ModesThen) -> bool:
+        """Return whether modules are in the modes of a moment, and the same parameters are trained."""
+        state = self._state
+        return state is not None and state.training() == then.training and self.trained() == then.trained
+
     @contextlib.contextmanager
     def as_then(self, then: ModesThen) -> Iterator[None]:
         """Have modules in their modes, and parameters frozen, as they were, in the `with` block."""

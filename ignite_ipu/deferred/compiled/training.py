@@ -46,6 +46,7 @@ class TrainingPrograms(abc.ABC):
         optimizer: The optimizer that makes the updates, None before it is known and for updates on the host.
         own: Ids of the parameters that are trained, where the others are another optimizer's; None for all.
         compilations: How many programs were compiled.
+        trained: The session's trainer for these programs; None before the optimizer has been converted.
         replicas: Replicas that share the micro-batches of an update.
     """
 
@@ -61,7 +62,7 @@ class TrainingPrograms(abc.ABC):
         self._compiled: Optional[CompiledUpdate] = None
         # The program of the last update, also if it was compiled for another optimizer.
         self._last: Optional[CompiledUpdate] = None
-        self._trained: Optional[Trained] = None
+        self.trained: Optional[Trained] = None
         # Modes, and the same without the parameters of other optimizers.
         self._seen: Tuple[Optional[ModesThen], Optional[ModesThen]] = (None, None)
         self._reported: Set[str] = set()
@@ -91,29 +92,29 @@ class TrainingPrograms(abc.ABC):
     @property
     def prepared(self) -> bool:
         """True once the optimizer has been converted, after which its constants and the clipping are settled."""
-        return self._trained is not None
+        return self.trained is not None
 
     @property
     def link(self) -> Optional[Link]:
         """Tie between the user's optimizer and the device's, None before the optimizer has been converted."""
-        return None if self._trained is None else self._trained.link
+        return None if self.trained is None else self.trained.link
 
     def random_state(self) -> Optional[List[int]]:
-        return self._random_state if self._trained is None else read_stream(self._trained.program)
+        return self._random_state if self.trained is None else read_stream(self.trained.program)
 
     def set_random_state(self, state: List[int]) -> None:
-        if self._trained is None:
+        if self.trained is None:
             self._random_state = state
         else:
-            continue_stream(self._trained.program, state)
+            continue_stream(self.trained.program, state)
 
     def forget_program(self) -> None:
         """Convert the optimizer again before the next update; until then it is an ordinary one, with its state."""
-        if self._trained is not None:
+        if self.trained is not None:
             self._random_state = self.random_state()
-            self.session.let_train(self._trained)
+            self.session.let_train(self.trained)
             self.session.stop_training()
-        self._trained, self._compiled = None, None
+        self.trained, self._compiled = None, None
 
     def _serving(
         self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen, gradients: bool
@@ -238,7 +239,7 @@ class TrainingPrograms(abc.ABC):
     @property
     def _aside(self) -> Sequence[ModelProgram]:
         """Programs that are not used at the moment."""
-        return () if self._trained is None else self._trained.aside
+        return () if self.trained is None else self.trained.aside
 
     def _resume(self, program: ModelProgram) -> CompiledUpdate:
         """Use an earlier program from now on; returns the update that it was compiled for."""
@@ -279,7 +280,7 @@ class TrainingPrograms(abc.ABC):
         if not self.prepared:
             conversion = self._conversion()
             pipeline, make = self._places.training(self.one_after_another)
-            self._trained = self.session.prepare_training(
+            self.trained = self.session.prepare_training(
                 step,
                 conversion,
                 options,

@@ -116,7 +116,8 @@ class CompiledUpdate:
                 value.take(_part(outputs[result], size, number, len(batches)))
             else:
                 value.take(self.split.part(outputs[result], result, size, number, len(batches)))
-            beside += [each for each in value.readers() if not each.done]
+            if value.consumers:
+                beside += [each for each in value.readers() if not each.done]
         if beside:
             # They are computed on demand, and the loop may refill its memory before that.
             keep_inputs(beside)
@@ -128,17 +129,15 @@ def needed_values(batches: Sequence[MicroBatch], keeps: Optional[Callable[[Opera
     device = {operation for batch in batches for operation in batch.operations}
     needed = []
 
-    def is_handed_over(operation: Operation, value: Value) -> bool:
-        """Return whether another update reads a value, but does not compute it, as a target without gradients."""
-        return keeps is not None and not keeps(operation) and any(map(keeps, value.readers()))
-
     for number, batch in enumerate(batches):
         for position, operation in enumerate(batch.operations):
             for reference in operation.results:
                 value = reference()
                 if value is None or value.tensor is not None:
                     continue
-                if value.is_needed(device) or is_handed_over(operation, value):
+                # Another update may read it and not compute it, as a target without gradients.
+                is_read = value.handle() is not None or not device.issuperset(value.readers())
+                if is_read or (keeps is not None and not keeps(operation) and any(map(keeps, value.readers()))):
                     needed.append(((position, value.index), number, value))
     return needed
 

@@ -256,8 +256,9 @@ class Operation:
         return not any(each.done or each.signature.function is None for each in self._needed())
 
     def give(self) -> List[Value]:
+        """Return new values for its results, which live as long as they are held."""
         values = [Value(self, index, shape) for index, shape in enumerate(self.signature.shapes)]
-        self.results = [weakref.ref(value) for value in values]
+        self.results = list(map(weakref.ref, values))
         return values
 
     def compute(self) -> None:

@@ -171,6 +171,11 @@ class BufferBook:
             self.waiting.pop(number, None)
         self._passed = set(self.waiting) if steps else self._passed & self.waiting.keys()
 
+    @property
+    def is_empty(self) -> bool:
+        """True if no call waits for its update, and nothing has changed the buffers of one."""
+        return not (self.waiting or self._replays or self._overwritten)
+
     def state_of(self, operations: Sequence[Operation]) -> Callable[[], None]:
         """Return a function that restores the entries of operations, for the case that their update is not made."""
         numbers = [each.number for each in operations if each.number in self.waiting]

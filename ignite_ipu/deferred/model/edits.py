@@ -56,7 +56,9 @@ class WeightEdits:
 
     def look(self) -> None:
         """Look for edits; operations recorded from now on use the current weights."""
-        self._weights.notice_edits()
+        watched = self._weights.watched
+        if watched is None or watched.any:
+            self._weights.notice_edits()
         found, self._found = self._found, []
         written, self._written = self._written, {}
         if self._weights.edits == self._seen:

@@ -77,8 +77,6 @@ class Books:
     def add_to_unheld(self, loss: Loss) -> None:
         """Add the gradients of a loss to those of parameters that no optimizer holds, which no update clears."""
         book = self.gradients
-        if len(book.entries) == 1:
-            return
         rest = (book.all & trained_in(loss)).difference(*[update.own for update in self.updates])
         for entry in book.within(rest) if rest else ():
             if any(not entry.ids.isdisjoint(trained_in(before)) for before in entry.losses):
@@ -232,10 +230,12 @@ class FusedUpdate:
 
     def backward(self, loss: Loss) -> None:
         """Let a loss go backward, which was checked before."""
-        keeps = self.training.keeps_inputs
-        if keeps or self.pending or self.training.accumulates or self.loop.setup.postponed() is not None:
+        keeps, entries = self.training.keeps_inputs, self.books.gradients.within(self.own)
+        waits = any([entry.losses for entry in entries])
+        if keeps or waits or self.training.accumulates or self.loop.setup.postponed() is not None:
             keep_inputs(loss.operations, keeps)
-        self.books.gradients.add(self.own, loss)
+        for entry in entries:
+            entry.losses.append(loss)
         if USES:
             USES.difference_update(loss.operations)
 
@@ -379,24 +379,26 @@ class FusedUpdate:
         operations = [operation for loss in chosen for operation in loss.operations]
         loop.edits.check(operations, loop)
         loop.evaluations.before_weights_change(but=set(operations))
-        restore = loop.buffers.state_of(operations)
+        books_of_buffers = None if loop.buffers.is_empty else loop.buffers
+        restore = None if books_of_buffers is None else books_of_buffers.state_of(operations)
         if loop.buffers.waiting:
             self.settle_calls(chosen)
         if USES:
             keep_weights([loop])
         may_leave, done = self.loop.now.updates.may_leave, [each.done for each in operations]
-        keeps = may_leave and self.keeps_before
+        keeps = may_leave and all([other.early is None for other in books.updates if other is not self])
         kept = books.history.keep(loop.session, books.updates.index(self)) if keeps else None
         made = {} if kept is None else books.history.made(losses, kept)
         try:
-            with loop.buffers.in_update(operations):
+            with contextlib.nullcontext() if books_of_buffers is None else books_of_buffers.in_update(operations):
                 if self.training.own is None:
                     self.training.run(losses)
                 else:
                     self._run_beside_others(losses, chosen)
         except BaseException as error:
             if may_leave and isinstance(error, IPUError) and done == [each.done for each in operations]:
-                restore()
+                if restore is not None:
+                    restore()
                 raise
             books.gradients.drop(losses)
             for loss in losses:

@@ -20,6 +20,7 @@ from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import note_backward
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.session.data_parallel import has_reducers
 
 
 class FusedUpdates:
@@ -126,8 +127,10 @@ class FusedUpdates:
             )
         for update in reached:
             update.backward(loss)
-        note_backward(loss)
-        self.books.add_to_unheld(loss)
+        if has_reducers():
+            note_backward(loss)
+        if len(self.books.gradients.entries) > 1:
+            self.books.add_to_unheld(loss)
 
     def read(self, value: Value, operations: Sequence[Operation]) -> Optional[Callable[[], None]]:
         updates = self.books.updates

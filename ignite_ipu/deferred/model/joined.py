@@ -81,14 +81,23 @@ def trained_by(optimizer: torch.optim.Optimizer) -> Optional[FusedUpdate]:
     )
 
 
+def known_update(optimizer: torch.optim.Optimizer) -> Optional[FusedUpdate]:
+    """Return the update by an optimizer that has made the last one on the device; None if it takes more to find it."""
+    known: Optional[weakref.ref[FusedUpdate]] = optimizer.__dict__.get(MODEL)
+    update = None if known is None else known()
+    if update is None or update.training.trained is None:
+        return None
+    loop = update.loop
+    return None if loop.now is not loop or loop.updates.on_host else update
+
+
 def captured_by(optimizer: torch.optim.Optimizer) -> Optional[FusedUpdate]:
     """Return the update of captured models by an optimizer that holds parameters of these; None if it holds none.
 
     Loops whose parameters it holds become one from then on.
     """
-    known: Optional[weakref.ref[FusedUpdate]] = optimizer.__dict__.get(MODEL)
-    update = None if known is None else known()
-    if update is not None and update.loop.now is update.loop and update.training.prepared:
+    update = known_update(optimizer)
+    if update is not None:
         return update
     loop = _loop_of(optimizer)
     if loop is None or not isinstance(loop.updates, FusedUpdates):

@@ -333,7 +333,8 @@ class Loop:
     def backward(self, loss: Loss) -> None:
         refuse_spent(loss)
         self.updates.backward(loss)
-        self.setup.observer.went_backward(self)
+        if self.setup.observer is not IGNORING:
+            self.setup.observer.went_backward(self)
 
     def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
         if tensors:

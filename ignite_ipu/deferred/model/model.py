@@ -23,6 +23,7 @@ from ignite_ipu.deferred.graph.structure import leaves_in, unflatten
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.loop import Loop, Setup
 from ignite_ipu.deferred.model.recording import RecordedCalls, SharedWeights
+from ignite_ipu.deferred.settings import IGNORING
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.reads import awaits_backward, not_frozen
 from ignite_ipu.deferred.tensor.tensor import all_values, deferred_values
@@ -113,7 +114,8 @@ class CapturedModel:
             if not (grad or self.is_frozen):
                 raise not_frozen(self)
         if not self._is_composed:
-            loop.setup.observer.called(self, recorded=True)
+            if loop.setup.observer is not IGNORING:
+                loop.setup.observer.called(self, recorded=True)
             try:
                 return self._calls.record(args, kwargs, grad)
             except SharedWeights:

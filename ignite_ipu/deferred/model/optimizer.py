@@ -18,7 +18,7 @@ from ignite_ipu.deferred.graph.owners import MODEL, OPTIMIZERS, WATCH, held_tens
 from ignite_ipu.deferred.model.capturing import owners_of
 from ignite_ipu.deferred.model.fused_update import FusedUpdate
 from ignite_ipu.deferred.model.host_updates import HostUpdates
-from ignite_ipu.deferred.model.joined import captured_by, trained_by
+from ignite_ipu.deferred.model.joined import captured_by, known_update, trained_by
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.model import loops_of
 from ignite_ipu.deferred.tensor.tensor import record_on_weights
@@ -107,10 +107,12 @@ class HeldWeights(SessionHooks):
 
 @brief_refusals
 def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
-    on_host = self.__dict__[WATCH].on_host()
-    if on_host:
-        return _step_on_host(self, on_host, closure)
-    updates = captured_by(self)
+    updates = known_update(self)
+    if updates is None:
+        on_host = self.__dict__[WATCH].on_host()
+        if on_host:
+            return _step_on_host(self, on_host, closure)
+        updates = captured_by(self)
     if updates is None:
         found = type(self).step(self) if closure is None else _step_that_captures(self, closure)
         note_step(self)
@@ -182,8 +184,9 @@ def _step_on_device(
     if updates.training.optimizer is not self:
         updates.use(self)
     # Once there is a device's optimizer, one hook of this library's guards the step of the host.
-    if GLOBAL_PRE_HOOKS or len(pre_hooks_of(self)) > updates.training.prepared:
-        for hook in of_scripts(GLOBAL_PRE_HOOKS, pre_hooks_of(self)):
+    before = pre_hooks_of(self)
+    if GLOBAL_PRE_HOOKS or len(before) > (updates.training.trained is not None):
+        for hook in of_scripts(GLOBAL_PRE_HOOKS, before):
             if hook(self, (self,), {}) is not None:
                 raise CaptureError(
                     f"A hook before {type(self).__name__}.step() at {current_line()} returned other arguments for it, "
@@ -191,12 +194,17 @@ def _step_on_device(
                 )
             called.append(hook)
     updates.step()
-    if post_hooks_of(self) or GLOBAL_POST_HOOKS:
-        for hook in of_scripts(post_hooks_of(self), GLOBAL_POST_HOOKS):
+    after = post_hooks_of(self)
+    if after or GLOBAL_POST_HOOKS:
+        for hook in of_scripts(after, GLOBAL_POST_HOOKS):
             hook(self, (self,), {})
 
 
 def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+    known = known_update(self)
+    if known is not None:
+        known.zero_grad(self, set_to_none)
+        return
     on_host = self.__dict__[WATCH].on_host()
     if on_host:
         with contextlib.ExitStack() as stack:

@@ -272,21 +272,17 @@ def _by_loop(leaves: Sequence[Any]) -> Dict[CapturedLoop, List[torch.Tensor]]:
 def deferred_results(operation: Operation) -> Any:
     """Return the results of an operation as the user gets them."""
     signature = operation.signature
-    if signature.single:
-        value = Value(operation, 0, signature.shapes[0])
-        operation.results = (weakref.ref(value),)
-        return _tensor_of(value)
-    return unflatten(signature.result, [_tensor_of(value) for value in operation.give()])
-
-
-def _tensor_of(value: Value) -> DeferredTensor:
-    shape = value.shape
-    tensor: DeferredTensor = make_wrapper_subclass(
-        DeferredTensor, shape.size, strides=shape.stride, dtype=shape.dtype, device=_CPU
-    )
-    tensor.value = value
-    value.handle = weakref.ref(tensor)
-    return tensor
+    values = operation.give()
+    found: List[DeferredTensor] = []
+    for value in values:
+        shape = value.shape
+        tensor: DeferredTensor = make_wrapper_subclass(
+            DeferredTensor, shape.size, strides=shape.stride, dtype=shape.dtype, device=_CPU
+        )
+        tensor.value = value
+        value.handle = weakref.ref(tensor)
+        found.append(tensor)
+    return found[0] if signature.single else unflatten(signature.result, found)
 
 
 def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from ignite_ipu.torch_names.dispatch import is_jit_traced
+from ignite_ipu.torch_names.dispatch import tracing_state
 
 
 class _Eager(threading.local):
@@ -16,7 +16,7 @@ class _Eager(threading.local):
     @property
     def is_on(self) -> bool:
         """True if captured models run eagerly now."""
-        return self._depth > 0 or is_jit_traced()
+        return self._depth > 0 or tracing_state() is not None
 
     def __enter__(self) -> None:
         self._depth += 1

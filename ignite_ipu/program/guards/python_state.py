@@ -39,15 +39,14 @@ class _Tables:
         self._attributes, self._sizes = modules, list(map(len, modules))
         tables = [*[own[MODULES] for own in modules], *hooks]
         self._empty, self._filled = ([table for table in tables if bool(table) is full] for full in (False, True))
-        self.held = self._now()
+        self.held = list(chain.from_iterable(map(dict.values, self._filled)))
 
     @property
     def same(self) -> bool:
         """True if no attribute has come or gone, and the same modules and hooks are there."""
-        return list(map(len, self._attributes)) == self._sizes and not any(self._empty) and self._now() == self.held
-
-    def _now(self) -> List[Any]:
-        return list(chain.from_iterable(map(dict.values, self._filled)))
+        if list(map(len, self._attributes)) != self._sizes or any(self._empty):
+            return False
+        return list(chain.from_iterable(map(dict.values, self._filled))) == self.held
 
 
 class _Settings:

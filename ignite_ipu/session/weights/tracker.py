@@ -88,6 +88,7 @@ class Weights:
         edits: How often the host's weights were found, or reported, to be set.
         host_is_stale: Whether training took place since the host's copy was downloaded or written.
         in_graphs: Whether autograd has recorded functions of weights on the host, by which gradients may come later.
+        watched: The accesses to tensors, which all edits go through, while there is a training program; None without.
 
     PopTorch refreshes an inference executor by itself only when it wraps the same module object as the training one and
     was made after it, and then copies twice the first time. Our executors wrap different modules on purpose, so that
@@ -108,6 +109,7 @@ class Weights:
         self.host_is_stale = self.in_graphs = False
         self.looks = self.edits = 0
         self._accesses: Optional[AccessTracker] = None
+        self.watched: Optional[AccessTracker] = None
         self._silent: List[int] = []  # without training: positions of tensors whose writes go undetected
         self._lost: List[str] = []
         self._versions = _count_edits(self._tensors)
@@ -132,7 +134,7 @@ class Weights:
         if training:
             self._training = copy
             self._forget_accesses()
-            self._accesses = AccessTracker(self._tensors, self._note_first_access, self._hooks)
+            self.watched = self._accesses = AccessTracker(self._tensors, self._note_first_access, self._hooks)
         else:
             self._inference = [*(each for each in self._inference if each.executor is not executor), copy]
             if self._training is None:
@@ -164,7 +166,7 @@ class Weights:
         if self._accesses is not None:
             self._accesses.ended = True
             self.in_graphs |= self._accesses.in_graphs
-        self._accesses = None
+        self._accesses = self.watched = None
 
     def include(self, step: nn.Module) -> bool:
         """Include the tensors of a training program's module beside the model: a loss's buffers and parameters.
