@@ -296,12 +296,15 @@ class _MadeBuffers:
         self._handles: List[Any] = []
 
     def before_registration(self, module: nn.Module, given: Any) -> None:
-        if isinstance(given, torch.Tensor) and not isinstance(given, nn.Parameter) and not is_lazy(given):
+        if isinstance(given, torch.Tensor) and not isinstance(given, nn.Parameter):
             self._keep(given)
+        elif isinstance(given, nn.Module):
+            # A copy of another module has buffers that were never registered.
+            self._keep(*given.buffers())
 
     def _keep(self, *buffers: torch.Tensor) -> None:
         for each in buffers:
-            if id(each) not in self._known:
+            if id(each) not in self._known and not is_lazy(each):
                 self._found.setdefault(id(each), (each, plain(each).clone()))
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, List
 
 import pytest
@@ -33,8 +34,23 @@ class MadeLater(nn.Module):
         return self.norm(self.layer(x))
 
 
+class CopiedLater(nn.Module):
+    """Makes a copy of a part of it in the first call, as a teacher's, after the part has been called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.online = nn.Sequential(nn.Linear(6, 2), nn.BatchNorm1d(2))
+        self.teacher: Any = None
+
+    def forward(self, x: torch.Tensor) -> Any:
+        scores = self.online(x)
+        if self.teacher is None:
+            self.teacher = copy.deepcopy(self.online).requires_grad_(False)
+        return scores + self.teacher(x * 2)
+
+
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("make", [lazy, MadeLater])
+@pytest.mark.parametrize("make", [lazy, MadeLater, CopiedLater])
 def test_draws_for_the_weights_of_lazy_layers_are_the_program_s(make: Any, training: bool) -> None:
     """Later draws, as of batches and noise, go on from there; and the statistics are written once by each call."""
 
