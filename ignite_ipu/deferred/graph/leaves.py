@@ -8,6 +8,7 @@ import dataclasses
 import dis
 import linecache
 import sys
+import weakref
 from types import FrameType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
@@ -22,6 +23,7 @@ from ignite_ipu.torch_names.modules import buffers_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 _META = torch.device("meta")
+_RECORDED = "recorded"
 # Before PyTorch 2.1 no storage shows whether PyTorch owns its memory; then no memory counts as PyTorch's.
 _is_resizable: Callable[[Any], bool] = getattr(torch.UntypedStorage, "resizable", lambda storage: False)
 
@@ -50,6 +52,11 @@ class Shape:
         """Return a tensor like this on the meta device."""
         tensor = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=_META)
         return tensor.requires_grad_() if self.requires_grad else tensor
+
+
+def recorded_of(tensor: torch.Tensor) -> List[weakref.ref[torch.Tensor]]:
+    """Return the tensors that share the memory of a written one for recorded operations, which follow its versions."""
+    return [each for each in tensor.__dict__.get(_RECORDED, ()) if each() is not None]
 
 
 class Number:
@@ -130,7 +137,8 @@ class Input:
         if type(self.tensor) is not torch.Tensor:
             # Operations recorded before `tensor += loss` read the previous value, which its memory still has.
             with DisableTorchFunctionSubclass():
-                self.tensor = self.tensor.detach()
+                written, self.tensor = self.tensor, self.tensor.detach()
+            written.__dict__[_RECORDED] = [*recorded_of(written), weakref.ref(self.tensor)]
         if version_of(self.tensor) != self._writes:
             use = f"A tensor of shape {self.shape.size} was used"
             change = f"changed in place afterwards{_described_writes(self.tensor)}"

@@ -14,6 +14,7 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
+from ignite_ipu.deferred.graph.leaves import recorded_of
 from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.deferred.graph.step_graph import ancestors
 from ignite_ipu.deferred.graph.structure import mapped
@@ -124,7 +125,7 @@ def refuse_sharers(target: torch.Tensor, name: str) -> None:
     adds = name in OPERATORS
     if adds and base is not None:
         return
-    views = [each for each in target.__dict__.get("views", ()) if each() is not None]
+    views = [each for each in target.__dict__.get("views", ()) if each() is not None] + recorded_of(target)
     sharers = sharers_of(target)
     if not adds if sharers is None else sharers > 1 + (base is not None) + len(views):
         written = "x[...] = y" if name == "__setitem__" else name

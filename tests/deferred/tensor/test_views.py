@@ -165,6 +165,26 @@ def test_a_written_tensor_of_the_host_is_an_ordinary_one_after_the_step() -> Non
     assert statistics[0] == statistics[2] == 0
 
 
+@of_the_host
+def test_a_memory_of_predictions_is_written_and_read_in_every_step() -> None:
+    """The operations of the last step are kept for a repeated update, and with them the memory before it."""
+    model, optimizer = prepared()
+    native = copy.deepcopy(model)
+    own = torch.optim.SGD(native.parameters(), lr=0.05)
+    results = []
+    for net, update in ((native, own), (model, optimizer)):
+        memory, index = torch.zeros(16, 4), torch.arange(8)
+        for number in range(4):
+            scores = net(X).softmax(1)
+            memory[index + number] = 0.7 * memory[index + number] + 0.3 * scores.detach()
+            (memory[index + number] * scores).sum(1).log().mean().backward()  # type: ignore[no-untyped-call]
+            update.step()
+            update.zero_grad()
+        results.append(memory)
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(model.state_dict(), native.state_dict())
+
+
 def test_a_tensor_whose_memory_was_written_under_another_name_is_not_read() -> None:
     model, optimizer = prepared()
     whole = torch.zeros(2, 8)
