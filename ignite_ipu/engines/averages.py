@@ -140,13 +140,13 @@ def create_ipu_averages_evaluator(
 
     def loaders() -> Loaders:
         nonlocal made
-        options = session.inference.options(summing)
-        if made is None or made.options is not options:
-            made = Loaders(options, training=False)
+        resolved = session.inference.resolved(summing)
+        if made is None or made.resolved is not resolved:
+            made = Loaders(resolved)
         return made
 
     module = functools.partial(AveragesStep, session.model, averages, model_fn)
-    evaluation = Evaluation(session.inference, module, lambda: loaders().options)
+    evaluation = Evaluation(session.inference, module, lambda: loaders().resolved)
     preparing = Preparing(prepare_batch)
     inference = session.inference
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Union
 
 import torch
@@ -17,7 +16,7 @@ from ignite_ipu.engines.steps import (
     LastCalls,
     PrepareBatch,
     call_model,
-    ipu_evaluation_step,
+    evaluation_step,
     ipu_training_step,
     loss_item,
     predictions_and_targets,
@@ -31,15 +30,16 @@ from ignite_ipu.optimizers.conversion import Conversion, convert_optimizer
 from ignite_ipu.optimizers.host_link import HostUpdates
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import OF_PIPELINES, Configuration, IPUConfig
-from ignite_ipu.program.options import output_mode, own_options, training_options, with_replicas
+from ignite_ipu.program.options import with_replicas
 from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.training_step import TrainingStep
 from ignite_ipu.session.processes import unwrapped
+from ignite_ipu.session.resolved import Resolved, pipeline_request, resolve, with_plan
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.engines import prepare_batch as ignite_prepare_batch
 
 if TYPE_CHECKING:
-    from ignite_ipu.pipeline import Pipeline, PipelineRequest
+    from ignite_ipu.pipeline import Pipeline
 
 _COMPILED = ("options", "device_iterations", "replication_factor", "output_mode", "output_return_period")
 _OF_EVALUATORS = (*_COMPILED, *OF_PIPELINES, "mixed_precision", "loader_mode", "compile")
@@ -150,19 +150,17 @@ def create_ipu_trainer(
     session.refuse_second_trainer()
     predictions = output_transform is not loss_item
     step = TrainingStep(model, loss_fn, predictions=predictions, half=settings.half_products, **compiled)
-    request = _request(settings)
-    settings = _with_plan(settings, request, training=True)
-    training = training_options(settings, ipus_per_replica=None if request is None else request.ipus_per_replica(model))
+    resolved = resolve(settings, model)
     if predictions:
-        _refuse_sum(training, training=True)
+        _refuse_sum(resolved)
     drop_last = settings.drop_last
     if not drop_last:
-        refuse_to_train_all(training, pipeline=request is not None)
-    conversion = _updates(optimizer, settings, training)
-    session.prepare_training(step, conversion, training, request, settings.share_ipus)
+        refuse_to_train_all(resolved)
+    conversion = _updates(optimizer, settings, resolved)
+    session.prepare_training(step, conversion, resolved, settings.share_ipus)
     last_calls = None if drop_last else LastCalls(session)
     process = ipu_training_step(session, last_calls=last_calls, **on_host)
-    loaders = Loaders(training, training=True, drop_last=drop_last, mode=mode, rewindable=deterministic)
+    loaders = Loaders(resolved, drop_last=drop_last, mode=mode, rewindable=deterministic)
     engine = DeterministicIPUTrainer if deterministic else IPUTrainer
     trainer = engine(process, session, lambda: loaders, None if last_calls is None else lambda: last_calls.made)
     trainer.config = settings
@@ -244,30 +242,26 @@ def create_ipu_evaluator(
     model = unwrapped(model)
     session = IPUSession.of(model)
     made: Optional[Loaders] = None
-    request = _request(settings)
-    settings = _with_plan(settings, request, training=False)
+    request = pipeline_request(settings)
+    settings = with_plan(settings, request, training=False)
     settings = with_replicas(settings, None if request is None else request.ipus_per_replica(model))
     wanted = IPUConfig(**{name: getattr(settings, name) for name in _COMPILED})
-    given = None if settings.options is None else session.inference.options(wanted)
+    given = None if settings.options is None else session.inference.resolved(wanted, request)
     if request is not None and not request.automatic:
         request.placement(model)
 
-    def current_options() -> Options:
-        return session.inference.options(wanted) if given is None else given
+    def current() -> Resolved:
+        return session.inference.resolved(wanted, request) if given is None else given
 
     def loaders() -> Loaders:
         nonlocal made
-        current = current_options()
-        if made is None or made.options is not current:
-            everything = output_mode(current, training=False).name == "All"
-            made = Loaders(current, training=False, drop_last=not everything, mode=mode)
+        resolved = current()
+        if made is None or made.resolved is not resolved:
+            made = Loaders(resolved, drop_last=resolved.output_mode != "All", mode=mode)
         return made
 
-    _refuse_sum(current_options(), training=False)
-    half = settings.half_products
-    process = ipu_evaluation_step(
-        session, options=current_options, pipeline=request, half=half, model=model, **functions
-    )
+    _refuse_sum(current())
+    process = evaluation_step(session, current, half=settings.half_products, model=model, **functions)
     evaluator = IPUEngine(process, session, loaders)
     evaluator.config = settings
     for name, metric in (metrics or {}).items():
@@ -281,7 +275,7 @@ _OF_DEVICE_OPTIMIZERS = (
 )
 
 
-def _updates(optimizer: Any, config: IPUConfig, options: Options) -> Union[Conversion, HostUpdates]:
+def _updates(optimizer: Any, config: IPUConfig, resolved: Resolved) -> Union[Conversion, HostUpdates]:
     """Return the device's optimizer, or with `update="host"` the updates that PyTorch makes."""
     if config.update == "auto":
         raise OptionsError(
@@ -298,46 +292,22 @@ def _updates(optimizer: Any, config: IPUConfig, options: Options) -> Union[Conve
             )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"The optimizer is a {type(optimizer).__qualname__}; a torch.optim.Optimizer is needed.")
-    if options.device_iterations != 1:
+    if resolved.geometry.device_iterations != 1:
         raise OptionsError(
-            f"deviceIterations is {options.device_iterations} with update='host': each device call ends in an update "
-            "on the host, so it makes one. Leave device_iterations at 1."
+            f"deviceIterations is {resolved.geometry.device_iterations} with update='host': each device call ends in "
+            "an update on the host, so it makes one. Leave device_iterations at 1."
         )
     scaling = config.host_loss_scaling
     return HostUpdates(optimizer, scaling, config.max_grad_norm)
 
 
-def _refuse_sum(options: Options, training: bool) -> None:
+def _refuse_sum(resolved: Resolved) -> None:
     """Refuse to hand predictions out that have been added up."""
-    if output_mode(options, training).name == "Sum":
+    if resolved.output_mode == "Sum":
         raise OptionsError(
             "OutputMode.Sum adds up the predictions of all micro-batches, so no targets belong to them. Use All, Final "
             "or EveryN; create_ipu_averages_evaluator sums metrics on the device."
         )
-
-
-def _request(config: IPUConfig) -> Optional[PipelineRequest]:
-    """Return the request for the IPUs of the model; the pipeline's modules are imported only if there is one."""
-    if all(getattr(config, name) is None for name in OF_PIPELINES):
-        return None
-    from ignite_ipu.session.placement import requested
-
-    return requested(config)
-
-
-def _with_plan(config: IPUConfig, request: Optional[PipelineRequest], training: bool) -> IPUConfig:
-    """Return the settings with a plan's batching factors, where neither they nor their options say one."""
-    if request is None:
-        return config
-    own = own_options(config)
-    said = {
-        "device_iterations": own.device_iterations,
-        "gradient_accumulation_steps": own.Training.gradient_accumulation,
-        "replication_factor": own.replication_factor,
-    }
-    planned = request.factors(training).items()
-    free: Dict[str, Any] = {name: value for name, value in planned if getattr(config, name) is None and said[name] == 1}
-    return dataclasses.replace(config, **free)
 
 
 def _half(config: IPUConfig, amp_mode: Optional[str], scaler: Any = False) -> IPUConfig:

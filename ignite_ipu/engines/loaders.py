@@ -21,8 +21,8 @@ from ignite_ipu.engines.call_loader import CallLoader, Source
 from ignite_ipu.engines.resume.position import RewindableSampler
 from ignite_ipu.errors import LoaderError, logger
 from ignite_ipu.poptorch_types import DataLoader as PopTorchLoader
-from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.torch_names.loaders import set_iterator
 
 _KEPT = (
@@ -44,10 +44,9 @@ class Loaders:
     """Makes the loaders of one engine.
 
     Args:
-        options: `poptorch.Options` of the model the data is for.
-        training: Whether micro-batches have to be of one size.
-        drop_last: Whether incomplete device calls are dropped (True) or kept for filling up (False); as `training`
-            unless given.
+        resolved: The options of the model the data is for. Micro-batches that train have to be of one size.
+        drop_last: Whether incomplete device calls are dropped (True) or kept for filling up (False); unless given, they
+            are dropped in training.
         mode: A `poptorch.DataLoaderMode`; `Sync` unless given.
         async_options: Arguments for PopTorch's asynchronous accessor.
         rewindable: Whether loaders get a `RewindableSampler`, for a deterministic engine.
@@ -55,17 +54,16 @@ class Loaders:
 
     def __init__(
         self,
-        options: Options,
+        resolved: Resolved,
         *,
-        training: bool,
         drop_last: Optional[bool] = None,
         mode: Optional[Any] = None,
         async_options: Optional[Dict[str, Any]] = None,
         rewindable: bool = False,
     ) -> None:
-        self.options = options
-        self._training = training
-        self._drop_last = training if drop_last is None else drop_last
+        self.resolved = resolved
+        self._training = resolved.training
+        self._drop_last = resolved.training if drop_last is None else drop_last
         self._mode = mode
         self._async_options = async_options
         self._rewindable = rewindable
@@ -119,7 +117,7 @@ class Loaders:
             size = _micro_batch_size(data)
         else:
             size = None
-        return BatchGeometry.from_options(self.options, size) if size else None
+        return self._calls_of(size) if size else None
 
     def explain(self, data: Any, accumulation: Optional[int] = None) -> str:
         """Return the arithmetic from sample to epoch for a loader, in one or two sentences.
@@ -150,7 +148,7 @@ class Loaders:
         if geometry is None and isinstance(data, DataLoader):
             data = self._grouped(data)
         if geometry is None and hasattr(data, "__len__"):
-            return [BatchGeometry.from_options(self.options, 1)] * len(data)  # one item is one device call
+            return [self.resolved.geometry] * len(data)  # one item is one device call
         samples = None if geometry is None else _sample_count(data)
         if geometry is None or samples is None:
             raise LoaderError("The data has no length, so the device calls of an epoch are not known before the run.")
@@ -162,11 +160,14 @@ class Loaders:
 
     @property
     def _micro_batches(self) -> int:
-        return BatchGeometry.from_options(self.options, 1).global_batch_size
+        return self.resolved.geometry.global_batch_size
 
     @property
     def _factors(self) -> str:
-        return BatchGeometry.from_options(self.options, 1).factors()
+        return self.resolved.geometry.factors()
+
+    def _calls_of(self, size: int) -> BatchGeometry:
+        return dataclasses.replace(self.resolved.geometry, micro_batch_size=size)
 
     def _log_ready_batches(self, data: Any) -> None:
         """Log whether each element is treated as a micro-batch or as the batch of a whole device call."""
@@ -192,7 +193,7 @@ class Loaders:
             if samples == 0:
                 raise _EmptyData("The data set (or its sampler) contains no samples, so there is nothing to run on.")
             if samples is not None and size is not None:
-                self._check_size(samples, BatchGeometry.from_options(self.options, size))
+                self._check_size(samples, self._calls_of(size))
             source = self._sources[loader] = self._source(loader)
         return CallLoader(
             loader,
@@ -257,7 +258,7 @@ class Loaders:
         if loader.combinedBatchSize is None:
             return
         theirs = BatchGeometry.from_options(loader.options, 1)
-        ours = BatchGeometry.from_options(self.options, 1)
+        ours = self.resolved.geometry
         if theirs.global_batch_size != ours.global_batch_size and self._training:
             raise LoaderError(
                 f"The poptorch.DataLoader was made with options that put {theirs.global_batch_size} micro-batches into "

@@ -19,14 +19,13 @@ from ignite_ipu.optimizers.conversion import clipping_problem, convert_optimizer
 from ignite_ipu.optimizers.host_steps import warn_of_host_steps
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.module_state import modes_kept, modes_of
-from ignite_ipu.program.options import training_options
 from ignite_ipu.program.step import EvaluationStep
 from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.program.training_step import TrainingStep, find_loss
 from ignite_ipu.session.data_parallel import wrapped
 from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
-from ignite_ipu.session.resolved import Resolved
+from ignite_ipu.session.resolved import resolve
 from ignite_ipu.session.session import IPUSession
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
@@ -96,6 +95,7 @@ def parallel_model(wrapper: Type[nn.Module], model: nn.Module, *args: Any, **kwa
 
 
 _PROGRAMS = "_ignite_ipu_programs"
+_DEFAULTS = IPUConfig()
 
 
 @dataclass
@@ -189,14 +189,13 @@ def ipu_train_batch(
         session.refuse_second_trainer()
         step = TrainingStep(model, loss_fn, model_fn=_call, keep_modes=True)
         conversion = convert_optimizer(optimizer, max_grad_norm=max_grad_norm)
-        program = session.prepare_training(step, conversion, training_options()).program
+        program = session.prepare_training(step, conversion, resolve(_DEFAULTS, model)).program
         current = _Training(program, weakref.ref(optimizer), loss_fn, max_grad_norm, modes_of(model))
         programs.training = current
     modes = modes_of(model)
     if modes != current.modes:  # a program keeps them as they were
         step = TrainingStep(model, loss_fn, model_fn=_call, keep_modes=True)
-        resolved = Resolved.for_training(training_options())
-        current.program, current.modes = session.replace_training(step, resolved), modes
+        current.program, current.modes = session.replace_training(step, resolve(_DEFAULTS, model)), modes
     _, _, output, loss = session.train((inputs, keyword_inputs), target)
     return output, loss
 
@@ -222,8 +221,8 @@ def ipu_evaluate_batch(model: nn.Module, *inputs: Any, **keyword_inputs: Any) ->
     if program is None or program not in session.evaluations:
         step = EvaluationStep(model, model_fn=_call)
         # A batch is one forward, as on the host, independently of the number in the trainer's calls.
-        options = session.inference.options(IPUConfig(device_iterations=1, replication_factor=1))
-        program = programs.evaluation = session.inference.prepare(step, options)
+        resolved = session.inference.resolved(IPUConfig(device_iterations=1, replication_factor=1))
+        program = programs.evaluation = session.inference.prepare(step, resolved)
     with modes_kept(model):  # compiling for evaluation changes them
         return session.inference.predictions(program, [(inputs, keyword_inputs)])
 

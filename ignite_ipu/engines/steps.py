@@ -15,12 +15,12 @@ from ignite_ipu.errors import BatchError, LossError, OptionsError, RowsError
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.micro_batches import NotJoined, holds_numbers, join, joined_or_listed, shown, signature, split
-from ignite_ipu.program.options import output_mode
 from ignite_ipu.program.step import EvaluationStep
 from ignite_ipu.program.tensors.rows import join_rows, row_count, row_range
 from ignite_ipu.session.inference import Evaluation
 from ignite_ipu.session.processes import connected
 from ignite_ipu.session.program import ModelProgram
+from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.engines import prepare_batch as ignite_prepare_batch
 
@@ -239,13 +239,13 @@ class LastCalls:
             )
 
 
-def refuse_to_train_all(options: Options, pipeline: bool) -> None:
+def refuse_to_train_all(resolved: Resolved) -> None:
     """Refuse options with which there are no programs for incomplete device calls."""
     reasons = {
-        "a pipeline, which a few samples do not fill": pipeline,
-        "inputReplicaGrouping": options.input_group_size > 1,
-        "OutputMode.EveryN": output_mode(options, training=True).name == "EveryN",
-        "ReductionType.Sum": options.Training.accumulation_and_replication_reduction_type.name == "Sum",
+        "a pipeline, which a few samples do not fill": resolved.pipeline is not None,
+        "inputReplicaGrouping": resolved.geometry.input_group_size > 1,
+        "OutputMode.EveryN": resolved.output_mode == "EveryN",
+        "ReductionType.Sum": resolved.options.Training.accumulation_and_replication_reduction_type.name == "Sum",
         "several processes": connected()[1] > 1,
     }
     found = [reason for reason, holds in reasons.items() if holds]
@@ -340,9 +340,39 @@ def ipu_evaluation_step(
         half: Whether products run in half precision, by the rule of `ignite_ipu.program.forward.half_precision`.
         model: Which part of the session's model is evaluated; None for all of it.
     """
-    evaluated = session.model if model is None else model
-    module = functools.partial(EvaluationStep, evaluated, model_fn=model_fn, model_transform=model_transform, half=half)
-    evaluation = Evaluation(session.inference, module, options or session.inference.options, pipeline)
+    inference = session.inference
+
+    def resolved() -> Resolved:
+        return inference.resolved(pipeline=pipeline) if options is None else Resolved.of(options(), False, pipeline)
+
+    return evaluation_step(
+        session,
+        resolved,
+        non_blocking=non_blocking,
+        prepare_batch=prepare_batch,
+        model_transform=model_transform,
+        output_transform=output_transform,
+        model_fn=model_fn,
+        half=half,
+        model=session.model if model is None else model,
+    )
+
+
+def evaluation_step(
+    session: IPUSession,
+    resolved: Callable[[], Resolved],
+    *,
+    non_blocking: bool,
+    prepare_batch: PrepareBatch,
+    model_transform: Callable[[Any], Any],
+    output_transform: Callable[[Any, Any, Any], Any],
+    model_fn: Callable[[nn.Module, Any], Any],
+    half: bool,
+    model: nn.Module,
+) -> IPUStep:
+    """Return the step function of an evaluator, whose options `resolved` returns; others as `ipu_evaluation_step`."""
+    module = functools.partial(EvaluationStep, model, model_fn=model_fn, model_transform=model_transform, half=half)
+    evaluation = Evaluation(session.inference, module, resolved)
     preparing = Preparing(prepare_batch, non_blocking)
 
     def run(batch: Any) -> Any:

@@ -159,10 +159,11 @@ def set_replicas(options: Options, count: int) -> None:
         ) from error
 
 
-def check_ipus(options: Options, ipus_per_replica: Optional[int] = None) -> int:
+def check_ipus(options: Options, ipus_per_replica: Optional[int] = None, round_up: bool = False) -> int:
     """Return how many IPUs a model over `ipus_per_replica` IPUs takes with these options.
 
-    None is one IPU, unless blocks in the model's code name others, which a trace finds.
+    None is one IPU, unless blocks in the model's code name others, which a trace finds. With `round_up` IPUs may be
+    left idle where the number is no power of two, as options may allow.
     """
     replicas: int = options.replication_factor
     launched = is_instance() and options.Distributed.numProcesses > 1
@@ -177,7 +178,7 @@ def check_ipus(options: Options, ipus_per_replica: Optional[int] = None) -> int:
         return ipus
     product = f"replicationFactor ({replicas}) x IPUs per replica ({ipus_per_replica}) = {ipus} IPUs"
     rounded = 1 << (ipus - 1).bit_length()
-    if rounded != ipus and not options.auto_round_num_ipus:
+    if rounded != ipus and not (round_up or options.auto_round_num_ipus):
         raise OptionsError(
             f"{product}, which is not a power of two, and IPUs are handed out in powers of two only. Use "
             f"{rounded // 2} or {rounded} of them, or call options.autoRoundNumIPUs(True) to reserve {rounded} and "

@@ -49,22 +49,16 @@ _PROGRESS_BAR = "compilation_progress_bar_fn"
 class Evaluation:
     """The program of one evaluator, prepared anew when it was dropped or the model has another trainer."""
 
-    def __init__(
-        self,
-        inference: Inference,
-        step: Callable[[], BatchStep],
-        options: Callable[[], Options],
-        pipeline: Optional[PipelineRequest] = None,
-    ) -> None:
-        self._inference, self._step, self._options, self._pipeline = inference, step, options, pipeline
+    def __init__(self, inference: Inference, step: Callable[[], BatchStep], resolved: Callable[[], Resolved]) -> None:
+        self._inference, self._step, self._resolved = inference, step, resolved
         self._program: Optional[ModelProgram] = None
-        self._training: Optional[Options] = None
+        self._training: Optional[Resolved] = None
 
     def program(self) -> ModelProgram:
         """Return the program, with the model's modules in evaluation mode."""
         program, inference = self._program, self._inference
         if program is None or self._training is not inference.training or program not in inference.programs.evaluations:
-            program = inference.prepare(self._step(), self._options(), self._pipeline, instead_of=program)
+            program = inference.prepare(self._step(), self._resolved(), instead_of=program)
             self._program, self._training = program, inference.training
         program.state.set_modes()
         return program
@@ -93,36 +87,45 @@ class Inference:
     def __init__(self, programs: Programs) -> None:
         self.filling = FillingCheck()
         self.programs = programs
-        self.training: Optional[Options] = None
+        self.training: Optional[Resolved] = None
         # The programs for other shapes, by the one for the first, which they begin with.
         self._kinds: weakref.WeakKeyDictionary[ModelProgram, List[ModelProgram]] = weakref.WeakKeyDictionary()
         # Programs for one micro-batch, by those for several.
         self._singles: weakref.WeakKeyDictionary[ModelProgram, ModelProgram] = weakref.WeakKeyDictionary()
         # Each with its source.
-        self._made: List[Tuple[IPUConfig, Optional[Options], Options]] = []
+        self._made: List[Tuple[Tuple[IPUConfig, Optional[PipelineRequest]], Optional[Resolved], Resolved]] = []
 
-    def options(self, config: IPUConfig = _DEFAULTS) -> Options:
-        """Return the options to evaluate with: a config's own, else ones derived from the newest trainer's.
+    def resolved(self, config: IPUConfig = _DEFAULTS, pipeline: Optional[PipelineRequest] = None) -> Resolved:
+        """Resolve the settings of an evaluator: a config's own options, else ones derived from the newest trainer's.
 
-        They are the same object for the same wish, until its own options are changed, or a trainer has options that
-        compile to another program.
+        The result is the same object for the same settings, until the options in them are changed, or a trainer has
+        options that compile to another program.
+
+        Args:
+            config: The settings.
+            pipeline: The placement on several IPUs; None takes that of the trainer.
         """
-        before = next((entry for entry in self._made if entry[0] == config), None)
-        if before is not None and config.options is None and before[1] is self.training:
+        trained, training = self.programs.trained, self.training
+        if pipeline is None and trained is not None and trained.program.placing is not None:
+            pipeline = trained.program.placing.inference
+        key = config, pipeline
+        before = next((entry for entry in self._made if entry[0] == key), None)
+        if before is not None and config.options is None and before[1] is training:
             return before[2]
-        made = evaluation_options(config, training=self.training)
+        options = evaluation_options(config, training=None if training is None else training.options)
+        if before is not None and _compiled_from(before[2].options) == _compiled_from(options):
+            made = before[2]
+        else:
+            made = Resolved.of(options, False, pipeline)
         if before is not None:
-            if _compiled_from(before[2]) == _compiled_from(made):
-                made = before[2]
             self._made.remove(before)
-        self._made.append((config, self.training, made))
+        self._made.append((key, training, made))
         return made
 
     def prepare(
         self,
         step: BatchStep,
-        options: Options,
-        pipeline: Optional[PipelineRequest] = None,
+        resolved: Resolved,
         instead_of: Optional[ModelProgram] = None,
         refuses_frozen: bool = True,
         place: Optional[MakePlacing] = None,
@@ -130,23 +133,21 @@ class Inference:
         """Return the program that evaluates the model so; evaluators that ask for the same share one.
 
         Args:
-            pipeline: The placement on several IPUs; None takes that of the trainer.
+            step: The module that evaluates.
+            resolved: The options, and the placement on several IPUs.
             instead_of: The previous program of the caller, destroyed if another one replaces it.
             place: Makes the placement; `Placing` when None.
             refuses_frozen: Whether to refuse a forward that changes Python values in every call.
         """
         programs = self.programs
         programs.states.follow()
-        if pipeline is None and programs.trained is not None and programs.trained.program.placing is not None:
-            pipeline = programs.trained.program.placing.inference
-        program = next((each for each in programs.evaluations if _serves(each, step, options, pipeline)), None)
+        program = next((each for each in programs.evaluations if _serves(each, step, resolved)), None)
         if program is None:
-            resolved = Resolved.of(options, False, pipeline)
             placing: Optional[Placing] = None
-            if pipeline is not None:
+            if resolved.pipeline is not None:
                 from ignite_ipu.session.placement import Placing
 
-                placing = (place or Placing)(pipeline, step, options, False, None)
+                placing = (place or Placing)(resolved, step, None)
             on_trace = programs.changes.refuse_frozen if refuses_frozen else None
             kind = InferenceKind()
             program = ModelProgram(step, resolved, kind, programs.weights, programs.hooks, placing, on_trace)
@@ -365,10 +366,11 @@ class Inference:
         return executor
 
 
-def _serves(program: ModelProgram, step: BatchStep, options: Options, pipeline: Optional[PipelineRequest]) -> bool:
+def _serves(program: ModelProgram, step: BatchStep, resolved: Resolved) -> bool:
     """Return whether this is the program for a module, with the same options object and placement."""
-    resolved = program.resolved
-    return resolved.pipeline == pipeline and resolved.options is options and program.step.computes_like(step)
+    own = program.resolved
+    same = own.pipeline == resolved.pipeline and own.options is resolved.options
+    return same and program.step.computes_like(step)
 
 
 def _in_order(predictions: Any, shapes: Sequence[Tuple[Sequence[int], Sequence[int]]]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, Optional, Sequence, cast
 
@@ -11,33 +10,17 @@ import torch
 from ignite_ipu import backend
 from ignite_ipu.errors import OptionsError, PlanError, logger
 from ignite_ipu.pipeline.placing.placement import Placement, Planned, save_memory
-from ignite_ipu.pipeline.placing.request import PipelineRequest
 from ignite_ipu.poptorch_types import Options
-from ignite_ipu.program.config import IPUConfig
-from ignite_ipu.program.geometry import BatchGeometry
-from ignite_ipu.program.options import check_ipus, is_simulated
+from ignite_ipu.program.options import is_simulated
 from ignite_ipu.program.step import BatchStep, first_micro_batch
 from ignite_ipu.program.training_step import TrainingStep
+from ignite_ipu.session.resolved import Resolved
 
 if TYPE_CHECKING:
     from ignite_ipu.pipeline import Plan, Strategy
 
 
 _ESTIMATED = ("pipelined", "sharded")
-
-
-def requested(config: IPUConfig) -> Optional[PipelineRequest]:
-    """Return the pipeline that a configuration requests, or None; a plan's file is read.
-
-    Raises:
-        PlanError: As of `PipelineRequest.of` and `load_plan`.
-        OSError: The plan's file cannot be read.
-    """
-    if isinstance(config.pipeline, str) and config.pipeline.endswith(".json"):
-        from ignite_ipu.pipeline import load_plan
-
-        config = dataclasses.replace(config, pipeline=load_plan(config.pipeline))
-    return PipelineRequest.of(config)
 
 
 class Placing:
@@ -51,37 +34,37 @@ class Placing:
 
     def __init__(
         self,
-        request: PipelineRequest,
+        resolved: Resolved,
         step: BatchStep,
-        options: Options,
-        training: bool,
         optimizer: Optional[torch.optim.Optimizer] = None,
     ) -> None:
+        assert resolved.pipeline is not None  # callers ask for a placement where there is one
+        request = resolved.pipeline
         self.request, self.inference = request, request.for_inference()
         self.placement: Optional[Placement] = None
         self.plan: Optional[Plan] = cast("Plan", request.spec) if isinstance(request.spec, Planned) else None
         self._step: BatchStep = step
-        self._options = options.clone().autoRoundNumIPUs(True) if request.round_up else options
-        self._training, self._optimizer = training, optimizer
+        self._resolved, self._options = resolved, resolved.options
+        self._training, self._optimizer = resolved.training, optimizer
         # Tensor locations of a plan of ours, none of the user's own.
         self._memory: Optional[Strategy] = None
-        if self.plan is not None and training:
+        if self.plan is not None and self._training:
             self._memory = self.plan.strategy
             self._refuse_other_location(self.plan.strategy)
         if request.automatic:
-            self._check_limit(options.replication_factor, f"replicationFactor {options.replication_factor}")
+            self._check_limit(resolved.replicas, f"replicationFactor {resolved.replicas}")
         else:
             self.placement = request.placement(step.model)
             self._check(self.placement)
 
-    def again(self, step: BatchStep, options: Options) -> Placing:
+    def again(self, step: BatchStep, resolved: Resolved) -> Placing:
         """Return the placement of the model with other options."""
-        return Placing(self.request, step, options, self._training, self._optimizer)
+        return Placing(resolved, step, self._optimizer)
 
     @property
     def ipus(self) -> Optional[int]:
         """IPUs that all replicas take, None while that is not known."""
-        return None if self.placement is None else check_ipus(self._options, self.placement.ipus_per_replica)
+        return None if self.placement is None else self._resolved.ipus_for(self.placement.ipus_per_replica)
 
     def prepare(self, step: BatchStep, leaves: Sequence[Any]) -> None:
         """Plan, or estimate the memory of a placement, with the first batch and before the model is wrapped.
@@ -143,12 +126,12 @@ class Placing:
             )
         self._check_depth(placement)
         pipelined = placement.execution == "pipelined" and placement.ipus_per_replica > 1
-        if pipelined and backend.poptorch().OutputMode(options.output_mode).name == "EveryN":
+        if pipelined and self._resolved.output_mode == "EveryN":
             raise OptionsError(
                 f"OutputMode.EveryN does not work with a pipeline over {placement.ipus_per_replica} IPUs. Use All, "
                 'Final or Sum, or execution="sharded".'
             )
-        ipus = check_ipus(options, placement.ipus_per_replica)
+        ipus = self._resolved.ipus_for(placement.ipus_per_replica)
         product = f"{placement.ipus_per_replica} IPUs per replica x replicationFactor {options.replication_factor}"
         self._check_limit(ipus, product)
         if backend.is_emulator() or is_simulated(options) or backend.poptorch().ipuHardwareIsAvailable(ipus):
@@ -158,10 +141,8 @@ class Placing:
         )
 
     def _check_depth(self, placement: Placement) -> None:
-        options = self._options
-        problem = placement.depth_problem(
-            self._training, options.Training.gradient_accumulation, options.device_iterations
-        )
+        calls = self._resolved.geometry
+        problem = placement.depth_problem(self._training, calls.gradient_accumulation, calls.device_iterations)
         if problem is not None:
             raise PlanError(problem)
 
@@ -184,7 +165,7 @@ class Placing:
 
         request, options = self.request, self._options
         comparison = compare(
-            _profile(self._step, leaves, self._micro_batches, self._training, "blocks"),
+            _profile(self._step, leaves, self._resolved.micro_batches, self._training, "blocks"),
             cast(int, request.ipus),  # "auto" asks for them
             **self._setting,
         )
@@ -232,7 +213,7 @@ class Placing:
         )
         names = placement.layers(self._step.model)
         return plan_placement(
-            _profile(self._step, leaves, self._micro_batches, self._training, names),
+            _profile(self._step, leaves, self._resolved.micro_batches, self._training, names),
             placement,
             strategy=strategy,
             **self._setting,
@@ -240,17 +221,14 @@ class Placing:
 
     @property
     def _setting(self) -> Dict[str, Any]:
+        calls = self._resolved.geometry
         return {
             "optimizer": self._optimizer or "sgd",
             "machine": self.request.machine,
-            "replicas": self._options.replication_factor,
-            "accumulation": self._options.Training.gradient_accumulation,
-            "device_iterations": self._options.device_iterations,
+            "replicas": calls.replication_factor,
+            "accumulation": calls.gradient_accumulation,
+            "device_iterations": calls.device_iterations,
         }
-
-    @property
-    def _micro_batches(self) -> int:
-        return BatchGeometry.from_options(self._options, 1).input_micro_batches
 
 
 def _profile(step: BatchStep, leaves: Sequence[Any], micro_batches: int, training: bool, granularity: Any) -> Any:
@@ -267,5 +245,5 @@ def _optimizer_location(options: Options) -> Dict[str, int]:
     return dict(locations.location_optimizer) if locations.exists("location_optimizer") else {}
 
 
-MakePlacing = Callable[[PipelineRequest, BatchStep, Options, bool, Optional[torch.optim.Optimizer]], Placing]
+MakePlacing = Callable[[Resolved, BatchStep, Optional[torch.optim.Optimizer]], Placing]
 """A class of `Placing`."""

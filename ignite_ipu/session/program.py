@@ -214,7 +214,7 @@ class ModelProgram:
         """Return a program for another module, which goes on where this one is."""
         source, placing = self._source, self.placing
         if placing is not None and resolved is not self.resolved:
-            placing = placing.again(step, resolved.options)
+            placing = placing.again(step, resolved)
         kind = self.kind.again()
         successor = ModelProgram(step, resolved, kind, source.weights, source.hooks, placing, source.on_trace)
         successor.stream = self.stream

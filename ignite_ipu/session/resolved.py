@@ -4,18 +4,69 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, Callable, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 
 import torch
+from torch import nn
 
 from ignite_ipu.poptorch_types import Options
+from ignite_ipu.program.config import OF_PIPELINES, IPUConfig
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.micro_batches import select
-from ignite_ipu.program.options import check_ipus, output_mode, set_replicas
+from ignite_ipu.program.options import check_ipus, output_mode, own_options, set_replicas, training_options
 from ignite_ipu.session.processes import describe_processes, train_alone
 
 if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
+
+
+def resolve(config: IPUConfig, model: nn.Module) -> Resolved:
+    """Resolve the settings of a trainer; those of evaluators are resolved by `Inference.resolved`.
+
+    Raises:
+        OptionsError: Settings contradict the options, or no IPUs can be had for them.
+        PlanError: The pipeline does not suit the model.
+        ProcessesError: Several processes would not train one model together.
+    """
+    request = pipeline_request(config)
+    config = with_plan(config, request, training=True)
+    ipus_per_replica = None if request is None else request.ipus_per_replica(model)
+    return Resolved.for_training(training_options(config, ipus_per_replica=ipus_per_replica), request)
+
+
+def pipeline_request(config: IPUConfig) -> Optional[PipelineRequest]:
+    """Return the pipeline that a configuration requests, or None; a plan's file is read.
+
+    The pipeline's modules are imported only if there is one.
+
+    Raises:
+        PlanError: As of `PipelineRequest.of` and `load_plan`.
+        OSError: The plan's file cannot be read.
+    """
+    if all(getattr(config, name) is None for name in OF_PIPELINES):
+        return None
+    from ignite_ipu.pipeline.placing.request import PipelineRequest
+
+    if isinstance(config.pipeline, str) and config.pipeline.endswith(".json"):
+        from ignite_ipu.pipeline import load_plan
+
+        config = dataclasses.replace(config, pipeline=load_plan(config.pipeline))
+    return PipelineRequest.of(config)
+
+
+def with_plan(config: IPUConfig, request: Optional[PipelineRequest], training: bool) -> IPUConfig:
+    """Return the settings with a plan's batching factors, where neither they nor their options say one."""
+    if request is None:
+        return config
+    own = own_options(config)
+    said = {
+        "device_iterations": own.device_iterations,
+        "gradient_accumulation_steps": own.Training.gradient_accumulation,
+        "replication_factor": own.replication_factor,
+    }
+    planned = request.factors(training).items()
+    free: Dict[str, Any] = {name: value for name, value in planned if getattr(config, name) is None and said[name] == 1}
+    return dataclasses.replace(config, **free)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,7 +151,7 @@ class Resolved:
         Raises:
             OptionsError: They cannot be had.
         """
-        return check_ipus(self.options, ipus_per_replica)
+        return check_ipus(self.options, ipus_per_replica, self.pipeline is not None and self.pipeline.round_up)
 
     @functools.cached_property
     def micro_batches(self) -> int:

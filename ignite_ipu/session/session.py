@@ -15,7 +15,7 @@ from ignite_ipu.errors import SessionError, logger
 from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.optimizers.host_link import HostUpdates, Link
 from ignite_ipu.optimizers.link import check_parameters
-from ignite_ipu.poptorch_types import Executor, Options
+from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.forward.gradients import problem_of_hooks
 from ignite_ipu.program.geometry import BatchGeometry, UnevenCall
 from ignite_ipu.program.layout import BatchLayout
@@ -38,7 +38,6 @@ from ignite_ipu.session.training import Trained
 from ignite_ipu.torch_names import lists
 
 if TYPE_CHECKING:
-    from ignite_ipu.pipeline import PipelineRequest
     from ignite_ipu.session.placement import MakePlacing, Placing
 
 _ONE_MICRO_BATCH = BatchGeometry(1)
@@ -142,22 +141,18 @@ class IPUSession:
         self,
         step: BatchStep,
         conversion: Union[Conversion, HostUpdates],
-        options: Options,
-        pipeline: Optional[PipelineRequest] = None,
+        resolved: Resolved,
         share_ipus: bool = False,
         place: Optional[MakePlacing] = None,
-        alone: bool = False,
     ) -> Trained:
         """Define the training of this model; the program is compiled with the first batch.
 
         Args:
             step: The module that trains.
             conversion: The optimizer; `HostUpdates` where PyTorch makes the updates, with gradients of the program's.
-            options: `poptorch.Options` for training.
-            pipeline: The placement on several IPUs.
+            resolved: The options for training, and the placement on several IPUs.
             share_ipus: Let training and inference take turns on the same IPUs instead of each having their own.
             place: Makes the placement; `Placing` when None.
-            alone: Whether the gradients are of this process alone, also if others are connected.
 
         Raises:
             PlanError: The pipeline does not suit the model or the options.
@@ -170,19 +165,18 @@ class IPUSession:
         _check_model(self.model)
         if isinstance(conversion, Conversion):
             check_parameters(conversion.source, step)
-        resolved = Resolved.for_training(options, pipeline, alone)
-        if not alone:
+        if resolved.geometry.processes > 1:
             check_same_weights(self.model)
         placing: Optional[Placing] = None
-        if pipeline is not None:
+        if resolved.pipeline is not None:
             from ignite_ipu.session.placement import Placing
 
-            placing = (place or Placing)(pipeline, step, options, True, conversion.source)
+            placing = (place or Placing)(resolved, step, conversion.source)
         programs = self._programs
         trained = Trained(step, conversion, resolved, self.weights, self.hooks, placing, self.changes.refuse_frozen)
         programs.trained = trained
         programs.share_ipus |= share_ipus
-        self.inference.training = options
+        self.inference.training = resolved
         self._include(step)
         return trained
 

@@ -31,6 +31,7 @@ from ignite_ipu.engines.call_loader import CallLoader, MicroBatches
 from ignite_ipu.engines.loaders import Loaders
 from ignite_ipu.errors import LoaderError
 from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.session.resolved import Resolved
 
 poptorch = backend.poptorch()
 
@@ -68,12 +69,16 @@ def options(d: int = 1, a: int = 1, r: int = 1) -> Any:
     return result
 
 
+def resolved(training: bool, d: int = 1, a: int = 1, r: int = 1) -> Resolved:
+    return Resolved.of(options(d, a, r), training)
+
+
 def training(loader: Any, d: int = 1, a: int = 1, r: int = 1) -> Any:
-    return Loaders(options(d, a, r), training=True).swap(loader)
+    return Loaders(resolved(True, d, a, r)).swap(loader)
 
 
 def evaluation(loader: Any, d: int = 1, r: int = 1) -> Any:
-    return Loaders(options(d, r=r), training=False).swap(loader)
+    return Loaders(resolved(False, d, r=r)).swap(loader)
 
 
 def rows(loader: Any) -> List[List[int]]:
@@ -163,7 +168,7 @@ def test_the_users_loader_is_what_is_iterated() -> None:
 
 def test_the_arithmetic_of_a_loader_is_explained_once(caplog: pytest.LogCaptureFixture) -> None:
     """However often it is given to an engine."""
-    loaders = Loaders(options(d=2), training=True)
+    loaders = Loaders(resolved(True, d=2))
     loader: Any = DataLoader(Numbers(11), batch_size=2)
     with caplog.at_level(logging.INFO, logger="ignite_ipu"):
         for _ in range(2):
@@ -174,7 +179,7 @@ def test_the_arithmetic_of_a_loader_is_explained_once(caplog: pytest.LogCaptureF
 
 def test_an_engine_does_not_keep_loaders() -> None:
     """A loader that was made for one evaluation is freed with its data set and its processes."""
-    loaders = Loaders(options(d=2), training=False)
+    loaders = Loaders(resolved(False, d=2))
     loader: Any = DataLoader(Numbers(8), batch_size=2)
     rows(loaders.swap(loader))
     alive = weakref.ref(loader)
@@ -211,7 +216,7 @@ def test_batch_sampler_without_a_size() -> None:
         def __iter__(self) -> Iterator[List[int]]:
             return iter([[0, 1], [2, 3], [4, 5]])
 
-    loaders = Loaders(options(d=2), training=True)
+    loaders = Loaders(resolved(True, d=2))
     loader = DataLoader(Numbers(6), batch_sampler=Sampler())
     assert rows(loaders.swap(loader)) == [[0, 1, 2, 3]]
     assert loaders.geometry(loader) is None
@@ -262,7 +267,7 @@ def test_samples_that_a_stream_leaves_out_are_counted(
 ) -> None:
     """That is known when the stream has ended: 22 samples fill 5 calls of 4, each worker's 11 have a short batch."""
     loader: Any = DataLoader(Stream(22), batch_size=2, num_workers=workers, worker_init_fn=itself)
-    made = Loaders(options(d=2), training=True, mode=poptorch.DataLoaderMode[mode]).swap(loader)
+    made = Loaders(resolved(True, d=2), mode=poptorch.DataLoaderMode[mode]).swap(loader)
     with caplog.at_level(logging.WARNING, logger="ignite_ipu"):
         for _ in range(2):
             assert len(rows(made)) == 5
@@ -274,7 +279,7 @@ def test_samples_that_a_stream_leaves_out_are_counted(
 def test_ready_batches_pass_through() -> None:
     """Lists and PopTorch's own loaders are iterated as they are."""
     batches = [torch.zeros(4)] * 3
-    loaders = Loaders(options(d=2), training=True)
+    loaders = Loaders(resolved(True, d=2))
     assert loaders.swap(batches) is batches
     assert loaders.swap(None) is None
     own = poptorch.DataLoader(options(d=2), Numbers(8), batch_size=2)
@@ -284,9 +289,9 @@ def test_ready_batches_pass_through() -> None:
 @pytest.mark.parametrize("ready", [[torch.zeros(4)] * 3, itertools.repeat(torch.zeros(4))])
 def test_that_ready_batches_are_cut_is_said_once(ready: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A loader's batches would be joined instead; where there is one micro-batch, and in evaluation, it is all one."""
-    loaders = Loaders(options(d=2, a=3), training=True)
+    loaders = Loaders(resolved(True, d=2, a=3))
     with caplog.at_level(logging.WARNING, logger="ignite_ipu"):
-        for silent in (Loaders(options(), training=True), Loaders(options(d=2), training=False)):
+        for silent in (Loaders(resolved(True)), Loaders(resolved(False, d=2))):
             silent.swap(ready)
         assert not caplog.records
         loaders.swap(ready)
@@ -308,7 +313,7 @@ def test_poptorch_loader_for_other_options_is_refused() -> None:
 def test_poptorch_loader_that_drops_samples_is_mentioned(caplog: pytest.LogCaptureFixture) -> None:
     """In evaluation its default leaves samples out; that is said once."""
     own = poptorch.DataLoader(options(), Numbers(9), batch_size=2)
-    loaders = Loaders(options(), training=False)
+    loaders = Loaders(resolved(False))
     with caplog.at_level(logging.WARNING, logger="ignite_ipu"):
         assert loaders.swap(own) is own
         loaders.swap(own)
@@ -415,7 +420,7 @@ def test_subclasses_that_are_no_more_than_iterables() -> None:
     assert rows(swapped) == [[0, 1, 0, 1]] and len(swapped) == 1
     mode = poptorch.DataLoaderMode.Async
     with pytest.raises(LoaderError, match=r"loader_mode='Async': .* WithoutParts, which has not called"):
-        Loaders(options(), training=True, mode=mode).swap(WithoutParts([]))
+        Loaders(resolved(True), mode=mode).swap(WithoutParts([]))
 
 
 def test_items_of_a_loader_without_batching_are_its_batches() -> None:
@@ -426,7 +431,7 @@ def test_items_of_a_loader_without_batching_are_its_batches() -> None:
 
 def test_geometry_and_explanation() -> None:
     """The text of `print(trainer.ipu)` about a loader."""
-    loaders = Loaders(options(d=2, a=3), training=True)
+    loaders = Loaders(resolved(True, d=2, a=3))
     loader: Any = DataLoader(Numbers(50), batch_size=2)
     assert loaders.geometry(loader) == BatchGeometry(2, device_iterations=2, gradient_accumulation=3)
     assert loaders.geometry(loaders.swap(loader)) == loaders.geometry(loader)
@@ -458,17 +463,17 @@ def test_asynchronous_modes() -> None:
     """The loader travels to PopTorch's worker process; order, length and the last item are the same."""
     loader: Any = DataLoader(Numbers(11), batch_size=2)
     mode = poptorch.DataLoaderMode.Async
-    made = Loaders(options(d=2), training=True, mode=mode).swap(loader)
+    made = Loaders(resolved(True, d=2), mode=mode).swap(loader)
     assert rows(made) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     made.terminate()
-    made = Loaders(options(d=2), training=False, mode=mode).swap(loader)
+    made = Loaders(resolved(False, d=2), mode=mode).swap(loader)
     assert rows(made) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
     made.terminate()
 
 
 def test_a_failure_in_the_asynchronous_worker_is_explained() -> None:
     """PopTorch says only that its fetcher failed."""
-    made = Loaders(options(d=2), training=True, mode=poptorch.DataLoaderMode.Async).swap(
+    made = Loaders(resolved(True, d=2), mode=poptorch.DataLoaderMode.Async).swap(
         DataLoader(Raises(12, first=8), batch_size=2)
     )
     with pytest.raises(LoaderError, match=r"process that prepares batches .* failed"):

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from ignite_ipu import backend, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.engines.loaders import Loaders
+from ignite_ipu.session.resolved import Resolved
 from tests.supervised import pair, task
 
 
@@ -69,7 +70,7 @@ def test_batches_are_copied_only_where_memory_may_be_reused():
     mode = poptorch.DataLoaderMode
     native, options = DataLoader(task(), batch_size=8), poptorch.Options()
     for wanted, copied in ((None, False), (mode.Sync, False), (mode.Async, True)):
-        loaders = Loaders(options, training=True, mode=wanted)
+        loaders = Loaders(Resolved.of(options, True), mode=wanted)
         made = loaders.swap(native)
         assert loaders.reuses_memory(made) == copied
         if copied:

@@ -502,7 +502,7 @@ def test_an_evaluator_follows_the_newest_trainer():
             assert evaluator.run(loader()).metrics == pytest.approx(averages.run(loader()).metrics)
         program, sums = session.evaluations
         assert program.options.replication_factor == sums.options.replication_factor == replicas
-        assert program.resolved.options is session.inference.options()
+        assert program.resolved is session.inference.resolved()
         assert counts(program).device_calls == evaluator.state.iteration * (2 if program is not before else 4)
         before = program
         session.stop_training()
@@ -513,5 +513,5 @@ def test_evaluation_options_of_trainers_that_are_gone_are_not_kept():
     model, optimizer = pair()
     for replicas in (1, 2, 4) * 10:
         trainer = trainer_for(model, optimizer, replication_factor=replicas)
-        assert trainer.ipu.inference.options().replication_factor == replicas
+        assert trainer.ipu.inference.resolved().replicas == replicas
         trainer.ipu.stop_training()

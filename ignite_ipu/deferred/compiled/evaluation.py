@@ -16,6 +16,7 @@ from ignite_ipu.deferred.graph.operations import ModesThen
 from ignite_ipu.deferred.graph.structure import Structure, flatten, refuse_sparse
 from ignite_ipu.deferred.tensor.tensor import resolved
 from ignite_ipu.errors import CaptureError, RowsError, logger
+from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
@@ -142,10 +143,6 @@ class CapturedEvaluation:
     def _new(self, model: nn.Module, structure: Any, tensors: Sequence[torch.Tensor], grows: bool) -> ModelProgram:
         shapes = [tuple(tensor.shape) for tensor in tensors]
         step = CalledStep(model, structure, shapes, self._config.half_products, words_read(), grows)
-        options = self._session.inference.options(_OPTIONS).clone()
-        if self._session.inference.training is None:
-            options.setExecutionStrategy(execution_of(own_options(self._config)))
-        one_after_another(options)
         if len(self._programs) == _MANY:
             logger.warning(
                 "The model is evaluated with %d different shapes or arguments, and each is a program of its own that "
@@ -164,7 +161,14 @@ class CapturedEvaluation:
             self._destroy(next(iter(self._programs)))
         # With other attributes the next call is another program's.
         pipeline, make = self._places.evaluation(model)
-        return self._session.inference.prepare(step, options, pipeline, refuses_frozen=False, place=make)
+        resolved = self._session.inference.resolved(_OPTIONS, pipeline).changed(self._run_in_turn)
+        return self._session.inference.prepare(step, resolved, refuses_frozen=False, place=make)
+
+    def _run_in_turn(self, options: Options) -> None:
+        """Let stages of the model's own blocks run one after another: a loop evaluates one batch at a time."""
+        if self._session.inference.training is None:
+            options.setExecutionStrategy(execution_of(own_options(self._config)))
+        one_after_another(options)
 
     def _destroy(self, key: Tuple[Hashable, Hashable]) -> None:
         program = self._programs.pop(key)

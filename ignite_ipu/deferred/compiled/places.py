@@ -13,6 +13,7 @@ from ignite_ipu.deferred.settings import captured_options
 from ignite_ipu.errors import CaptureError, PlanError
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import OF_PIPELINES, IPUConfig
+from ignite_ipu.session.resolved import pipeline_request
 
 if TYPE_CHECKING:
     from ignite_ipu.pipeline import PipelineRequest
@@ -85,9 +86,7 @@ def _request(model: nn.Module, config: IPUConfig) -> Optional[PipelineRequest]:
         return None
     if config.pipeline is None and set(said) <= {"execution"}:
         return None  # of blocks in the model's own code
-    from ignite_ipu.session.placement import requested
-
-    request = requested(config)
+    request = pipeline_request(config)
     own = None if request is None else request.for_model(model)
     if own is not None and config.update == "host" and config.execution == "pipelined" and not config.split_batch:
         raise CaptureError(

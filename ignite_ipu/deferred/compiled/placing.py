@@ -19,6 +19,7 @@ from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.step import BatchStep, first_micro_batch
 from ignite_ipu.session.placement import Placing
+from ignite_ipu.session.resolved import Resolved
 
 if TYPE_CHECKING:
     from ignite_ipu.deferred.compiled.step import ReadyStep
@@ -100,9 +101,9 @@ class CapturedPlacing(Placing):
     _execution = "sharded"
     _was_pipelined = False
 
-    def again(self, step: BatchStep, options: Options) -> CapturedPlacing:
+    def again(self, step: BatchStep, resolved: Resolved) -> CapturedPlacing:
         """Return the placement of the models on IPUs for another program of the loop."""
-        following = CapturedPlacing(self.request, step, options, self._training, self._optimizer)
+        following = CapturedPlacing(dataclasses.replace(resolved, pipeline=self.request), step, self._optimizer)
         following._was_pipelined = self._was_pipelined
         if self.request.automatic:
             following.placement, following.plan, following._memory = self.placement, self.plan, self._memory
@@ -118,7 +119,7 @@ class CapturedPlacing(Placing):
         assert self.placement is not None
         captured: ReadyStep = step  # type: ignore[assignment]
         route = Route(self.placement, step.model, captured.called, joined_in(step.model) or [""])
-        kept, micro_batches = ModuleAttributes(step.model), self._micro_batches
+        kept, micro_batches = ModuleAttributes(step.model), self._resolved.micro_batches
         inputs = first_micro_batch(leaves, micro_batches)
         try:
             with draws_put_back(), step.on_host(), captured.on(route):
@@ -148,8 +149,8 @@ class CapturedPlacing(Placing):
 
     def _check_filled(self, route: Route) -> None:
         """Refuse an update with fewer micro-batches than a pipeline needs; a later, smaller one runs sharded."""
-        training, replicas = self._options.Training, self._options.replication_factor
-        needed, found = 2 * route.stages - 1, training.gradient_accumulation
+        calls = self._resolved.geometry
+        replicas, needed, found = calls.replication_factor, 2 * route.stages - 1, calls.gradient_accumulation
         if found >= needed:
             self._was_pipelined = True
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
 
@@ -35,6 +35,9 @@ from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.training import Trained
 
+if TYPE_CHECKING:
+    from ignite_ipu.pipeline import PipelineRequest
+
 _MOST_CHANGES = 3
 _MOST_PROGRAMS = 8
 
@@ -56,8 +59,8 @@ class TrainingPrograms(abc.ABC):
         self.own: Optional[FrozenSet[int]] = None
         self.compilations = 0
         self._places = places
-        self._base = placed_options(config, places)
-        self.replicas = int(self._base.replication_factor)
+        self._base = Resolved.of(placed_options(config, places), True)
+        self.replicas = self._base.replicas
         self._graphs = StepGraphs()
         self._compiled: Optional[CompiledUpdate] = None
         # The program of the last update, also if it was compiled for another optimizer.
@@ -272,29 +275,17 @@ class TrainingPrograms(abc.ABC):
             split = checked_split(first, whole.leaves([batch]), wanted.split, wanted.graph, wanted.outputs)
             wanted = dataclasses.replace(wanted, split=split)
         step = CapturedStep(self.session.model, wanted, self.config.half_products)
-        options = self._options(alone=wanted.processes == 1).clone()
-        set_replicas(options, wanted.replicas)
-        options.Training.gradientAccumulation(wanted.micro_batches)
-        # Several backward calls add their gradients up in PyTorch; loops that want the mean divide the loss.
-        options.Training.accumulationAndReplicationReductionType(backend.poptorch().ReductionType.Sum)
+        pipeline, make = self._places.training(self.one_after_another)
+        resolved = self._resolved(wanted, pipeline)
         if not self.prepared:
-            conversion = self._conversion()
-            pipeline, make = self._places.training(self.one_after_another)
             self.trained = self.session.prepare_training(
-                step,
-                conversion,
-                options,
-                pipeline,
-                share_ipus=self.config.share_ipus,
-                place=make,
-                alone=wanted.processes == 1,
+                step, self._conversion(), resolved, share_ipus=self.config.share_ipus, place=make
             )
             if self._random_state is not None:
                 self.session.set_random_state(self._random_state)
         else:
             # With other parameters the state of the optimizer is another one.
             like = before is None or before.computes_like(wanted) or before.modes.trained != wanted.modes.trained
-            resolved = Resolved.for_training(options, alone=wanted.processes == 1)
             self.session.replace_training(step, resolved, keep=not like)
         program = self.session.training
         assert program is not None
@@ -303,11 +294,19 @@ class TrainingPrograms(abc.ABC):
         self.compilations += 1
         return wanted
 
-    def _options(self, alone: bool) -> Options:
-        """Return the options that those of a program are derived from, which is of this process alone or of all."""
-        if not alone or self._base.Distributed.numProcesses == 1:
-            return self._base
-        return placed_options(self.config, self._places, alone)
+    def _resolved(self, wanted: CompiledUpdate, pipeline: Optional[PipelineRequest]) -> Resolved:
+        """Return the options of a program, which is of this process alone or of all."""
+
+        def change(options: Options) -> None:
+            set_replicas(options, wanted.replicas)
+            options.Training.gradientAccumulation(wanted.micro_batches)
+            # Several backward calls add their gradients up in PyTorch; loops that want the mean divide the loss.
+            options.Training.accumulationAndReplicationReductionType(backend.poptorch().ReductionType.Sum)
+
+        base, alone = self._base, wanted.processes == 1
+        if alone and base.geometry.processes > 1:
+            base = Resolved.of(placed_options(self.config, self._places, alone), True)
+        return Resolved.for_training(base.copied(change), pipeline, alone)
 
     def _report(self, before: CompiledUpdate, wanted: CompiledUpdate) -> None:
         if before.graph.key != wanted.graph.key:
