@@ -10,7 +10,6 @@ from .engines.buckets import bucket_boundaries as bucket_boundaries
 from .engines.counting import CountEvents as CountEvents
 from .engines.counting import Counts as Counts
 from .engines.engine import IPUEngine as IPUEngine
-from .engines.engine import IPUTrainer as IPUTrainer
 from .engines.factories import create_ipu_evaluator as create_ipu_evaluator
 from .engines.factories import create_ipu_trainer as create_ipu_trainer
 from .engines.fit_batch import FittedBatch as FittedBatch
@@ -25,6 +24,7 @@ from .engines.portable import parallel_model as parallel_model
 from .engines.portable import process_backend as process_backend
 from .engines.steps import ipu_evaluation_step as ipu_evaluation_step
 from .engines.steps import ipu_training_step as ipu_training_step
+from .engines.trainer import IPUTrainer as IPUTrainer
 from .errors import BackendError as BackendError
 from .errors import BatchError as BatchError
 from .errors import ConstantAttributeError as ConstantAttributeError
@@ -41,10 +41,10 @@ from .errors import UnsupportedArgumentError as UnsupportedArgumentError
 from .optimizers.conversion import convert_optimizer as convert_optimizer
 from .optimizers.state import convert_optimizer_state as convert_optimizer_state
 from .program.config import IPUConfig as IPUConfig
+from .program.evaluation_step import EvaluationStep as EvaluationStep
 from .program.geometry import BatchGeometry as BatchGeometry
 from .program.options import evaluation_options as evaluation_options
 from .program.options import training_options as training_options
-from .program.step import EvaluationStep as EvaluationStep
 from .program.training_step import TrainingStep as TrainingStep
 from .session.hooks import IPUEvents as IPUEvents
 from .session.session import IPUSession as IPUSession

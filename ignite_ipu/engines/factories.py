@@ -10,7 +10,8 @@ from ignite.metrics import Metric
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.engines.engine import DeterministicIPUTrainer, IPUEngine, IPUTrainer
+from ignite_ipu.engines.deterministic_trainer import DeterministicIPUTrainer
+from ignite_ipu.engines.engine import IPUEngine
 from ignite_ipu.engines.loaders import Loaders
 from ignite_ipu.engines.steps import (
     LastCalls,
@@ -23,6 +24,7 @@ from ignite_ipu.engines.steps import (
     refuse_to_train_all,
     unchanged,
 )
+from ignite_ipu.engines.trainer import IPUTrainer
 from ignite_ipu.errors import OptionsError, UnsupportedArgumentError, did_you_mean
 from ignite_ipu.handlers.gradients import Gradients
 from ignite_ipu.handlers.weight_sync import WeightSync

@@ -6,8 +6,8 @@ import dataclasses
 import gc
 from typing import Any, Callable, List, Optional, Tuple, Union
 
-from ignite_ipu.engines.engine import IPUTrainer
 from ignite_ipu.engines.remembered_sizes import RememberedSize, of_function, of_training
+from ignite_ipu.engines.trainer import IPUTrainer
 from ignite_ipu.errors import IPUOutOfMemoryError, LossError, PlanError, logger, out_of_memory
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import positive

@@ -18,8 +18,8 @@ from ignite_ipu import backend
 from ignite_ipu.optimizers.conversion import clipping_problem, convert_optimizer
 from ignite_ipu.optimizers.host_steps import warn_of_host_steps
 from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.evaluation_step import EvaluationStep
 from ignite_ipu.program.module_state import modes_kept, modes_of
-from ignite_ipu.program.step import EvaluationStep
 from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.program.training_step import TrainingStep, find_loss
 from ignite_ipu.session.data_parallel import wrapped

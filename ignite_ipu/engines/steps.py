@@ -13,9 +13,9 @@ from torch import nn
 from ignite_ipu.engines.call_loader import MicroBatches
 from ignite_ipu.errors import BatchError, LossError, OptionsError, RowsError
 from ignite_ipu.poptorch_types import Options
+from ignite_ipu.program.evaluation_step import EvaluationStep
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.micro_batches import NotJoined, holds_numbers, join, joined_or_listed, shown, signature, split
-from ignite_ipu.program.step import EvaluationStep
 from ignite_ipu.program.tensors.rows import join_rows, row_count, row_range
 from ignite_ipu.session.inference import Evaluation
 from ignite_ipu.session.processes import connected

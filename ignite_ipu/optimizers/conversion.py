@@ -9,16 +9,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from typing import Any, Collection, Dict, FrozenSet, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Collection, Dict, FrozenSet, Iterable, List, Optional
 
 import torch
 
 from ignite_ipu import backend
 from ignite_ipu.capabilities.optimizers import ARGUMENTS, ON_THE_HOST, TORCH
 from ignite_ipu.capabilities.table import Treatment
-from ignite_ipu.cli.terminal import columns
 from ignite_ipu.errors import OptimizerError, did_you_mean, logger
 from ignite_ipu.optimizers.kinds import OptimizerKind, kind_of_device, kind_of_torch, substituted
+from ignite_ipu.optimizers.receipt import Receipt, Row
 from ignite_ipu.poptorch_types import DeviceOptimizer
 
 # The entries that torch's schedulers leave in groups, and the ones that they change.
@@ -460,52 +460,3 @@ def _values(optimizer: torch.optim.Optimizer, name: str) -> str:
     given = [group[name] for group in optimizer.param_groups]
     texts = [f"{float(value):g} (tensor)" if isinstance(value, torch.Tensor) else str(value) for value in given]
     return texts[0] if len(set(texts)) == 1 else " | ".join(texts)
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One attribute.
-
-    Attributes:
-        attribute: Its name.
-        value: Its value, or one for each parameter group.
-        fate: `kept`, `mapped` to something that does the same, `substituted` by something close, `dropped`, or
-            `refused`.
-        on_device: `variable`, `constant` or `compiled in`; empty if it does not reach the device.
-        note: Why, in a few words.
-    """
-
-    attribute: str
-    value: str
-    fate: str
-    on_device: str = ""
-    note: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class Receipt:
-    """The rows of one conversion; `str()` gives them as a table."""
-
-    title: str
-    rows: Tuple[Row, ...]
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)
-
-    def __getitem__(self, attribute: str) -> Row:
-        for row in self.rows:
-            if row.attribute == attribute:
-                return row
-        raise KeyError(attribute)
-
-    def attributes(self, *, fate: str = "", on_device: str = "") -> List[str]:
-        """Return the names of the attributes with this fate or role."""
-        return [
-            row.attribute
-            for row in self.rows
-            if (not fate or row.fate == fate) and (not on_device or row.on_device == on_device)
-        ]
-
-    def __str__(self) -> str:
-        header = ("attribute", "value", "fate", "on device", "note")
-        return f"{self.title}\n{columns([header, *map(dataclasses.astuple, self.rows)])}"

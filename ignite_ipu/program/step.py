@@ -398,46 +398,6 @@ class BatchStep(nn.Module):
         return map_tensors(output, lambda tensor: tensor)
 
 
-class EvaluationStep(BatchStep):
-    """The module that is compiled for evaluation: it returns the predictions of a micro-batch.
-
-    Args:
-        model: The user's model.
-        model_fn: Calls the model with the inputs.
-        model_transform: Turns the model's output into the predictions, inside the compiled program.
-        half: Whether products run in half precision, by the rule of `ignite_ipu.program.forward.half_precision`.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        model_fn: Callable[[nn.Module, Any], Any] = lambda model, x: model(x),
-        model_transform: Callable[[Any], Any] = lambda output: output,
-        half: bool = False,
-    ) -> None:
-        super().__init__(model, ("x",), model_fn, model_transform, half)
-
-    def again(self) -> EvaluationStep:
-        """Return a step that computes the same, for batches of a layout of its own."""
-        return EvaluationStep(
-            self.model, model_fn=self.model_fn, model_transform=self.model_transform, half=self.half_products
-        )
-
-    def forward(self, *leaves: Any) -> Any:
-        """Return the predictions for the leaves of `x`.
-
-        Raises:
-            OutputError: The predictions cannot come back from the device.
-        """
-        (x,) = self.batch(leaves)
-        with self.guarded():
-            y_pred = self.call_model(x)
-        self.computed.mark()
-        check_output(y_pred)
-        return self.with_writes(y_pred)
-
-
 def statistics_in_training(model: nn.Module) -> List[str]:
     """Return the names of the batch statistics that normalisations in training mode write."""
     return [

@@ -12,7 +12,7 @@ from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import Retrace
 from ignite_ipu.session.compiled_program import HostTrace
 from ignite_ipu.session.program_source import ProgramSource
-from ignite_ipu.session.weights.tracker import counted_by_norms
+from ignite_ipu.session.weights.batch_counters import counted_by_norms
 from ignite_ipu.torch_names.modules import NormWithStatistics
 
 _AVERAGED = (

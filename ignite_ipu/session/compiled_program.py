@@ -20,7 +20,7 @@ from ignite_ipu.program.user_code import is_users_file
 from ignite_ipu.session.executables import ExportedProgram, PathLike, export
 from ignite_ipu.session.host_counters import counts_on_host
 from ignite_ipu.session.program_source import ProgramSource
-from ignite_ipu.session.weights.tracker import Counted
+from ignite_ipu.session.weights.batch_counters import Counted
 from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS
 
 

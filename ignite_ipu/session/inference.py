@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTupl
 from ignite_ipu.errors import BatchError, RowsError, logger
 from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.evaluation_step import EvaluationStep
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.micro_batches import (
@@ -22,7 +23,7 @@ from ignite_ipu.program.micro_batches import (
     split,
 )
 from ignite_ipu.program.options import evaluation_options
-from ignite_ipu.program.step import BatchStep, EvaluationStep
+from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.rows import row_count, split_rows, take_rows
 from ignite_ipu.program.tensors.strides import with_strides
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in

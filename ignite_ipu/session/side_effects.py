@@ -10,7 +10,8 @@ from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.session.resolved import Resolved
-from ignite_ipu.session.weights.tracker import Counted, Weights
+from ignite_ipu.session.weights.batch_counters import Counted
+from ignite_ipu.session.weights.tracker import Weights
 from ignite_ipu.torch_names.modules import BUFFERS
 
 

@@ -37,19 +37,30 @@ def event_handlers_of(engine: Engine) -> Dict[Any, List[Tuple[Callable[..., Any]
     return handlers
 
 
-_ENGINE = "ignite_ipu.engines.engine"
+_ENGINE, _TRAINER = "ignite_ipu.engines.engine", "ignite_ipu.engines.trainer"
+_DETERMINISTIC = "ignite_ipu.engines.deterministic_trainer"
 inherited(
     "ignite.engine.Engine._handle_exception",
     "0.4.13",
     "The device is not released when an exception ends a run.",
     _ENGINE,
+    _TRAINER,
 )
-inherited("ignite.engine.Engine._setup_dataloader_iter", "0.4.13", "A run does not resume within an epoch.", _ENGINE)
+inherited(
+    "ignite.engine.Engine._setup_dataloader_iter",
+    "0.4.13",
+    "A run does not resume within an epoch.",
+    _TRAINER,
+    _DETERMINISTIC,
+)
 for _name in ("_setup_engine", "_from_iteration", "_setup_seed"):
     inherited(
-        f"ignite.engine.DeterministicEngine.{_name}", "0.4.13", "A deterministic trainer cannot be resumed.", _ENGINE
+        f"ignite.engine.DeterministicEngine.{_name}",
+        "0.4.13",
+        "A deterministic trainer cannot be resumed.",
+        _DETERMINISTIC,
     )
-inherited("ignite.engine.Engine._get_data_length", "0.4.13", "A deterministic trainer cannot run.", _ENGINE)
+inherited("ignite.engine.Engine._get_data_length", "0.4.13", "A deterministic trainer cannot run.", _DETERMINISTIC)
 for _name, _lost in (
     ("_dataloader_iter", "A run does not resume within an epoch."),
     ("_dataloader_len", "A deterministic trainer cannot run."),
@@ -59,7 +70,8 @@ for _name, _lost in (
         f"ignite.engine.Engine.{_name}",
         "0.4.13",
         _lost,
-        _ENGINE,
+        _TRAINER,
+        _DETERMINISTIC,
         check=lambda name=_name: name in inspect.getsource(DeterministicEngine._setup_engine),  # type: ignore[misc]
     )
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from ignite_ipu import backend, create_ipu_evaluator, create_ipu_trainer
-from ignite_ipu.engines.engine import IPUTrainer
+from ignite_ipu.engines.trainer import IPUTrainer
 from tests.benchmarks.measures import Measure, Work, ratio, ratio_of_fresh
 from tests.benchmarks.models import batches, executor_of, perceptron, poptorch_loop, width_for
 

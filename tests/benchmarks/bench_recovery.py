@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend, create_ipu_trainer
-from ignite_ipu.engines.engine import IPUTrainer
+from ignite_ipu.engines.trainer import IPUTrainer
 from ignite_ipu.handlers import Recovery
 from tests.benchmarks.measures import Measure, ratio
 from tests.benchmarks.models import WithLoss, batches, perceptron

@@ -14,7 +14,8 @@ from ignite_ipu.cli.command import main
 from ignite_ipu.errors import ParityError
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.trial.setup import Setup
-from ignite_ipu.parity.layers import LayerOutputs, compare_training
+from ignite_ipu.parity.layer_outputs import LayerOutputs
+from ignite_ipu.parity.layers import compare_training
 from tests.half_precision import needs_half_precision
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.errors import BatchError, LossError, OutputError
-from ignite_ipu.program.step import EvaluationStep
+from ignite_ipu.program.evaluation_step import EvaluationStep
 from ignite_ipu.program.training_step import TrainingStep, find_loss
 
 poptorch = backend.poptorch()

@@ -27,7 +27,8 @@ from ignite_ipu.migration.trial.python_state import watched_lines
 from ignite_ipu.migration.trial.setup import Subject
 from ignite_ipu.migration.trial.survey import Answers, Printed, Stopped, Survey, unsupported_operators
 from ignite_ipu.optimizers.conversion import convert_optimizer
-from ignite_ipu.program.step import BatchStep, EvaluationStep
+from ignite_ipu.program.evaluation_step import EvaluationStep
+from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.training_step import TrainingStep
 

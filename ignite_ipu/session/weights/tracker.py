@@ -22,51 +22,10 @@ from ignite_ipu.session.weights.access import (
     unwatch_tensors,
     watch_tensors,
 )
+from ignite_ipu.session.weights.batch_counters import BatchCounters
 from ignite_ipu.torch_names.dispatch import jit_trace_left
-from ignite_ipu.torch_names.modules import NormWithStatistics, modules_of
+from ignite_ipu.torch_names.modules import modules_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
-
-Counted = Sequence[Tuple[torch.Tensor, int]]
-"""Counters of batches, and by how much one forward advances each."""
-
-
-class _BatchCounters:
-    """Counters of the batches that layers have seen, `num_batches_tracked`, which no device advances.
-
-    They are integers, and so constants of a program, from which nothing is computed. The host's are advanced by the
-    calls since the last time when the weights are read.
-    """
-
-    def __init__(self) -> None:
-        self._counted: Counted = ()
-        self._each = self._calls = 0
-
-    def follow(self, counted: Counted, each: int) -> None:
-        """Count the calls of a program from now on, in which one replica makes `each` forwards.
-
-        Replicas have counters of their own, all alike.
-        """
-        self.advance()
-        self._counted, self._each = counted, each
-
-    def note_call(self) -> None:
-        self._calls += 1
-
-    def forget(self) -> None:
-        """Leave out the calls since the last time, whose weights are lost."""
-        self._calls = 0
-
-    def advance(self) -> None:
-        calls, self._calls = self._calls, 0
-        if calls:
-            for counter, count in self._counted:
-                plain(counter).numpy()[...] += count * self._each * calls  # PyTorch takes it for no edit
-
-
-def counted_by_norms(module: nn.Module) -> Counted:
-    """Return the counts of one forward that calls every normalisation in training mode once."""
-    norms = [each for each in module.modules() if isinstance(each, NormWithStatistics) and each.training]
-    return [(each.num_batches_tracked, 1) for each in norms if each.num_batches_tracked is not None]
 
 
 @dataclasses.dataclass
@@ -115,7 +74,7 @@ class Weights:
         self._versions = _count_edits(self._tensors)
         self.updates = [0]
         self._warned_of_aliases = False
-        self.counters = _BatchCounters()
+        self.counters = BatchCounters()
         self._steps = False  # while an optimizer steps on the host, which finds parameters of PyTorch's own class
 
     @property

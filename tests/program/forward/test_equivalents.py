@@ -11,8 +11,8 @@ from torch import nn
 
 from ignite_ipu import backend, create_ipu_trainer
 from ignite_ipu.emulator.errors import Error
+from ignite_ipu.program.evaluation_step import EvaluationStep
 from ignite_ipu.program.forward.equivalents import EQUIVALENTS, Equivalents
-from ignite_ipu.program.step import EvaluationStep
 
 RANDOM = torch.Generator().manual_seed(0)
 
