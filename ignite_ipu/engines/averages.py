@@ -13,13 +13,13 @@ from torch import nn
 
 from ignite_ipu.engines.engine import IPUEngine
 from ignite_ipu.engines.loaders import Loaders
-from ignite_ipu.engines.steps import IPUStep, Preparing, call_model, unchanged
+from ignite_ipu.engines.steps import IPUStep, Preparing
 from ignite_ipu.errors import BatchError, RowsError
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.micro_batches import join
 from ignite_ipu.program.refusal_frames import brief_refusals
-from ignite_ipu.program.step import BatchStep
+from ignite_ipu.program.step import BatchStep, call_model, unchanged
 from ignite_ipu.program.tensors.rows import row_count
 from ignite_ipu.session.inference import Evaluation, Piece
 from ignite_ipu.session.processes import unwrapped

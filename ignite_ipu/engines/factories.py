@@ -16,13 +16,11 @@ from ignite_ipu.engines.loaders import Loaders
 from ignite_ipu.engines.steps import (
     LastCalls,
     PrepareBatch,
-    call_model,
     evaluation_step,
     ipu_training_step,
     loss_item,
     predictions_and_targets,
     refuse_to_train_all,
-    unchanged,
 )
 from ignite_ipu.engines.trainer import IPUTrainer
 from ignite_ipu.errors import OptionsError, UnsupportedArgumentError, did_you_mean
@@ -34,6 +32,7 @@ from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import OF_PIPELINES, Configuration, IPUConfig
 from ignite_ipu.program.options import with_replicas
 from ignite_ipu.program.refusal_frames import brief_refusals
+from ignite_ipu.program.step import call_model, unchanged
 from ignite_ipu.program.training_step import TrainingStep
 from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.resolved import Resolved, pipeline_request, resolve, with_plan

@@ -16,6 +16,7 @@ from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.evaluation_step import EvaluationStep
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.micro_batches import NotJoined, holds_numbers, join, joined_or_listed, shown, signature, split
+from ignite_ipu.program.step import call_model, unchanged
 from ignite_ipu.program.tensors.rows import join_rows, row_count, row_range
 from ignite_ipu.session.inference import Evaluation
 from ignite_ipu.session.processes import connected
@@ -142,16 +143,6 @@ def _different(error: NotJoined, batch: MicroBatches, program: Optional[ModelPro
     )
 
 
-def call_model(model: nn.Module, x: Any) -> Any:
-    """Call the model with its inputs: the default `model_fn`."""
-    return model(x)
-
-
-def unchanged(output: Any) -> Any:
-    """Return the output as it is: the default `model_transform`."""
-    return output
-
-
 def loss_item(x: Any, y: Any, y_pred: Any, loss: torch.Tensor) -> Any:
     """Return the loss as a number: the trainer's default `output_transform`."""
     return loss.item()
@@ -178,14 +169,14 @@ class LastCalls:
         """Train on one batch of at most a device call's samples, as `IPUSession.train` does on a whole one."""
         session, samples = self._session, self._samples(x, y)
         if self._whole is None or samples is None or samples >= self._whole.global_batch_size:
-            result = session.train(x, y)
+            result = session.calls.train(x, y)
             if self._whole is None:
                 self._refuse_sums(x, y)
             self._whole = session.with_trainer().program.geometry
             self.made = [self._whole] if self._whole else []
             return result
         self.made = self._whole.parts(samples)
-        results = [session.train(*call) for call in self._cut(x, y)]
+        results = [session.calls.train(*call) for call in self._cut(x, y)]
         x, y, y_pred = join_rows([result[:3] for result in results])
         losses = [result[3] * part.global_batch_size for result, part in zip(results, self.made)]
         return x, y, y_pred, torch.stack(losses).sum() / samples
@@ -194,13 +185,13 @@ class LastCalls:
         """Compile the programs for a batch of at most a device call's samples, and return the last."""
         samples = self._samples(x, y)
         if self._whole is None or samples is None or samples >= self._whole.global_batch_size:
-            program = self._session.compile(x, y)
+            program = self._session.calls.compile(x, y)
             if self._whole is None:
                 self._refuse_sums(x, y)
             self._whole = program.geometry
             return program
         self.made = self._whole.parts(samples)
-        return [self._session.compile(*call) for call in self._cut(x, y)][-1]
+        return [self._session.calls.compile(*call) for call in self._cut(x, y)][-1]
 
     def _samples(self, x: Any, y: Any) -> Optional[int]:
         """Return the samples of a batch; None where its rows are none, and it is one micro-batch with a program."""
@@ -277,7 +268,7 @@ def ipu_training_step(
             the ones that belong to the predictions, the loss is the mean over the micro-batches that come back.
         last_calls: Makes the device calls instead of the session, also smaller ones.
     """
-    calls = last_calls or session
+    calls = last_calls or session.calls
     preparing = Preparing(prepare_batch, non_blocking)
 
     def prepared(batch: Any) -> Any:
@@ -298,7 +289,7 @@ def ipu_training_step(
         except BatchError as error:
             if not isinstance(error.__cause__, NotJoined) or not session.updates_on_host:
                 raise
-            predictions, loss = session.train_one_by_one(parts)
+            predictions, loss = session.calls.train_one_by_one(parts)
             x, y = (joined_or_listed(part) for part in zip(*parts))
             return x, y, None if predictions[0] is None else joined_or_listed(predictions), loss
         x, y = shown((x, y))

@@ -85,8 +85,8 @@ class IPUTrainer(IPUEngine):
 
         def latest() -> Any:
             program = session.training
-            if session.uneven is not None:
-                return [session.uneven]
+            if session.calls.uneven is not None:
+                return [session.calls.uneven]
             return calls() if calls is not None else None if program is None else program.geometry
 
         self.counts = Counts(latest, self._coming_call, self._rates)

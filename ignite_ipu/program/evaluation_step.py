@@ -9,7 +9,7 @@ from typing import (
 
 from torch import nn
 
-from ignite_ipu.program.step import BatchStep, check_output
+from ignite_ipu.program.step import BatchStep, call_model, check_output, unchanged
 
 
 class EvaluationStep(BatchStep):
@@ -26,8 +26,8 @@ class EvaluationStep(BatchStep):
         self,
         model: nn.Module,
         *,
-        model_fn: Callable[[nn.Module, Any], Any] = lambda model, x: model(x),
-        model_transform: Callable[[Any], Any] = lambda output: output,
+        model_fn: Callable[[nn.Module, Any], Any] = call_model,
+        model_transform: Callable[[Any], Any] = unchanged,
         half: bool = False,
     ) -> None:
         super().__init__(model, ("x",), model_fn, model_transform, half)

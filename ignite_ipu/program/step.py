@@ -56,6 +56,16 @@ _MOST_SHOWN = 4096
 _OnHost = Tuple[List[torch.Tensor], List[Tuple[torch.Tensor, torch.Tensor]], List[Tuple[str, torch.Tensor]]]
 
 
+def call_model(model: nn.Module, x: Any) -> Any:
+    """Call the model with its inputs: the default `model_fn`."""
+    return model(x)
+
+
+def unchanged(output: Any) -> Any:
+    """Return the output as it is: the default `model_transform`."""
+    return output
+
+
 class StagesOfModel(Protocol):
     """Stages of a model, whose layers are put on their IPUs while it is traced."""
 

@@ -16,7 +16,7 @@ from torch import nn
 from ignite_ipu.errors import LossError, logger
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.guards.python_state import PythonState
-from ignite_ipu.program.step import BatchStep, check_output, describe_value, first_micro_batch
+from ignite_ipu.program.step import BatchStep, call_model, check_output, describe_value, first_micro_batch, unchanged
 from ignite_ipu.program.tensors.rows import row_count
 from ignite_ipu.program.tensors.trees import map_tensors
 from ignite_ipu.torch_names.modules import NormWithStatistics
@@ -50,8 +50,8 @@ class TrainingStep(BatchStep):
         model: nn.Module,
         loss_fn: Optional[Union[Callable[[Any, Any], torch.Tensor], nn.Module]] = None,
         *,
-        model_fn: Callable[[nn.Module, Any], Any] = lambda model, x: model(x),
-        model_transform: Callable[[Any], Any] = lambda output: output,
+        model_fn: Callable[[nn.Module, Any], Any] = call_model,
+        model_transform: Callable[[Any], Any] = unchanged,
         predictions: bool = True,
         half: bool = False,
         keep_modes: bool = False,

@@ -94,7 +94,8 @@ class AnchoredGradients:
         get, resolved = executor.getAnchoredTensor, self._resolved
         if self._adapts_scaling:
             loss_scaling = float(get(_SCALING))
-        calls, replicas = resolved.geometry, resolved.replicas
+        calls = resolved.geometry
+        replicas = calls.replication_factor
         count = calls.gradient_accumulation * replicas
         processes = 1 if self.own else calls.processes
         blocks = replicas if resolved.output_mode == "Sum" else count

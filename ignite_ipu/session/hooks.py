@@ -48,7 +48,7 @@ class CallGuard(Protocol):
     """Makes the calls and copies of a session, and retries the ones that fail."""
 
     def train(self, leaves: Sequence[Any], batch: Any) -> Any:
-        """Return the training program's result for one batch, after `session.prepare_call(leaves, batch)`."""
+        """Return the training program's result for one batch, after `session.calls.prepare(leaves, batch)`."""
 
     def evaluate(self, program: Any, call: Callable[[], Any]) -> Any:
         """Return the result of `call`, which calls an inference program."""

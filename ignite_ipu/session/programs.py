@@ -14,9 +14,11 @@ from ignite_ipu import backend
 from ignite_ipu.errors import BatchError, SessionError, logger, out_of_memory
 from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.options import is_simulated
+from ignite_ipu.program.step import BatchStep
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.recompilation import ModelChanges
+from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.session.training import Trained
 from ignite_ipu.session.weights.model_states import ModelStates
 from ignite_ipu.session.weights.tracker import Weights
@@ -114,6 +116,34 @@ class Programs:
     def trainers(self) -> List[Trained]:
         """All trainers, the one whose turn it is first."""
         return [*([] if self.trained is None else [self.trained]), *self.waiting]
+
+    def with_trainer(self) -> Trained:
+        """Return `trained`.
+
+        Raises:
+            SessionError: It has no trainer.
+        """
+        if self.trained is None:
+            raise SessionError("This model has no trainer: call create_ipu_trainer first.")
+        return self.trained
+
+    def replace_training(self, step: BatchStep, resolved: Resolved, keep: bool) -> ModelProgram:
+        """Train by another program from now on, and return it; see `Trained.replace`."""
+        trained = self.with_trainer()
+        trained.replace(step, resolved, keep)
+        self.include(step)
+        return trained.program
+
+    def include(self, step: BatchStep) -> None:
+        """Follow the tensors of a training program's module beside the model, too."""
+        if self.weights.include(step):
+            self.shared.look_again()
+
+    def check_model(self) -> None:
+        """Refuse a model whose tensors were replaced, and compile again if parameters were frozen or unfrozen."""
+        self.changes.refuse_replaced()
+        if self.trained is not None:
+            self.trained.follow_trainable()
 
     @contextlib.contextmanager
     def loading(self, wanted: ModelProgram) -> Iterator[None]:

@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, List, Optional, Tuple, Union
 
 import torch
 from ignite.engine import Engine
 from torch import nn
 from torch.nn.parameter import is_lazy
-from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.errors import SessionError, logger
 from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.optimizers.host_link import HostUpdates, Link
 from ignite_ipu.optimizers.link import check_parameters
-from ignite_ipu.poptorch_types import Executor
-from ignite_ipu.program.forward.gradients import problem_of_hooks
-from ignite_ipu.program.geometry import BatchGeometry, UnevenCall
-from ignite_ipu.program.layout import BatchLayout
-from ignite_ipu.program.micro_batches import sample_count
+from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.session.hooks import IPUEvents
-from ignite_ipu.session.host_gradients import accumulate, needs_closure
 from ignite_ipu.session.inference import Inference
 from ignite_ipu.session.processes import check_same_weights
 from ignite_ipu.session.program import ModelProgram
-from ignite_ipu.session.program_kinds import GradientKind
 from ignite_ipu.session.programs import Programs, refuse_losses
 from ignite_ipu.session.random_streams import continue_stream, read_stream
 from ignite_ipu.session.resolved import Resolved
-from ignite_ipu.session.returned_gradients import host_update_cost, refresh_weights, take_gradients
 from ignite_ipu.session.summary import summarise
 from ignite_ipu.session.torch_compiled import leave_out_compiler
 from ignite_ipu.session.training import Trained
-from ignite_ipu.torch_names import lists
+from ignite_ipu.session.training_calls import TrainingCalls
 
 if TYPE_CHECKING:
     from ignite_ipu.session.placement import MakePlacing, Placing
 
-_ONE_MICRO_BATCH = BatchGeometry(1)
 # Weak on both sides: a session holds its model, and lives as long as one of its engines.
 _SESSIONS: weakref.WeakKeyDictionary[nn.Module, weakref.ref[IPUSession]] = weakref.WeakKeyDictionary()
 
@@ -70,8 +61,8 @@ class IPUSession:
         changes: Finds out whether the model is still the one that the programs were compiled from.
         evaluations: The inference programs.
         inference: Makes these, and evaluates with them.
+        calls: Makes the calls of the training programs.
         data: The arithmetic from sample to epoch of the trainer's data, once it is known.
-        uneven: The micro-batches of the latest update, if they had several shapes; else None.
 
     Raises:
         SessionError: Some of the model is on another device than the CPU, or in memory that processes share.
@@ -85,12 +76,8 @@ class IPUSession:
         self.hooks, self.weights, self.changes = programs.hooks, programs.weights, programs.changes
         self.evaluations: List[ModelProgram] = programs.evaluations
         self.inference = Inference(programs)
+        self.calls = TrainingCalls(model, programs)
         self.data: Optional[str] = None
-        self.uneven: Optional[UnevenCall] = None
-        # How many handles of hooks PyTorch had given out when there were none on gradients.
-        self._hooks_handles = -1
-        self._looks = 0
-        self._warned_of_host_updates = False
         self.serve(model)
 
     @classmethod
@@ -132,10 +119,7 @@ class IPUSession:
         Raises:
             SessionError: It has no trainer.
         """
-        trained = self._programs.trained
-        if trained is None:
-            raise SessionError("This model has no trainer: call create_ipu_trainer first.")
-        return trained
+        return self._programs.with_trainer()
 
     def prepare_training(
         self,
@@ -177,7 +161,7 @@ class IPUSession:
         programs.trained = trained
         programs.share_ipus |= share_ipus
         self.inference.training = resolved
-        self._include(step)
+        programs.include(step)
         return trained
 
     def replace_training(self, step: BatchStep, resolved: Resolved, keep: bool = False) -> ModelProgram:
@@ -187,10 +171,7 @@ class IPUSession:
             SessionError: The model has no trainer.
             OptimizerError: Parameters were unfrozen that the optimizer does not hold.
         """
-        trained = self.with_trainer()
-        trained.replace(step, resolved, keep)
-        self._include(step)
-        return trained.program
+        return self._programs.replace_training(step, resolved, keep)
 
     def stop_training(self) -> None:
         """Give the training program back; the optimizer is an ordinary one again, and another may train the model."""
@@ -269,111 +250,12 @@ class IPUSession:
             OptimizerError: Hooks around the optimizer's step cannot be honoured, or the step was replaced.
             LostEditError: A weight was written while its newest value was elsewhere.
         """
-        self.uneven = None
-        program, leaves = self._program_for(x, y, call)
-        hooks, updates = self.with_trainer().hooks, program.resolved.geometry.device_iterations
-        if hooks is None:
-
-            def compute() -> Tuple[Any, torch.Tensor]:
-                y_pred, loss = self.call_for_gradients(program, leaves, (x, y))
-                return y_pred, program.resolved.mean_loss(loss, program.step.maximizes)
-
-            y_pred, loss = self._update_on_host(compute)
-            if y_pred is not None:
-                x, y = program.resolved.returned((x, y))
-            return x, y, y_pred, loss
-        hooks.before(updates, self.weights.notice_edits)
-        guard = self.hooks.guard
-        if guard is None:
-            y_pred, loss = self.prepare_call(leaves, (x, y))(*leaves)
-        else:
-            y_pred, loss = guard.train(leaves, (x, y))
-        self._programs.active = program
-        self.note_updates(updates)
-        program.effects.show_attributes(leaves)
-        hooks.after()
-        if y_pred is not None:
-            x, y = program.resolved.returned((x, y))
-        return x, y, y_pred, program.resolved.mean_loss(loss, program.step.maximizes)
-
-    def train_one_by_one(self, batches: Sequence[Tuple[Any, Any]]) -> Tuple[List[Any], torch.Tensor]:
-        """Train on micro-batches of several shapes, by a program for each shape, whose gradients make one update.
-
-        For updates on the host. An update uses the mean of the micro-batches' gradients, or their sum by the options.
-
-        Args:
-            batches: Inputs and targets of each micro-batch.
-
-        Returns:
-            The predictions for each, None where the step returns none, and the mean of their losses.
-
-        Raises:
-            Exception: As for `train`.
-        """
-        trained = self.with_trainer()
-        reduction = trained.resolved_for(None).options.Training.accumulation_and_replication_reduction_type.name
-        share = 1.0 / len(batches) if reduction == "Mean" else 1.0
-
-        def compute() -> Tuple[List[Any], torch.Tensor]:
-            predictions, losses = [], []
-            for x, y in batches:
-                program, leaves = self._program_for(x, y, _ONE_MICRO_BATCH)
-                y_pred, loss = self.call_for_gradients(program, leaves, (x, y), share)
-                predictions.append(y_pred)
-                losses.append(program.resolved.mean_loss(loss, program.step.maximizes))
-            return predictions, torch.stack(losses).mean()
-
-        result: Tuple[List[Any], torch.Tensor] = self._update_on_host(compute)
-        self.uneven = UnevenCall(1, len(batches), sum(map(sample_count, batches)))
-        return result
+        return self.calls.train(x, y, call)
 
     @property
     def updates_on_host(self) -> bool:
         """True if PyTorch makes the updates."""
         return self.trained is not None and self.trained.hooks is None
-
-    def _update_on_host(self, compute: Callable[[], Any]) -> Any:
-        """Return the result of `compute`. PyTorch makes one update by its gradients; the loss is its last part."""
-        updates, results = self.with_trainer().link.settings, []  # type: HostUpdates, List[Any]
-        assert updates.source is not None
-        optimizer = updates.source
-
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            results.append(compute())
-            if updates.max_grad_norm is not None:
-                parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-                torch.nn.utils.clip_grad_norm_(parameters, updates.max_grad_norm)
-            loss: torch.Tensor = results[-1][-1]
-            return loss
-
-        with self.weights.stepping() as as_before:
-            if needs_closure(optimizer):
-                optimizer.step(as_before(closure))
-            else:
-                as_before(closure)()
-                optimizer.step()
-        self.with_trainer().link.stepped(1)
-        return results[0]
-
-    def call_for_gradients(self, program: ModelProgram, leaves: Sequence[Any], batch: Any, share: float = 1.0) -> Any:
-        """Return the result of a program's call, and add its gradients, times a share, to those of the parameters."""
-        guard = self.hooks.guard
-        if guard is None:
-            results = self.prepare_call(leaves, batch)(*leaves)
-        else:
-            results = guard.train(leaves, batch)
-        if not self._warned_of_host_updates:
-            self._warned_of_host_updates = True
-            logger.warning("Weights are updated on the host, as update='host' asks: %s.", host_update_cost(program))
-        gradients = take_gradients(program, self.weights)
-        if share != 1.0:
-            lists.mul_(gradients, share)
-        assert program.kind.gradients is not None
-        accumulate(program.kind.gradients, gradients)
-        self._programs.active = program
-        program.state.note_call()
-        return results
 
     def compile(self, x: Any, y: Any, call: Optional[BatchGeometry] = None) -> ModelProgram:
         """Compile the program that trains on batches like this one, ahead of the first `train`; returns it.
@@ -383,90 +265,7 @@ class IPUSession:
         Raises:
             Exception: As for `train` with such a batch, except for errors of the device call.
         """
-        program, leaves = self._program_for(x, y, call)
-        self.prepare_call(leaves, (x, y))
-        return program
-
-    def _program_for(self, x: Any, y: Any, call: Optional[BatchGeometry]) -> Tuple[ModelProgram, List[Any]]:
-        """Return the program for a global batch, now the current one, and its arguments."""
-        trained = self.with_trainer()
-        program = trained.program
-        self.weights.notice_edits()
-        self.changes.follow(program)
-        if self._looks != self.weights.looks:
-            # A parameter was accessed, which is also how one is frozen.
-            self._looks = self.weights.looks
-            trained.follow_trainable()
-        resolved, layouts = trained.resolved_for(call), program.step.layouts
-        if program.resolved is resolved and layouts:
-            known = layouts[0].leaves_of((x, y))
-            if known is not None:
-                return program, known
-        layout, leaves = program.step.flattened((x, y), resolved.micro_batches)
-        if not trained.serves(resolved, layout):
-            program = self._take_turn(resolved, layout)
-        program.step.settle(layout)
-        return program, leaves
-
-    def _take_turn(self, resolved: Resolved, layout: BatchLayout) -> ModelProgram:
-        """Train by the program for batches of a layout from now on, one that was kept or a new one."""
-        trained = self.with_trainer()
-        self.check_model()
-        kept = trained.kept_for(resolved, layout)
-        if kept is not None:
-            trained.resume(kept)
-            self.changes.follow(kept)
-        else:
-            known = trained.shapes_of(resolved)
-            if known:
-                self._programs.check_another_shape(known, layout)
-            self.replace_training(trained.program.step.again(), resolved, keep=True)
-        trained.program.state.set_modes()
-        return trained.program
-
-    def prepare_call(self, leaves: Sequence[Any], batch: Any) -> Executor:
-        """Bring the training program to its IPUs, with the newest weights and hyper-parameters; returns the executor.
-
-        Args:
-            leaves: Arguments of the call that will be made.
-            batch: The batch they come from.
-
-        Raises:
-            SessionError: The model has no trainer, or hooks on gradients are registered.
-            LossError: All parameters are frozen.
-        """
-        programs = self._programs
-        trained = programs.trained or self.with_trainer()
-        program, link = trained.program, trained.link
-        kind, executor = program.kind, program.state.executor
-        if self._hooks_handles != RemovableHandle.next_id:
-            problem = problem_of_hooks(self.model, of_parameters=kind.updates)
-            if problem is not None:
-                raise SessionError(problem)
-            self._hooks_handles = RemovableHandle.next_id
-        programs.shared.take_over()
-        if executor is None or not executor.isAttachedToDevice():
-            if not program.compiled:
-                trained.check_any_trained()
-            with programs.loading(program):
-                if executor is None:
-                    link.push()
-                executor = program.load(leaves, batch)
-        if isinstance(kind, GradientKind):
-            self.weights.look()
-            refresh_weights(kind, executor, self.weights)
-            return executor
-        if link.push(executor):
-            self.hooks.fire(IPUEvents.OPTIMIZER_SENT)
-        self.weights.to_training()
-        return executor
-
-    def note_updates(self, count: int) -> None:
-        """Note that the training program made updates."""
-        self.weights.trained()
-        trained = self._programs.trained or self.with_trainer()
-        trained.link.stepped(count)
-        trained.program.state.note_call()
+        return self.calls.compile(x, y, call)
 
     def check_model(self) -> None:
         """See at the start of an epoch whether the programs still fit the model.
@@ -477,9 +276,7 @@ class IPUSession:
         Raises:
             SessionError: Some were replaced, added or removed.
         """
-        self.changes.refuse_replaced()
-        if self.trained is not None:
-            self.trained.follow_trainable()
+        self._programs.check_model()
 
     def end_pass(self, always: bool = True) -> None:
         """Check at the end of a pass over data whether the programs still match the model's code.
@@ -542,10 +339,6 @@ class IPUSession:
         if self.hooks.guard is not None:
             self.hooks.guard.forget()
         continue_stream(program, state)
-
-    def _include(self, step: BatchStep) -> None:
-        if self.weights.include(step):
-            self._programs.shared.look_again()
 
     def __repr__(self) -> str:
         return summarise(self.model, self._programs, self.data)

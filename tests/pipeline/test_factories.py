@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ignite_ipu.emulator as poptorch
 from ignite_ipu import IPUConfig, backend, create_ipu_evaluator, create_ipu_trainer
-from ignite_ipu.engines.steps import call_model
 from ignite_ipu.errors import OptionsError
 from ignite_ipu.pipeline import MK2, PipelineRequest, Placement, PlanError, Strategy, measure, plan
+from ignite_ipu.program.step import call_model
 from tests.supervised import assert_same_weights, train_natively
 
 CROSS_ENTROPY = nn.CrossEntropyLoss()

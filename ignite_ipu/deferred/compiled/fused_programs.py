@@ -134,7 +134,7 @@ class FusedPrograms(TrainingPrograms):
             with self.modes.as_then(modes), self._others_frozen():
                 compiled, results = self._call(batches, needed, modes)
         self._tape = Tape(losses)
-        self.session.note_updates(1)
+        self.session.calls.note_updates(1)
         first = self._last is None
         self._last = compiled
         self.most_micro_batches = max(self.most_micro_batches or 0, sum([batch.parts for batch in batches]))

@@ -142,7 +142,7 @@ class TrainingPrograms(abc.ABC):
             self.session.changes.follow_trace(program)
         leaves = compiled.leaves(batches)
         try:
-            return self.session.prepare_call(leaves, leaves[0])(*leaves)
+            return self.session.calls.prepare(leaves, leaves[0])(*leaves)
         except BaseException as error:
             self._compiled = None
             if isinstance(error, Exception) and "number of pipeline stages" in str(error):

@@ -16,6 +16,7 @@ from ignite_ipu.deferred.graph.operations import USES, Operation, Value, keep_we
 from ignite_ipu.deferred.graph.owners import CapturedLoop, parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
 from ignite_ipu.deferred.graph.structure import flatten, leaves_in, mapped, unflatten, words
+from ignite_ipu.deferred.tensor.autograd import accumulate_to, asked_gradients
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.frames import is_argument_check, passes_argument_on, refuse_function, refuse_script
 from ignite_ipu.deferred.tensor.functions import (
@@ -30,7 +31,7 @@ from ignite_ipu.deferred.tensor.functions import (
 from ignite_ipu.deferred.tensor.in_place import diagonal_masked, recorded_as
 from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
 from ignite_ipu.deferred.tensor.inputs import NORMALISATIONS, input_of, is_weight, refuse_statistics
-from ignite_ipu.deferred.tensor.losses import RecordedNode, gradients_of, mark_loss
+from ignite_ipu.deferred.tensor.losses import RecordedNode, mark_loss
 from ignite_ipu.deferred.tensor.reads import is_of_evaluations, read
 from ignite_ipu.deferred.tensor.views import is_own_view, written_values
 from ignite_ipu.deferred.tensor.without_graph import without_graph
@@ -139,7 +140,7 @@ class DeferredTensor(torch.Tensor):
                 f"{_TWICE.reason}. {ON_THE_HOST}"
             )
         if inputs is not None:
-            _accumulate_to(self, inputs, gradient, bool(retain_graph))
+            accumulate_to(self, inputs, gradient, bool(retain_graph))
             return
         if gradient is not None:
             torch.mul(self, gradient).sum().backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
@@ -315,7 +316,7 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
         _backward(*args, **kwargs)
         return None
     if name in CALLS_OF_BACKWARD:
-        return _gradients(*args, **kwargs)
+        return asked_gradients(*args, **kwargs)
     if name == "__iter__":
         return iter(_record(torch.Tensor.unbind, (args[0], 0), {}))
     if name == "type" and (args[1:] or kwargs):
@@ -340,60 +341,6 @@ def _backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any)
         if not isinstance(tensor, DeferredTensor):
             raise CaptureError("torch.autograd.backward was given a tensor of the captured step and one of the host.")
         tensor.backward(*args[1:], **kwargs)
-
-
-def _gradients(
-    outputs: Any,
-    inputs: Any,
-    grad_outputs: Any = None,
-    retain_graph: Optional[bool] = None,
-    create_graph: bool = False,
-    only_inputs: bool = True,
-    allow_unused: Optional[bool] = None,
-    is_grads_batched: bool = False,
-    materialize_grads: bool = False,
-) -> Tuple[Optional[torch.Tensor], ...]:
-    """Return what `torch.autograd.grad` does, for gradients with respect to weights."""
-    refusal = (
-        f"torch.autograd.grad at {current_line()} asks for gradients, which exist on the device alone. Use "
-        f"backward() and optimizer.step(). {ON_THE_HOST}"
-    )
-    if create_graph or is_grads_batched:
-        raise CaptureError(refusal)
-    tensors = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
-    factors = [grad_outputs] if grad_outputs is None or isinstance(grad_outputs, torch.Tensor) else list(grad_outputs)
-    factors += [None] * (len(tensors) - len(factors))
-    parameters = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
-    if not all(isinstance(each, DeferredTensor) for each in tensors):
-        raise CaptureError(refusal)
-    with torch.enable_grad():
-        parts = [each if factor is None else (each * factor).sum() for each, factor in zip(tensors, factors)]
-        total: Any = parts[0] if len(parts) == 1 else torch.stack([part.reshape(()) for part in parts]).sum()
-    found = gradients_of(total.value, parameters, bool(retain_graph), refusal)
-    for position, (parameter, gradient) in enumerate(zip(parameters, found)):
-        if gradient is None and materialize_grads:
-            found[position] = torch.zeros(parameter.shape, dtype=parameter.dtype)
-        elif gradient is None and not allow_unused:
-            raise RuntimeError(
-                "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True "
-                "if this is the desired behavior."
-            )
-    return tuple(found)
-
-
-def _accumulate_to(loss: DeferredTensor, inputs: Any, factor: Optional[torch.Tensor], retained: bool) -> None:
-    """Do what `backward(inputs=...)` does: gradients of some weights alone are accumulated."""
-    refusal = (
-        f"backward(inputs=...) at {current_line()} cannot be honoured: the device differentiates with respect "
-        "to all trainable weights. Call requires_grad_(False) on the others before the model is called."
-    )
-    parameters = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
-    total: Any = loss if factor is None else (loss * factor).sum()
-    found = zip(parameters, gradients_of(total.value, parameters, retained, refusal))
-    pairs = [(parameter, gradient) for parameter, gradient in found if gradient is not None]
-    if pairs:
-        # By autograd itself, which calls hooks.
-        torch.autograd.backward([parameter for parameter, _ in pairs], [gradient for _, gradient in pairs])
 
 
 def _property(func: Callable[..., Any], tensor: DeferredTensor) -> Any:

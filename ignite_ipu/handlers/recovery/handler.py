@@ -231,7 +231,7 @@ class _GuardedTraining:
 
         def call() -> Any:
             nonlocal compiled
-            executor = session.prepare_call(leaves, batch)
+            executor = session.calls.prepare(leaves, batch)
             if not compiled:
                 self._take_snapshot()
                 compiled = True

@@ -1,0 +1,67 @@
+"""`torch.autograd.grad` and `backward(inputs=...)` of losses that are recorded."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Tuple
+
+import torch
+
+from ignite_ipu.deferred.graph.operations import Value
+from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
+from ignite_ipu.deferred.tensor.losses import gradients_of
+from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.user_code import current_line
+
+
+def asked_gradients(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    retain_graph: Optional[bool] = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: Optional[bool] = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> Tuple[Optional[torch.Tensor], ...]:
+    """Return what `torch.autograd.grad` does, for gradients with respect to weights."""
+    refusal = (
+        f"torch.autograd.grad at {current_line()} asks for gradients, which exist on the device alone. Use "
+        f"backward() and optimizer.step(). {ON_THE_HOST}"
+    )
+    if create_graph or is_grads_batched:
+        raise CaptureError(refusal)
+    tensors = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    factors = [grad_outputs] if grad_outputs is None or isinstance(grad_outputs, torch.Tensor) else list(grad_outputs)
+    factors += [None] * (len(tensors) - len(factors))
+    parameters = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    if not all(isinstance(getattr(each, "value", None), Value) for each in tensors):
+        raise CaptureError(refusal)
+    with torch.enable_grad():
+        parts = [each if factor is None else (each * factor).sum() for each, factor in zip(tensors, factors)]
+        total: Any = parts[0] if len(parts) == 1 else torch.stack([part.reshape(()) for part in parts]).sum()
+    found = gradients_of(total.value, parameters, bool(retain_graph), refusal)
+    for position, (parameter, gradient) in enumerate(zip(parameters, found)):
+        if gradient is None and materialize_grads:
+            found[position] = torch.zeros(parameter.shape, dtype=parameter.dtype)
+        elif gradient is None and not allow_unused:
+            raise RuntimeError(
+                "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True "
+                "if this is the desired behavior."
+            )
+    return tuple(found)
+
+
+def accumulate_to(loss: Any, inputs: Any, factor: Optional[torch.Tensor], retained: bool) -> None:
+    """Do what `backward(inputs=...)` does: gradients of some weights alone are accumulated."""
+    refusal = (
+        f"backward(inputs=...) at {current_line()} cannot be honoured: the device differentiates with respect "
+        "to all trainable weights. Call requires_grad_(False) on the others before the model is called."
+    )
+    parameters = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    total: Any = loss if factor is None else (loss * factor).sum()
+    found = zip(parameters, gradients_of(total.value, parameters, retained, refusal))
+    pairs = [(parameter, gradient) for parameter, gradient in found if gradient is not None]
+    if pairs:
+        # By autograd itself, which calls hooks.
+        torch.autograd.backward([parameter for parameter, _ in pairs], [gradient for _, gradient in pairs])
