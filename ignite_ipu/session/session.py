@@ -119,7 +119,7 @@ class IPUSession:
         Raises:
             SessionError: It has no trainer.
         """
-        return self._programs.with_trainer()
+        return self._programs.trained or self._programs.with_trainer()
 
     def prepare_training(
         self,

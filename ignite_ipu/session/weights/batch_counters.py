@@ -19,11 +19,15 @@ class BatchCounters:
 
     They are integers, and so constants of a program, from which nothing is computed. The host's are advanced by the
     calls since the last time when the weights are read.
+
+    Attributes:
+        counted: The counters, and by how much one forward advances each.
+        calls: Calls since the last time.
     """
 
     def __init__(self) -> None:
-        self._counted: Counted = ()
-        self._each = self._calls = 0
+        self.counted: Counted = ()
+        self._each = self.calls = 0
 
     def follow(self, counted: Counted, each: int) -> None:
         """Count the calls of a program from now on, in which one replica makes `each` forwards.
@@ -31,19 +35,16 @@ class BatchCounters:
         Replicas have counters of their own, all alike.
         """
         self.advance()
-        self._counted, self._each = counted, each
-
-    def note_call(self) -> None:
-        self._calls += 1
+        self.counted, self._each = counted, each
 
     def forget(self) -> None:
         """Leave out the calls since the last time, whose weights are lost."""
-        self._calls = 0
+        self.calls = 0
 
     def advance(self) -> None:
-        calls, self._calls = self._calls, 0
+        calls, self.calls = self.calls, 0
         if calls:
-            for counter, count in self._counted:
+            for counter, count in self.counted:
                 plain(counter).numpy()[...] += count * self._each * calls  # PyTorch takes it for no edit
 
 

@@ -163,7 +163,7 @@ class Weights:
         """Remember that a training call has changed the weights on the device."""
         self.host_is_stale = True
         self.updates[0] += 1
-        self.counters.note_call()
+        self.counters.calls += 1
         if self._accesses is not None:
             self._accesses.read = False
         for copy in self._inference:
@@ -184,8 +184,9 @@ class Weights:
         It `spoils` the weights on the device if gradients were not finite.
         """
         self.updates[0] += 1
-        self.counters.note_call()
-        self.counters.advance()
+        self.counters.calls += 1
+        if self.counters.counted:
+            self.counters.advance()
         for copy in self._inference:
             copy.stale |= spoils if copy.executor is executor else writes_buffers
 
