@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.errors import SessionError, logger
+from ignite_ipu.optimizers.host_link import HostUpdates
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.forward.gradients import problem_of_hooks
 from ignite_ipu.program.geometry import BatchGeometry, UnevenCall
@@ -125,7 +126,8 @@ class TrainingCalls:
 
     def _update_on_host(self, compute: Callable[[], Any]) -> Any:
         """Return the result of `compute`. PyTorch makes one update by its gradients; the loss is its last part."""
-        updates, results = self._programs.with_trainer().link.settings, []  # type: HostUpdates, List[Any]
+        updates: HostUpdates = self._programs.with_trainer().link.settings
+        results: List[Any] = []
         assert updates.source is not None
         optimizer = updates.source
 
