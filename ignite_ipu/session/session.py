@@ -185,22 +185,6 @@ class IPUSession:
         programs.trained = None
         self.hooks.end_guard()
 
-    def let_train(self, trained: Optional[Trained]) -> None:
-        """Give the turn to another of the model's trainers, or to one that `prepare_training` makes next.
-
-        Each is of an optimizer of its own and keeps its programs on their IPUs; the weights go from one to the next.
-        """
-        programs = self._programs
-        if programs.trained is trained:
-            return
-        if programs.trained is not None:
-            programs.trained.program.set_aside(keep_ipus=True)
-            programs.waiting.append(programs.trained)
-        if trained is not None:
-            programs.waiting.remove(trained)
-            trained.program.go_on()
-        programs.trained = trained
-
     def serve(self, part: nn.Module) -> None:
         """Be the session of a part of the model, too: an evaluator of the part evaluates with the newest weights."""
         _SESSIONS[part] = weakref.ref(self)

@@ -22,6 +22,7 @@ from ignite_ipu.session.program_kinds import GradientKind
 from ignite_ipu.session.programs import Programs
 from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.session.returned_gradients import host_update_cost, refresh_weights, take_gradients
+from ignite_ipu.session.training import Trained
 from ignite_ipu.torch_names import lists
 
 _ONE_MICRO_BATCH = BatchGeometry(1)
@@ -46,6 +47,22 @@ class TrainingCalls:
         self._hooks_handles = -1
         self._looks = 0
         self._warned_of_host_updates = False
+
+    def let_train(self, trained: Optional[Trained]) -> None:
+        """Give the turn to another of the model's trainers, or to one that `prepare_training` makes next.
+
+        Each is of an optimizer of its own and keeps its programs on their IPUs; the weights go from one to the next.
+        """
+        programs = self._programs
+        if programs.trained is trained:
+            return
+        if programs.trained is not None:
+            programs.trained.program.set_aside(keep_ipus=True)
+            programs.waiting.append(programs.trained)
+        if trained is not None:
+            programs.waiting.remove(trained)
+            trained.program.go_on()
+        programs.trained = trained
 
     def train(self, x: Any, y: Any, call: Optional[BatchGeometry] = None) -> Tuple[Any, Any, Any, torch.Tensor]:
         """Train on one global batch, by the program for batches of its shapes.

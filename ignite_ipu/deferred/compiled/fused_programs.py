@@ -153,7 +153,7 @@ class FusedPrograms(TrainingPrograms):
         self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen
     ) -> Tuple[CompiledUpdate, Any]:
         """Make the device call; returns the update that it was compiled for, and its results."""
-        self.session.let_train(self.trained)
+        self.session.calls.let_train(self.trained)
         if self.zeroed is not None:
             self._check_zeroed(batches[0].graph, modes)
         gradients, reducers = self.gradients.needed(), self.averaging.reducers(modes) if has_reducers() else ()

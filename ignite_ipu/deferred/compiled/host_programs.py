@@ -101,11 +101,12 @@ class HostPrograms(TrainingPrograms):
     def _called(
         self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen
     ) -> Tuple[CompiledUpdate, Any, Gradients]:
-        self.session.let_train(self.trained)
+        self.session.calls.let_train(self.trained)
         compiled = self._serving(batches, needed, modes, gradients=True)
         results = self._results(compiled, batches)
-        program = self.session.training
-        assert program is not None and program.kind.gradients is not None
+        assert self.trained is not None
+        program = self.trained.program
+        assert program.kind.gradients is not None
         program.state.note_call()
         gradients = Gradients(program.kind.gradients, take_gradients(program, self.session.weights))
         self._say_what_it_costs()

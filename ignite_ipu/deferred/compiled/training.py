@@ -115,7 +115,7 @@ class TrainingPrograms(abc.ABC):
         """Convert the optimizer again before the next update; until then it is an ordinary one, with its state."""
         if self.trained is not None:
             self._random_state = self.random_state()
-            self.session.let_train(self.trained)
+            self.session.calls.let_train(self.trained)
             self.session.stop_training()
         self.trained, self._compiled = None, None
 
@@ -137,9 +137,8 @@ class TrainingPrograms(abc.ABC):
 
     def _results(self, compiled: CompiledUpdate, batches: Sequence[MicroBatch]) -> Any:
         """Make the device call of the program whose turn it is; returns its results."""
-        program = self.session.training
-        if program is not None:
-            self.session.changes.follow_trace(program)
+        assert self.trained is not None  # since there is a program
+        self.session.changes.follow_trace(self.trained.program)
         leaves = compiled.leaves(batches)
         try:
             return self.session.calls.prepare(leaves, leaves[0])(*leaves)
