@@ -1,4 +1,7 @@
-"""Takes all scripts and code bases, or those that are named, through each door: `python -m tests.doors [NAME...]`."""
+"""Takes all scripts, code bases and loops, or those that are named, through each door.
+
+`python -m tests.doors [NAME...]`: names of scripts of the corpus, of code bases, or `loops`.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ import tempfile
 from pathlib import Path
 from typing import Callable, List, Tuple
 
-from tests.doors import codebases
+from tests.doors import codebases, loops
 from tests.doors.codebases import PROGRAMS
 from tests.doors.comparing import CORPUS, differences
+from tests.doors.loops import LOOPS
 from tests.scripts import Scripts
 
 
@@ -21,9 +25,11 @@ def main(*names: str) -> int:
     tried: List[Tuple[str, Callable[[Scripts, Path], List[str]]]] = [
         *((path.stem, functools.partial(differences, path)) for path in paths),
         *((str(program), functools.partial(codebases.differences, program)) for program in programs),
+        *((name, functools.partial(_of_loop, name)) for name in LOOPS if "loops" in names or not names),
     ]
     scripts, count = Scripts(), 0
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("IGNITE_IPU_BACKEND", "emulator")
     try:
         for name, compare in tried:
             with tempfile.TemporaryDirectory() as folder:
@@ -34,6 +40,10 @@ def main(*names: str) -> int:
         scripts.close()
     print(f"{len(tried) - count} of {len(tried)} the same behind all doors")
     return int(count > 0)
+
+
+def _of_loop(name: str, scripts: Scripts, folder: Path) -> List[str]:
+    return loops.differences(name, folder)
 
 
 if __name__ == "__main__":

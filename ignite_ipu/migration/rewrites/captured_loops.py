@@ -1,5 +1,8 @@
 """Training loops written out by hand stay as they are: their models and optimizers are prepared.
 
+Where the text does not show that updates on the device are enough, the loop may change to updates on the host:
+`ipu_prepare(optimizer, model, config={"update": "auto"})`.
+
 Example:
       import torch
       from torch import nn
@@ -25,7 +28,11 @@ from typing import Union
 import libcst as cst
 
 from ignite_ipu.migration.analysis.captures import evaluated_models, find_captures
+from ignite_ipu.migration.analysis.plain_updates import makes_plain_updates
 from ignite_ipu.migration.rewriting.editor import Editor
+
+UPDATES = 'config={"update": "auto"}'
+"""Argument of `ipu_prepare` and `ipu_step` for a loop that may need updates on the host."""
 
 _Statement = Union[cst.SimpleStatementLine, cst.BaseCompoundStatement]
 
@@ -34,12 +41,13 @@ def apply(editor: Editor) -> None:
     """Put `ipu_prepare` around optimizers and evaluated models, or in front of loops that are given theirs."""
     training = editor.program.training
     captures, _ = find_captures(training)
+    settings = () if makes_plain_updates(training) else (UPDATES,)
     for node, names in captures:
         name = editor.need("ipu_prepare", node)
         if isinstance(node, ast.Call):
-            editor.replace(node, _prepared, name, *names)
+            editor.replace(node, _prepared, name, *names, *settings)
         else:
-            editor.replace(node, _preceded, f"{name}({', '.join(names)})")
+            editor.replace(node, _preceded, f"{name}({', '.join((*names, *settings))})")
     for made in evaluated_models(training):
         editor.replace(made, _prepared, editor.need("ipu_prepare", made))
 
@@ -49,6 +57,8 @@ def _prepared(node: cst.Call, name: str, *others: str) -> cst.Call:
 
 
 def _argument(text: str) -> cst.Arg:
+    if text == UPDATES:
+        return cst.ensure_type(cst.parse_expression(f"f({text})"), cst.Call).args[0]
     return cst.Arg(cst.parse_expression(text.lstrip("*")), star="*" if text.startswith("*") else "")
 
 

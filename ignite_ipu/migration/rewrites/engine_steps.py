@@ -23,9 +23,14 @@ Example:
 
 from __future__ import annotations
 
+from ignite_ipu.migration.analysis.plain_updates import makes_plain_updates
+from ignite_ipu.migration.rewrites.captured_loops import UPDATES
 from ignite_ipu.migration.rewriting.editor import Editor
 
 
 def apply(editor: Editor) -> None:
-    for process, _ in editor.program.training.process_functions:
-        editor.expression(process, f"{editor.need('ipu_step', process)}({editor.program.source_of(process)})")
+    training = editor.program.training
+    settings = "" if makes_plain_updates(training) else f", {UPDATES}"
+    for process, _ in training.process_functions:
+        source = editor.program.source_of(process)
+        editor.expression(process, f"{editor.need('ipu_step', process)}({source}{settings})")

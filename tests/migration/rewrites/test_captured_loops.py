@@ -70,7 +70,7 @@ def test_a_list_that_a_function_is_given_models_from(rewritten):
         "model(x)", "parts[0](x)"
     )
     result = rewritten(REWRITE, before)
-    assert "    ipu_prepare(optimizer, *parts)\n" in result
+    assert "    ipu_prepare(optimizer, *parts, config=" in result
     assert rewritten(REWRITE, result) == result
 
 
@@ -95,8 +95,9 @@ def train_epoch(model, optimizer, loader):
 
 
 def test_a_function_that_is_given_an_optimizer(rewritten):
-    """Its callers are unknown, so it prepares its arguments itself; a second time nothing happens."""
-    after = GIVEN.replace("    # batch", "    ipu_prepare(optimizer, model)\n    # batch")
+    """Its callers are unknown, so it prepares its arguments itself, with any optimizer; and once."""
+    prepared = 'ipu_prepare(optimizer, model, config={"update": "auto"})'
+    after = GIVEN.replace("    # batch", f"    {prepared}\n    # batch")
     assert rewritten(REWRITE, GIVEN) == IMPORT + after
     assert rewritten(REWRITE, IMPORT + after) == IMPORT + after
 
@@ -128,7 +129,8 @@ class Trainer:
             self.model(x).mean().backward()
             self.optimizer.step()
 """
-    after = before.replace("        for x", "        ipu_prepare(self.optimizer, self.model)\n        for x")
+    prepared = 'ipu_prepare(self.optimizer, self.model, config={"update": "auto"})'
+    after = before.replace("        for x", f"        {prepared}\n        for x")
     assert rewritten(REWRITE, before) == IMPORT + after
 
 
@@ -169,7 +171,7 @@ def test_optimizers_that_go_through_functions_of_the_file(rewritten, given):
     """They are prepared once, where they are made."""
     make = "def make(model):\n    return torch.optim.SGD(model.parameters(), lr=0.1)\n"
     result = rewritten(REWRITE, f"import torch\n{GIVEN}{make}{given}\n")
-    assert "ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)" in result
+    assert "ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model" in result
     assert "ipu_prepare(optimizer" not in result
 
 

@@ -47,7 +47,11 @@ def test_several_calls_of_the_model(rewritten):
     ],
 )
 def test_other_shapes(rewritten, old, new):
-    assert rewritten(REWRITE, CODE.replace(old, new)) == AFTER.replace(old, new)
+    """Those that may need updates on the host are allowed to change to these."""
+    after = AFTER.replace(old, new)
+    if new.count("backward") > 1 or "for part" in new:
+        after = after.replace("ipu_step(train_step)", 'ipu_step(train_step, config={"update": "auto"})')
+    assert rewritten(REWRITE, CODE.replace(old, new)) == after
 
 
 def test_methods(rewritten):
@@ -112,7 +116,8 @@ trainer = Engine(functools.partial(step, model=net, optimizer=sgd, criterion=tor
 
 
 def test_a_partial_gives_the_model_and_the_optimizer(rewritten):
-    after = PARTIAL.replace("Engine(functools", "Engine(ipu_step(functools").replace("MSELoss()))", "MSELoss())))")
+    after = PARTIAL.replace("Engine(functools", "Engine(ipu_step(functools")
+    after = after.replace("MSELoss()))", 'MSELoss()), config={"update": "auto"}))')
     after = after.replace("Engine\n", "Engine\nfrom ignite_ipu import ipu_step\n", 1)
     assert rewritten(REWRITE, PARTIAL) == after
     assert rewritten(REWRITE, after) == after
