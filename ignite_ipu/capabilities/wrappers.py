@@ -10,9 +10,16 @@ REPLICAS = (
 )
 """How several IPUs are asked for, in place of several processes."""
 _ITSELF = "the model itself: one process drives all IPUs"
+_AS_IT_IS = "the model as it is"
 _COMPILED = "left out: the program is compiled for the IPU"
 _COPY = "is made of a copy of the model on the host"
 _CALLED = "A model of torch.jit is no Python code that PopTorch could trace: call the model itself"
+
+SHARED_STATISTICS = (
+    "a device normalises by the samples of its own process, and a SyncBatchNorm by those of all processes. Leave "
+    "convert_sync_batchnorm() out to normalise in each process, or use GroupNorm"
+)
+"""Why layers with statistics of several processes are refused."""
 
 WRAPPERS = Table(
     [
@@ -25,6 +32,13 @@ WRAPPERS = Table(
         ),
         Capability("torch.nn.parallel.DistributedDataParallel", Treatment.LEFT_OUT, _ITSELF),
         Capability(
+            "torch.nn.SyncBatchNorm.convert_sync_batchnorm",
+            Treatment.LEFT_OUT,
+            f"{_AS_IT_IS}: one process has all samples of its statistics",
+            replaces="model(x)",
+            example="nn.SyncBatchNorm.convert_sync_batchnorm(model)(x)",
+        ),
+        Capability(
             "torch.distributed.fsdp.FullyShardedDataParallel",
             Treatment.REFUSED,
             "a model is not sharded over processes",
@@ -33,7 +47,7 @@ WRAPPERS = Table(
         Capability(
             "ignite.distributed.auto_model",
             Treatment.LEFT_OUT,
-            "the model as it is",
+            _AS_IT_IS,
             replaces="model(x)",
             example="idist.auto_model(model)(x)",
         ),

@@ -9,12 +9,14 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Callable, Dict, List, Optional, Tuple, Type, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.capabilities.wrappers import SHARED_STATISTICS
+from ignite_ipu.errors import ProcessesError
 from ignite_ipu.optimizers.conversion import clipping_problem, convert_optimizer
 from ignite_ipu.optimizers.host_steps import warn_of_host_steps
 from ignite_ipu.program.config import IPUConfig
@@ -75,22 +77,27 @@ def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Mod
     return idist.auto_model(model, sync_bn=sync_bn, **kwargs)
 
 
-def parallel_model(wrapper: Type[nn.Module], model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+def parallel_model(wrapper: Callable[..., nn.Module], model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """Return a model in a wrapper for several GPUs; where there are IPUs, calls of the wrapper are the model's.
 
     It has the wrapper's class and names (`module.weight`). Training it trains the model within. In several
     processes the gradients of a `DistributedDataParallel` are averaged.
 
     Args:
-        wrapper: `torch.nn.DataParallel` or `torch.nn.parallel.DistributedDataParallel`.
+        wrapper: `torch.nn.DataParallel` or `torch.nn.parallel.DistributedDataParallel`; or
+            `torch.nn.SyncBatchNorm.convert_sync_batchnorm`, which a device leaves out.
         model: The model.
         args, kwargs: For the wrapper. On IPUs those for GPUs have no effect.
 
     Raises:
-        ProcessesError: The processes have models with other parameters.
+        ProcessesError: The processes have models with other parameters, or would share statistics.
     """
     if is_native():
         return wrapper(model, *args, **kwargs)
+    if not isinstance(wrapper, type):
+        if connected()[1] > 1:
+            raise ProcessesError(f"In {connected()[1]} processes {SHARED_STATISTICS}.")
+        return model
     return wrapped(wrapper, model, *args, **kwargs)
 
 

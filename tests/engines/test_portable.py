@@ -11,6 +11,7 @@ from torch import nn
 from ignite_ipu import create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.engines import portable
 from ignite_ipu.engines.portable import host_device, ipu_evaluate_batch, ipu_train_batch, process_backend
+from ignite_ipu.errors import ProcessesError
 
 
 @pytest.fixture(params=["native", "emulator"])
@@ -364,3 +365,14 @@ def test_wrappers_for_several_gpus(monkeypatch):
     assert torch.equal(wrapped(x), model(x))
     monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
     assert type(portable.parallel_model(nn.DataParallel, model)) is nn.DataParallel
+
+
+def test_statistics_of_all_processes(monkeypatch):
+    """A layer whose statistics are those of all processes is left out where there is one, and refused in several."""
+    convert, model = nn.SyncBatchNorm.convert_sync_batchnorm, nn.Sequential(nn.BatchNorm1d(3))
+    assert portable.parallel_model(convert, model) is model
+    monkeypatch.setattr(portable, "connected", lambda: (0, 2))
+    with pytest.raises(ProcessesError, match=r"In 2 processes a device normalises by .* GroupNorm"):
+        portable.parallel_model(convert, model)
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
+    assert type(portable.parallel_model(convert, model)[0]) is nn.SyncBatchNorm

@@ -20,7 +20,10 @@ from ignite_ipu.migration.analysis.names import argument, constant
 from ignite_ipu.migration.rewriting.editor import Editor
 
 _LAUNCHERS = ("ignite.distributed.Parallel", "ignite.distributed.spawn", "ignite.distributed.initialize")
-_WRAPPERS = ("torch.nn.parallel.DataParallel", "torch.nn.parallel.DistributedDataParallel")
+_WRAPPERS = (
+    *("torch.nn.parallel.DataParallel", "torch.nn.parallel.DistributedDataParallel"),
+    "torch.nn.SyncBatchNorm.convert_sync_batchnorm",
+)
 
 
 def apply(editor: Editor) -> None:

@@ -1,4 +1,4 @@
-"""DataParallel, DistributedDataParallel, FSDP, process groups on NCCL, and idist.auto_model.
+"""DataParallel, DistributedDataParallel, SyncBatchNorm, FSDP, process groups on NCCL, and idist.auto_model.
 
 On IPUs one process drives all replicas of a model: PopTorch copies it to each, splits the batch and averages gradients
 itself. A model wrapped for GPUs cannot be compiled. In several processes of a launcher the gradients of a
@@ -24,7 +24,7 @@ from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
 REWRITTEN = True
 
-_OF_SEVERAL = ("torch.nn.parallel.", "torch.distributed.", "ignite.distributed.")
+_OF_SEVERAL = ("torch.nn.parallel.", "torch.nn.SyncBatchNorm.", "torch.distributed.", "ignite.distributed.")
 _WRAPPERS = [entry.name for entry in WRAPPERS if entry.name.startswith(_OF_SEVERAL)]
 _LAUNCHERS = ("ignite.distributed.Parallel", "ignite.distributed.spawn", "ignite.distributed.initialize")
 

@@ -13,7 +13,7 @@ import torch.multiprocessing
 from torch import nn
 
 from ignite_ipu import backend
-from ignite_ipu.capabilities.wrappers import WRAPPERS
+from ignite_ipu.capabilities.wrappers import SHARED_STATISTICS, WRAPPERS
 from ignite_ipu.launched import local_processes
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.script_code import Line
@@ -100,6 +100,21 @@ def substitute_parallel(substitutes: Substitutes, spawner: Optional[Spawner] = N
             return spawner.start(substitutes, original, {**given, "start_method": "spawn"})
         return original(**given)
 
+    def leave_unsynchronised(line: Any, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        if max(connected()[1], launched) > 1:
+            raise substitutes.refusal("convert_sync_batchnorm()", f"{SHARED_STATISTICS}.", line)
+        name = "torch.nn.SyncBatchNorm.convert_sync_batchnorm"
+        substitutes.note("convert_sync_batchnorm()", WRAPPERS[name].sentence, line)
+        return module
+
+    def normalise(norm: nn.SyncBatchNorm, input: torch.Tensor) -> torch.Tensor:
+        """Act as the layer's `forward`, which asks for tensors of a GPU also where it is alone."""
+        if norm.training and connected()[1] > 1:
+            raise substitutes.refusal("SyncBatchNorm()", f"{SHARED_STATISTICS}.")
+        return nn.BatchNorm1d.forward(cast(nn.BatchNorm1d, norm), input)
+
+    substitutes.own_calls(nn.SyncBatchNorm, "convert_sync_batchnorm", leave_unsynchronised)
+    substitutes.set(nn.SyncBatchNorm, "forward", normalise)
     for name in ("spawn", "start_processes"):
         substitutes.calls(torch.multiprocessing, name, spawn)
     for wrapper in PARALLEL:

@@ -45,6 +45,10 @@ with idist.Parallel(process_backend("nccl"), nproc_per_node=2) as p:
             "nn.parallel.DistributedDataParallel(net, device_ids=[rank])",
             "parallel_model(nn.parallel.DistributedDataParallel, net, device_ids=[rank])",
         ),
+        (
+            "nn.SyncBatchNorm.convert_sync_batchnorm(net)",
+            "parallel_model(nn.SyncBatchNorm.convert_sync_batchnorm, net)",
+        ),
     ],
 )
 def test_wrappers(rewritten, wrapped, after):

@@ -15,8 +15,9 @@ def test_wrappers_and_launchers(lines):
         c = idist.auto_model(m)
         with idist.Parallel("nccl") as parallel: pass
         torch.distributed.init_process_group("nccl")
+        d = torch.nn.SyncBatchNorm.convert_sync_batchnorm(m)
     """
-    assert lines(RULE, code) == [3, 4, 5, 6, 7]
+    assert lines(RULE, code) == [3, 4, 5, 6, 7, 8]
 
 
 def test_gloo_and_loaders(lines):

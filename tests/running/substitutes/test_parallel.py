@@ -95,6 +95,45 @@ def test_one_process_connects_without_gpus(run, tmp_path):
     assert ran.output == ["True gloo"]
 
 
+def test_statistics_of_all_processes_are_those_of_the_only_one(run, tmp_path, monkeypatch):
+    """PyTorch's layer refuses tensors of the host once processes are connected, also a single one."""
+    monkeypatch.chdir(tmp_path)
+    ran = run(f"""
+        import torch, torch.distributed as dist
+        from torch import nn
+        dist.init_process_group("nccl", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.SyncBatchNorm(4))
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x, y = torch.randn(8, 3).cuda(), torch.randn(8, 4).cuda()
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        torch.save(model.eval().state_dict(), "state.pt")
+        dist.destroy_process_group()
+    """)
+    assert ran.became("convert_sync_batchnorm()").startswith("the model as it is")
+    torch.manual_seed(0)
+    native = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.SGD(native.parameters(), lr=0.1)
+    x, y = torch.randn(8, 3), torch.randn(8, 4)
+    for _ in range(3):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(native(x), y).backward()
+        optimizer.step()
+    found = torch.load("state.pt", weights_only=True)
+    torch.testing.assert_close(found, native.state_dict(), rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_of_several_processes_are_refused(run, monkeypatch):
+    monkeypatch.setattr(parallel, "connected", lambda: (0, 2))
+    script = "import torch.nn as nn\nnn.SyncBatchNorm.convert_sync_batchnorm(nn.BatchNorm1d(3))"
+    with pytest.raises(RunError, match=r"script\.py:2: convert_sync_batchnorm\(\) cannot be mapped .* GroupNorm"):
+        run(script)
+
+
 SPAWNED = """
 from pathlib import Path
 import torch
