@@ -286,7 +286,8 @@ class Recorder:
         pending, self._pending = self._pending, []
         for entry, tensor, summed in pending:
             try:
-                entry["value"] = fingerprint(tensor.sum() if summed and tensor.dim() else tensor, self._everything)
+                known = resolved(tensor.sum() if summed and tensor.dim() else tensor, "a record of it")
+                entry["value"] = fingerprint(known, self._everything)
             except CaptureError:
                 pass  # no update came of it, so no device computes it, and the host cannot any more
             except Exception as error:

@@ -198,6 +198,12 @@ REFUSALS: Tuple[Refusal, ...] = (
         lambda program: program.on_host and program.writes_buffers,
     ),
     Refusal(
+        "a list that hooks fill and that is not cleared between two calls",
+        "CaptureError",
+        "adds tensors to a list that still has those of the previous call",
+        lambda program: "outputs kept" in program.ingredients and "evaluated" in program.ingredients,
+    ),
+    Refusal(
         "losses read before their update",
         "EarlyReadError",
         "asks for a value that comes with the weight update",
@@ -211,9 +217,5 @@ REFUSALS: Tuple[Refusal, ...] = (
 LEFT_OUT: Tuple[LeftOut, ...] = (
     LeftOut(
         "tensors that hooks have set", lambda program: program.front == "engine" and _edits("prune again")(program)
-    ),
-    LeftOut(
-        "momentum of weights that no loss reaches, which natively have no state",
-        lambda program: program.loss == "detached" and not program.trains_model_alone,
     ),
 )

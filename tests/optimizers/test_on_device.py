@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from ignite.engine import Events
@@ -52,6 +54,28 @@ def test_the_state_is_the_newest_after_every_step(make):
         assert_same_state(optimizer, expected)
 
     trainer.run(loader())
+
+
+@pytest.mark.parametrize("make", [momentum, torch.optim.Adam, torch.optim.RMSprop])
+def test_weights_that_the_loss_does_not_depend_on_have_no_state(make):
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.used(x) + self.unused(x).detach()
+
+    torch.manual_seed(0)
+    model = Half()
+    twin = copy.deepcopy(model)
+    optimizer, expected = make(model.parameters()), make(twin.parameters())
+    x, y = torch.randn(4, 2), torch.randn(4, 2)
+    nn.functional.mse_loss(twin(x), y).backward()
+    expected.step()
+    create_ipu_trainer(model, optimizer, nn.MSELoss()).run([(x, y)])
+    assert set(expected.state_dict()["state"]) == {0, 1}
+    assert_same_state(optimizer, expected)
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 import torch
+from ignite.engine import Engine
 from torch import nn
 
 from ignite_ipu import ipu_prepare
@@ -22,6 +23,31 @@ def test_a_value_that_waits_for_its_update_is_read_when_it_is_recorded():
     with torch.no_grad():
         model.weight.zero_()
     torch.testing.assert_close(entry["value"]["values"], expected)
+
+
+def test_an_output_of_an_engine_whose_gradients_were_dropped_is_not_known():
+    """No device computes it, and the record has no value that would be read later."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ipu_prepare(optimizer, model)
+
+    def step(engine, batch):
+        optimizer.zero_grad()
+        scores = model(batch)
+        scores.pow(2).mean().backward()
+        if engine.state.iteration == 2:
+            optimizer.step()
+        return scores.detach()
+
+    recorder = Recorder(1)
+    recorder.start()
+    try:
+        Engine(step).run([torch.ones(4, 2)] * 2)
+    finally:
+        recorder.stop()
+    first, second = (entry["value"] for entry in recorder.entries if entry["kind"] == "engine output")
+    assert first is None and type(second["values"]) is torch.Tensor
 
 
 @pytest.mark.parametrize("value", [numpy.ones(3), {1, 2}, object()])

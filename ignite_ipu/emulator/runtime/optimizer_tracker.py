@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Callable, Collection, Dict, Mapping, Optional
 
 import torch
 from torch import nn
@@ -101,7 +101,12 @@ class OptimizerTracker:
         self._compiled = self.description
 
     def on_device(
-        self, executable: Executable, parameters: Mapping[str, nn.Parameter], store: foreach.Store, fused: bool
+        self,
+        executable: Executable,
+        parameters: Mapping[str, nn.Parameter],
+        differentiated: Collection[str],
+        store: foreach.Store,
+        fused: bool,
     ) -> DeviceOptimizer:
         """Return the optimizer that updates the trainable weights on the device, with the state that the host has."""
         group_of = {
@@ -119,6 +124,7 @@ class OptimizerTracker:
             store=store,
             fused=fused,
             adapts_loss_scaling=loss_scaling.enabled(self._options),
+            differentiated=differentiated,
         )
         self._meter.add(optimizer_uploads=1)
         self.send_pending_state()

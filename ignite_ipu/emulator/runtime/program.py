@@ -382,7 +382,11 @@ class DeviceProgram:
     def _training_step(self, executable: Executable, source: OptimizerTracker) -> GradientStep:
         kind = functools.partial(CompiledStep, self._compiled_step) if self._compiles_with_torch else GradientStep
         optimizer = source.on_device(
-            executable, self.host.compiled, store_for(self._precision), self._compiles_with_torch
+            executable,
+            self.host.compiled,
+            self.graph.differentiated,
+            store_for(self._precision),
+            self._compiles_with_torch,
         )
         accum_type = source.description.accum_type
         settings = self._options, self._precision, self._reduce

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -35,6 +35,8 @@ class DeviceOptimizer:
         store: How float32 results become float16 weights and state, for instance with stochastic rounding.
         fused: Whether PyTorch's fused updates may be used, which round otherwise than those of its optimizers' default.
         adapts_loss_scaling: Whether the device adapts the loss scaling, by a factor that is state of its own then.
+        differentiated: Names of the weights that the loss depends on; None for all. Others are never updated and have
+            no state.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class DeviceOptimizer:
         store: foreach.Store = foreach.store_nearest,
         fused: bool = False,
         adapts_loss_scaling: bool = False,
+        differentiated: Optional[Collection[str]] = None,
     ) -> None:
         if per_replica and description.max_grad_norm != math.inf:
             raise backend_error(
@@ -61,6 +64,7 @@ class DeviceOptimizer:
             Slot(name, weight, group_of[name], name in self._replica_groups, {})
             for name, weight in named_weights.items()
         ]
+        self._updated = [slot for slot in self._slots if differentiated is None or slot.name in differentiated]
         self.restart()
         # The host's view of the hyper-parameters; the update uses the description.
         self._group_of = group_of
@@ -132,7 +136,7 @@ class DeviceOptimizer:
         self._work: List[Tuple[Bucket, Callable[[Any], List[torch.Tensor]]]] = []
         self._missing: Optional[Tuple[bool, ...]] = None
         types = (*self._description.moment_types, torch.float32)
-        for slot in self._slots:
+        for slot in self._updated:
             slot.steps, slot.in_force = 0.0, None
             slot.states = {
                 kind: torch.full_like(slot.weight, start, dtype=types[which], requires_grad=False)
@@ -188,9 +192,9 @@ class DeviceOptimizer:
     def _state(self) -> Dict[str, Tuple[Slot, str, torch.Tensor]]:
         """Return all state by name: whose it is, of which kind, and the device's tensor, made anew for the steps."""
         self._put_back()
-        self._begin(self._slots)
+        self._begin(self._updated)
         found = {}
-        for slot in self._slots:
+        for slot in self._updated:
             tensors = dict(slot.states)
             if isinstance(self._rule, Adam):
                 groups = self._replica_groups.get(slot.name)
