@@ -16,8 +16,8 @@ _PYTORCH_AND_IGNITE = "import torch, ignite.engine"
 
 def measures() -> Iterator[Measure]:
     """Yield the rows of the table."""
-    # It replaces names of accelerate and reads settings from the environment, so it has to import these.
-    least = importing(f"{_PYTORCH_AND_IGNITE}, accelerate")
+    # It replaces names of both, which the program may import at any time.
+    least = importing(f"{_PYTORCH_AND_IGNITE}, accelerate, torch.onnx")
     ours, theirs = importing(f"{_PYTORCH_AND_IGNITE}, ignite_ipu.auto"), importing(_PYTORCH_AND_IGNITE)
     name = "import with ignite_ipu.auto / import torch, ignite"
     yield ratio(name, ours, theirs, 1.05, pairs=3, clock=of_children, least=least)

@@ -25,7 +25,7 @@ from ignite_ipu.deferred.engine_step import with_known_values
 from ignite_ipu.deferred.settings import capture_refusal, captured_options
 from ignite_ipu.engines.factories import create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.launched import local_processes
+from ignite_ipu.launched import is_instance, local_processes
 from ignite_ipu.program.config import OF_PIPELINES, IPUConfig
 from ignite_ipu.program.options import evaluation_options, training_options
 from ignite_ipu.program.user_code import OURS
@@ -105,6 +105,8 @@ def _needs_factories(config: IPUConfig) -> bool:
     """Return whether settings ask for several micro-batches per call, or for several IPUs per replica."""
     if config.split_batch is None and any(getattr(config, name) is not None for name in OF_PIPELINES):
         return True  # an iteration of an engine is one micro-batch
+    if not config.said() and not is_instance():
+        return False
     try:
         return capture_refusal(config) is not None or int(captured_options(config).replication_factor) > 1
     except CaptureError:
