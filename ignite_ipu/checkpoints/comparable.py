@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import base64
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Iterable, Mapping
 
 import torch
 
 _KEYS = ("dtype", "shape", "base64")
-# A random state is a list of thousands of numbers: they stay as they are without a call for each.
 _PLAIN = frozenset([int, float, str, bool, type(None)])
+
+
+def are_plain(values: Iterable[Any]) -> bool:
+    """Return whether values are numbers, strings and None alone.
+
+    A random state is a list of thousands of numbers. One look at all their types saves a call for each.
+    """
+    return _PLAIN.issuperset(map(type, values))
 
 
 def comparable(value: Any) -> Any:
@@ -19,7 +26,7 @@ def comparable(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: comparable(each) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)([each if type(each) in _PLAIN else comparable(each) for each in value])
+        return type(value)(value if are_plain(value) else map(comparable, value))
     return value
 
 
@@ -30,7 +37,7 @@ def restored(value: Any) -> Any:
             return _decoded(value)
         return {key: restored(each) for key, each in value.items()}
     if type(value) in (list, tuple):
-        return type(value)([each if type(each) in _PLAIN else restored(each) for each in value])
+        return type(value)(value if are_plain(value) else map(restored, value))
     return value
 
 

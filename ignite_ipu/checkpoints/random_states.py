@@ -20,7 +20,7 @@ def read_random_states(generator: Optional[torch.Generator] = None) -> Dict[str,
     kind, keys, position, has_gauss, cached = np.random.get_state()
     states = {
         "torch": torch.random.get_rng_state(),
-        "python": {"version": version, "state": torch.tensor(numbers, dtype=torch.int64), "gauss": gauss},
+        "python": {"version": version, "state": torch.from_numpy(np.array(numbers, np.int64)), "gauss": gauss},
         "numpy": {
             "kind": str(kind),
             "state": torch.from_numpy(np.asarray(keys, dtype=np.int64)),

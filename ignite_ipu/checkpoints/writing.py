@@ -17,6 +17,7 @@ import torch
 from ignite.handlers.checkpoint import BaseSaveHandler
 
 from ignite_ipu.checkpoints.atomic_files import remove_unfinished, whole_file
+from ignite_ipu.checkpoints.comparable import are_plain
 from ignite_ipu.errors import CheckpointError
 
 _DEEPEST = 16
@@ -122,8 +123,8 @@ def without_methods(state: Any, depth: int = 0) -> Any:
         changed.clear()
         changed.update(kept)
         return changed
-    if type(state) in (list, tuple):
-        items = [item if type(item) is int else without_methods(item, depth + 1) for item in state]
+    if type(state) in (list, tuple) and not are_plain(state):
+        items = [without_methods(item, depth + 1) for item in state]
         return state if all(map(operator.is_, items, state)) else type(state)(items)
     return state
 

@@ -13,6 +13,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
+from ignite_ipu.checkpoints.comparable import are_plain
 from ignite_ipu.checkpoints.writing import without_methods, write_checkpoint
 from ignite_ipu.optimizers.host_link import HostLink, Link
 from ignite_ipu.poptorch_types import Executor
@@ -180,7 +181,7 @@ class RunImages:
             name: None if name in self._positions else copy.deepcopy(value)
             for name, value in self._model.state_dict().items()
         }
-        states = {name: copy.deepcopy(without_methods(value.state_dict())) for name, value in self._objects.items()}
+        states = {name: _copied(without_methods(value.state_dict())) for name, value in self._objects.items()}
         self.newest = RunImage(iteration, snapshot, states, extra)
 
     def write(self, folder: Path) -> Optional[Path]:
@@ -197,3 +198,19 @@ class RunImages:
             path, optimizer = folder / f"recovery_{image.iteration}.pt", self._link.state_dict(image.snapshot.optimizer)
             write_checkpoint(path, {**image.states, "model": OrderedDict(of_model), "optimizer": optimizer})
             return path
+
+
+def _copied(state: Any) -> Any:
+    """Return a deep copy, for which lists of numbers, such as random states, are copied as a whole."""
+    known: Dict[int, Any] = {}
+    seen, waiting = set(), [state]
+    while waiting:
+        each = waiting.pop()
+        if not isinstance(each, (dict, list, tuple)) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        if type(each) is list and are_plain(each):
+            known[id(each)] = list(each)
+        else:
+            waiting += each.values() if isinstance(each, dict) else each
+    return copy.deepcopy(state, known)
