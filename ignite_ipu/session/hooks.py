@@ -111,6 +111,9 @@ class SessionFollower:
     def before_buffers_written(self, buffers: Sequence[torch.Tensor]) -> None:
         """Follow a call of an inference program that has written buffers, before the host's copies get the values."""
 
+    def after_view(self, tensor: torch.Tensor) -> None:
+        """Follow a view of a tensor that was made, through which code may write into it."""
+
     def after_edits(self, edited: Edited) -> None:
         """Follow writes of the host into tensors, which were found."""
 

@@ -39,6 +39,8 @@ def accumulate(anchored: AnchoredGradients, gradients: Sequence[torch.Tensor]) -
         if present:
             lists.add_(present, more)
     if hooked:
+        # Autograd comes to the last layers of most models first.
+        hooked.sort(reverse=True)
         _by_autograd([parameters[number] for number in hooked], [gradients[number] for number in hooked])
 
 
@@ -50,7 +52,8 @@ def _by_autograd(parameters: List[torch.Tensor], gradients: List[torch.Tensor]) 
             parameter.requires_grad_()
             parameter.grad = None
         try:
-            torch.autograd.backward(parameters, gradients)
+            for parameter, gradient in zip(parameters, gradients):
+                torch.autograd.backward(parameter, gradient)
         finally:
             for parameter, before in frozen:
                 parameter.requires_grad_(False)

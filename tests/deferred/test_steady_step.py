@@ -40,7 +40,6 @@ CAPTURED = {
     "model.buffers": "is_empty",
     "model.capturing_class": "call refuse_transforms",
     "model.edits": "check look",
-    "model.evaluations": "before_weights_change",
     "model.fused_gradients": "_keeps_from_clearing clear",
     "model.fused_update": "backward check check_backward cleared entries held_by look refuse_hooks run step zero_grad",
     "model.fused_updates": "backward note_call",

@@ -123,11 +123,12 @@ def equal(mine: Any, theirs: Any) -> bool:
 
 
 def shrunk(sequence: Sequence_, update: str, outcome: Outcome) -> Sequence_:
-    """Return a sequence with as few events as show an outcome of the same kind."""
+    """Return a sequence with as few events as show an outcome of the same kind, a refusal for the same reason."""
     position = len(sequence.events) - 1
     while position >= 0:
         shorter = sequence.without(position)
-        if outcome_of(shorter, update).kind == outcome.kind:
+        found = outcome_of(shorter, update)
+        if found.kind == outcome.kind and (found.kind != "refused" or found.detail == outcome.detail):
             sequence = shorter
             position = min(position, len(sequence.events))
         position -= 1

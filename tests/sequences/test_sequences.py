@@ -173,6 +173,13 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         # Autograd has saved the parameter itself, and not a view of its earlier memory.
         ("SpectralNorm", ("SGD",), "forward replace_data:5 backward", "refused"),
         ("Perceptron", ("SGD",), "forward replace_data:2 backward", "same"),
+        # Buffers were read between the forward and an update whose gradients are used later.
+        ("Parametrized", ("Adam",), "step zero_grad forward copy_of_model backward step gradient_item_set:6", "same"),
+        # Previous weights: written through a view, and read by a loss that did not go backward.
+        ("Attributes", ("Adam",), "step zero_grad forward write_item:3 backward step", "same"),
+        ("WeightNorm", ("RMSprop",), "two_losses step sum_of_losses zero_grad forward sum_of_losses backward", "same"),
+        # A closure joins the loop with another model.
+        ("TwoHeads", ("LBFGS", "AdamW", "RMSprop"), "step forward backward step", "same"),
     ],
 )
 def test_state_that_was_found_wrong(world: str, kinds: Tuple[str, ...], events: str, kind: str) -> None:

@@ -18,11 +18,11 @@ from ignite_ipu.session.weights.tracker import Weights
 
 
 class EvaluationBook:
-    """The calls of a loop's models in evaluation mode whose results are not known."""
+    """The calls of a loop's models in evaluation mode whose results may be unknown, `waiting`."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self._waiting: weakref.WeakSet[Operation] = weakref.WeakSet()
+        self.waiting: weakref.WeakSet[Operation] = weakref.WeakSet()
 
     def record(self, call: Operation) -> None:
         """Note a call; it is computed at once if no such call has gone backward so far."""
@@ -30,19 +30,19 @@ class EvaluationBook:
         if not call.signature.went_backward and all(leaf.known for leaf in call.value_leaves):
             call.model.evaluate(call)
         else:
-            self._waiting.add(call)
+            self.waiting.add(call)
 
     def merge(self, other: EvaluationBook) -> None:
         """Take over the calls of models that are trained together with these from now on."""
-        self._waiting.update(other._waiting)
-        other._waiting.clear()
+        self.waiting.update(other.waiting)
+        other.waiting.clear()
 
     def before_weights_change(self, but: Container[Operation] = ()) -> None:
         """Compute the calls whose results are still referenced, `but` those that an update computes."""
-        for call in sorted(self._waiting, key=by_number) if self._waiting else ():
+        for call in sorted(self.waiting, key=by_number):
             if call in but:
                 continue
-            self._waiting.discard(call)
+            self.waiting.discard(call)
             if call.done or call.problem is not None or not call.values:
                 continue
             assert call.model is not None
@@ -58,12 +58,12 @@ class EvaluationBook:
 
     def after_edits(self, edited: Edited) -> None:
         """Compute the calls with the weights from before writes that were found, where these were kept."""
-        if not self._waiting:
+        if not self.waiting:
             return
         if all(before is not None for _, before in edited):
             with self._weights.with_others(edited) if edited else contextlib.nullcontext():
                 self.before_weights_change()
             return
-        for call in self._waiting:
+        for call in self.waiting:
             call.problem = f"weights or buffers were written before {current_line()}, and after the call at {call.line}"
-        self._waiting.clear()
+        self.waiting.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import torch
 
@@ -13,6 +13,7 @@ from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.evaluations import EvaluationBook
 from ignite_ipu.deferred.tensor.tensor import record_on_weights
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.session.hooks import Edited, Gradients, SessionFollower
 
 
@@ -40,10 +41,11 @@ class LoopFollower(SessionFollower):
         gradients: Optional[Gradients],
         withheld: Withheld,
         records: bool,
+        after_view: Callable[[torch.Tensor], None],
     ) -> None:
         self._name, self._buffers, self._evaluations, self._edits = name, buffers, evaluations, edits
         self._gradients, self._withheld = gradients, withheld
-        self.records = records
+        self.records, self._after_view = records, after_view
 
     @property
     def gradients(self) -> Optional[Gradients]:
@@ -68,6 +70,10 @@ class LoopFollower(SessionFollower):
 
     def before_buffers_written(self, buffers: Sequence[torch.Tensor]) -> None:
         self._buffers.before_written(buffers)
+
+    def after_view(self, tensor: torch.Tensor) -> None:
+        if not EAGER.is_on:
+            self._after_view(tensor)
 
     def after_edits(self, edited: Edited) -> None:
         self._buffers.after_edits(edited)

@@ -378,7 +378,8 @@ class FusedUpdate:
         chosen = self.reach.chosen(losses)
         operations = [operation for loss in chosen for operation in loss.operations]
         loop.edits.check(operations, loop)
-        loop.evaluations.before_weights_change(but=set(operations))
+        if loop.evaluations.waiting:
+            loop.evaluations.before_weights_change(but=set(operations))
         books_of_buffers = None if loop.buffers.is_empty else loop.buffers
         restore = None if books_of_buffers is None else books_of_buffers.state_of(operations)
         if loop.buffers.waiting:
@@ -387,10 +388,10 @@ class FusedUpdate:
             keep_weights([loop])
         may_leave, done = self.loop.now.updates.may_leave, [each.done for each in operations]
         keeps = may_leave and all([other.early is None for other in books.updates if other is not self])
-        kept = books.history.keep(loop.session, books.updates.index(self)) if keeps else None
-        made = {} if kept is None else books.history.made(losses, kept)
         try:
             with contextlib.nullcontext() if books_of_buffers is None else books_of_buffers.in_update(operations):
+                kept = books.history.keep(loop.session, books.updates.index(self)) if keeps else None
+                made = {} if kept is None else books.history.made(losses, kept)
                 if self.training.own is None:
                     self.training.run(losses)
                 else:

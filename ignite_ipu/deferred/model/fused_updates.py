@@ -18,6 +18,7 @@ from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.leaving import leave_device
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import note_backward
+from ignite_ipu.deferred.model.turns import Values
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.data_parallel import has_reducers
@@ -111,6 +112,10 @@ class FusedUpdates:
             self.leave_device(f"Weights are written or frozen at {current_line()} between backward() and the step.")
         self.standby.note_write(tensors)
 
+    def note_view(self, tensor: torch.Tensor) -> None:
+        if self.standby is not None:
+            self.standby.note_view(tensor)
+
     def backward(self, loss: Loss) -> None:
         self._loop.edits.look()
         if self.standby is not None:
@@ -165,6 +170,12 @@ class FusedUpdates:
         self._loop.find_optimizers()
         # Which may have joined the loop with another one.
         self._loop.now.updates.run_ahead(ids, losses)
+
+    def weights_then(self, operation: Operation) -> Optional[Values]:
+        return None if operation.model is not None and self.are_stale(operation) else []
+
+    def note_changes(self, changed: Sequence[int]) -> None:
+        """The device changes them."""
 
     def are_stale(self, call: Operation) -> bool:
         late = [update for update in self.books.updates if update.stepped >= call.number and not call.done]

@@ -147,6 +147,13 @@ class HostUpdates:
         if needed:
             self._loop.edits.before_write(needed)
 
+    def note_view(self, tensor: torch.Tensor) -> None:
+        """Keep the value of a weight, if it may be needed."""
+        needed = self._needed([tensor])
+        if needed:
+            self._loop.session.weights.to_host()
+            self._loop.session.weights.keep(needed)
+
     def _needed(self, tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         """Return those weights whose present values may be needed after they change.
 
@@ -219,6 +226,18 @@ class HostUpdates:
 
     def are_stale(self, call: Operation) -> bool:
         return not call.done and any(self._changed.get(key, 0) >= call.number for key in weights_of(call))
+
+    def weights_then(self, operation: Operation) -> Optional[Values]:
+        if self._loop.edits.older:
+            self._follow_edits()
+        values: Values = []
+        for key in () if operation.done else weights_of(operation) & self._changed.keys():
+            if operation.number <= self._changed[key]:
+                then = self._value_then(key, operation)
+                if then is None:
+                    return None
+                values.append(then)
+        return values
 
     def merge(self, other: Any) -> None:
         if isinstance(other, HostUpdates):
@@ -340,21 +359,18 @@ class HostUpdates:
         if USES:
             keep_weights([self._loop])
         self._keep_older(held)
-        self._loop.evaluations.before_weights_change()
+        if self._loop.evaluations.waiting:
+            self._loop.evaluations.before_weights_change()
         self._loop.buffers.before_weights_change()
         before = _versions(held)
 
         def note_changes() -> None:
             nonlocal before
-            now = _versions(held)
-            changed = [id(each) for each, one, other in zip(held, before, now) if one != other]
-            self._changed.update(dict.fromkeys(changed, CLOCK.now))
-            if changed:
-                self._changes += 1
-                self._last_change = CLOCK.now
+            now, loop = _versions(held), self._loop.now  # a closure may have joined it with others
+            loop.updates.note_changes([id(each) for each, one, other in zip(held, before, now) if one != other])
             before = now
-            weights.look()
-            self._loop.edits.ignore()
+            loop.session.weights.look()
+            loop.edits.ignore()
 
         with weights.stepping() as as_before:
 
@@ -371,6 +387,12 @@ class HostUpdates:
             yield wrapped
         note_changes()
         note_step(optimizer)
+
+    def note_changes(self, changed: Sequence[int]) -> None:
+        self._changed.update(dict.fromkeys(changed, CLOCK.now))
+        if changed:
+            self._changes += 1
+            self._last_change = CLOCK.now
 
     def _clip(self, held: Sequence[torch.Tensor]) -> None:
         max_norm = self._loop.setup.config.max_grad_norm

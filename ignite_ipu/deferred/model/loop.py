@@ -32,6 +32,7 @@ from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.evaluations import EvaluationBook
 from ignite_ipu.deferred.model.following import LoopFollower, Withheld
 from ignite_ipu.deferred.model.obstacles import refuse_spent
+from ignite_ipu.deferred.model.turns import Values
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver
 from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.program.config import IPUConfig
@@ -132,6 +133,9 @@ class Updates(Protocol):
     def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
         """Note that tensors are about to be written, or that weights are to be frozen if there are none."""
 
+    def note_view(self, tensor: torch.Tensor) -> None:
+        """Note a view of a weight, through which code may write into it."""
+
     def backward(self, loss: Loss) -> None:
         """Let a loss go backward."""
 
@@ -140,6 +144,12 @@ class Updates(Protocol):
 
     def run_ahead(self, ids: AbstractSet[int], losses: Sequence[Loss]) -> None:
         """Make the update of parameters, by their ids, before its step; losses go backward for it before."""
+
+    def weights_then(self, operation: Operation) -> Optional[Values]:
+        """Return the weights that have changed since an operation used them, as they were; None if some are lost."""
+
+    def note_changes(self, changed: Sequence[int]) -> None:
+        """Note that PyTorch has changed weights, by their ids."""
 
     def are_stale(self, call: Operation) -> bool:
         """Return whether weights that a call used have been updated since."""
@@ -234,7 +244,8 @@ class Loop:
         """Connect a session, which may be that of an engine over a part, to the captured models."""
         shown, records = self.updates.gradients.shown, session is self.session
         books = (self.buffers, self.evaluations, self.edits)
-        session.hooks.follow_by(LoopFollower(self.name, *books, shown, self.withheld, records))
+        follower = LoopFollower(self.name, *books, shown, self.withheld, records, self.updates.note_view)
+        session.hooks.follow_by(follower)
 
     @property
     def name(self) -> str:
@@ -366,7 +377,11 @@ class Loop:
 
     def computes_alone(self, call: Operation) -> bool:
         """Return whether the host can compute a call before those that were made before it have run."""
-        return not (self.updates.are_stale(call) or self.buffers.waits_for_others(call))
+        return self.weights_then(call) is not None and not self.buffers.waits_for_others(call)
+
+    def weights_then(self, operation: Operation) -> Optional[Values]:
+        """Return the weights that have changed since an operation used them, as they were; None if some are lost."""
+        return self.updates.weights_then(operation)
 
     def check_weights(self) -> None:
         """Record writes into weights; refuse to compute with them if the device is ahead of the loop."""
@@ -375,7 +390,7 @@ class Loop:
 
     def check_unwritten(self, operations: Sequence[Operation]) -> None:
         """Refuse to read a value of operations that were recorded before weights were written."""
-        self.edits.check(operations, self, "The read")
+        self.edits.check(operations, self, "The read", unless_kept=self.updates.on_host)
 
     def show_weights(self, operations: Sequence[Operation]) -> None:
         """Copy the newest weights to the host, and refuse operations that were recorded before others were written."""

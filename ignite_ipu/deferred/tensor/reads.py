@@ -65,6 +65,10 @@ def decide(value: Value, what: str) -> Decision:
         return Decision(Source.ON_HOST, value=_of_weights(value))
     operations, line = [each for each in ancestors(value) if not each.done], current_line()
     loops = list(dict.fromkeys(model.loop for model in models_of(operations, what, line)))
+    calls = [each for each in operations if each.model is not None]
+    found = None if calls else _evaluated(value, operations, line)
+    if found is not None:
+        return Decision(Source.ON_HOST, value=found)
     updates = [loop.updates.read(value, operations) for loop in loops]
     known = value.known
     if known:
@@ -73,8 +77,7 @@ def decide(value: Value, what: str) -> Decision:
     runs = [run for run in updates if run is not None]
     # Checks of distributions read in every step, and later the value could not be computed.
     complete = loops and len(runs) == len(loops) and all(loop.updates.accumulates is False for loop in loops)
-    calls = [each for each in operations if each.model is not None]
-    if not complete and all(call.signature.evaluates for call in calls):
+    if calls and not complete and all(call.signature.evaluates for call in calls):
         found = _evaluated(value, operations, line)
         if found is not None:
             return Decision(Source.ON_HOST, value=found)
@@ -131,7 +134,7 @@ def _computed_on_host(
     Layers keep their modes: random ones draw other numbers than the step will, and batch statistics are not kept.
     Returns None if the loop itself draws: a sample, such as an action, has to be the step's own.
     """
-    alone = all(each.model is None or each.model.loop.computes_alone(each) for each in operations)
+    alone = all(model.loop.computes_alone(each) for each in operations for model in models_of([each], "a read", line))
     if not (all(loop.computes_on_host(line) for loop in loops) and alone):
         return None
 
@@ -141,9 +144,15 @@ def _computed_on_host(
 
     for loop in loops:
         loop.check_unwritten(operations)
+
+    def tensor_of(leaf: Input, operation: Operation) -> torch.Tensor:
+        then = leaf.model.loop.weights_then(operation) if leaf.model is not None else None
+        tensor = next((value for weight, value in then or () if weight is leaf.tensor), leaf.tensor)
+        return torch.Tensor.detach(tensor)
+
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()
-        results = replayed(operations, lambda leaf, operation: torch.Tensor.detach(leaf.tensor), called)
+        results = replayed(operations, tensor_of, called)
         drawn = not torch.equal(before, torch.get_rng_state())
     return None if drawn else results[value.operation][value.index]
 

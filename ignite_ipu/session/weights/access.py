@@ -13,10 +13,11 @@ averages by `parameter.data.mul_(...)`.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import copyreg
 import weakref
-from typing import Any, Callable, Container, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Optional, Set, Tuple
 
 import torch
 from torch import nn
@@ -24,7 +25,7 @@ from torch.nn.parameter import is_lazy
 
 from ignite_ipu.program.tensors.raw import GRADIENT, gradient_of, plain
 from ignite_ipu.session.hooks import Gradients, SessionHooks
-from ignite_ipu.torch_names.tensors import COUNT_OF_WRITES, DisableTorchFunctionSubclass, make_subclass
+from ignite_ipu.torch_names.tensors import COUNT_OF_WRITES, DisableTorchFunctionSubclass, base_of, make_subclass
 
 # Through these, memory is written without PyTorch counting it as a change of the tensor.
 _UNCOUNTED = frozenset(("data", "numpy", "untyped_storage", "storage", "data_ptr", "__array__", "__dlpack__"))
@@ -109,6 +110,15 @@ class AccessTracker:
         if id(tensor) not in self._before:
             self._before[id(tensor)] = (tensor, plain(tensor).clone())
 
+    @contextlib.contextmanager
+    def keeping_none(self) -> Iterator[None]:
+        """Keep no values of tensors in the `with` block, where they have others for a while."""
+        before = dict(self._before)
+        try:
+            yield
+        finally:
+            self._before = before
+
     def value_before(self, tensor: torch.Tensor) -> Optional[torch.Tensor]:
         """Return the value that a tensor had when it was last looked at; None if that was not kept."""
         found = self._before.get(id(tensor))
@@ -157,6 +167,12 @@ class AccessTracker:
             if before_first is not None:
                 before_first(brings)
                 self.read = True  # also where a fault was recovered from by training again
+
+    def note_view(self, tensor: torch.Tensor) -> None:
+        """Take notice that a view of a tensor was made."""
+        hooks = self._hooks()
+        if hooks is not None and not self.ended:
+            hooks.follower.after_view(tensor)
 
     def note_exposed(self, tensor: torch.Tensor, by: Any) -> None:
         """Take notice that the memory of a tensor, which holds the newest values, is handed out."""
@@ -227,11 +243,15 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
                 accesses.replaced = True
         with DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
+            viewed = _viewed(found)
         if reads and torch.is_grad_enabled() and _is_in_graph(found):
             for accesses in holder:
                 accesses.in_graphs = True
         if func is torch.Tensor.detach:
             note_alias(found)
+        if viewed is not None and isinstance(viewed, cls):
+            for accesses in holder:
+                accesses.note_view(viewed)
         if _name(func) in _UNCOUNTED and isinstance(args[0], cls):
             for accesses in holder:
                 accesses.note_exposed(args[0], found)
@@ -292,6 +312,12 @@ def _is_in_graph(found: Any) -> bool:
     if isinstance(found, (tuple, list)):
         return any(map(_is_in_graph, found))
     return isinstance(found, torch.Tensor) and found.grad_fn is not None
+
+
+def _viewed(found: Any) -> Optional[torch.Tensor]:
+    """Return the tensor that a result, or the first of several, is a view of; None for an ordinary result."""
+    first = found[0] if isinstance(found, (tuple, list)) and found else found
+    return base_of(first) if isinstance(first, torch.Tensor) else None
 
 
 def _same_memory(tensor: torch.Tensor, other: torch.Tensor) -> bool:

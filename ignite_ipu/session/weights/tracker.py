@@ -211,11 +211,12 @@ class Weights:
 
         PyTorch updates them all at once then. Gives a function that wraps a closure, which finds them as before.
         """
-        kinds = [(tensor, type(tensor)) for tensor in self._tensors]
-        watched = [(tensor, kind) for tensor, kind in kinds if is_watched(kind) and issubclass(kind, nn.Parameter)]
+        watched: List[Tuple[torch.Tensor, Any]] = []
 
         def make_ordinary() -> None:
             self._steps = True
+            kinds = [(tensor, type(tensor)) for tensor in self._tensors]  # which a closure may change
+            watched[:] = [each for each in kinds if is_watched(each[1]) and issubclass(each[1], nn.Parameter)]
             for tensor, _ in watched:
                 object.__setattr__(tensor, "__class__", nn.Parameter)
 
@@ -421,9 +422,10 @@ class Weights:
         self.to_host()
         newest = [(tensor, plain(tensor).clone()) for tensor, _ in values]
         self._put([(tensor, value) for tensor, value in values if value is not None])
-        failed = True
+        failed, accesses = True, self._accesses
         try:
-            yield
+            with contextlib.nullcontext() if accesses is None else accesses.keeping_none():
+                yield
             failed = False
         finally:
             self.to_host()
