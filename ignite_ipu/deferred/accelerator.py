@@ -52,7 +52,8 @@ from ignite_ipu.errors import CaptureError, OptionsError, UnsupportedArgumentErr
 from ignite_ipu.launched import describe_to_torch
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.session.data_parallel import job, wrapped
+from ignite_ipu.session.data_parallel import wrapped
+from ignite_ipu.session.job import job
 from ignite_ipu.session.processes import unwrapped
 from ignite_ipu.session.torch_compiled import is_compiled
 

@@ -21,6 +21,7 @@ from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.step import BatchStep, first_micro_batch
 from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, plain, requires_grad, shape_of
 from ignite_ipu.session.gradient_hooks import GradientHooks
+from ignite_ipu.session.job import job
 from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.torch_names import lists
 from ignite_ipu.torch_names.lists import flatten_tensors, unflatten_tensors
@@ -189,5 +190,6 @@ def _reduced(anchored: torch.Tensor, shape: torch.Size, blocks: int) -> torch.Te
 
 def _add_processes(tensors: List[torch.Tensor]) -> None:
     flat = flatten_tensors([each.float() for each in tensors])
-    dist.all_reduce(flat)
+    with job().reporting():
+        dist.all_reduce(flat)
     tensors[:] = unflatten_tensors(flat, tensors)

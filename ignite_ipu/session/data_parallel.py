@@ -1,22 +1,16 @@
 """Models that several processes train together: wrappers for data parallelism, and the averages of gradients.
 
 `DistributedDataParallel` averages gradients at the end of a backward pass. On IPUs PopTorch adds them up inside the
-compiled update; where PyTorch makes the update on the host, `torch.distributed` does. Either way all processes come to
-the same points in the same order. At each of them they first agree on the update. So a process that does something
-else, or has died, is reported, and the others do not wait for it.
+compiled update; where PyTorch makes the update on the host, `torch.distributed` does. Either way all processes first
+agree on the update.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import inspect
-import os
-import socket
-import time
 import weakref
-from pathlib import Path
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NoReturn, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.distributed as dist
@@ -24,163 +18,11 @@ from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from ignite_ipu.errors import ProcessesError, UnsupportedArgumentError, listed
-from ignite_ipu.program.tensors.raw import gradient_of, plain, requires_grad, set_gradient
-from ignite_ipu.program.user_code import current_line
+from ignite_ipu.program.tensors.raw import plain, requires_grad
+from ignite_ipu.session.job import Job, by_dtype, job
 from ignite_ipu.session.processes import connected, unwrapped
 from ignite_ipu.torch_names.lists import flatten_tensors, unflatten_tensors
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
-
-_LOOK_SECONDS = 0.05
-_DEATH_SECONDS = 3.0
-_BACKEND = "gloo"  # which is in the messages of its errors
-
-
-class Agreement(NamedTuple):
-    """Result of the comparison of all processes before an update.
-
-    Attributes:
-        on_host: Whether one of them makes its updates on the host.
-        gradients: Whether one of them reads gradients.
-        same: Whether all make the same update on the device.
-    """
-
-    on_host: bool
-    gradients: bool
-    same: bool
-
-
-class _Peer(NamedTuple):
-    host: str
-    pid: int
-
-
-class _Job:
-    """The processes that torch.distributed connects.
-
-    Attributes:
-        passed: Number of points that this process has passed with the others.
-        on_host: Whether they have agreed on averages on the host that have yet to be computed.
-    """
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-        self.passed = 0
-        self.on_host = False
-        self.peers: List[Any] = [None] * size
-        dist.all_gather_object(self.peers, _Peer(socket.gethostname(), os.getpid()))
-
-    def agree(self, program: int, gradients: bool, on_host: bool, repeated: bool = False) -> Agreement:
-        """Return the values of all processes at this point, which each of them reaches.
-
-        Args:
-            program: A number that is the same for the same update, as `digest` returns.
-            gradients: Whether this process reads gradients.
-            on_host: Whether it makes its updates on the host.
-            repeated: Whether it computes gradients of the last update again.
-
-        Raises:
-            ProcessesError: A process has ended, or the processes are at different updates.
-        """
-        number = self.passed - repeated
-        own = torch.tensor([number, -number, program, -program, gradients, on_host], dtype=torch.int64)
-        with self.reporting():
-            dist.all_reduce(own, op=dist.ReduceOp.MAX)
-        last, first, high, low, some_read, some_on_host = own.tolist()
-        if last != -first:
-            raise ProcessesError(
-                f"At {current_line()} the processes are at different updates: some at number {last + 1}, some at "
-                f"{1 - first}, as process {self.rank} is at {number + 1}. One process has read gradients of an update "
-                "that the others had completed. Let all processes read gradients at the same places, or set "
-                "IPUConfig(update='host')."
-            )
-        self.passed += not repeated
-        self.on_host = bool(some_on_host) or high != -low
-        return Agreement(bool(some_on_host), bool(some_read), high == -low)
-
-    def differing(self, own: str) -> str:
-        """Return the value of each process, if the values differ; all processes must call this."""
-        said: List[Any] = [None] * self.size
-        with self.reporting():
-            dist.all_gather_object(said, own)
-        return "; ".join(f"process {rank}: {text}" for rank, text in enumerate(said) if rank == 0 or text != said[0])
-
-    def take_back(self) -> None:
-        """Note that the last update was taken back, and comes again."""
-        self.passed -= 1
-
-    def average(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Replace the gradients of parameters by their means over the processes; a process without one has zero."""
-        self.on_host = False
-        with DisableTorchFunctionSubclass(), torch.no_grad():
-            found = [gradient_of(parameter) for parameter in parameters]
-            used = torch.tensor([gradient is not None for gradient in found], dtype=torch.int32)
-            with self.reporting():
-                dist.all_reduce(used)
-            averaged: List[torch.Tensor] = []
-            for parameter, gradient, count in zip(parameters, found, used.tolist()):
-                if not count:
-                    continue
-                if gradient is None:
-                    gradient = torch.zeros_like(plain(parameter))
-                    set_gradient(parameter, gradient)
-                averaged.append(gradient)
-            for gradients in _by_dtype(averaged):
-                flat = flatten_tensors([gradient.detach() for gradient in gradients]).div_(self.size)
-                with self.reporting():
-                    dist.all_reduce(flat)
-                for gradient, mean in zip(gradients, unflatten_tensors(flat, gradients)):
-                    gradient.detach().copy_(mean)
-
-    @contextlib.contextmanager
-    def reporting(self) -> Any:
-        """Report which process has ended where communication fails in the `with` block.
-
-        Raises:
-            ProcessesError: It fails.
-        """
-        try:
-            yield
-        except RuntimeError as error:
-            if _BACKEND not in str(error):
-                raise
-            raise ProcessesError(
-                f"Process {self.rank} cannot reach the others at {current_line()}: {self._ended()}. Gradients of all "
-                "processes make an update, so the job cannot go on. Start it again from its last checkpoint; "
-                f"`ignite-ipu launch --restarts` does so. ({error})"
-            ) from error
-
-    def _ended(self) -> str:
-        """Return which processes have ended, in words; those of other hosts are not seen."""
-        here = socket.gethostname()
-        deadline = time.monotonic() + _DEATH_SECONDS
-        while True:
-            local = [(rank, peer.pid) for rank, peer in enumerate(self.peers) if peer.host == here]
-            ended = [f"process {rank} (pid {pid})" for rank, pid in local if not _is_alive(pid)]
-            if ended:
-                return f"{' and '.join(ended)} of {self.size} has ended"
-            if len(local) < self.size and time.monotonic() > deadline - _DEATH_SECONDS / 2:
-                others = sorted({peer.host for peer in self.peers} - {here})
-                return f"a process has ended, or a host is not reached ({', '.join(others)})"
-            if time.monotonic() > deadline:
-                return "the connection has failed, though all processes are there"
-            time.sleep(_LOOK_SECONDS)
-
-
-def digest(*parts: Any) -> int:
-    """Return a number that is the same for equal values in all processes."""
-    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=7).digest(), "big")
-
-
-_job: Optional[_Job] = None
-
-
-def job() -> _Job:
-    """Return the connected processes; all of them must call this for the first time together."""
-    global _job
-    rank, size = connected()
-    if _job is None or (_job.rank, _job.size) != (rank, size) or _job.peers[rank].pid != os.getpid():
-        _job = _Job(rank, size)
-    return _job
 
 
 class Reducer:
@@ -359,7 +201,7 @@ def _is_trained(model: nn.Module) -> bool:
         return any(requires_grad(each) for each in model.parameters())
 
 
-def _check_same_parameters(model: nn.Module, processes: _Job) -> None:
+def _check_same_parameters(model: nn.Module, processes: Job) -> None:
     own = [(name, tuple(each.shape), str(each.dtype)) for name, each in model.named_parameters()]
     found: List[Any] = [None] * processes.size
     with processes.reporting():
@@ -373,9 +215,9 @@ def _check_same_parameters(model: nn.Module, processes: _Job) -> None:
             )
 
 
-def _copy_from(source: int, tensors: Dict[str, torch.Tensor], processes: _Job) -> None:
+def _copy_from(source: int, tensors: Dict[str, torch.Tensor], processes: Job) -> None:
     """Copy tensors of one process to the others, where they differ."""
-    for same in _by_dtype(tensors.values()):
+    for same in by_dtype(tensors.values()):
         values = [plain(each.detach()) for each in same]  # detach() brings the newest to the host
         flat = flatten_tensors(values)
         with processes.reporting():
@@ -386,14 +228,6 @@ def _copy_from(source: int, tensors: Dict[str, torch.Tensor], processes: _Job) -
             if not torch.equal(value, first):
                 with torch.no_grad():
                     tensor.copy_(first)
-
-
-def _by_dtype(tensors: Iterable[torch.Tensor]) -> Iterable[List[torch.Tensor]]:
-    """Return tensors in groups of one type, which one message has."""
-    groups: Dict[torch.dtype, List[torch.Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault(tensor.dtype, []).append(tensor)
-    return groups.values()
 
 
 def _refuse_group(group: Any) -> None:
@@ -424,7 +258,8 @@ class _Joined(JoinHook):
         if reducer is not None:
             # Those that ended last have made all updates.
             last = torch.tensor(reducer.job.rank if is_last_joiner else -1)
-            dist.all_reduce(last, op=dist.ReduceOp.MAX)
+            with reducer.job.reporting():
+                dist.all_reduce(last, op=dist.ReduceOp.MAX)
             _copy_from(int(last), dict(self._wrapper.named_parameters()), reducer.job)
 
 
@@ -456,16 +291,3 @@ def covering(model: nn.Module, parameters: Sequence[torch.Tensor]) -> Tuple[List
     left = ids.difference(*[reducer.ids for reducer in found])
     with DisableTorchFunctionSubclass():
         return found, [name for name, each in model.named_parameters() if id(each) in left]
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return not Path("/proc/self").exists()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from typing import Any, Tuple
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -82,28 +81,6 @@ def _refuse_launched(processes: int) -> None:
             f"A launcher has started {launched} processes (WORLD_SIZE), but torch.distributed connects none, so that "
             'each would train its own model on all of the data. Run the program under idist.Parallel(backend="gloo"), '
             "or unset WORLD_SIZE if this process is to train alone."
-        )
-
-
-def check_same_weights(model: nn.Module) -> None:
-    """Refuse to train copies of a model that differ between the processes, which would stay different for ever."""
-    rank, processes = connected()
-    if processes == 1:
-        return
-    names = [name for name, _ in model.named_parameters()]
-    sums = torch.tensor(
-        [[float(w.double().sum()), float(w.double().square().sum())] for w in map(torch.detach, model.parameters())]
-    )
-    first = sums.clone()
-    dist.broadcast(first, src=0)
-    differing = [name for name, same in zip(names, (sums == first).all(dim=1).tolist()) if not same]
-    found = torch.tensor([len(differing)])
-    dist.all_reduce(found)
-    if found.item():
-        where = f"{differing[0]} differs from the one of rank 0" if differing else "they differ in another process"
-        raise ProcessesError(
-            f"The processes do not start from the same weights: in rank {rank}, {where}. Seed all processes alike "
-            "before the model is made (ignite.utils.manual_seed), or load one checkpoint in each."
         )
 
 

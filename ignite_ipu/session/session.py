@@ -19,7 +19,7 @@ from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.inference import Inference
-from ignite_ipu.session.processes import check_same_weights
+from ignite_ipu.session.job import check_same_weights
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.programs import Programs, refuse_losses
 from ignite_ipu.session.random_streams import continue_stream, read_stream

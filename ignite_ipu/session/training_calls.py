@@ -17,6 +17,7 @@ from ignite_ipu.program.layout import BatchLayout
 from ignite_ipu.program.micro_batches import sample_count
 from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.host_gradients import accumulate, needs_closure
+from ignite_ipu.session.job import report_ended
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.program_kinds import GradientKind
 from ignite_ipu.session.programs import Programs
@@ -98,10 +99,14 @@ class TrainingCalls:
             return x, y, y_pred, loss
         hooks.before(updates, self._weights.notice_edits)
         guard = self._hooks.guard
-        if guard is None:
-            y_pred, loss = self.prepare(leaves, (x, y))(*leaves)
-        else:
-            y_pred, loss = guard.train(leaves, (x, y))
+        try:
+            if guard is None:
+                y_pred, loss = self.prepare(leaves, (x, y))(*leaves)
+            else:
+                y_pred, loss = guard.train(leaves, (x, y))
+        except RuntimeError as error:
+            report_ended(error)
+            raise
         self._programs.active = program
         self.note_updates(updates)
         program.effects.show_attributes(leaves)

@@ -11,7 +11,8 @@ from ignite_ipu.deferred.graph.operations import ModesThen
 from ignite_ipu.deferred.graph.step_graph import MicroBatch
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.session.data_parallel import Reducer, covering, digest, has_reducers, reducers_within
+from ignite_ipu.session.data_parallel import Reducer, covering, has_reducers, reducers_within
+from ignite_ipu.session.job import digest
 
 
 class Averaging:
