@@ -257,3 +257,52 @@ def counters(model: Any) -> Any:
     capture = captured(model)
     assert capture is not None and capture.session.training is not None
     return backend.poptorch().counters(capture.session.training.executor)
+
+
+class Counting(nn.Module):
+    """Counts samples in a method of its own, which calls its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = network()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def loss(self, count: Callable[[Any], Any]) -> torch.Tensor:
+        scores = self.body(X)
+        count(self)
+        return F.cross_entropy(scores, Y)
+
+
+def count(model: Any) -> None:
+    model.seen += len(X)
+
+
+def write_weight(model: Any) -> None:
+    with torch.no_grad():
+        model.body[1].bias.zero_()
+
+
+def test_edits_of_what_a_call_does_not_read_are_no_edits_for_it() -> None:
+    found = []
+    for captures in (False, True):
+        model: Any = Counting()
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = ipu_prepare(optimizer, model) if captures else optimizer
+        for _ in range(UPDATES):
+            optimizer.zero_grad()
+            model.loss(count).backward()
+            optimizer.step()
+        found.append(model.state_dict())
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+    assert found[1]["seen"] == UPDATES * len(X)
+
+
+def test_edits_of_what_a_call_reads_are_edits_for_it() -> None:
+    model: Any = Counting()
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model.loss(count).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model.loss(write_weight).backward()
+    with pytest.raises(CaptureError, match=r"weights or buffers of .* were written after that"):
+        optimizer.step()

@@ -6,7 +6,7 @@ from the weights of that moment. An update on the host computes gradients with t
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -33,15 +33,17 @@ class WeightEdits:
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
         self._seen = weights.edits
-        # The last operation that was recorded before the last edit, and before the last whose weights were not kept.
+        # The last operation that was recorded before the last edit of unknown weights, and before the last whose
+        # weights were not kept.
         self._edited = self._lost = 0
+        # The same for each weight that was known to be edited, by `id`, and the last of all.
+        self._edits_of: Dict[int, Tuple[int, int]] = {}
+        self._newest = (0, 0)
         self.keeps = False
         self._found: List[Edited] = []
         self.older: List[Older] = []
         # By `id`, the last operation before a write that was kept for, and the memory of then.
         self._written: Dict[int, Tuple[int, int]] = {}
-        # Of loops that were joined: the ids of their weights, and the last operations before edits of these.
-        self._joined: List[Tuple[FrozenSet[int], int, int]] = []
 
     def found(self, edited: Edited) -> None:
         """Note tensors that were found to be written."""
@@ -61,14 +63,29 @@ class WeightEdits:
             self._weights.notice_edits()
         found, self._found = self._found, []
         written, self._written = self._written, {}
-        if self._weights.edits == self._seen:
+        edits = self._weights.edits - self._seen
+        if not edits:
             return
-        self._seen, self._edited = self._weights.edits, CLOCK.now
+        self._seen += edits
         older = _older(found, written) if self.keeps else None
-        if older is None:
-            self._lost = CLOCK.now
-        else:
+        if older is not None:
             self.older += older
+        # Edits that were reported, and not found, may be of any weight.
+        self._note(CLOCK.now, None if edits > len(found) else self._sharing(found), lost=older is None)
+
+    def _sharing(self, found: Sequence[Edited]) -> Set[int]:
+        """Return the ids of the edited weights, and of those that share their memory."""
+        memories = {memory_of(plain(tensor)) for edited in found for tensor, _ in edited}
+        return {id(each) for each in self._weights.tensors if memory_of(plain(each)) in memories}
+
+    def _note(self, number: int, ids: Optional[Iterable[int]], lost: bool) -> None:
+        """Count an edit of some weights, None for any, that was made when operations had come up to a number."""
+        self._newest = max(self._newest[0], number), max(self._newest[1], number if lost else 0)
+        if ids is None:
+            self._edited, self._lost = max(self._edited, number), max(self._lost, number if lost else 0)
+        for each in ids or ():
+            edited_before, lost_before = self._edits_of.get(each, (0, 0))
+            self._edits_of[each] = max(edited_before, number), max(lost_before, number if lost else 0)
 
     def take(self) -> List[Older]:
         """Return the values before the edits since the last time, in their order."""
@@ -78,12 +95,17 @@ class WeightEdits:
     def merge(self, other: WeightEdits) -> None:
         """Take over the edits of a loop that is joined with this one."""
         other.look()
-        self._joined += [(frozenset(map(id, other._weights.tensors)), other._edited, other._lost), *other._joined]
+        ids = {id(each) for each in other._weights.tensors}
+        self._note(other._edited, ids, lost=False)
+        self._note(other._lost, ids, lost=True)
+        for each, (edited, lost) in other._edits_of.items():
+            self._note(edited, [each], lost=False)
+            self._note(lost, [each], lost=True)
         self.older += other.take()
 
     def note(self, number: int) -> None:
         """Count an edit that was made when operations had come up to a number."""
-        self._edited, self._lost = max(self._edited, number), max(self._lost, number)
+        self._note(number, None, lost=True)
 
     def older_than(self, call: Operation) -> bool:
         """Return whether the last edit was before a call."""
@@ -93,10 +115,9 @@ class WeightEdits:
     def _last(self, operation: Operation, unless_kept: bool = False) -> int:
         """Return the last operation before the last edit of weights that an operation may compute with."""
         last = self._lost if unless_kept else self._edited
-        for ids, edited, lost in self._joined:
-            number = lost if unless_kept else edited
-            if number > last and number >= operation.number and not ids.isdisjoint(weights_of(operation)):
-                last = number
+        if last < operation.number <= self._newest[unless_kept]:
+            edits = map(self._edits_of.get, weights_of(operation))
+            last = max([last, *[edit[unless_kept] for edit in edits if edit is not None]])
         return last
 
     def ignore(self) -> None:
@@ -114,9 +135,8 @@ class WeightEdits:
         With `unless_kept`, it is enough that the previous values are known.
         """
         self.look()
-        newest = self._lost if unless_kept else self._edited
         for operation in operations:
-            if operation.number > (self._last(operation, unless_kept) if self._joined else newest):
+            if operation.number > self._newest[unless_kept] or operation.number > self._last(operation, unless_kept):
                 continue
             weights = [leaf for leaf in operation.leaves if isinstance(leaf, Input) and leaf.parameter is not None]
             if weights or operation.model is not None:
