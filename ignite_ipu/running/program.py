@@ -16,6 +16,7 @@ import tokenize
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
 
 from ignite_ipu.errors import UserError
+from ignite_ipu.program.reached import reached
 from ignite_ipu.program.user_code import Owner, owner_of
 from ignite_ipu.running.notebook import SUFFIX, cells_of, is_python, run_notebook
 
@@ -143,19 +144,18 @@ def is_beside(folder: str, module: str) -> bool:
     return os.path.isfile(os.path.join(folder, f"{module}.py"))
 
 
-def _all_imports(program: Main) -> Iterator[str]:
-    """Yield the imports of a program and of its own modules."""
-    waiting = [os.path.abspath(program.path), *_files_of(program.folder, program.module or "")]
-    seen: Set[str] = set()
-    while waiting:
-        file = waiting.pop()
-        if file in seen:
-            continue
-        seen.add(file)
-        for name in sorted(_imports(file, program.folder)):
-            yield name
-            if program.owns(name):
-                waiting += _files_of(program.folder, name)
+def _all_imports(program: Main) -> Set[str]:
+    """Return the imports of a program and of its own modules."""
+    found: Set[str] = set()
+
+    def imported_by(file: str) -> Iterator[str]:
+        names = _imports(file, program.folder)
+        found.update(names)
+        for name in filter(program.owns, names):
+            yield from _files_of(program.folder, name)
+
+    reached([os.path.abspath(program.path), *_files_of(program.folder, program.module or "")], imported_by)
+    return found
 
 
 def _files_of(folder: str, name: str) -> List[str]:

@@ -19,6 +19,7 @@ from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.step import BatchStep, first_micro_batch
+from ignite_ipu.program.tensors.differentiated import differentiated
 from ignite_ipu.program.tensors.raw import dtype_of, named_tensors, plain, requires_grad, shape_of
 from ignite_ipu.session.gradient_hooks import GradientHooks
 from ignite_ipu.session.job import job
@@ -138,29 +139,12 @@ def reached_parameters(step: BatchStep, leaves: Sequence[Any], micro_batches: in
             tensors = named_tensors(step, PARAMETERS)
             watched = {id(tensors[name].requires_grad_()): name for name in trained}
             loss = step.loss_of(step(*first_micro_batch(leaves, micro_batches)))
-            return {watched[key] for key in leaves_of_graph(loss) if key in watched}
+            return {watched[id(leaf)] for leaf in differentiated([loss]) if id(leaf) in watched}
     except Exception as error:
         logger.info("The loss cannot be computed on the host: %s", error)
         return trained
     finally:
         kept.put_back(always=True)
-
-
-def leaves_of_graph(tensor: torch.Tensor) -> Set[int]:
-    """Return the ids of the leaves that autograd would compute gradients of for a tensor."""
-    found: Set[int] = set()
-    seen, waiting = set(), [tensor.grad_fn]
-    if tensor.grad_fn is None and tensor.requires_grad:
-        return {id(tensor)}
-    while waiting:
-        node: Any = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        waiting += [following for following, _ in node.next_functions]
-    return found
 
 
 def _trained(step: nn.Module) -> Set[str]:

@@ -25,12 +25,13 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import Operation, Value, by_number, reached, replayed
+from ignite_ipu.deferred.graph.operations import Operation, Value, by_number, replayed
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.left_behind import called_beside
+from ignite_ipu.program.tensors.differentiated import differentiated
 from ignite_ipu.program.tensors.raw import named_tensors, plain, requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
@@ -231,10 +232,8 @@ def reached_by(losses: Sequence[Loss], parameters: Iterable[torch.Tensor]) -> Fr
     """Return the ids of those parameters that losses depend on, by autograd's graph of them on the host."""
     with DisableTorchFunctionSubclass():
         trained = {id(each): plain(each).requires_grad_() for each in parameters}
-        last: Any = _total(losses, trained).grad_fn
-    start = [] if last is None else [last]
-    nodes = reached(start, lambda node: [before for before, _ in node.next_functions if before is not None])
-    leaves = {id(node.variable) for node in nodes if hasattr(node, "variable")}
+        total = _total(losses, trained)
+    leaves = set(map(id, differentiated([total])))
     return frozenset(key for key, tensor in trained.items() if id(tensor) in leaves)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import weakref
-from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, TypeVar
+from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 import torch
 
@@ -18,11 +18,11 @@ from ignite_ipu.deferred.graph.owners import Captured, CapturedLoop
 from ignite_ipu.deferred.graph.structure import LEAF, Structure, flatten, leaves_in, unflatten
 from ignite_ipu.errors import EarlyReadError
 from ignite_ipu.program.forward.left_behind import Place
+from ignite_ipu.program.reached import reached
 from ignite_ipu.program.tensors.strides import with_strides
 from ignite_ipu.program.user_code import Line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
-_T = TypeVar("_T")
 by_number: Callable[[Operation], int] = operator.attrgetter("number")
 
 
@@ -39,18 +39,6 @@ class _Clock:
 
 
 CLOCK = _Clock()
-
-
-def reached(start: Iterable[_T], following: Callable[[_T], Iterable[_T]]) -> Dict[_T, None]:
-    """Return the start nodes and everything reachable from them by `following`."""
-    found = dict.fromkeys(start)
-    waiting = list(found)
-    while waiting:
-        for each in following(waiting.pop()):
-            if each not in found:
-                found[each] = None
-                waiting.append(each)
-    return found
 
 
 class Value:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
-from ignite_ipu.deferred.graph.operations import CLOCK, NORM, Operation, by_number, reached, replayed, shown_input
+from ignite_ipu.deferred.graph.operations import CLOCK, NORM, Operation, by_number, replayed, shown_input
 from ignite_ipu.deferred.graph.owners import CapturedLoop
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import unflatten
@@ -27,6 +27,7 @@ from ignite_ipu.program.forward.left_behind import called_beside
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.module_state import REGISTRATIONS
+from ignite_ipu.program.reached import reached
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.hooks import Edited

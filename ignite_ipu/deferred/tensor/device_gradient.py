@@ -9,12 +9,12 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tupl
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.graph.operations import reached
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.structure import mapped, words
 from ignite_ipu.deferred.tensor.frames import frame_of
 from ignite_ipu.deferred.tensor.functions import METADATA, attribute_of, written
 from ignite_ipu.errors import CaptureError, listed
+from ignite_ipu.program.reached import reached
 from ignite_ipu.program.tensors.raw import gradient_of, set_gradient
 from ignite_ipu.program.tensors.trees import leaves_of
 from ignite_ipu.program.user_code import Line, current_line

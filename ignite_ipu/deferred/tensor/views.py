@@ -11,10 +11,11 @@ from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
 
 import torch
 
-from ignite_ipu.deferred.graph.operations import Operation, Value, by_number, name_of, reached
+from ignite_ipu.deferred.graph.operations import Operation, Value, by_number, name_of
 from ignite_ipu.deferred.graph.signatures import inferred_signature
 from ignite_ipu.deferred.graph.structure import Bounded, Structure, flatten, unflatten
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.reached import reached
 from ignite_ipu.program.user_code import Line
 
 _WITHOUT_GRADIENTS = (torch.Tensor.detach, torch.detach)

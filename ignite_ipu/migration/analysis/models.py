@@ -11,6 +11,7 @@ from typing import Dict, Iterable, Iterator, List, Optional, Set
 from ignite_ipu.migration.analysis.kinds import Function, Kind, parameters_of
 from ignite_ipu.migration.analysis.names import Names, argument, assignments, constant, dotted, method_calls, walk
 from ignite_ipu.migration.analysis.tensor_methods import FACTORIES, words
+from ignite_ipu.program.reached import reached
 
 _CONTAINERS = words("torch.nn.ModuleList torch.nn.ModuleDict torch.nn.ParameterList torch.nn.ParameterDict")
 _REGISTERED = {
@@ -56,16 +57,16 @@ class Model:
     def written(self) -> Set[str]:
         """Attributes that forward, and the methods it calls, write in place, or set."""
         found: Set[str] = set()
-        seen: Set[str] = set()
-        waiting = ["forward"]
-        while waiting:
-            name = waiting.pop()
-            method = None if name in seen else self.method(name)
-            seen.add(name)
+
+        def called_by(name: str) -> Iterator[str]:
+            method = self.method(name)
             for node in () if method is None else walk(method):
                 found.update(filter(None, map(_own_attribute, _written_by(node))))
                 called = (dotted(node.func) or "") if isinstance(node, ast.Call) else ""
-                waiting += [called[5:]] if called.startswith("self.") else []
+                if called.startswith("self."):
+                    yield called[5:]
+
+        reached(["forward"], called_by)
         return found
 
     def method(self, name: str) -> Optional[Function]:

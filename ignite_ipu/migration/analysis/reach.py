@@ -8,6 +8,7 @@ import re
 from typing import Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
 from ignite_ipu.migration.analysis.names import constant, dotted
+from ignite_ipu.program.reached import reached
 
 # A place in a format, behind which the literal part of a name ends.
 _PLACE = re.compile(r"[{%]")
@@ -68,16 +69,7 @@ class CodeBase:
     def reached(self, imports: Mapping[str, Iterable[Import]]) -> Dict[str, Set[str]]:
         """Return for each file those that it imports, itself or by way of others."""
         direct = {path: {*self._direct(path, named), *self._packages(path)} for path, named in imports.items()}
-        result: Dict[str, Set[str]] = {}
-        for path in direct:
-            found: Set[str] = set()
-            waiting = [path]
-            while waiting:
-                new = direct.get(waiting.pop(), set()) - found
-                found |= new
-                waiting += new
-            result[path] = found
-        return result
+        return {path: set(reached(own, lambda each: direct.get(each, ()))) for path, own in direct.items()}
 
     def _direct(self, path: str, imports: Iterable[Import]) -> Iterator[str]:
         for level, name in imports:

@@ -9,6 +9,8 @@ import ast
 from dataclasses import dataclass
 from typing import Dict, FrozenSet, Iterable, Iterator, List, Mapping, Optional, Set, Tuple
 
+from ignite_ipu.program.reached import reached
+
 MODULE, MAIN = "", "__main__"
 """Scopes of the code that an import runs, and of the code behind `if __name__ == "__main__"`."""
 CHOICE = "?"
@@ -138,14 +140,11 @@ def used_scopes(files: Mapping[str, Uses], started: str) -> Dict[str, Set[str]]:
 
 def _follow(files: Mapping[str, Uses], found: Dict[str, Set[str]]) -> None:
     """Add the scopes that those which were found use."""
-    waiting = [name for path, scopes in found.items() for scope in scopes for name in files[path].names[scope]]
-    seen: Set[str] = set()
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
+
+    def used_by(name: str) -> Iterator[str]:
         for path, uses in files.items():
             if name in uses.names and name not in (MODULE, MAIN):
                 found[path].add(name)
-                waiting += uses.names[name]
+                yield from uses.names[name]
+
+    reached([name for path, scopes in found.items() for scope in scopes for name in files[path].names[scope]], used_by)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Set, Union
+from typing import Any, Callable, Optional, Sequence, Set, Union
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from ignite_ipu.capabilities import GRADIENTS
 from ignite_ipu.deferred.graph.owners import held_parameters
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor
 from ignite_ipu.program.forward.eager import EAGER
+from ignite_ipu.program.tensors.differentiated import differentiated
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.script_code import Line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
@@ -59,7 +60,8 @@ def refuse_host_training(substitutes: Substitutes, placed: PlacedModels) -> None
             raise substitutes.refusal(what, _OWN[what], line)
         if EAGER.is_on:
             return original(*args, **kwargs)
-        found = placed.named({id(leaf) for leaf in _leaves(tensors)})
+        given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        found = placed.named(set(map(id, differentiated(given))))
         if found is None:
             return original(*args, **kwargs)
         raise substitutes.refusal(
@@ -94,20 +96,3 @@ def _bound(function: Callable[..., Any], what: str) -> Callable[..., Any]:
 def _are_deferred(given: Union[torch.Tensor, Sequence[torch.Tensor]]) -> bool:
     tensors = [given] if isinstance(given, torch.Tensor) else list(given)
     return any(isinstance(tensor, DeferredTensor) for tensor in tensors)
-
-
-def _leaves(given: Union[torch.Tensor, Sequence[torch.Tensor]]) -> Iterator[torch.Tensor]:
-    """Yield the tensors that gradients of some tensors would be accumulated in."""
-    tensors = [given] if isinstance(given, torch.Tensor) else list(given)
-    with DisableTorchFunctionSubclass():
-        nodes: List[Any] = [tensor.grad_fn for tensor in tensors]
-        seen: Set[Any] = set()
-        while nodes:
-            node = nodes.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            leaf = getattr(node, "variable", None)
-            if leaf is not None:
-                yield leaf
-            nodes += [below for below, _ in node.next_functions]
