@@ -20,6 +20,8 @@ import os
 from functools import lru_cache
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
+from ignite_ipu.operators.words import words
+
 _PYTHON_OPERATORS = {
     "and": "bitwise_and",
     "or": "bitwise_or",
@@ -111,11 +113,6 @@ def full_name(name: str) -> str:
         if name.startswith(short):
             return full + name[len(short) :]
     return name
-
-
-def words(*lines: str) -> Tuple[str, ...]:
-    """Return the words of some lines."""
-    return tuple(" ".join(lines).split())
 
 
 with open(os.path.join(os.path.dirname(__file__), "operators.json"), encoding="utf-8") as file:

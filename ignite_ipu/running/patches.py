@@ -14,7 +14,7 @@ from unittest import mock
 from ignite_ipu.cli.terminal import LineHandler
 from ignite_ipu.errors import RunError
 from ignite_ipu.program.user_code import Owner, owner_of
-from ignite_ipu.running.script_code import Line, ScriptCode, Substitution
+from ignite_ipu.running.script_code import FileLine, ScriptCode, Substitution
 from ignite_ipu.torch_names.dispatch import operators_of_scripts
 
 _logger = logging.getLogger("ignite_ipu.running")
@@ -131,13 +131,13 @@ class Substitutes(Patches):
         self.substitutions: List[Substitution] = []
         self.refusals: List[RunError] = []
         self.settings_are_used = False
-        self._known: Set[Tuple[Line, str, str]] = set()
+        self._known: Set[Tuple[FileLine, str, str]] = set()
 
     def use_settings(self) -> None:
         """Note that a model was captured or an engine made, by the settings that there are."""
         self.settings_are_used = True
 
-    def note(self, original: str, became: str, line: Optional[Line] = None) -> None:
+    def note(self, original: str, became: str, line: Optional[FileLine] = None) -> None:
         """Log a substitution, unless it was made at this line before."""
         place = line or self.code.current_line() or ("<unknown>", 0)
         if (place, original, became) not in self._known:
@@ -145,7 +145,7 @@ class Substitutes(Patches):
             self.substitutions.append(Substitution(*place, original, became))
             _logger.info("%s", self.substitutions[-1])
 
-    def refusal(self, what: str, reason: str, line: Optional[Line] = None) -> RunError:
+    def refusal(self, what: str, reason: str, line: Optional[FileLine] = None) -> RunError:
         """Return the error for something that cannot be mapped.
 
         It is remembered, so that a script which catches every exception does not go on as if nothing had happened.

@@ -18,7 +18,7 @@ from typing import Optional, Tuple
 
 from ignite_ipu.program.user_code import Owner, is_users_file, owner_of
 
-Line = Tuple[str, int]
+FileLine = Tuple[str, int]
 """File and number of a line."""
 
 # Files of decorators of library functions, as for their deprecation.
@@ -51,13 +51,13 @@ class ScriptCode:
         """Return whether a file is the script's own, or of an installed package that passes on no calls of others."""
         return self.owns(file) or owner_of(file) is Owner.INSTALLED
 
-    def line_of(self, frame: Optional[FrameType], packages: bool = False) -> Optional[Line]:
+    def line_of(self, frame: Optional[FrameType], packages: bool = False) -> Optional[FileLine]:
         """Return the line of a frame that is the script's own, or an installed package's, too; None for another's."""
         if frame is None or not (self.trains if packages else self.owns)(frame.f_code.co_filename):
             return None
         return frame.f_code.co_filename, frame.f_lineno
 
-    def line_behind(self, frame: Optional[FrameType]) -> Tuple[Optional[Line], bool]:
+    def line_behind(self, frame: Optional[FrameType]) -> Tuple[Optional[FileLine], bool]:
         """Return the line behind a call that a library may have passed on, and whether it is the script's own."""
         while frame is not None:
             file = frame.f_code.co_filename
@@ -68,7 +68,7 @@ class ScriptCode:
             frame = frame.f_back
         return None, False
 
-    def current_line(self) -> Optional[Line]:
+    def current_line(self) -> Optional[FileLine]:
         """Return the innermost line of the script that is running, None outside of it."""
         frame: Optional[FrameType] = sys._getframe(1)
         while frame is not None:

@@ -18,7 +18,7 @@ def test_everything_is_reached_once() -> None:
         asked.append(place)
         return ROADS[place]
 
-    assert list(reached("a", following))[0] == "a" and set(reached("a", following)) == set("abcd")
+    assert next(iter(reached("a", following))) == "a" and set(reached("a", following)) == set("abcd")
     assert sorted(asked) == sorted("abcd" * 2)
     assert set(reached("de", ROADS.__getitem__)) == set("abcde")
 

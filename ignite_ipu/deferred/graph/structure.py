@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Callable, Dict, FrozenSet, Hashable, Iterator, List, Sequence
+from typing import Any, Callable, Dict, Hashable, Iterator, List, Sequence
 
 import numpy as np
 import torch
@@ -38,11 +38,6 @@ class Structure:
 
 LEAF = Structure(("leaf",), next)
 """The structure of a value that is a leaf."""
-
-
-def words(text: str) -> FrozenSet[str]:
-    """Return the words of a text."""
-    return frozenset(text.split())
 
 
 def is_tensor(value: Any) -> bool:

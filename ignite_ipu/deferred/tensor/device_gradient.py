@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.graph.owners import parameter_of
-from ignite_ipu.deferred.graph.structure import mapped, words
+from ignite_ipu.deferred.graph.structure import mapped
 from ignite_ipu.deferred.tensor.frames import frame_of
 from ignite_ipu.deferred.tensor.functions import METADATA, attribute_of, written
 from ignite_ipu.errors import CaptureError, listed
+from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.reached import reached
 from ignite_ipu.program.tensors.raw import gradient_of, set_gradient
 from ignite_ipu.program.tensors.trees import leaves_of
@@ -33,7 +34,7 @@ GradientSource = Callable[[], Optional[Callable[[torch.Tensor], Optional[torch.T
 # Functions that convert or move the parameters of a module, each with its gradient.
 _CLIPPING = [inspect.unwrap(clip).__code__ for clip in (nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_)]
 # Without the names that PyTorch's dispatcher looks up on a tensor, which has no memory here.
-_METADATA = METADATA - words("dense_dim sparse_dim is_pinned is_same_size result_type")
+_METADATA = METADATA - word_set("dense_dim sparse_dim is_pinned is_same_size result_type")
 _ATTRIBUTES = _METADATA | {"requires_grad", "grad", "grad_fn"}
 
 

@@ -6,9 +6,9 @@ from typing import Any, Dict, Optional, Tuple
 
 import torch
 
-from ignite_ipu.deferred.graph.structure import words
+from ignite_ipu.operators.words import word_set
 
-METADATA = words(
+METADATA = word_set(
     "shape dtype device ndim layout itemsize nbytes is_cuda is_cpu is_ipu is_meta is_mps is_xpu is_sparse "
     "is_sparse_csr is_quantized is_nested is_mkldnn is_xla is_vulkan is_maia is_mtia is_ort is_leaf names name "
     "_is_view size dim numel nelement is_floating_point is_complex is_signed stride storage_offset is_contiguous "
@@ -16,14 +16,14 @@ METADATA = words(
     "is_conj is_neg is_inference has_names __dir__ is_tensor is_shared is_pinned is_distributed "
     "_has_compatible_shallow_copy_type"
 )
-READS = words(
+READS = word_set(
     "item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ is_nonzero equal allclose "
     "__contains__ __reduce_ex__ __reduce__ __deepcopy__ __dlpack__ __dlpack_device__ data_ptr untyped_storage storage "
     "_typed_storage storage_type share_memory_ __format__ __repr__ __str__ nonzero argwhere masked_select unique "
     "unique_consecutive is_set_to to_sparse to_dense histc bincount __cuda_array_interface__ "
     "__array_wrap__ __array_priority__ save"
 )
-TENSOR_PROPERTIES = words("T mT H mH real imag")
+TENSOR_PROPERTIES = word_set("T mT H mH real imag")
 REFUSED = {
     "requires_grad_": "the model's parameters decide which weights are trained",
     "register_hook": "hooks on gradients do not run on a device",
@@ -33,8 +33,8 @@ REFUSED = {
     "resize_as_": "a compiled step has fixed shapes",
 }
 # Functions called by `x += y` and its kin, beside methods of these names.
-OPERATORS = words("__iadd__ __isub__ __imul__ __idiv__ __itruediv__ add_ sub_ mul_ div_")
-_ITEMS = words("__setitem__ __set__ __delete__")
+OPERATORS = word_set("__iadd__ __isub__ __imul__ __idiv__ __itruediv__ add_ sub_ mul_ div_")
+_ITEMS = word_set("__setitem__ __set__ __delete__")
 
 
 def attribute_of(func: Any) -> str:

@@ -7,10 +7,11 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
-from ignite_ipu.deferred.graph.structure import mapped, words
+from ignite_ipu.deferred.graph.structure import mapped
+from ignite_ipu.operators.words import word_set
 
 # Functions that take whole numbers as sizes, bounds and indices, or tensors without dimensions instead.
-INDEXED = words("__getitem__ setitem narrow select view reshape expand repeat tile unflatten topk chunk split roll")
+INDEXED = word_set("__getitem__ setitem narrow select view reshape expand repeat tile unflatten topk chunk split roll")
 ARRAYS = frozenset([np.ndarray])
 _ARRAYS_OR_TENSORS = (torch.Tensor, np.ndarray)
 _ITEMS = ("__getitem__", "setitem")

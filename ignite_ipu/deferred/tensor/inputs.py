@@ -10,15 +10,16 @@ import torch.nn.functional as F
 from ignite_ipu.deferred.graph.leaves import Input, Shape
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import arguments_of
-from ignite_ipu.deferred.graph.structure import refuse_sparse, words
+from ignite_ipu.deferred.graph.structure import refuse_sparse
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST, refuse_weights_of_the_host, withhold_gradient
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line
 from ignite_ipu.session.weights.access import is_watched
 
 # Functions that write running statistics, those of TorchScript too.
-NORMALISATIONS = words(
+NORMALISATIONS = word_set(
     "batch_norm instance_norm native_batch_norm native_batch_norm.default _native_batch_norm_legit "
     "_native_batch_norm_legit.default"
 )

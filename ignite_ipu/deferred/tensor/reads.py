@@ -11,14 +11,14 @@ from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import NORM, Operation, Value, replayed, shown_input
 from ignite_ipu.deferred.graph.owners import Captured, CapturedLoop
 from ignite_ipu.deferred.graph.step_graph import CALL, Loss, ancestors
-from ignite_ipu.deferred.graph.structure import words
 from ignite_ipu.deferred.tensor.frames import DISTRIBUTIONS, called_by
 from ignite_ipu.errors import EarlyReadError, listed
+from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.reached import reached
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
-_SAMPLING = words("multinomial bernoulli normal poisson binomial")
+_SAMPLING = word_set("multinomial bernoulli normal poisson binomial")
 
 
 class Source(enum.Enum):

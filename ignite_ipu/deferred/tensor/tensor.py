@@ -15,7 +15,7 @@ from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.operations import USES, Operation, Value, keep_weights, name_of
 from ignite_ipu.deferred.graph.owners import CapturedLoop, parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
-from ignite_ipu.deferred.graph.structure import flatten, leaves_in, mapped, unflatten, words
+from ignite_ipu.deferred.graph.structure import flatten, leaves_in, mapped, unflatten
 from ignite_ipu.deferred.tensor.autograd import accumulate_to, asked_gradients
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.frames import is_argument_check, passes_argument_on, refuse_function, refuse_script
@@ -43,6 +43,7 @@ from ignite_ipu.deferred.tensor.written_tensors import (
     write_back,
 )
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.user_code import Line, current_line
@@ -58,7 +59,7 @@ _TWICE = GRADIENTS["torch.Tensor.backward(create_graph)"]
 # The factor of torch.add and torch.sub, which has to be a Python number.
 _ALPHA = "alpha"
 # Functions that the host applies to weights, also with gradients.
-_WITH_WEIGHTS = words(
+_WITH_WEIGHTS = word_set(
     "__get__ __set__ __delete__ backward grad _engine_run_backward clone to type type_as cpu cuda float double half "
     "bfloat16 contiguous pin_memory detach register_post_accumulate_grad_hook __iter__ __setstate__ as_subclass"
 ).union(METADATA, READS, REFUSED)

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from ignite_ipu.emulator.trace import half_precision
-from ignite_ipu.operators.table import words
+from ignite_ipu.operators.words import words
 
 # The numbers in their arguments become float16 on the host; everything else in them is moved or drawn.
 _EXACT = frozenset(

@@ -18,7 +18,7 @@ from torch import nn
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.trace.active import TO, Trace, active, module_calls_followed
 from ignite_ipu.emulator.values.structures import map_tensors
-from ignite_ipu.operators.table import words
+from ignite_ipu.operators.words import words
 
 Operation = Union[str, type, Callable[..., Any]]
 

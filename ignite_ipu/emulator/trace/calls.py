@@ -26,7 +26,7 @@ from ignite_ipu.emulator.trace.active import TO, IpuTensor, Trace
 from ignite_ipu.emulator.trace.refusals import illegal_move
 from ignite_ipu.emulator.values.structures import holds_tensors, leaves, map_leaves
 from ignite_ipu.operators import table
-from ignite_ipu.operators.table import words
+from ignite_ipu.operators.words import words
 
 Args = Tuple[Any, ...]
 Kwargs = Dict[str, Any]

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from ignite_ipu.emulator.values.structures import leaves, map_leaves
-from ignite_ipu.operators.table import words
+from ignite_ipu.operators.words import words
 from ignite_ipu.torch_names.tensors import version_of
 
 Kernel = Callable[..., Any]

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from ignite_ipu.emulator.errors import Error, backend_error
 from ignite_ipu.emulator.trace.call_sites import name_of
 from ignite_ipu.emulator.values.structures import leaves, map_leaves
-from ignite_ipu.operators.table import words
+from ignite_ipu.operators.words import words
 
 Kernel = Callable[..., Any]
 

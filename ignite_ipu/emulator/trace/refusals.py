@@ -12,7 +12,7 @@ from torch import nn
 from ignite_ipu.emulator.errors import Error, Refusal, backend_error
 from ignite_ipu.emulator.trace import call_sites
 from ignite_ipu.emulator.trace.active import IpuTensor
-from ignite_ipu.operators.table import words
+from ignite_ipu.operators.words import words
 from ignite_ipu.torch_names.dispatch import LOCAL_SCALAR, UNIQUE, differentiates, transformation
 from ignite_ipu.torch_names.fake_tensors import DynamicOutputShapeException
 from ignite_ipu.torch_names.files import COMPILER_FILE, is_of_compiler

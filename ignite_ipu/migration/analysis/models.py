@@ -10,10 +10,11 @@ from typing import Dict, Iterable, Iterator, List, Optional, Set
 
 from ignite_ipu.migration.analysis.kinds import Function, Kind, parameters_of
 from ignite_ipu.migration.analysis.names import Names, argument, assignments, constant, dotted, method_calls, walk
-from ignite_ipu.migration.analysis.tensor_methods import FACTORIES, words
+from ignite_ipu.migration.analysis.tensor_methods import FACTORIES
+from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.reached import reached
 
-_CONTAINERS = words("torch.nn.ModuleList torch.nn.ModuleDict torch.nn.ParameterList torch.nn.ParameterDict")
+_CONTAINERS = word_set("torch.nn.ModuleList torch.nn.ModuleDict torch.nn.ParameterList torch.nn.ParameterDict")
 _REGISTERED = {
     "register_buffer": Kind.BUFFER,
     "register_parameter": Kind.PARAMETER,

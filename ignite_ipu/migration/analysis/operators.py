@@ -10,9 +10,9 @@ from typing import Dict, FrozenSet, Iterator, List, Optional, Tuple
 from ignite_ipu.migration.analysis.kinds import default_of, parameters_of
 from ignite_ipu.migration.analysis.names import Names, argument, constant, dotted, has_hidden_arguments, names_bound
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
-from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.operators import table as operator_table
 from ignite_ipu.operators.table import Restriction
+from ignite_ipu.operators.words import word_set
 
 _NO_OPERATORS = (
     "torch.nn.init.",
@@ -22,7 +22,7 @@ _NO_OPERATORS = (
     "torch.profiler.",
     "torch.autograd.profiler.",
 )
-_DYNAMIC = words(
+_DYNAMIC = word_set(
     "nonzero argwhere masked_select unique unique_consecutive nonzero_tuple pad_sequence pack_padded_sequence "
     "pad_packed_sequence"
 )

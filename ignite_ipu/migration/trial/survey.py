@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 from ignite_ipu.emulator import inspection
 from ignite_ipu.emulator.inspection import IpuTensor, Refusal, Trace, leaves, map_leaves, name_of
 from ignite_ipu.errors import LossError
-from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.trial.notes import CodePlace, Notes, current_place
+from ignite_ipu.operators.words import word_set
 from ignite_ipu.torch_names.dispatch import LOCAL_SCALAR
 from ignite_ipu.torch_names.tensors import DisableTorchFunction
 
@@ -48,7 +48,7 @@ _REFUSED: Dict[Optional[Refusal], Tuple[str, str]] = {
     Refusal.RESTRICTED_ARGUMENT: ("restricted-operator", ""),
 }
 _Function = Callable[..., Any]
-_RANDOM = words("bernoulli multinomial normal rand rand_like randint randint_like randn randn_like randperm")
+_RANDOM = word_set("bernoulli multinomial normal rand rand_like randint randint_like randn randn_like randperm")
 _SHOWN = {"__getitem__": "indexing by a mask", "__array__": "numpy"}
 _FROM_DATA = {"as_tensor", "from_numpy", "tensor"}
 _LARGEST = 10_000

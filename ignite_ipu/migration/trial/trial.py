@@ -20,19 +20,19 @@ from ignite_ipu import backend
 from ignite_ipu.cli.targets import blamed_on, load_factory
 from ignite_ipu.emulator.inspection import Error, IpuTensor, Refusal, Trace, identifier, leaves
 from ignite_ipu.errors import BatchError, LossError, OptimizerError, OutputError
-from ignite_ipu.migration.analysis.tensor_methods import words
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.trial.notes import CodePlace, Note, Notes, definition_of, library_line, raised_at
 from ignite_ipu.migration.trial.python_state import watched_lines
 from ignite_ipu.migration.trial.setup import Subject
 from ignite_ipu.migration.trial.survey import Answers, Printed, Stopped, Survey, unsupported_operators
+from ignite_ipu.operators.words import word_set
 from ignite_ipu.optimizers.conversion import convert_optimizer
 from ignite_ipu.program.evaluation_step import EvaluationStep
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.training_step import TrainingStep
 
-_STOPPING = words(
+_STOPPING = word_set(
     "cuda-device data-dependent-control-flow dynamic-shape failed-trace gradient-in-forward host-value-in-forward "
     "rebound-buffer restricted-operator unregistered-tensor"
 )

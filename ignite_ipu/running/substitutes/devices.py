@@ -14,18 +14,18 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ignite_ipu.deferred.graph.structure import words
+from ignite_ipu.operators.words import word_set
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.substitutes.host_training import PlacedModels
 from ignite_ipu.torch_names.modules import device_context, name_factories
 
-_FACTORIES = words(
+_FACTORIES = word_set(
     "tensor as_tensor asarray zeros ones empty full rand randn randint randperm arange linspace logspace eye "
     "normal empty_like zeros_like ones_like full_like rand_like randn_like randint_like empty_strided "
     "scalar_tensor tril_indices triu_indices bartlett_window blackman_window hamming_window hann_window "
     "kaiser_window sparse_coo_tensor"
 )
-_NEW = words("new_tensor new_zeros new_ones new_empty new_full")
+_NEW = word_set("new_tensor new_zeros new_ones new_empty new_full")
 _HOST = torch.device("cpu")
 _KINDS = ("BFloat16", "Bool", "Byte", "Char", "Double", "Float", "Half", "Int", "Long", "Short")
 _TENSORS = tuple(f"{kind}Tensor" for kind in _KINDS)

@@ -20,7 +20,7 @@ from ignite_ipu.deferred.tensor.tensor import DeferredTensor
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.tensors.differentiated import differentiated
 from ignite_ipu.running.patches import Substitutes
-from ignite_ipu.running.script_code import Line
+from ignite_ipu.running.script_code import FileLine
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _NOT_COMPUTED = (
@@ -33,9 +33,9 @@ class PlacedModels:
     """The models that a program has put on a GPU, each with the line."""
 
     def __init__(self) -> None:
-        self._lines: weakref.WeakKeyDictionary[nn.Module, Optional[Line]] = weakref.WeakKeyDictionary()
+        self._lines: weakref.WeakKeyDictionary[nn.Module, Optional[FileLine]] = weakref.WeakKeyDictionary()
 
-    def add(self, model: nn.Module, line: Optional[Line]) -> None:
+    def add(self, model: nn.Module, line: Optional[FileLine]) -> None:
         """Note that a model was put on a GPU at a line."""
         self._lines.setdefault(model, line)
 
@@ -52,7 +52,7 @@ class PlacedModels:
 def refuse_host_training(substitutes: Substitutes, placed: PlacedModels) -> None:
     """Refuse backward passes of the program's own lines, and those of packages that reach weights to be trained."""
 
-    def refused(what: str, line: Line, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def refused(what: str, line: FileLine, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         tensors = args[0] if args else kwargs.get(_TENSORS[what], ())
         if what != _GRADIENTS and _are_deferred(tensors):
             return original(*args, **kwargs)

@@ -30,7 +30,7 @@ from ignite_ipu.program.config import OF_PIPELINES, IPUConfig
 from ignite_ipu.program.options import evaluation_options, training_options
 from ignite_ipu.program.user_code import OURS
 from ignite_ipu.running.patches import Substitutes
-from ignite_ipu.running.script_code import Line
+from ignite_ipu.running.script_code import FileLine
 from ignite_ipu.running.substitutes.gradients import EngineWeights
 from ignite_ipu.running.substitutes.parallel import refuse_processes
 from ignite_ipu.session.data_parallel import wrapped
@@ -201,10 +201,10 @@ class _Succession:
 
     def __init__(self, substitutes: Substitutes) -> None:
         self._substitutes = substitutes
-        self._newest: weakref.WeakKeyDictionary[IPUSession, Tuple[Optional[Line], weakref.ref[Engine]]]
+        self._newest: weakref.WeakKeyDictionary[IPUSession, Tuple[Optional[FileLine], weakref.ref[Engine]]]
         self._newest = weakref.WeakKeyDictionary()
 
-    def make_way(self, model: Any, line: Optional[Line]) -> str:
+    def make_way(self, model: Any, line: Optional[FileLine]) -> str:
         """Stop a model's trainer for another, made at a line; returns where it was made, "" if there is none."""
         session = known_session(unwrapped(model)) if isinstance(model, nn.Module) else None
         if session is None or session.training is None or session not in self._newest:
@@ -216,10 +216,10 @@ class _Succession:
             trainer.add_event_handler(Events.ITERATION_STARTED, self._refuse, made, _place(line))
         return _place(made)
 
-    def add(self, trainer: Any, line: Optional[Line]) -> None:
+    def add(self, trainer: Any, line: Optional[FileLine]) -> None:
         self._newest[trainer.ipu] = line, weakref.ref(trainer)
 
-    def _refuse(self, made: Optional[Line], other: str) -> None:
+    def _refuse(self, made: Optional[FileLine], other: str) -> None:
         raise self._substitutes.refusal(
             "create_supervised_trainer()",
             f"another trainer, made at {other}, has taken this one's model over, and one program at a time trains a "
@@ -228,5 +228,5 @@ class _Succession:
         )
 
 
-def _place(line: Optional[Line]) -> str:
+def _place(line: Optional[FileLine]) -> str:
     return "an unknown line" if line is None else f"{os.path.basename(line[0])}:{line[1]}"

@@ -16,7 +16,7 @@ from ignite_ipu import backend
 from ignite_ipu.capabilities.wrappers import SHARED_STATISTICS, WRAPPERS
 from ignite_ipu.launched import local_processes
 from ignite_ipu.running.patches import Substitutes
-from ignite_ipu.running.script_code import Line
+from ignite_ipu.running.script_code import FileLine
 from ignite_ipu.session.data_parallel import wrap as wrap_model
 from ignite_ipu.session.processes import PARALLEL, connected
 from ignite_ipu.session.torch_compiled import is_compiled
@@ -123,7 +123,7 @@ def substitute_parallel(substitutes: Substitutes, spawner: Optional[Spawner] = N
         substitutes.own_calls(torch.distributed, "init_process_group", init_process_group)
 
 
-def refuse_processes(substitutes: Substitutes, name: str, line: Optional[Line]) -> None:
+def refuse_processes(substitutes: Substitutes, name: str, line: Optional[FileLine]) -> None:
     """Raise the refusal of a call that starts processes, unless this process may start some that train on emulators."""
     if local_processes()[1] > 1 or not backend.is_emulator():
         raise substitutes.refusal(name, _LAUNCHED if local_processes()[1] > 1 else _BY_POPRUN, line)
