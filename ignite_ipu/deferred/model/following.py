@@ -11,7 +11,7 @@ from ignite_ipu.deferred.model.buffers import BufferBook
 from ignite_ipu.deferred.model.early_update import EarlyUpdate
 from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.evaluations import EvaluationBook
-from ignite_ipu.deferred.tensor.tensor import record_on_weights
+from ignite_ipu.deferred.tensor.on_weights import record_on_weights
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.session.hooks import Edited, Gradients, SessionFollower

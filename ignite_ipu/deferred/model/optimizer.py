@@ -21,7 +21,7 @@ from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.joined import captured_by, known_update, trained_by
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.model import loops_of
-from ignite_ipu.deferred.tensor.tensor import record_on_weights
+from ignite_ipu.deferred.tensor.on_weights import record_on_weights
 from ignite_ipu.errors import CaptureError, OptimizerError
 from ignite_ipu.optimizers.host_link import note_step
 from ignite_ipu.optimizers.step_hooks import of_scripts

@@ -12,8 +12,8 @@ from torch.overrides import enable_reentrant_dispatch
 from ignite_ipu.capabilities import GRADIENTS
 from ignite_ipu.deferred.events import OBSERVERS
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
-from ignite_ipu.deferred.graph.operations import USES, Operation, Value, keep_weights, name_of
-from ignite_ipu.deferred.graph.owners import CapturedLoop, parameter_of
+from ignite_ipu.deferred.graph.operations import Operation, Value, name_of
+from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
 from ignite_ipu.deferred.graph.structure import flatten, leaves_in, mapped, unflatten
 from ignite_ipu.deferred.tensor.autograd import accumulate_to, asked_gradients
@@ -43,8 +43,6 @@ from ignite_ipu.deferred.tensor.written_tensors import (
     write_back,
 )
 from ignite_ipu.errors import CaptureError
-from ignite_ipu.operators.words import word_set
-from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.tensors import (
@@ -58,12 +56,6 @@ from ignite_ipu.torch_names.tensors import (
 _TWICE = GRADIENTS["torch.Tensor.backward(create_graph)"]
 # The factor of torch.add and torch.sub, which has to be a Python number.
 _ALPHA = "alpha"
-# Functions that the host applies to weights, also with gradients.
-_WITH_WEIGHTS = word_set(
-    "__get__ __set__ __delete__ backward grad _engine_run_backward clone to type type_as cpu cuda float double half "
-    "bfloat16 contiguous pin_memory detach register_post_accumulate_grad_hook __iter__ __setstate__ as_subclass"
-).union(METADATA, READS, REFUSED)
-_FREEZES = ("requires_grad", "data")
 _CPU = torch.device("cpu")
 # Functions that were recorded before, and types of numbers among their arguments that may change.
 _RECORDED: Dict[Callable[..., Any], FrozenSet[type]] = {}
@@ -231,46 +223,6 @@ def as_leaf(value: Any, line: Line) -> Any:
     return input_of(value, line)
 
 
-def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    """Return the result of a function of weights, recorded if gradients flow to them; `NotImplemented` for the host."""
-    if EAGER.is_on:
-        return NotImplemented
-    name = getattr(func, "__name__", "")
-    leaves = leaves_in((args, kwargs))
-    values = all_values(leaves)
-    if name == "__get__" and attribute_of(func) in TENSOR_PROPERTIES:
-        func, args, name = getattr, (args[0], attribute_of(func)), ""
-    target = written(name, args, kwargs)
-    writes = target is not None
-    if writes or name == "requires_grad_" or (name == "__set__" and attribute_of(func) in _FREEZES):
-        for loop, tensors in _by_loop(leaves_in(target) if writes else leaves).items():
-            loop.note_write(tensors if writes else ())
-    if writes and USES:
-        keep_weights([found[0].loop for found in map(parameter_of, leaves) if found is not None])
-    own = torch.is_grad_enabled() and name not in _WITH_WEIGHTS and not writes
-    if values and (own or not all(value.known or value.operation.of_weights for value in values)):
-        return DeferredTensor.__torch_function__(func, tuple(map(type, leaves)), args, kwargs)
-    if values:
-        return func(*resolved(args), **resolved(kwargs))
-    if not own:
-        return NotImplemented
-    with DisableTorchFunctionSubclass():
-        try:
-            return _recorded(func, args, kwargs)
-        except CaptureError:  # its result is unknown without values
-            return NotImplemented
-
-
-def _by_loop(leaves: Sequence[Any]) -> Dict[CapturedLoop, List[torch.Tensor]]:
-    """Return the captured loops that weights are of, each with these."""
-    found: Dict[CapturedLoop, List[torch.Tensor]] = {}
-    for leaf in leaves:
-        owner = parameter_of(leaf)
-        if owner is not None:
-            found.setdefault(owner[0].loop, []).append(leaf)
-    return found
-
-
 def deferred_results(operation: Operation) -> Any:
     """Return the results of an operation as the user gets them."""
     signature = operation.signature
@@ -381,7 +333,7 @@ def _cast(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[torch.dtype
 def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], in_place: bool = False) -> Any:
     apart: Optional[str] = None
     try:
-        found = _recorded(func, args, kwargs)
+        found = recorded(func, args, kwargs)
     except CaptureError as error:
         values = all_values((args, kwargs))
         if not all(_is_of_weights(value) or is_of_evaluations(value) for value in values):
@@ -404,7 +356,7 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
     return without_graph(result, f"{reason} {apart}")
 
 
-def _recorded(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+def recorded(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     """Return the recorded result of a function; `NotImplemented` if the host computes it."""
     name = getattr(func, "__name__", "")
     target = written(name, args, kwargs)

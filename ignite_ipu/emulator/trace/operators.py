@@ -22,6 +22,7 @@ from ignite_ipu.emulator.trace.active import IpuTensor, Trace
 from ignite_ipu.emulator.trace.number_formats import narrow
 from ignite_ipu.emulator.values.structures import leaves
 from ignite_ipu.operators import table
+from ignite_ipu.operators.words import words
 from ignite_ipu.torch_names.dispatch import TorchDispatchMode
 
 STRICT_VARIABLE = "IGNITE_IPU_STRICT_OPERATORS"
@@ -29,7 +30,7 @@ SWITCH = "ignite_ipu.emulator.operators.set_strict(False)"
 DOUBT = "Only PopTorch's sources show this, and no test of its own: the emulator computes PyTorch's result."
 REMEDY = "Write it with operators that ignite_ipu.emulator.operators.listed() names."
 
-_TURNS = table.words("transpose t permute movedim swapaxes swapdims expand expand_as unfold T mT")
+_TURNS = words("transpose t permute movedim swapaxes swapdims expand expand_as unfold T mT")
 _FLAT = 4  # entries of a padding over two dimensions
 _SWITCH = {"0": False, "1": True}
 _strict: Optional[bool] = None
