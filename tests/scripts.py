@@ -1,6 +1,7 @@
 """Runs scripts, one after the other in a process of its own that has imported torch, which takes longer than most do.
 
 Each starts from the same random state, in a folder of its own, and finds modules beside it as Python would have it.
+The `__main__.py` of a package is started as `python -m` does, from the folder of the package.
 As a program it answers the arguments of `_run` with the items of `Ran`, in lines of JSON.
 """
 
@@ -111,7 +112,7 @@ def _run(path: str, backend: str, folder: Optional[str], *arguments: str) -> Ran
 
     from ignite_ipu.emulator.device import device
     from ignite_ipu.errors import RunError
-    from ignite_ipu.running import run_script
+    from ignite_ipu.running import run_module, run_script
     from tests.freezing import freeze
 
     if "accelerate" in sys.modules:
@@ -126,11 +127,17 @@ def _run(path: str, backend: str, folder: Optional[str], *arguments: str) -> Ran
     # Also where the script configures logging.
     handler, logger = logging.StreamHandler(messages), logging.getLogger("ignite_ipu")
     logger.addHandler(handler)
-    with tempfile.TemporaryDirectory() as own, _started([path, *arguments], folder or own):
+    package = os.path.dirname(path) if os.path.basename(path) == "__main__.py" else ""
+    with tempfile.TemporaryDirectory() as own, _started([package or path, *arguments], folder or own):
         with contextlib.redirect_stdout(output), contextlib.redirect_stderr(messages):
             try:
-                if backend == RUN:
+                name = os.path.basename(package)
+                if backend == RUN and package:
+                    run_module(name, arguments, substitutions=substitutions)
+                elif backend == RUN:
                     run_script(path, arguments, substitutions=substitutions)
+                elif package:
+                    runpy.run_module(name, run_name="__main__", alter_sys=True)
                 else:
                     runpy.run_path(path, run_name="__main__")
             except RunError as refusal:

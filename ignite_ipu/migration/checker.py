@@ -89,6 +89,12 @@ def _judge_together(report: CheckReport, judged: Dict[str, Judgement], by_all_ru
     captured = {path for path in judged if os.path.realpath(path) in automatic}
     handled = (Outcome.ON_HOST, Outcome.HANDLED)
     report.findings = [each for each in report.findings if not (each.path in captured and each.run in handled)]
+    started = [path for path in real if path not in programs.imported]
+    of_functions = {finding for path in started for finding in programs.called(path)} if by_all_rules else set()
+    if of_functions:
+        order = {path: number for number, path in enumerate(judged)}
+        found = [*report.findings, *of_functions]
+        report.findings = sorted(found, key=lambda each: (order[each.path], each.cell or 0, each.line, each.column))
     for path in judged if by_all_rules else ():
         verdict = programs.verdict(os.path.realpath(path))
         if verdict is not Verdict.NOTHING:
@@ -151,10 +157,16 @@ def judge_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
                 suppressed += 1
             else:
                 findings.append(place_hit(program, rule, hit))
-    judged = judge(program, findings)
+    judged = judge(program, findings, _latent(program))
     if program.is_automatic or program.is_ported:
         findings = [each for each in findings if not _is_handled(program, each)]
     return sorted(set(findings), key=lambda f: (f.cell or 0, f.line, f.column, f.rule, f.message)), suppressed, judged
+
+
+def _latent(program: Program) -> Iterator[Finding]:
+    """Yield the findings in functions that count if traced code of another file calls them."""
+    for rule in all_rules().values():
+        yield from (place_hit(program, rule, hit) for hit in rule.latent(program)) if rule.latent is not None else ()
 
 
 def _is_handled(program: Program, finding: Finding) -> bool:

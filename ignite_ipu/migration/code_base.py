@@ -73,8 +73,11 @@ class _Decisions:
         parts = [each for each in self._files if each in self._programs.parts(path)]
         blocked = [self._files[each] for each in parts if self._files[each].blocked]
         unclear = [self._files[each] for each in parts if self._files[each].by_import]
+        called = sorted(self._programs.called(path), key=lambda finding: finding.place)
         if self._files[path].judged is None or (blocked and self._programs.verdict(path) is Verdict.REFUSED):
             self._ways[path], self._reasons[path] = _Way.ALONE, blocked[0].reason
+        elif called:
+            self._ways[path], self._reasons[path] = _Way.ALONE, f"{called[0].place}: {called[0].message}"
         elif blocked or unclear:
             first = [*filter(_is_refused, blocked), *blocked, *unclear][0]
             captures = "A run refuses it where it is used" if _is_refused(first) else f"{AUTO} captures it"

@@ -84,6 +84,7 @@ class Rule:
         summary, rationale, remedy: The finding, the reason why it matters on an IPU, and the way out.
         example: A smallest program that breaks the rule and the same program mended, as their difference.
         check: Yields the places that break the rule. None when only a trace shows them (`check --run`).
+        latent: Yields the places in functions that break it if traced code of another file calls them; None for none.
         rewritten: True if `run` handles such code by substitutes for PyTorch's own names, so that `migrate` has to
             rewrite it. Code that captured loops and engines handle may stay.
     """
@@ -96,6 +97,7 @@ class Rule:
     remedy: str
     example: str
     check: Optional[Callable[[Program], Hits]]
+    latent: Optional[Callable[[Program], Hits]]
     rewritten: bool
 
     @property
@@ -116,12 +118,16 @@ class Rule:
         return one_side(self.example, "-")
 
 
-def each_fact(kind: str, message: str) -> Callable[[Program], Hits]:
-    """Return a check that reports every fact of a kind in traced code; the message names its `{where}` and `{name}`."""
+def each_fact(kind: str, message: str, latent: bool = False) -> Callable[[Program], Hits]:
+    """Return a check that reports every fact of a kind in traced code; the message names its `{where}` and `{name}`.
+
+    If `latent`, it reports those of functions that traced code of other files may call.
+    """
 
     def check(program: Program) -> Hits:
-        for fact in program.facts_of(kind):
-            yield hit_of(fact, message.format(where=fact.where, name=fact.name))
+        for fact in program.latent_facts if latent else program.facts:
+            if fact.kind == kind:
+                yield hit_of(fact, message.format(where=fact.where, name=fact.name))
 
     return check
 

@@ -10,14 +10,16 @@ import tokenize
 from collections import defaultdict
 from dataclasses import replace
 from functools import cached_property
-from typing import Dict, Iterable, Iterator, List, Sequence, Set
+from typing import Dict, Iterable, Iterator, List, Set, Tuple
 
 from ignite_ipu.migration.analysis.forward import ForwardAnalysis
 from ignite_ipu.migration.analysis.kinds import Fact, Kind
 from ignite_ipu.migration.analysis.models import Model
+from ignite_ipu.migration.analysis.names import walk
 from ignite_ipu.migration.analysis.operators import is_dynamic
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.training import Training
+from ignite_ipu.migration.analysis.values import Origin
 
 AUTO = "ignite_ipu.auto"
 """The module whose import captures a program when it runs."""
@@ -55,20 +57,41 @@ class Program(ParsedFile):
     @cached_property
     def facts(self) -> List[Fact]:
         """Facts of the code that is traced: every model's forward, and the loss functions."""
-        losses = [] if self.training.trainers else [model for model in self.models if self._is_loss(model)]
-        found = self._facts_of([model for model in self.models if model not in losses], self.training.loss_functions)
+        found = set(self._traced_code[0])
         # A loop calls modules of losses itself, so only their operators are recorded for the device.
-        found |= {fact for fact in self._facts_of(losses) if fact.kind == "call" and not is_dynamic(fact.name)}
-        certain = {replace(fact, certain=True) for fact in found}
-        found = {fact if fact in found else replace(fact, certain=False) for fact in certain}
-        return sorted(found, key=lambda fact: (fact.node.lineno, fact.node.col_offset, fact.kind, fact.name))
+        losses = ForwardAnalysis(self)
+        losses.run_models([model for model in self.models if self._is_loop_loss(model)])
+        found |= {fact for fact in losses.facts if fact.kind == "call" and not is_dynamic(fact.name)}
+        return _in_order(found)
 
-    def _facts_of(self, models: Sequence[Model], functions: Iterable[str] = ()) -> Set[Fact]:
+    @property
+    def outside(self) -> Set[Tuple[str, str]]:
+        """The functions of other modules that traced code calls for sure, each with the class or function that does."""
+        return self._traced_code[1]
+
+    @cached_property
+    def latent_facts(self) -> List[Fact]:
+        """Facts of functions that change globals, or draw, which count if traced code of other files calls them."""
         analysis = ForwardAnalysis(self)
-        analysis.run_models(models)
-        for name in sorted(self.functions.keys() & set(functions)):
+        for function in self.functions.values():
+            nodes = walk(function)
+            draws = any((self.names.called(node) or "").startswith(("random.", "numpy.random.")) for node in nodes)
+            if draws or any(isinstance(node, ast.Global) for node in nodes):
+                analysis.run(function, origin=Origin.UNKNOWN)
+        return _in_order({fact for fact in analysis.facts if fact.certain and fact.kind in ("mutation", "random")})
+
+    @cached_property
+    def _traced_code(self) -> Tuple[Set[Fact], Set[Tuple[str, str]]]:
+        # The analysis refers to the file, which would be a circle.
+        analysis = ForwardAnalysis(self)
+        analysis.run_models([model for model in self.models if not self._is_loop_loss(model)])
+        for name in sorted(self.functions.keys() & self.training.loss_functions):
             analysis.run(self.functions[name])
-        return analysis.facts
+        return analysis.facts, analysis.outside
+
+    def _is_loop_loss(self, model: Model) -> bool:
+        """Return whether a class is a loss that a loop calls, not an engine."""
+        return not self.training.trainers and self._is_loss(model)
 
     def _is_loss(self, model: Model) -> bool:
         """Return whether a class is a loss without weights: by its name, or by a loss of PyTorch that it holds."""
@@ -105,3 +128,10 @@ class Program(ParsedFile):
         """Return an expression's source on one line, shortened for a message."""
         line = re.sub(r"\s+", " ", self.source_of(node)).strip()
         return line if len(line) <= 60 else line[:57] + "..."
+
+
+def _in_order(found: Set[Fact]) -> List[Fact]:
+    """Return facts in the order of the text; one that is certain stands for itself where it is not."""
+    certain = {replace(fact, certain=True) for fact in found}
+    kept = [fact if fact in found else replace(fact, certain=False) for fact in certain]
+    return sorted(kept, key=lambda fact: (fact.node.lineno, fact.node.col_offset, fact.kind, fact.name))

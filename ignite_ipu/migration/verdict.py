@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Dict, FrozenSet, Iterable, Mapping, Set, Tuple
 
 from ignite_ipu.migration.analysis.library_loops import library_loops
@@ -33,6 +34,8 @@ class Judgement:
         outcomes: Scopes with the outcomes of the findings in them, but for notes, which refuse nothing.
         imports: The modules that it imports.
         uses: The names that its scopes use.
+        outside: Scopes whose traced code calls functions of other modules, with the dotted names of these.
+        latent: Scopes of functions with findings that count if traced code of another file calls them.
     """
 
     trains: bool = False
@@ -40,6 +43,8 @@ class Judgement:
     outcomes: FrozenSet[Tuple[str, Outcome]] = frozenset()
     imports: FrozenSet[Import] = frozenset()
     uses: Uses = field(default_factory=lambda: Uses({MODULE: frozenset()}, ()))
+    outside: FrozenSet[Tuple[str, str]] = frozenset()
+    latent: FrozenSet[Tuple[str, Finding]] = frozenset()
 
     @property
     def verdict(self) -> Verdict:
@@ -63,11 +68,14 @@ def trains(program: Program) -> bool:
     return any(True for _ in library_loops(program, training))
 
 
-def judge(program: Program, findings: Iterable[Finding]) -> Judgement:
-    """Return the facts of a file, by all that rules find in it."""
+def judge(program: Program, findings: Iterable[Finding], latent: Iterable[Finding] = ()) -> Judgement:
+    """Return the facts of a file, by all that rules find in it, and in functions that traced code may call."""
     uses = uses_of(program.tree)
     outcomes = frozenset((_scope_of(uses, each), each.run) for each in findings if each.severity is not Severity.NOTE)
-    return Judgement(trains(program), program.is_automatic, outcomes, imports_of(program.tree), uses)
+    of_functions = frozenset((_scope_of(uses, each), each) for each in latent)
+    outside = frozenset(program.outside)
+    imports = imports_of(program.tree)
+    return Judgement(trains(program), program.is_automatic, outcomes, imports, uses, outside, of_functions)
 
 
 def _scope_of(uses: Uses, finding: Finding) -> str:
@@ -108,10 +116,24 @@ class Programs:
 
     def verdict(self, path: str) -> Verdict:
         """Return the verdict on a program: findings in files that it imports count where they are used for sure."""
+        parts, used = self._used(path)
+        outcomes = [outcome for each in parts for scope, outcome in parts[each].outcomes if scope in used[each]]
+        return _verdict(self.trains(path), [*outcomes, *(finding.run for finding in self.called(path))])
+
+    def called(self, path: str) -> Set[Finding]:
+        """Return the findings in functions that traced code of other files of a program calls for sure."""
+        parts, used = self._used(path)
+        names = {name for each in parts for scope, name in parts[each].outside if scope in used[each]}
+        return {
+            finding
+            for each in parts
+            for scope, finding in parts[each].latent
+            if any(_is_function(name, scope, each) for name in names)
+        }
+
+    def _used(self, path: str) -> Tuple[Dict[str, Judgement], Dict[str, Set[str]]]:
         parts = {each: self._files[each] for each in self.parts(path)}
-        used = used_scopes({each: judged.uses for each, judged in parts.items()}, path)
-        outcomes = (outcome for each in parts for scope, outcome in parts[each].outcomes if scope in used[each])
-        return _verdict(self.trains(path), outcomes)
+        return parts, used_scopes({each: judged.uses for each, judged in parts.items()}, path)
 
     def automatic(self) -> Set[str]:
         """Return the files that `ignite_ipu.auto` captures in each program that they are a part of."""
@@ -121,3 +143,10 @@ class Programs:
             automatic = any(self._files[each].automatic for each in self.parts(path))
             (captured if automatic else others).update(self.reached[path])
         return captured - others
+
+
+def _is_function(name: str, function: str, path: str) -> bool:
+    """Return whether a dotted name may be that of a function of a file: by its last part, and the module's first."""
+    module, _, last = name.rpartition(".")
+    first = module.lstrip(".").split(".")[0]
+    return last == function and (module.startswith(".") or first in (*Path(path).parts, Path(path).stem))

@@ -46,14 +46,15 @@ PROGRAMS = (
     Program("dqn", "main.py"),
     Program("gan", "train.py"),
     Program("lm", "run_clm_no_trainer.py"),
+    Program("package", "digits/__main__.py", ("--epochs", "3")),
     Program("segmentation", "tools/train.py"),
     Program("vision", "train.py"),
     Program("vision", "train.py", ("--amp", "--opt", "adamw", "--clip-grad", "1.0")),
     Program("vision", "train.py", ("--opt", "radam", "--mixup", "0"), Verdict.TRAINS_ON_HOST),
     Program("vision", "train.py", ("--model", "early_exit"), Verdict.REFUSED),
 )
-# Quick ones, by import and left alone as one of several.
-SAMPLE = tuple(each for each in PROGRAMS if each.codebase == "dqn" or each.verdict is Verdict.REFUSED)
+# Quick ones, by import, of a package that `python -m` starts, and left alone as one of several.
+SAMPLE = tuple(each for each in PROGRAMS if each.codebase in ("dqn", "package") or each.verdict is Verdict.REFUSED)
 
 
 def differences(program: Program, scripts: Scripts, folder: Path, source: Path = CODEBASES) -> List[str]:

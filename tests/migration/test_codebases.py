@@ -17,7 +17,7 @@ CODEBASES = Path(__file__).parent / "codebases"
 SCRIPTS = {
     "finetune": ("examples/run_classification.py", []),
     "ignited": ("main.py", ["engines/evaluation.py", "engines/training.py", "main.py"]),
-    "imaging": ("tools/train.py", ["src/imaging/data.py", "src/imaging/trainer.py"]),
+    "imaging": ("tools/train.py", []),
     "template": ("main.py", ["main.py", "utils/checkpoint.py"]),
 }
 

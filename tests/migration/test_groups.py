@@ -66,7 +66,8 @@ def test_a_step_stays_with_what_it_needs(decided):
 
 def test_files_that_a_script_brings_together(decided):
     """Neither imports the other."""
-    loop = "import torch\ndef fit(model, optimizer, x):\n    model.train()\n    model(x).mean().backward()\n"
+    loop = "from torch.optim import SGD\ndef fit(model, optimizer: SGD, x):\n    model.train()\n"
+    loop += "    model(x).mean().backward()\n"
     loop += "    optimizer.step()\n"
     outcomes, groups, _ = decided(run="from net import model\nfrom loop import fit\nfit(model)\n", net=NET, loop=loop)
     assert outcomes == {"loop.py": "migrated", "net.py": "migrated"}

@@ -87,6 +87,32 @@ def test_code_of_imported_files_counts_where_the_program_uses_it(nets, script, v
     assert check_paths([str(tmp_path)]).verdicts[paths["train"]] is verdict
 
 
+COUNTER = "calls = 0\ndef tick():\n    global calls\n    calls += 1\n    return calls\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "script", "verdict"),
+    [
+        ("return self.layer(x) / tick()", "", Verdict.REFUSED),
+        ("return self.layer(x) / counter.tick()", "", Verdict.REFUSED),
+        ("if self.slow: x = x / tick()\n        return self.layer(x)", "", Verdict.TRAINS),
+        ("return self.layer(x)", "from counter import tick\ntick()\n", Verdict.TRAINS),
+    ],
+)
+def test_a_counter_in_another_module_counts_where_traced_code_calls_it(line, script, verdict, code_base, tmp_path):
+    """Its line is reported, and the program is left alone."""
+    nets = "import counter\nfrom counter import tick\n" + NETS.replace("return self.layer(x)", line)
+    paths = code_base(counter=COUNTER, nets=nets, train=script + train())
+    report = check_paths([str(tmp_path)])
+    assert report.verdicts[paths["train"]] is verdict
+    refused = [(each.path, each.line) for each in report.findings if each.rule == "mutated-python-state"]
+    assert refused == ([(paths["counter"], 4)] if verdict is Verdict.REFUSED else [])
+    migrations = [migrate_source(read_source(path)) for path in paths.values()]
+    decided, _ = decide_together(migrations)
+    outcomes = {each.source.path: each.outcome for each in decided}
+    assert outcomes[paths["train"]] == ("left alone" if verdict is Verdict.REFUSED else "migrated")
+
+
 def test_a_script_whose_modules_train_is_judged_by_them(code_base, tmp_path):
     paths = code_base(
         nets=NETS, engine=f"def fit():\n{train()}".replace("\n", "\n    "), main="import engine\nengine.fit()\n"

@@ -6,7 +6,7 @@ import ast
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ignite_ipu.errors import listed
-from ignite_ipu.migration.analysis.kinds import Function, Kind, parameters_of
+from ignite_ipu.migration.analysis.kinds import Function, Kind, default_of, parameters_of
 from ignite_ipu.migration.analysis.names import (
     argument,
     constant,
@@ -121,7 +121,9 @@ class _Captures:
             others = [name for name in stepped if not self._is_made_here(name, scope)]
             if scope in recorded:
                 continue  # ipu_step captures the function's arguments
-            if others:
+            if others and not all(_is_optimizer(self.file, scope, name) for name in others):
+                self._refuse(backward, f"callers in other files give it {listed(others)}")
+            elif others:
                 captures += self._in_front(scope, others, backward)
             elif not stepped and not self.made and not list(self.file.calls(PREPARE)):
                 steps = self._steps_of_another_name(scope)
@@ -251,7 +253,10 @@ class _Captures:
     def _all_give(self, function: Function, name: str) -> bool:
         """Return whether all calls of a function give it, by a name, an optimizer that the file makes."""
         given = self.file.given(function, name)
-        return bool(given) and all(value is not None and self._makes(value) for value in given)
+        given = [default_of(function, name) if value is None else value for value in given]
+        # A call without one, as for an evaluation, steps none.
+        optimizers = [value for value in given if value is None or constant(value) is not None]
+        return bool(optimizers) and all(value is not None and self._makes(value) for value in optimizers)
 
     def _makes(self, value: ast.expr) -> bool:
         """Return whether a value is an optimizer that the file makes, or a variable or parameter that is given one."""
@@ -269,10 +274,10 @@ class _Captures:
             return self._all_give(scope, str(constant(index_of(inner))))
         makers = {getattr(self.file.function_of(call), "name", None) for call in self.made}
         function = (dotted(inner.func) or "").rsplit(".", 1)[-1] if isinstance(inner, ast.Call) else ""
-        if isinstance(inner, ast.Call) and any(function == each.name for each in self.file.nodes(ast.ClassDef)):
-            given = [*inner.args, *(keyword.value for keyword in inner.keywords)]
-            return any(map(self._makes, given))  # a schedule around an optimizer
-        return inner in self.made or function in makers
+        if inner in self.made or function in makers:
+            return True
+        given = [*inner.args, *(keyword.value for keyword in inner.keywords)] if isinstance(inner, ast.Call) else []
+        return any(map(self._makes, given))  # a schedule or a wrapper around an optimizer, whose step() calls its
 
     def _looped(self, name: str, scope: Scope) -> Iterator[ast.expr]:
         """Yield the values that a loop variable takes, part by part for loops over several together."""
@@ -327,6 +332,20 @@ class _Captures:
                 found.append(node)
                 waiting += ast.iter_child_nodes(node)
         return found
+
+
+def _is_optimizer(file: ParsedFile, scope: Scope, name: str) -> bool:
+    """Return whether a parameter, or the attribute that is set to one, is annotated as an optimizer.
+
+    Otherwise callers may give a wrapper of one, or None.
+    """
+    places = [(scope, name), *((file.function_of(value), dotted(value)) for value in file.values.get(name, ()))]
+    for function, parameter in places:
+        given = [] if function is None or isinstance(function, ast.Module) else parameters_of(function)
+        annotations = [each.annotation for each in given if each.arg == parameter and each.annotation is not None]
+        if any((file.names.resolve(each) or "").startswith("torch.optim.") for each in annotations):
+            return True
+    return False
 
 
 def _loops(node: ast.AST) -> Sequence[Union[ast.For, ast.AsyncFor, ast.comprehension]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 from functools import reduce
-from typing import Dict, FrozenSet, Iterator, List, Mapping, Optional, Protocol, Sequence, Set, Union
+from typing import Dict, FrozenSet, Iterator, List, Mapping, Optional, Protocol, Sequence, Set, Tuple, Union
 
 from ignite_ipu.migration.analysis import tensor_methods
 from ignite_ipu.migration.analysis.conditions import Conditions, Runs
@@ -46,6 +46,7 @@ class Followed(Protocol):
     functions: Dict[str, Function]
     conditions: Conditions
     facts: Set[Fact]
+    outside: Set[Tuple[str, str]]
 
     def call(
         self,
@@ -298,6 +299,8 @@ class Expressions:
         keywords = {keyword.arg: self.expression(keyword.value) for keyword in node.keywords}
         name = self.names.resolve(node.func)
         if name is not None:
+            if self.sure and "." in name:
+                self.analysis.outside.add((self.where.split(".")[0], name))
             return self.named_call(node, name, [*given, *keywords.values()])
         function = node.func
         if isinstance(function, ast.Name):

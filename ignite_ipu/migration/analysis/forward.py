@@ -42,6 +42,8 @@ class ForwardAnalysis:
             name for model in file.models for each in model.values for name in model.constructed_in(each)
         } & self.models.keys()
         self.facts: Set[Fact] = set()
+        # Functions of other modules that code calls for sure, each with the name of the class or function that does.
+        self.outside: Set[Tuple[str, str]] = set()
         self.visited: Dict[Tuple[object, ...], Value] = {}
 
     def run_models(self, models: Sequence[Model]) -> None:

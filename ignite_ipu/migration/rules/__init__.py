@@ -26,5 +26,6 @@ def _rule(name: str) -> Rule:
         module.RUN,
         *texts_of(module),
         check=getattr(module, "check", None),
+        latent=getattr(module, "latent", None),
         rewritten=getattr(module, "REWRITTEN", False),
     )

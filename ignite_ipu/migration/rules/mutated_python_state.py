@@ -18,11 +18,14 @@ In forward:
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, hit_of
+from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, each_fact, hit_of
 
 SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
 _MESSAGE = "{where} changes {name}; that happens once, while tracing, and never again"
+
+
+latent = each_fact("mutation", _MESSAGE, latent=True)
 
 
 def check(program: Program) -> Hits:

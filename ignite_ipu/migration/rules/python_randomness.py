@@ -28,4 +28,5 @@ from ignite_ipu.migration.findings import Outcome, Severity, each_fact
 
 SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
-check = each_fact("random", "{where} draws from {name}; the number drawn while tracing is used for ever")
+_MESSAGE = "{where} draws from {name}; the number drawn while tracing is used for ever"
+check, latent = each_fact("random", _MESSAGE), each_fact("random", _MESSAGE, latent=True)

@@ -82,7 +82,8 @@ def test_layout_and_comments_stay(rewritten):
 
 
 GIVEN = """\
-def train_epoch(model, optimizer, loader):
+from torch.optim import Optimizer
+def train_epoch(model, optimizer: Optimizer, loader):
     \"\"\"Train for an epoch.\"\"\"
     model.train()
     # batch by batch
@@ -98,8 +99,28 @@ def test_a_function_that_is_given_an_optimizer(rewritten):
     """Its callers are unknown, so it prepares its arguments itself, with any optimizer; and once."""
     prepared = 'ipu_prepare(optimizer, model, config={"update": "auto"})'
     after = GIVEN.replace("    # batch", f"    {prepared}\n    # batch")
-    assert rewritten(REWRITE, GIVEN) == IMPORT + after
-    assert rewritten(REWRITE, IMPORT + after) == IMPORT + after
+    after = after.replace("Optimizer\n", f"Optimizer\n{IMPORT}", 1)
+    assert rewritten(REWRITE, GIVEN) == after
+    assert rewritten(REWRITE, after) == after
+
+
+@pytest.mark.parametrize("parameter", ["optimizer", "optimizer=None", "optimizer: Lookahead"])
+def test_a_function_whose_callers_may_give_it_something_else(rewritten, parameter):
+    """None for an evaluation, or a wrapper of an optimizer."""
+    before = GIVEN.replace("model, optimizer: Optimizer, loader", f"model, loader, {parameter}")
+    assert rewritten(REWRITE, before) == before
+
+
+@pytest.mark.parametrize(
+    "uses",
+    ["train_epoch(net, loader, sgd)\ntrain_epoch(net, valid)", "train_epoch(net, loader, Lookahead(sgd))"],
+)
+def test_a_wrapped_optimizer_or_none_is_no_other_one(rewritten, uses):
+    made = "torch.optim.SGD(net.parameters(), lr=0.1)"
+    given = GIVEN.replace("model, optimizer: Optimizer, loader", "model, loader, optimizer=None")
+    result = rewritten(REWRITE, f"import torch\n{given}net = Net()\nsgd = {made}\n{uses}\n")
+    assert f"ipu_prepare({made}, net" in result
+    assert "ipu_prepare(optimizer" not in result
 
 
 def test_a_variable_of_a_loop_is_no_model_in_front_of_the_loop(rewritten):
@@ -112,14 +133,15 @@ def test_a_function_that_the_file_gives_its_optimizer(rewritten):
     """The one prepared where it is made."""
     made = "torch.optim.SGD(net.parameters(), lr=0.1)"
     before = f"import torch\n{GIVEN}net = Net()\nsgd = {made}\ntrain_epoch(net, sgd, loader)\n"
-    after = before.replace(made, f"ipu_prepare({made}, net)").replace("import torch\n", f"import torch\n{IMPORT}")
+    after = before.replace(made, f"ipu_prepare({made}, net)").replace("Optimizer\n", f"Optimizer\n{IMPORT}", 1)
     assert rewritten(REWRITE, before) == after
 
 
 def test_methods(rewritten):
     before = """\
+from torch.optim import SGD
 class Trainer:
-    def __init__(self, model, optimizer):
+    def __init__(self, model, optimizer: SGD):
         self.model, self.optimizer = model, optimizer
 
     def fit(self, loader):
@@ -131,7 +153,7 @@ class Trainer:
 """
     prepared = 'ipu_prepare(self.optimizer, self.model, config={"update": "auto"})'
     after = before.replace("        for x", f"        {prepared}\n        for x")
-    assert rewritten(REWRITE, before) == IMPORT + after
+    assert rewritten(REWRITE, before) == after.replace("SGD\n", f"SGD\n{IMPORT}", 1)
 
 
 @pytest.mark.parametrize(

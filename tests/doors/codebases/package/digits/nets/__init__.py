@@ -1,0 +1,5 @@
+from .mlp import MLP
+
+
+def build(width):
+    return MLP(width)

@@ -1,0 +1,3 @@
+import poptorch  # an attempt of years ago, which nothing imports
+
+options = poptorch.Options()
