@@ -10,7 +10,7 @@ from __future__ import annotations
 import array
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, Callable, Dict, Iterator, List, Optional, Type
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Type
 
 import torch
 
@@ -146,16 +146,21 @@ def _reconstruct(parser: ICustomArgParser, structure: Any, tensors: List[Any]) -
 
 def leaves(value: Any) -> Iterator[Any]:
     """Yield everything in `value` that is no container, in order."""
-    if isinstance(value, (list, tuple)):
-        for item in value:
-            yield from leaves(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from leaves(item)
-    elif isinstance(value, slice):
-        yield from (value.start, value.stop, value.step)
-    else:
-        yield value
+    found: List[Any] = []
+    _add_leaves([value], found)
+    return iter(found)
+
+
+def _add_leaves(values: Iterable[Any], found: List[Any]) -> None:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            _add_leaves(value, found)
+        elif isinstance(value, dict):
+            _add_leaves(value.values(), found)
+        elif isinstance(value, slice):
+            found += (value.start, value.stop, value.step)
+        else:
+            found.append(value)
 
 
 def map_leaves(value: Any, fn: Callable[[Any], Any]) -> Any:

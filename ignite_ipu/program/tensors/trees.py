@@ -10,8 +10,9 @@ import copy
 import dataclasses
 from argparse import Namespace
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Mapping  # a class, which is asked faster than its name in `typing`
 from types import MemberDescriptorType, SimpleNamespace
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -19,6 +20,7 @@ PLAIN: FrozenSet[type] = frozenset(
     (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size)
 )
 """The types of values that are what they are: comparable, and without parts."""
+_LEAVES = PLAIN - {torch.Size}
 
 Make = Callable[[Sequence[Any]], Any]
 
@@ -193,10 +195,9 @@ def _holds_tensors(value: Any, seen: Set[int]) -> bool:
 
 def leaves_of(value: Any, records: bool = True) -> Iterator[Any]:
     """Yield the leaves in order: all but lists, tuples, mappings and, if they count, records (`opened_record`)."""
-    # Tensors first: whether something else is a mapping takes longer to find out.
-    container = (
-        None if isinstance(value, torch.Tensor) else opened(value) or (opened_record(value) if records else None)
-    )
+    # Tensors and numbers first: whether something else is a mapping takes longer to find out.
+    is_leaf = type(value) in _LEAVES or isinstance(value, torch.Tensor)
+    container = None if is_leaf else opened(value) or (opened_record(value) if records else None)
     if container is None:
         yield value
         return
@@ -206,9 +207,27 @@ def leaves_of(value: Any, records: bool = True) -> Iterator[Any]:
 
 def tensors_in(value: Any) -> List[torch.Tensor]:
     """Return the tensors in a nested value, in order; see `leaves_of`."""
+    found: List[torch.Tensor] = []
+    _add_tensors(value, found)
+    return found
+
+
+def _add_tensors(value: Any, found: List[torch.Tensor]) -> None:
+    kind = type(value)
+    if kind in _LEAVES:
+        return
     if isinstance(value, torch.Tensor):
-        return [value]
-    return [leaf for leaf in leaves_of(value) if isinstance(leaf, torch.Tensor)]
+        found.append(value)
+        return
+    if kind is tuple or kind is list:
+        parts = value
+    elif kind is dict:
+        parts = value.values()
+    else:
+        container = opened(value) or opened_record(value)
+        parts = () if container is None else container.parts
+    for part in parts:
+        _add_tensors(part, found)
 
 
 def map_tensors(value: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
