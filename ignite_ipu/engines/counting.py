@@ -125,7 +125,7 @@ class Counts:
                 setattr(engine.state, name, 0)
 
     def _announce(self, engine: Engine) -> None:
-        if not any(event_handlers_of(engine).get(event) for event in _STARTED):
+        if _STARTED.isdisjoint(_handled(engine)):
             return
         updates, micro_batches, _ = _sums(self._coming())
         state: Any = engine.state
@@ -159,6 +159,10 @@ class Counts:
         state: Any = engine.state
         updates, micro_batches, state.samples_per_call = self._each
         state.samples += state.samples_per_call
+        if not _handled(engine):
+            state.weight_updates += updates
+            state.micro_batches += micro_batches
+            return
         # Later handlers of the iteration read the last event, to find their step.
         last = engine.last_event_name
         self._tell_of_rates(
@@ -170,7 +174,8 @@ class Counts:
         engine.last_event_name = last
 
 
-_STARTED = (CountEvents.WEIGHT_UPDATE_STARTED, CountEvents.MICRO_BATCH_STARTED)
+_STARTED = frozenset([CountEvents.WEIGHT_UPDATE_STARTED, CountEvents.MICRO_BATCH_STARTED])
+_COUNTED = frozenset(CountEvents)
 _UNITS = ("weight_updates", "micro_batches", "samples")
 _OF_A_CALL = ("updates_per_call", "input_micro_batches", "global_batch_size")
 
@@ -179,6 +184,13 @@ def _sums(geometry: Union[BatchGeometry, Sequence[Union[BatchGeometry, UnevenCal
     """Return how many updates, micro-batches and samples device calls have together."""
     calls = [geometry] if isinstance(geometry, BatchGeometry) else geometry or ()
     return [sum(getattr(call, name) for call in calls) for name in _OF_A_CALL]
+
+
+def _handled(engine: Engine) -> List[Any]:
+    """Return the events in smaller units, with filters or without, that have handlers; most engines have none."""
+    handlers = event_handlers_of(engine).items()
+    # Ignite's own first: the hash of an event is computed in Python.
+    return [event for event, found in handlers if found and type(event) is not Events and event in _COUNTED]
 
 
 def _fire_each(

@@ -64,7 +64,7 @@ class Preparing:
             BatchError: They differ in their shapes.
         """
         if type(batch) is not MicroBatches:
-            return self._one(batch)
+            return tuple(batch) if self._prepares_nothing(batch) else self._one(batch)
         return self.whole(batch, [], program)
 
     def whole(self, batch: MicroBatches, parts: List[Tuple[Any, Any]], program: Optional[ModelProgram]) -> Any:
@@ -277,9 +277,7 @@ def ipu_training_step(
             program.state.set_modes()
         return preparing.joined(batch, program)
 
-    def train(batch: Any) -> Tuple[Any, Any, Any, torch.Tensor]:
-        if type(batch) is not MicroBatches:
-            return calls.train(*prepared(batch))
+    def train(batch: MicroBatches) -> Tuple[Any, Any, Any, torch.Tensor]:
         program = session.training
         if program is not None:
             program.state.set_modes()
@@ -296,7 +294,9 @@ def ipu_training_step(
         return x, y, y_pred, loss
 
     def run(batch: Any) -> Any:
-        return output_transform(*train(batch))
+        if type(batch) is MicroBatches:
+            return output_transform(*train(batch))
+        return output_transform(*calls.train(*prepared(batch)))
 
     return IPUStep(run, lambda: session.with_trainer().program, prepared, lambda batch: calls.compile(*prepared(batch)))
 

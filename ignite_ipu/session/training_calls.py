@@ -86,7 +86,8 @@ class TrainingCalls:
         """
         self.uneven = None
         program, leaves = self._program_for(x, y, call)
-        hooks, updates = self._programs.with_trainer().hooks, program.resolved.geometry.device_iterations
+        trained = self._programs.trained or self._programs.with_trainer()
+        hooks, updates = trained.hooks, program.resolved.geometry.device_iterations
         if hooks is None:
 
             def compute() -> Tuple[Any, torch.Tensor]:
@@ -204,7 +205,7 @@ class TrainingCalls:
 
     def _program_for(self, x: Any, y: Any, call: Optional[BatchGeometry]) -> Tuple[ModelProgram, List[Any]]:
         """Return the program for a global batch, now the current one, and its arguments."""
-        trained = self._programs.with_trainer()
+        trained = self._programs.trained or self._programs.with_trainer()
         program = trained.program
         self._weights.notice_edits()
         self._changes.follow(program)
