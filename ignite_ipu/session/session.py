@@ -14,6 +14,7 @@ from ignite_ipu.errors import SessionError, logger
 from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.optimizers.host_link import HostUpdates, Link
 from ignite_ipu.optimizers.link import check_parameters
+from ignite_ipu.optimizers.shared_memory import refuse_shared_memory
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import plain
@@ -141,7 +142,7 @@ class IPUSession:
         Raises:
             PlanError: The pipeline does not suit the model or the options.
             SessionError: The model has a trainer already, or was put into memory that processes share.
-            OptimizerError: The optimizer does not hold exactly the model's trainable parameters.
+            OptimizerError: The optimizer does not hold exactly the model's trainable parameters, or these share memory.
             OptionsError: No IPUs can be had for these options.
             ProcessesError: Several processes would not train one model together.
         """
@@ -149,6 +150,7 @@ class IPUSession:
         _check_model(self.model)
         if isinstance(conversion, Conversion):
             check_parameters(conversion.source, step)
+            refuse_shared_memory(self.model)
         if resolved.geometry.processes > 1:
             check_same_weights(self.model)
         placing: Optional[Placing] = None

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.deferred.compiled.host_calls import call_first
+from ignite_ipu.deferred.compiled.memory import refuse_shared_between
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places, execution_of, one_after_another
 from ignite_ipu.deferred.compiled.step import CalledStep
@@ -141,6 +142,7 @@ class CapturedEvaluation:
             modes.look_again()
 
     def _new(self, model: nn.Module, structure: Any, tensors: Sequence[torch.Tensor], grows: bool) -> ModelProgram:
+        refuse_shared_between(model)
         shapes = [tuple(tensor.shape) for tensor in tensors]
         step = CalledStep(model, structure, shapes, self._config.half_products, words_read(), grows)
         if len(self._programs) == _MANY:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Sequence
 import torch
 
 from ignite_ipu import backend
+from ignite_ipu.deferred.compiled.memory import refuse_shared_between
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places, placed_options
 from ignite_ipu.deferred.compiled.splitting import WHOLE, asked_split, checked_split
@@ -277,6 +278,7 @@ class TrainingPrograms(abc.ABC):
         pipeline, make = self._places.training(self.one_after_another)
         resolved = self._resolved(wanted, pipeline)
         if not self.prepared:
+            refuse_shared_between(self.session.model)
             self.trained = self.session.prepare_training(
                 step, self._conversion(), resolved, share_ipus=self.config.share_ipus, place=make
             )

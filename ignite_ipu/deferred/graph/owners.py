@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import torch
 from torch import nn
 
-from ignite_ipu.program.tensors.raw import requires_grad
+from ignite_ipu.program.tensors.raw import named_tensors, requires_grad
 from ignite_ipu.program.user_code import Line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
@@ -77,6 +77,14 @@ def parameter_of(tensor: torch.Tensor) -> Optional[Tuple[Captured, str]]:
         return None
     model, name = found[0](), found[1]
     return (model, name) if model is not None and model.owns(name, tensor) else None
+
+
+def owned_tensors() -> Iterator[Tuple[Captured, str, torch.Tensor]]:
+    """Yield the parameters and buffers of all captured models, with their names there."""
+    models = {id(model): model for model in [reference() for reference, _ in list(OWNED.values())] if model is not None}
+    for model in models.values():
+        for name, tensor in named_tensors(model.model).items():
+            yield model, name, tensor
 
 
 def _forget(keys: List[int], reference: weakref.ref[Captured]) -> None:
