@@ -105,7 +105,7 @@ def _of_function(function: Callable[[int, int], Any], samples: int, remember: bo
 def _of_trainer(trainer: IPUTrainer, data: Any, remember: bool) -> FittedBatch:
     session, batch = trainer.ipu, trainer.one_batch(data)
     trained = session.with_trainer()
-    resolved = trained.resolved_for(None)
+    resolved = trained.resolved
     calls = resolved.geometry
     session.weights.to_host()
     trained.drop_aside()

@@ -87,7 +87,7 @@ class IPUTrainer(IPUEngine):
             program = session.training
             if session.calls.uneven is not None:
                 return [session.calls.uneven]
-            return calls() if calls is not None else None if program is None else program.geometry
+            return calls() if calls is not None else None if program is None else program.state.geometry
 
         self.counts = Counts(latest, self._coming_call, self._rates)
         self.counts.attach(self)
@@ -97,7 +97,7 @@ class IPUTrainer(IPUEngine):
         trained = self.ipu.trained
         if trained is None:
             return None
-        resolved = trained.resolved_for(None)
+        resolved = trained.resolved
         whole = resolved.geometry
         if self._call is None or len(self._call) == resolved.micro_batches:
             return whole
@@ -257,7 +257,7 @@ class IPUTrainer(IPUEngine):
 
     def _note_data(self, data: Iterable[Any]) -> None:
         trained = self.ipu.trained
-        steps = None if trained is None else trained.resolved_for(None).geometry.gradient_accumulation
+        steps = None if trained is None else trained.resolved.geometry.gradient_accumulation
         self.ipu.data = self._loaders().explain(data, steps)
 
     def _start(self, *args: Any, **kwargs: Any) -> _Start:

@@ -62,7 +62,10 @@ class Trainable:
 
 
 class Trained:
-    """The program that trains a model, those kept `aside` until they train it again, and the tie to the optimizer."""
+    """The program that trains a model, those kept `aside` until they train it again, and the tie to the optimizer.
+
+    `resolved` has the options of the programs for whole calls.
+    """
 
     def __init__(
         self,
@@ -85,7 +88,7 @@ class Trained:
         self.aside: List[ModelProgram] = []
         # By program that was set aside, the names of the parameters that it trains.
         self._aside_names: weakref.WeakKeyDictionary[ModelProgram, List[str]] = weakref.WeakKeyDictionary()
-        self._resolved = resolved
+        self.resolved = resolved
         self._partial: Dict[Tuple[int, int, int], Resolved] = {}
         self._trainable = Trainable(step)
         self._weights = weights
@@ -105,18 +108,16 @@ class Trained:
         self.program = program.like(step, resolved)
         self._trainable = Trainable(step)
         if not keep:
-            self._resolved = resolved
+            self.resolved = resolved
             self._partial.clear()
         if changed:
             self.link.send_again(self._trainable.names())
 
-    def resolved_for(self, call: Optional[BatchGeometry]) -> Resolved:
-        """Return the options of the programs for whole calls, or for a smaller one; the same object for the same."""
-        if call is None:
-            return self._resolved
+    def resolved_for(self, call: BatchGeometry) -> Resolved:
+        """Return the options of the programs for a smaller call; the same object for the same factors."""
         factors = call.device_iterations, call.gradient_accumulation, call.replication_factor
         if factors not in self._partial:
-            self._partial[factors] = self._resolved.with_factors(call)
+            self._partial[factors] = self.resolved.with_factors(call)
         return self._partial[factors]
 
     def serves(self, resolved: Resolved, layout: BatchLayout) -> bool:

@@ -85,8 +85,8 @@ class TrainingCalls:
             LostEditError: A weight was written while its newest value was elsewhere.
         """
         self.uneven = None
-        program, leaves = self._program_for(x, y, call)
         trained = self._programs.trained or self._programs.with_trainer()
+        program, leaves = self._program_for(trained, x, y, call)
         hooks, updates = trained.hooks, program.resolved.geometry.device_iterations
         if hooks is None:
 
@@ -110,7 +110,8 @@ class TrainingCalls:
             raise
         self._programs.active = program
         self.note_updates(updates)
-        program.effects.show_attributes(leaves)
+        if program.step.computed.places:
+            program.effects.show_attributes(leaves)
         hooks.after()
         if y_pred is not None:
             x, y = program.resolved.returned((x, y))
@@ -131,13 +132,13 @@ class TrainingCalls:
             Exception: As for `train`.
         """
         trained = self._programs.with_trainer()
-        reduction = trained.resolved_for(None).options.Training.accumulation_and_replication_reduction_type.name
+        reduction = trained.resolved.options.Training.accumulation_and_replication_reduction_type.name
         share = 1.0 / len(batches) if reduction == "Mean" else 1.0
 
         def compute() -> Tuple[List[Any], torch.Tensor]:
             predictions, losses = [], []
             for x, y in batches:
-                program, leaves = self._program_for(x, y, _ONE_MICRO_BATCH)
+                program, leaves = self._program_for(trained, x, y, _ONE_MICRO_BATCH)
                 y_pred, loss = self._call_for_gradients(program, leaves, (x, y), share)
                 predictions.append(y_pred)
                 losses.append(program.resolved.mean_loss(loss, program.step.maximizes))
@@ -199,13 +200,14 @@ class TrainingCalls:
         Raises:
             Exception: As for `train` with such a batch, except for errors of the device call.
         """
-        program, leaves = self._program_for(x, y, call)
+        program, leaves = self._program_for(self._programs.with_trainer(), x, y, call)
         self.prepare(leaves, (x, y))
         return program
 
-    def _program_for(self, x: Any, y: Any, call: Optional[BatchGeometry]) -> Tuple[ModelProgram, List[Any]]:
+    def _program_for(
+        self, trained: Trained, x: Any, y: Any, call: Optional[BatchGeometry]
+    ) -> Tuple[ModelProgram, List[Any]]:
         """Return the program for a global batch, now the current one, and its arguments."""
-        trained = self._programs.trained or self._programs.with_trainer()
         program = trained.program
         self._weights.notice_edits()
         self._changes.follow(program)
@@ -213,7 +215,7 @@ class TrainingCalls:
             # A parameter was accessed, which is also how one is frozen.
             self._looks = self._weights.looks
             trained.follow_trainable()
-        resolved, layouts = trained.resolved_for(call), program.step.layouts
+        resolved, layouts = trained.resolved if call is None else trained.resolved_for(call), program.step.layouts
         if program.resolved is resolved and layouts:
             known = layouts[0].leaves_of((x, y))
             if known is not None:

@@ -1,0 +1,84 @@
+"""Calls of this package in one steady iteration of a trainer: each earns its place, and the list does not grow unseen.
+
+Comprehensions are left out, which are no calls in newer versions of Python, and so is the emulator.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import sys
+from types import FrameType
+from typing import Any, Counter, Tuple
+
+import torch
+from ignite.engine import Events
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import ignite_ipu
+from ignite_ipu import create_ipu_trainer
+
+ROOT = os.path.dirname(ignite_ipu.__file__) + os.sep
+MOST = (50, 22)
+"""How many calls there are at most, and in how many files."""
+CALLED = {
+    "engines.call_loader": "_alike _calls _explaining",
+    "engines.counting": "_announce _count _handled",
+    "engines.engine": "_make_calls _show_batch",
+    "engines.resume.position": "_counted",
+    "engines.steps": "__call__ _prepares_nothing joined loss_item prepared run",
+    "engines.trainer": "latest",
+    "optimizers.changes": "changes",
+    "optimizers.link": "push stepped",
+    "optimizers.step_hooks": "after before",
+    "program.guards.python_state": "complete same training values",
+    "program.guards.retrace": "note_call",
+    "program.layout": "leaves_of",
+    "session.compiled_program": "changed_buffers changed_values note_call set_modes",
+    "session.programs": "take_over",
+    "session.recompilation": "follow follow_trace",
+    "session.resolved": "mean_loss",
+    "session.session": "training",
+    "session.training_calls": "_program_for note_updates prepare train",
+    "session.weights.access": "is_kept",
+    "session.weights.tracker": "notice_edits to_training trained",
+    "torch_names.dispatch": "has_saved_tensor_hooks is_jit_traced",
+    "torch_names.engines": "event_handlers_of",
+}
+"""The functions that are called, by the module."""
+
+
+def steady_calls() -> Counter[Tuple[str, str]]:
+    """Return the calls between the ends of two iterations, after the trainer has made eight."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    trainer = create_ipu_trainer(model, torch.optim.Adam(model.parameters()), nn.CrossEntropyLoss())
+    loader = DataLoader(TensorDataset(torch.randn(40, 4), torch.randint(2, (40,))), batch_size=4)
+    calls: Counter[Tuple[str, str]] = collections.Counter()
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        ours = file.startswith(ROOT) and not file.startswith(f"{ROOT}emulator{os.sep}")
+        if event == "call" and ours and not name.startswith("<"):
+            calls[file[len(ROOT) : -3].replace(os.sep, "."), name] += 1
+
+    before = sys.getprofile()
+    trainer.add_event_handler(Events.ITERATION_COMPLETED(once=8), lambda: sys.setprofile(count))
+    trainer.add_event_handler(Events.ITERATION_COMPLETED(once=9), lambda: sys.setprofile(before))
+    try:
+        trainer.run(loader)
+    finally:
+        sys.setprofile(before)
+        trainer.ipu.close()
+    return calls
+
+
+def test_a_steady_iteration_makes_these_calls_and_no_others() -> None:
+    """The numbers may become smaller; a larger one is to be explained."""
+    calls = steady_calls()
+    found = {f"{module} {name}" for module, name in calls}
+    known = {f"{module} {name}" for module, names in CALLED.items() for name in names.split()}
+    assert found <= known
+    most, files = MOST
+    assert sum(calls.values()) <= most and len({file for file, _ in calls}) <= files
