@@ -71,11 +71,17 @@ def test_simulating_a_million_slots_takes_under_two_seconds():
 def measures() -> Iterator[Measure]:
     """Yield the row of the table, whose limit is the growth of one pass over the model that propagates shapes."""
     sizes = (100, 300, 1000)
+    planned(measured(10))  # imports, and other work that is done once
     taken = [best_of(1, lambda size=size: compare(measured(size), 64)) for size in sizes]  # type: ignore[misc]
-    passes = [best_of(1, lambda size=size: propagated(size)) for size in sizes]  # type: ignore[misc]
+    passes = [best_of(1, lambda size=size: propagated(size)) for size in sizes[:2]]  # type: ignore[misc]
     both = " / ".join(f"{1e3 * value:.3g}" for value in taken)
     yield Measure(
-        "growth of a plan, 100, 300, 1000 layers", exponent(sizes, taken), 1, "", f"{both} ms", exponent(sizes, passes)
+        "growth of a plan, 100, 300, 1000 layers",
+        exponent(sizes, taken),
+        1,
+        "",
+        f"{both} ms",
+        exponent(sizes[:2], passes),
     )
 
 

@@ -41,17 +41,24 @@ class Partition:
 
 
 def partition(
-    stage_times: StageTimes, layers: int, stages: int, cut_bytes: Optional[Sequence[float]] = None
+    stage_times: StageTimes,
+    layers: int,
+    stages: int,
+    cut_bytes: Optional[Sequence[float]] = None,
+    longer: Callable[[int], float] = lambda longest: -np.inf,
 ) -> Optional[Partition]:
     """Cut `layers` layers into exactly `stages` non-empty stages so that the slowest is fastest, or return None.
 
     Of all cuttings with that slowest stage it takes one that moves the least over its cuts. Dynamic programming over
     (stage, last layer) tries every cutting into stages of up to twice the average number of layers. The limit doubles
-    while a longer stage could be as fast. The time is O(layers^2), if stages are much alike.
+    while a longer stage could be as fast. The time is O(layers^2 / stages), if stages are much alike and `longer` is
+    given, and O(layers^2) without it.
 
     Args:
         stage_times: The time of stages; no stage is faster than the last with the same layers.
         cut_bytes: Bytes that a cut after each layer but the last moves; 0 by default.
+        longer: Returns a time that no stage of more than so many layers is below, at any place. It saves a look at all
+            of these stages.
     """
     if stages < 1 or stages > layers:
         raise PlanError(
@@ -61,14 +68,20 @@ def partition(
     moved = np.zeros(layers + 1)
     if cut_bytes is not None:
         moved[1:layers] = cut_bytes
-    fastest = stage_times((slice(layers + 1), slice(layers + 1)))(stages - 1)
+    fastest: Optional[Matrix] = None
     longest = -(-layers // stages)
     while True:
         longest = min(2 * longest, layers)
         found = _with_stages_up_to(longest, stage_times, layers, stages, moved)
-        rows = enumerate(fastest[: layers - longest])
-        longer = min([row[begin + longest + 1 :].min() for begin, row in rows], default=np.inf)
-        if longer > (np.inf if found is None else found.slowest) or np.isinf(longer):
+        slowest = np.inf if found is None else found.slowest
+        if longest == layers:
+            return found
+        least = longer(longest)
+        if least <= slowest and not np.isposinf(least):
+            if fastest is None:
+                fastest = stage_times((slice(layers + 1), slice(layers + 1)))(stages - 1)
+            least = min(row[begin + longest + 1 :].min() for begin, row in enumerate(fastest[: layers - longest]))
+        if least > slowest or np.isposinf(least):
             return found
 
 
@@ -76,31 +89,42 @@ def _with_stages_up_to(
     longest: int, stage_times: StageTimes, layers: int, stages: int, moved: npt.NDArray[np.float64]
 ) -> Optional[Partition]:
     """Return the best cutting into stages of up to `longest` layers."""
+    # The first stage begins with the first layer, and the last one ends with the last: few places for either.
+    few = np.arange(1, longest + 1)
+    ahead, last = stage_times((0, few))(0), layers - few[::-1]
+    behind = stage_times((last, layers))(stages - 1)
     ends = np.arange(1, layers + 1)[:, None]
-    begins = ends - np.arange(longest, 0, -1)
+    begins = ends - few[::-1]
     exist = begins >= 0
     begins = np.maximum(begins, 0)
-    time_of = stage_times((begins, ends))
-    times = [np.where(exist, time_of(stage), np.inf) for stage in range(stages)]
-    start = np.full(layers + 1, np.inf)
-    start[0] = 0.0
-    reach = start.copy()
-    for time in times:
+    time_of = stage_times((begins, ends)) if stages > 2 else None
+    between = [] if time_of is None else [np.where(exist, time_of(stage), np.inf) for stage in range(1, stages - 1)]
+    reach = np.full(layers + 1, np.inf)
+    if stages == 1:
+        return _of_one_stage(float(ahead[-1]), layers) if longest == layers else None
+    reach[1 : longest + 1] = ahead
+    for time in between:
         reach[1:], reach[0] = np.maximum(reach[begins], time).min(axis=1), np.inf
-    slowest = float(reach[layers])
+    slowest = float(np.maximum(reach[last], behind).min())
     if not np.isfinite(slowest):
         return None
-    total = start
+    total = np.full(layers + 1, np.inf)
+    total[1 : longest + 1] = np.where(ahead <= slowest, 0.0, np.inf)
     choices = []
-    for time in times:
+    for time in between:
         sums = np.where(time <= slowest, (total + moved)[begins], np.inf)
         best = sums.argmin(axis=1)[:, None]
         choices.append(np.take_along_axis(begins, best, 1)[:, 0])
         total[1:], total[0] = np.take_along_axis(sums, best, 1)[:, 0], np.inf
-    bounds = [layers]
+    sums = np.where(behind <= slowest, (total + moved)[last], np.inf)
+    bounds = [layers, int(last[sums.argmin()])]
     for choice in reversed(choices):
         bounds.append(int(choice[bounds[-1] - 1]))
-    return Partition(tuple(reversed(bounds)), slowest, float(total[layers]))
+    return Partition((0, *reversed(bounds)), slowest, float(sums.min()))
+
+
+def _of_one_stage(slowest: float, layers: int) -> Optional[Partition]:
+    return Partition((0, layers), slowest, 0.0) if np.isfinite(slowest) else None
 
 
 def partition_chain(

@@ -6,9 +6,10 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from heapq import nlargest
 from operator import itemgetter
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple, Union
 
 import numpy as np
+import numpy.typing as npt
 from torch.optim import Optimizer
 
 from ignite_ipu.errors import PlanError
@@ -210,24 +211,25 @@ class TimeModel:
     def __init__(
         self, profile: Profile, machine: Machine, recompute: bool, ipus_per_replica: int = 1, replicas: int = 1
     ) -> None:
-        layers = profile.layers
-        forward = [machine.compute_seconds(x.forward_flops, x.traffic, x.half) for x in layers]
-        backward = [machine.compute_seconds(x.backward_flops, 2 * x.traffic, x.half) for x in layers]
-        compute = span_sums(forward)
-        self.forward = compute + _at_both_ends(machine, profile.cut_bytes)
+        self._passes = _passes(profile, machine)
+        self.forward = self._passes.forward.copy()
         self.forward[0, :] += machine.host_seconds(profile.input_bytes, ipus_per_replica, replicas)
-        self.recompute = self.backward = np.zeros_like(compute)
+        self.recompute, self.backward = np.zeros_like(self.forward), self._passes.backward
         if not profile.training:
             self.forward[:, -1] += machine.host_seconds(profile.output_bytes, ipus_per_replica, replicas)
-            return
-        self.backward = span_sums(backward) + _at_both_ends(machine, profile.gradient_cut_bytes)
-        if recompute:
-            self.recompute = compute
+        elif recompute:
+            self.recompute = self._passes.compute
 
     @property
     def totals(self) -> Matrix:
         """Seconds for one micro-batch, all passes together, for every span."""
         return self.forward + self.backward + self.recompute
+
+    def least(self, spans: Index) -> Matrix:
+        """Return a bound below the seconds of spans that have the same begin as these, and an end not before theirs."""
+        passes, (_, ends) = self._passes, spans
+        least: Matrix = passes.forward[spans] + passes.backward[spans] + self.recompute[spans] - passes.leaving[ends]
+        return least
 
     def stage(self, begin: int, end: int) -> StageTime:
         """Return the same for one span, by pass."""
@@ -235,8 +237,23 @@ class TimeModel:
         return StageTime(float(self.forward[span]), float(self.backward[span]), float(self.recompute[span]))
 
 
-def _at_both_ends(machine: Machine, cut_bytes: Sequence[float]) -> Matrix:
-    """Return the seconds that a span spends on the tensors that cross the cuts before and behind it."""
-    cuts = np.asarray([0.0, *map(machine.link_seconds, cut_bytes), 0.0])
-    both: Matrix = cuts[:, None] + cuts[None, :]
-    return both
+class _Passes(NamedTuple):
+    """Seconds of every span of layers without the host's part, and of the tensors that leave behind each layer."""
+
+    compute: Matrix
+    forward: Matrix
+    backward: Matrix
+    leaving: npt.NDArray[np.float64]
+
+
+@lru_cache(maxsize=8)
+def _passes(profile: Profile, machine: Machine) -> _Passes:
+    layers = profile.layers
+    compute = span_sums([machine.compute_seconds(x.forward_flops, x.traffic, x.half) for x in layers])
+    cuts = np.asarray([0.0, *map(machine.link_seconds, profile.cut_bytes), 0.0])
+    forward = compute + (cuts[:, None] + cuts[None, :])
+    if not profile.training:
+        return _Passes(compute, forward, np.zeros_like(compute), cuts)
+    back = np.asarray([0.0, *map(machine.link_seconds, profile.gradient_cut_bytes), 0.0])
+    backward = span_sums([machine.compute_seconds(x.backward_flops, 2 * x.traffic, x.half) for x in layers])
+    return _Passes(compute, forward, backward + (back[:, None] + back[None, :]), cuts + back)

@@ -220,7 +220,15 @@ def _solve(
 
         return cost
 
-    best = partition(allowed_costs, tail, ipus, profile.cut_bytes[: tail - 1])
+    def longer(longest: int) -> float:
+        begins = np.arange(tail - longest)
+        entries = begins, begins + longest + 1
+        need = memory.totals(stages, entries)(ipus - 1)  # which grows with the end of a stage
+        costs = time.least(entries) if by_time else need
+        # The sums are rounded.
+        return float(np.where(need <= limit, costs, np.inf).min()) * (1 - 1e-9)
+
+    best = partition(allowed_costs, tail, ipus, profile.cut_bytes[: tail - 1], longer)
     if best is None:
         return None
     spans = [(begin, end, ipu) for ipu, (begin, end) in enumerate(zip(best.bounds, best.bounds[1:]))]

@@ -71,6 +71,21 @@ def test_stages_may_differ(layers, data):
     assert found is not None and found.slowest == expected
 
 
+@given(chains())
+@settings(max_examples=60, deadline=None)
+def test_a_bound_below_longer_stages_changes_nothing(chain):
+    """As that by the layers alone, without the cut behind them."""
+    layers, cuts = len(chain["times"]), np.asarray([0.0, *chain["cut_times"], 0.0])
+    sums = span_sums(chain["times"]) + cuts[:, None]
+
+    def longer(longest: int) -> float:
+        return min(sums[begin, begin + longest + 1] for begin in range(layers - longest))
+
+    time = sums + cuts[None, :]
+    given = (lambda entries: lambda stage: time[entries], layers, chain["stages"], chain["cut_times"])
+    assert partition(*given, longer) == partition(*given)
+
+
 def test_a_plain_chain():
     """Ten equal layers and one heavy one: the heavy one stays alone."""
     found = partition_chain([1.0] * 5 + [5.0] + [1.0] * 5, 3)
