@@ -6,6 +6,7 @@ from ignite_ipu.capabilities.table import Capability, Table, Treatment
 
 _HOOK_OF_MODULE = "a module's gradients exist inside the device's step alone, so a hook on them never runs"
 _HOOK_OF_PARAMETER = "autograd runs the hook when a gradient has come to the host"
+_TWICE = "a program has one backward pass, of which none is computed, and the host has no graph of it"
 _HOOKS_OF_PARAMETERS = "Hooks on parameters do: parameter.register_hook()"
 
 GRADIENTS = Table(
@@ -70,10 +71,17 @@ GRADIENTS = Table(
         ),
         Capability(
             "torch.autograd.grad",
-            Treatment.REFUSED,
-            "gradients exist inside the device's step alone",
+            Treatment.UPDATES_ON_HOST,
+            "gradients with respect to weights come to the host; those with respect to inputs are refused",
             "Use backward() and optimizer.step(); parameter.grad is there after backward()",
             example="torch.autograd.grad(model(x).sum(), list(model.parameters()))",
+        ),
+        Capability(
+            "torch.autograd.grad(create_graph)",
+            Treatment.REFUSED,
+            _TWICE,
+            "Write the derivative out in forward",
+            example="torch.autograd.grad(model(x).sum(), list(model.parameters()), create_graph=True)",
         ),
         Capability(
             "torch.autograd.backward",
@@ -92,7 +100,7 @@ GRADIENTS = Table(
         Capability(
             "torch.Tensor.backward(create_graph)",
             Treatment.REFUSED,
-            "a program has one backward pass, of which none is computed, and the host has no graph of it",
+            _TWICE,
             "Write the derivative out in forward",
             replaces="loss.backward()",
             example="loss.backward(create_graph=True)",

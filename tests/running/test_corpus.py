@@ -25,7 +25,7 @@ SCRIPTS = sorted(path.stem for path in CORPUS.glob("*.py"))
 REFUSED = {
     "actor_critic": ("action.item()", "it was sampled from the model's output"),
     "dynamic_model": ("trainer.run(", "changes Python values in every call (depths)"),
-    "gradient_penalty": ("torch.autograd.grad(", "cannot be mapped to IPUs"),
+    "gradient_penalty": ("torch.autograd.grad(", "create_graph=True"),
     "hogwild": ("model.share_memory()", "Hogwild"),
     "reinforce": ("action.item()", "as in reinforcement learning"),
 }

@@ -83,6 +83,17 @@ for _ in range(3):
     optimizer.step()
     out.append(loss.item())
 """,
+    "gradients of weights by torch.autograd.grad": """
+model = Net().to(device)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+for _ in range(2):
+    loss = F.cross_entropy(model(x), y)
+    weights = list(model.parameters())
+    for weight, gradient in zip(weights, torch.autograd.grad(loss, weights)):
+        weight.grad = gradient.clamp(-0.1, 0.1)
+    optimizer.step()
+    out.append(loss.item())
+""",
     "an encoder in evaluation mode that is trained": """
 encoder, decoder = nn.Linear(4, 6).to(device), nn.Linear(6, 2).to(device)
 optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)

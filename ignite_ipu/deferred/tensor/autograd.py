@@ -6,6 +6,7 @@ from typing import Any, Optional, Tuple
 
 import torch
 
+from ignite_ipu.capabilities import GRADIENTS
 from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.losses import gradients_of
@@ -26,10 +27,15 @@ def asked_gradients(
 ) -> Tuple[Optional[torch.Tensor], ...]:
     """Return what `torch.autograd.grad` does, for gradients with respect to weights."""
     refusal = (
-        f"torch.autograd.grad at {current_line()} asks for gradients, which exist on the device alone. Use "
-        f"backward() and optimizer.step(). {ON_THE_HOST}"
+        f"torch.autograd.grad at {current_line()} asks for gradients that exist on the device alone; those with "
+        f"respect to weights come to the host with IPUConfig(update='host'). {ON_THE_HOST}"
     )
-    if create_graph or is_grads_batched:
+    if create_graph:
+        raise CaptureError(
+            f"torch.autograd.grad(create_graph=True) at {current_line()} asks for gradients that can be differentiated "
+            f"again: {GRADIENTS['torch.autograd.grad(create_graph)'].reason}. {ON_THE_HOST}"
+        )
+    if is_grads_batched:
         raise CaptureError(refusal)
     tensors = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
     factors = [grad_outputs] if grad_outputs is None or isinstance(grad_outputs, torch.Tensor) else list(grad_outputs)

@@ -36,9 +36,11 @@ def check(program: Program) -> Hits:
             entry = _entry(program, node)
             outcome = None if entry is not None else Outcome.HANDLED
             yield Hit(node, "a gradient is used on the host, where it is always None", run=outcome, entry=entry)
-    for call, name in program.calls(*(entry.name for entry in GRADIENTS if entry.name.startswith("torch.autograd."))):
+    for call, name in program.calls("torch.autograd.grad", "torch.autograd.backward"):
         if call not in program.traced:
-            yield Hit(call, f"{name} differentiates on the host", entry=GRADIENTS[name])
+            twice = any(each.arg == "create_graph" and constant(each.value) is True for each in call.keywords)
+            entry = GRADIENTS[f"{name}(create_graph)" if twice and name.endswith("grad") else name]
+            yield Hit(call, f"{name} differentiates on the host", entry=entry)
     for call, _ in program.method_calls(*_HOOKS):
         assert isinstance(call.func, ast.Attribute)
         message = f"{call.func.attr} registers a hook that never runs on an IPU"

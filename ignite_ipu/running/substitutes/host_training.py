@@ -14,7 +14,6 @@ from typing import Any, Callable, Optional, Sequence, Set, Union
 import torch
 from torch import nn
 
-from ignite_ipu.capabilities import GRADIENTS
 from ignite_ipu.deferred.graph.owners import held_parameters
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor
 from ignite_ipu.program.forward.eager import EAGER
@@ -54,7 +53,7 @@ def refuse_host_training(substitutes: Substitutes, placed: PlacedModels) -> None
 
     def refused(what: str, line: FileLine, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         tensors = args[0] if args else kwargs.get(_TENSORS[what], ())
-        if what != _GRADIENTS and _are_deferred(tensors):
+        if _are_deferred(tensors):
             return original(*args, **kwargs)
         if substitutes.code.owns(line[0]):
             raise substitutes.refusal(what, _OWN[what], line)
@@ -85,7 +84,7 @@ _TENSORS = {"backward()": "self", _GRADIENTS: "outputs", "torch.autograd.backwar
 _OWN = {
     "backward()": _NOT_COMPUTED,
     "torch.autograd.backward()": _NOT_COMPUTED,
-    _GRADIENTS: GRADIENTS["torch.autograd.grad"].refusal,
+    _GRADIENTS: f"{_NOT_COMPUTED} Gradients with respect to inputs exist inside the device's step alone.",
 }
 
 

@@ -72,8 +72,8 @@ print(torch.allclose(found, expected, atol=1e-6), torch.equal(found, again))
             "torch.optim.SGD(model.parameters(), 0.1)\nprint(torch.bernoulli(model(x).sigmoid()).sum())",
             "before the step has run",
         ),
-        ("torch.autograd.grad(model(x).sum(), [x])", "gradients exist inside"),
-        ("torch.autograd.grad(outputs=model(x).sum(), inputs=x)", "gradients exist inside"),
+        ("torch.autograd.grad(model(x).sum(), [x])", "exist on the device alone"),
+        ("torch.autograd.grad(outputs=model(x).sum(), inputs=x)", "exist on the device alone"),
         ("nn.utils.clip_grad_value_(model.parameters(), 1.0)", "global norm"),
     ],
 )
