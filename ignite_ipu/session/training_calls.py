@@ -267,8 +267,8 @@ class TrainingCalls:
             if not program.compiled:
                 trained.check_any_trained()
             with programs.loading(program):
-                if executor is None:
-                    link.push()
+                if executor is None and any(each.attribute not in link.conversion.variable for each in link.push()):
+                    trained.drop_aside()  # they were compiled with other constants
                 executor = program.load(leaves, batch)
         if isinstance(kind, GradientKind):
             self._weights.look()

@@ -178,6 +178,17 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
         # Previous weights: written through a view, and read by a loss that did not go backward.
         ("Attributes", ("Adam",), "step zero_grad forward write_item:3 backward step", "same"),
         ("WeightNorm", ("RMSprop",), "two_losses step sum_of_losses zero_grad forward sum_of_losses backward", "same"),
+        ("WeightNorm", ("AdamW",), "forward forward backward step write_item:3 sum_of_losses", "same"),
+        # A constant changes while a program is set aside that was compiled with it.
+        (
+            "TwoHeads",
+            ("Adam", "RMSprop", "AdamW"),
+            "step zero_grad forward backward step zero_grad weight_decay:6 forward backward step zero_grad forward "
+            "backward step",
+            "same",
+        ),
+        # Freezing parts before the loop knows that they train together.
+        ("Criterion", ("Adam",), "step zero_grad forward freeze_module:3 backward step", "same"),
         # A closure joins the loop with another model.
         ("TwoHeads", ("LBFGS", "AdamW", "RMSprop"), "step forward backward step", "same"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Container, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Container, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -114,6 +114,25 @@ class Modes:
                 self._trained = list(map(requires_grad, self.parameters))
         return self._trained
 
+    def with_parts(self, calls: Sequence[ModesThen]) -> ModesThen:
+        """Return the current modes, but those of calls for modules and parameters of parts that were called."""
+        now = self.now()
+        training: Dict[int, bool] = {}
+        trained: Dict[int, bool] = {}
+        assert self._state is not None
+        for then in calls:
+            training.update(then.of.training_by_module(then))
+            trained.update({id(each): flag for each, flag in zip(then.of.parameters, then.trained)})
+        return now._replace(
+            training=[training.get(id(own), flag) for own, flag in zip(self._state.moded, now.training)],
+            trained=[trained.get(id(each), flag) for each, flag in zip(self.parameters, now.trained)],
+        )
+
+    def training_by_module(self, then: ModesThen) -> Dict[int, bool]:
+        """Return the modes of modules, by the ids of their attributes."""
+        assert self._state is not None
+        return {id(own): flag for own, flag in zip(self._state.moded, then.training)}
+
     def check_trained(self, loss: Loss, own: Optional[Container[int]] = None) -> None:
         """Refuse to go backward when others of its `own` parameters require gradients than when the model was called.
 
@@ -122,9 +141,14 @@ class Modes:
         trained = self.trained()
         for operation in loss.operations:
             modes = operation.signature.modes
-            if modes is None or modes.trained is trained or modes.of is not self or modes.trained == trained:
+            if modes is None or modes.trained is trained:
                 continue
-            changed = [each for each, *flags in zip(self.parameters, modes.trained, trained) if flags[0] != flags[1]]
+            parts = self.parameters if modes.of is self else modes.of.parameters
+            with DisableTorchFunctionSubclass():
+                now = trained if modes.of is self else list(map(requires_grad, parts))
+            if modes.trained == now:
+                continue
+            changed = [each for each, *flags in zip(parts, modes.trained, now) if flags[0] != flags[1]]
             if own is not None and operation.model is not None:
                 changed = [each for each in changed if id(each) in own and id(each) in operation.model.parameter_ids()]
             if changed:

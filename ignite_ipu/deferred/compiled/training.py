@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, FrozenSet, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
 
@@ -181,7 +181,9 @@ class TrainingPrograms(abc.ABC):
                 continue
             if others.of is not self.modes:
                 # A part of a model that was called before it was known to be one.
-                return self._own_modes(self._modes_with(calls))
+                return self._own_modes(
+                    self.modes.with_parts([each.signature.modes for each in calls if each.signature.modes])
+                )
             if self.own is not None:
                 own = self._own_modes(others)
                 # Whether a model is frozen that another optimizer trains makes no difference to this one's update.
@@ -195,17 +197,6 @@ class TrainingPrograms(abc.ABC):
                     "model after optimizer.step()."
                 )
         return self._own_modes(self.modes.now()) if modes is None else modes
-
-    def _modes_with(self, calls: Sequence[Operation]) -> ModesThen:
-        """Return the current modes, with the parameters frozen that were frozen in calls of parts of the model."""
-        now = self.modes.now()
-        then: Dict[int, bool] = {}
-        for modes in [call.signature.modes for call in calls]:
-            if modes is not None:
-                then.update({id(each): trained for each, trained in zip(modes.of.parameters, modes.trained)})
-        return now._replace(
-            trained=[then.get(id(each), flag) for each, flag in zip(self.modes.parameters, now.trained)]
-        )
 
     def _has_weights_of(self, call: Operation) -> bool:
         assert call.model is not None and self.own is not None

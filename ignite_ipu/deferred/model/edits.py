@@ -67,11 +67,10 @@ class WeightEdits:
         if not edits:
             return
         self._seen += edits
-        older = _older(found, written) if self.keeps else None
-        if older is not None:
-            self.older += older
+        pairs = [pair for edited in found for pair in edited] if self.keeps else []
+        self.older += _older(pairs, written)
         # Edits that were reported, and not found, may be of any weight.
-        self._note(CLOCK.now, None if edits > len(found) else self._sharing(found), lost=older is None)
+        self._note(CLOCK.now, None if edits > len(found) else self._sharing(found), lost=not pairs)
 
     def _sharing(self, found: Sequence[Edited]) -> Set[int]:
         """Return the ids of the edited weights, and of those that share their memory."""
@@ -149,17 +148,14 @@ class WeightEdits:
                 )
 
 
-def _older(found: Sequence[Edited], written: Dict[int, Tuple[int, int]]) -> Optional[List[Older]]:
-    """Return the values of weights before they were written, in the order of the writes; None if some are lost."""
-    pairs = [pair for edited in found for pair in edited]
-    if not pairs or any(before is None for _, before in pairs):
-        return None
-    if USES and any(id(tensor) not in written for tensor, _ in pairs):
-        return None  # functions of weights may have been recorded between the write and now
-    moments: Dict[int, List[Tuple[torch.Tensor, torch.Tensor]]] = {}
+def _older(pairs: Edited, written: Dict[int, Tuple[int, int]]) -> List[Older]:
+    """Return the values of weights before they were written, in the order of the writes."""
+    moments: Dict[int, List[Tuple[torch.Tensor, Optional[torch.Tensor]]]] = {}
     replaced: Set[int] = set()
+    used = {id(leaf.tensor) for each in USES for leaf in each.leaves if type(leaf) is Input} if pairs else set()
     for tensor, before in pairs:
-        assert before is not None
+        if id(tensor) in used and id(tensor) not in written:
+            before = None  # functions of it may have been recorded between the write and now
         moment, memory = written.get(id(tensor), (CLOCK.now, None))
         moments.setdefault(moment, []).append((tensor, before))
         if memory is not None and memory != memory_of(plain(tensor)):

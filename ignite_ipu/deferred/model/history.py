@@ -45,7 +45,7 @@ class Made:
     @contextlib.contextmanager
     def rewound(self) -> Iterator[None]:
         """Have the loss as it was before its update, in the `with` block; buffers are written once all the same."""
-        values = {id(tensor): value for tensor, value in self._before.values}
+        values = {id(tensor): value for tensor, value in self._before.values if value is not None}
         with self._tape.rewound():
             for operation in self.loss.operations:
                 if operation.signature.writes and operation.model is not None:

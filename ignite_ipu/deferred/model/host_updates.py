@@ -165,7 +165,7 @@ class HostUpdates:
         used = self._in_use[1]
         if not used:
             return []
-        kept = {id(tensor): older.taken for older in self._older for tensor, _ in older.values}
+        kept = {id(tensor): older.taken for older in self._older for tensor, value in older.values if value is not None}
         return [tensor for tensor in tensors if used.get(id(tensor), 0) > kept.get(id(tensor), 0)]
 
     def _pending(self) -> List[Operation]:
@@ -437,7 +437,8 @@ class HostUpdates:
     def _value_then(self, key: int, operation: Operation) -> Any:
         """Return a weight, by its id, with the value that it had when an operation was recorded; None if it is lost."""
         kept = (older for older in self._older if older.taken >= operation.number)
-        return next((pair for older in kept for pair in older.values if id(pair[0]) == key), None)
+        found = next((pair for older in kept for pair in older.values if id(pair[0]) == key), None)
+        return None if found is None or found[1] is None else found
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> List[Any]:

@@ -116,12 +116,13 @@ class Older:
     """Weights before they were changed, taken when `CLOCK` showed a number.
 
     Attributes:
+        values: The weights, each with its value; None if that was not kept.
         uncounted: The ids of those that were written without PyTorch's notice.
         replaced: The ids of those whose memory was replaced, as by `parameter.data = ...`.
     """
 
     taken: int
-    values: Sequence[Tuple[torch.Tensor, torch.Tensor]]
+    values: Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]]
     uncounted: FrozenSet[int] = frozenset()
     replaced: FrozenSet[int] = frozenset()
 

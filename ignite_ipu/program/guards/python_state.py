@@ -161,6 +161,11 @@ class PythonState:
         for attributes, mode in zip(self._moded, modes):
             attributes["training"] = mode
 
+    @property
+    def moded(self) -> Sequence[Dict[str, Any]]:
+        """The attributes of the modules that `training` is about."""
+        return self._moded
+
     def values(self) -> List[Hashable]:
         """Return the values of this moment, comparable; the same list while nothing has changed."""
         found = [read() for read in self._reads]

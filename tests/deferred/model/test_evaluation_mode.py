@@ -184,3 +184,22 @@ def test_gradients_that_would_get_lost_are_refused() -> None:
         likelihood.backward()  # type: ignore[no-untyped-call]
     with pytest.raises(CaptureError, match=r"A backward pass reached a result of add .*requires gradients"):
         (scores.sum() + likelihood).backward()
+
+
+@pytest.mark.parametrize("update", ["device", "host"])
+def test_modes_of_parts_before_their_first_update_count(update: str) -> None:
+    """A generator that is called in evaluation mode, and put in training mode before the loss joins it with others."""
+    found = []
+    for captures in (False, True):
+        torch.manual_seed(1)
+        encoder, head = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)), nn.Linear(4, 3)
+        optimizer = torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=0.1)
+        if captures:
+            ipu_prepare(optimizer, encoder, head, config=IPUConfig(update=update))
+        hidden = encoder.eval()(XS[0])
+        encoder.train()
+        loss = F.cross_entropy(head(hidden), YS[0])
+        loss.backward()
+        optimizer.step()
+        found.append((loss.item(), [each.detach().clone() for each in (*encoder.parameters(), *head.parameters())]))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
