@@ -64,7 +64,7 @@ class ModelChanges:
 
     def _replaced(self) -> Tuple[Sequence[str], Sequence[str]]:
         """Return the names of replaced tensors of the model, and of those beside it."""
-        return self._weights.replaced(self._model), self._weights.replaced_beside()
+        return self._weights.held.replaced(self._model), self._weights.held.replaced_beside()
 
     def follow(self, program: ModelProgram) -> None:
         """Compile a program again if its constants have changed."""

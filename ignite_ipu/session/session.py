@@ -181,7 +181,7 @@ class IPUSession:
         if trained is None:
             return
         trained.stop()
-        self.weights.leave_out(trained.program.step)
+        self.weights.held.leave_out(trained.program.step)
         if programs.active is trained.program:
             programs.active = None
         programs.trained = None
@@ -309,7 +309,7 @@ class IPUSession:
                 trained.link.detach()
             except Exception as error:
                 lost.append(("the optimizer's state", error))
-            self.weights.leave_out(trained.program.step)
+            self.weights.held.leave_out(trained.program.step)
         self._programs.close()
         for model in [model for model, known in _SESSIONS.items() if known() is self]:
             del _SESSIONS[model]

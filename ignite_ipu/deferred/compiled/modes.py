@@ -160,7 +160,7 @@ class Modes:
 
 def refuse_replaced(weights: Weights, model: nn.Module) -> None:
     """Refuse a model that has other weights than at first."""
-    names = weights.replaced(model)
+    names = weights.held.replaced(model)
     if names:
         raise ReplacedError(
             f"At {current_line()}, {listed(names)} of the model was replaced, added or removed "

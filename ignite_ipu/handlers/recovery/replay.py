@@ -176,7 +176,7 @@ class RunImages:
 
     def take(self, iteration: int, snapshot: Snapshot) -> None:
         """Make the current state the newest image."""
-        self._positions = self._positions or self._weights.positions(self._model)
+        self._positions = self._positions or self._weights.held.positions(self._model)
         extra = {
             name: None if name in self._positions else copy.deepcopy(value)
             for name, value in self._model.state_dict().items()

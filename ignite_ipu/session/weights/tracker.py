@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import weakref
-from typing import Any, Callable, Container, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Container, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu.errors import LostEditError, listed, logger
 from ignite_ipu.poptorch_types import Executor
-from ignite_ipu.program.module_state import REGISTRATIONS
-from ignite_ipu.program.tensors.raw import named_tensors, plain, with_tensors
+from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.session.hooks import Edited, IPUEvents, SessionHooks
 from ignite_ipu.session.weights.access import (
     AccessTracker,
@@ -23,8 +21,8 @@ from ignite_ipu.session.weights.access import (
     watch_tensors,
 )
 from ignite_ipu.session.weights.batch_counters import BatchCounters
+from ignite_ipu.session.weights.held_tensors import HeldTensors
 from ignite_ipu.torch_names.dispatch import jit_trace_left
-from ignite_ipu.torch_names.modules import modules_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 
@@ -42,6 +40,7 @@ class Weights:
     The model's parameters and buffers are the host's copy.
 
     Attributes:
+        held: The tensors whose newest values it follows.
         updates: Number of calls of the training program; a list of one number, for objects that outlive this one.
         looks: How often `notice_edits` looked at every tensor.
         edits: How often the host's weights were found, or reported, to be set.
@@ -56,13 +55,8 @@ class Weights:
 
     def __init__(self, model: nn.Module, hooks: Optional[SessionHooks] = None) -> None:
         self._hooks = hooks or SessionHooks()
-        self._model, self._named = weakref.ref(model), named_tensors(model)
-        REGISTRATIONS.follow()
-        self._registrations = REGISTRATIONS.count
-        # Entries are only ever added: `put_back` relies on the order of an earlier `read`.
-        self._names: List[str] = list(self._named)
-        self._tensors: List[torch.Tensor] = list(self._named.values())
-        self._beside: weakref.WeakKeyDictionary[nn.Module, Dict[str, torch.Tensor]] = weakref.WeakKeyDictionary()
+        self.held = HeldTensors(model)
+        self._tensors = self.held.tensors
         self._training: Optional[_Copy] = None
         self._inference: List[_Copy] = []
         self.host_is_stale = self.in_graphs = False
@@ -132,19 +126,9 @@ class Weights:
 
         Call it before the executor is added. Returns whether there are new ones.
         """
-        named = _beside_the_model(step)
-        if named:
-            self._beside[step] = named
-        known = {id(tensor) for tensor in self._tensors}
-        new = {name: tensor for name, tensor in named.items() if id(tensor) not in known}
-        self._names += new
-        self._tensors += new.values()
-        self._versions += _count_edits(list(new.values()))
+        new = self.held.include(step)
+        self._versions += _count_edits(new)
         return bool(new)
-
-    def leave_out(self, step: nn.Module) -> None:
-        """Allow the tensors of an included module beside the model to be replaced again."""
-        self._beside.pop(step, None)
 
     def remove(self, executor: Executor) -> None:
         """Forget an executor that was destroyed, which brings the newest weights to the host."""
@@ -351,14 +335,6 @@ class Weights:
         now = _count_edits([self._tensors[number] for number in self._silent])
         return now != [self._versions[number] for number in self._silent]
 
-    def replaced(self, model: nn.Module) -> List[str]:
-        """Return the names of parameters and buffers that are not the ones that the model had at first."""
-        return _differing(self._named, named_tensors(model))
-
-    def replaced_beside(self) -> List[str]:
-        """Return the names of replaced tensors of training programs beside the model."""
-        return [name for step, named in self._beside.items() for name in _differing(named, _beside_the_model(step))]
-
     def to_host(self) -> bool:
         """Make the host's copy the newest; returns whether that took a copy."""
         if not self.host_is_stale or self._training is None:
@@ -375,10 +351,7 @@ class Weights:
 
     def _download(self) -> bool:
         """Copy the newest weights, with retries, and count batches; returns whether PopTorch made a copy."""
-        model = self._model()
-        # Tensors that have replaced others in the meantime are not on the device.
-        changed = {} if self._registrations == REGISTRATIONS.count else self._named
-        with jit_trace_left(), contextlib.nullcontext() if model is None else with_tensors(model, changed):
+        with jit_trace_left(), self.held.put_back():
             # After a retry it may be another executor.
             copied = self._hooks.copy(
                 lambda: self._training is not None and self._training.executor.copyWeightsToHostIfNeeded()
@@ -397,12 +370,6 @@ class Weights:
         """Return copies of the newest weights and buffers, parameters first, for `put_back`."""
         self.to_host()
         return [plain(tensor).clone() for tensor in self._tensors]
-
-    def positions(self, model: nn.Module) -> Dict[str, int]:
-        """Return where in `read`'s list the tensor of each key of the model's state dictionary is."""
-        place = {id(tensor): number for number, tensor in enumerate(self._tensors)}
-        named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
-        return {name: place[id(tensor)] for name, tensor in named}
 
     def put_back(self, copies: Sequence[torch.Tensor]) -> None:
         """Make copies that `read` returned the newest weights, when those on the device are lost."""
@@ -474,7 +441,7 @@ class Weights:
     def _note_first_access(self, brings: bool) -> None:
         """Detect writes without an access now: an access downloads, and so overwrites them."""
         if self.host_is_stale:
-            pairs = zip(self._names, self._versions, _count_edits(self._tensors))
+            pairs = zip(self.held.names, self._versions, _count_edits(self._tensors))
             self._lost += [name for name, before, after in pairs if before != after]
             if brings:
                 self._download()  # PopTorch would do so by itself, without retries
@@ -484,18 +451,3 @@ def _count_edits(tensors: Sequence[torch.Tensor]) -> List[Tuple[int, int]]:
     # PyTorch counts the writes to each tensor, but not `tensor.data = other`, which is other memory.
     with DisableTorchFunctionSubclass():
         return list(zip(map(version_of, tensors), map(torch.Tensor.data_ptr, tensors)))
-
-
-def _differing(before: Dict[str, torch.Tensor], now: Dict[str, torch.Tensor]) -> List[str]:
-    names = [*before, *(name for name in now if name not in before)]
-    return [name for name in names if now.get(name) is not before.get(name)]
-
-
-def _beside_the_model(step: nn.Module) -> Dict[str, torch.Tensor]:
-    """Return by name the tensors of a program's module outside its child `model`, such as a loss's buffers."""
-    return {
-        f"{prefix}.{name}": tensor
-        for prefix, part in modules_of(step).items()
-        if part is not None and prefix != "model"
-        for name, tensor in named_tensors(part).items()
-    }

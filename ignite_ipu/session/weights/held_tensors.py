@@ -1,0 +1,86 @@
+"""`HeldTensors`: the parameters and buffers whose newest values a session follows."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import ContextManager, Dict, List
+
+import torch
+from torch import nn
+
+from ignite_ipu.program.module_state import REGISTRATIONS
+from ignite_ipu.program.tensors.raw import named_tensors, with_tensors
+from ignite_ipu.torch_names.modules import modules_of
+
+
+class HeldTensors:
+    """The tensors that a model had when its session began, and those of training programs' modules beside it.
+
+    Entries are only ever added, so that their positions stay the same.
+
+    Attributes:
+        names: Their names.
+        tensors: The tensors, the model's parameters and buffers first.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._named = weakref.ref(model), named_tensors(model)
+        REGISTRATIONS.follow()
+        self._registrations = REGISTRATIONS.count
+        self.names: List[str] = list(self._named)
+        self.tensors: List[torch.Tensor] = list(self._named.values())
+        self._beside: weakref.WeakKeyDictionary[nn.Module, Dict[str, torch.Tensor]] = weakref.WeakKeyDictionary()
+
+    def include(self, step: nn.Module) -> List[torch.Tensor]:
+        """Include the tensors of a training program's module beside the model, and return the new ones."""
+        named = _beside_the_model(step)
+        if named:
+            self._beside[step] = named
+        known = {id(tensor) for tensor in self.tensors}
+        new = {name: tensor for name, tensor in named.items() if id(tensor) not in known}
+        self.names += new
+        self.tensors += new.values()
+        return list(new.values())
+
+    def leave_out(self, step: nn.Module) -> None:
+        """Allow the tensors of an included module beside the model to be replaced again."""
+        self._beside.pop(step, None)
+
+    def replaced(self, model: nn.Module) -> List[str]:
+        """Return the names of parameters and buffers that are not the ones that the model had at first."""
+        return _differing(self._named, named_tensors(model))
+
+    def replaced_beside(self) -> List[str]:
+        """Return the names of replaced tensors of training programs beside the model."""
+        return [name for step, named in self._beside.items() for name in _differing(named, _beside_the_model(step))]
+
+    def positions(self, model: nn.Module) -> Dict[str, int]:
+        """Return the position of the tensor of each key of the model's state dictionary."""
+        place = {id(tensor): number for number, tensor in enumerate(self.tensors)}
+        named = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+        return {name: place[id(tensor)] for name, tensor in named}
+
+    def put_back(self) -> ContextManager[None]:
+        """Return a context in which the model has its first tensors, where others have replaced them.
+
+        Those that came in the meantime are on no device.
+        """
+        model = self._model()
+        changed = {} if self._registrations == REGISTRATIONS.count else self._named
+        return contextlib.nullcontext() if model is None else with_tensors(model, changed)
+
+
+def _differing(before: Dict[str, torch.Tensor], now: Dict[str, torch.Tensor]) -> List[str]:
+    names = [*before, *(name for name in now if name not in before)]
+    return [name for name in names if now.get(name) is not before.get(name)]
+
+
+def _beside_the_model(step: nn.Module) -> Dict[str, torch.Tensor]:
+    """Return by name the tensors of a program's module outside its child `model`, such as a loss's buffers."""
+    return {
+        f"{prefix}.{name}": tensor
+        for prefix, part in modules_of(step).items()
+        if part is not None and prefix != "model"
+        for name, tensor in named_tensors(part).items()
+    }
