@@ -96,16 +96,16 @@ class FusedGradients:
         dropped = book.clear(ids, None if set_to_none else current_line())
         for update in updates:
             update.cleared(dropped)
-        if self.books.history.kept and not any(entry.exists for entry in book.entries):
+        if self.books.history.kept and not any([entry.exists for entry in book.entries]):
             self.books.history.forget()
 
     def _keeps_from_clearing(self, updates: Sequence[FusedUpdate], ids: FrozenSet[int]) -> bool:
         """Return whether clearing drops losses whose gradients may be seen, or an update that was made."""
-        if any(update.early is not None and not update.early.awaited for update in updates):
+        if any([update.early is not None and not update.early.awaited for update in updates]):
             return True
-        losses = [loss for entry in self.books.gradients.of(ids) for loss in entry.losses]
-        views = self.books.views
-        return any(not loss.value.operation.done for loss in losses) or (bool(views.held) and views.are_held(ids))
+        entries, views = self.books.gradients.of(ids), self.books.views
+        dropped = [loss for entry in entries for loss in entry.losses if not loss.value.operation.done]
+        return bool(dropped) or (bool(views.held) and views.are_held(ids))
 
     def exists(self, parameter: torch.Tensor) -> bool:
         """Return whether PyTorch has a gradient of a parameter now."""

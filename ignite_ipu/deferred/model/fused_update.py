@@ -255,7 +255,7 @@ class FusedUpdate:
         self.look()
         self.books.views.refuse_those_of_the_host(self.own)
         entries = self.entries
-        if not any(entry.exists for entry in entries):
+        if not any([entry.exists for entry in entries]):
             return
         self.books.refuse_hooks()
         for other in () if self.training.own is None else self._others:
@@ -344,7 +344,7 @@ class FusedUpdate:
         if self.early is not None and self.early.awaited:
             # They were the previous gradients; those of the update come with its `backward()`.
             return
-        if all(entry.used is None and entry.zeros is None for entry in self.entries):
+        if not [entry for entry in self.entries if entry.used is not None or entry.zeros is not None]:
             self.training.forget_losses()
         if self.early is not None:
             raise self.early.error(
@@ -374,7 +374,8 @@ class FusedUpdate:
     def run(self, losses: Sequence[Loss], entries: Sequence[Entry]) -> Mapping[Loss, Made]:
         """Run the update of the pending losses, which are in entries; returns them as they were, if they are kept."""
         loop, books, self.shown = self.loop, self.books, 0
-        self.training.zeroed = next((entry.zeros for entry in entries if entry.zeros is not None), None)
+        zeros = [entry.zeros for entry in entries if entry.zeros is not None]
+        self.training.zeroed = zeros[0] if zeros else None
         chosen = self.reach.chosen(losses)
         operations = [operation for loss in chosen for operation in loss.operations]
         loop.edits.check(operations, loop)

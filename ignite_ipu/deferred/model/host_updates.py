@@ -190,7 +190,7 @@ class HostUpdates:
         """
         if self._loop.edits.older:
             self._follow_edits()
-        if not any(older.uncounted or older.replaced for older in self._older):
+        if not [older for older in self._older if older.uncounted or older.replaced]:
             return
         # With each, whether its memory was replaced: autograd has the new one if it has saved the weight itself.
         ids = {

@@ -80,7 +80,9 @@ def _reached_entries(entries: Sequence[Entry], pending: Sequence[Loss], training
 def refuse_spent(loss: Loss) -> None:
     """Refuse a loss whose gradients would flow through operations of an update that has run."""
     spent = {each: leaf.spent for each in loss.operations for leaf in each.leaves if type(leaf) is Input and leaf.spent}
-    for operation in gradient_path(loss.value) if spent else ():
+    if not spent:
+        return
+    for operation in gradient_path(loss.value):
         if operation in spent:
             raise CaptureError(
                 f"The loss at {loss.line} is computed from a value of {spent[operation]}, of which an update has run. "

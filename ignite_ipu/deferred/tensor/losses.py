@@ -95,7 +95,7 @@ def _loss_of(value: Value, retained: bool, line: Line, ran_early: bool = False) 
             "gradients would be the host's. A model is captured when it is given to ipu_prepare together with its "
             "optimizer."
         )
-    loops = list(dict.fromkeys(model.loop for model in models))
+    loops = list(dict.fromkeys([model.loop for model in models]))
     if value.shape.size and max(value.shape.size) != 1:
         raise CaptureError(
             f"backward() at {line} was called on a tensor of shape {value.shape.size}; a loss is a scalar. "
@@ -119,6 +119,8 @@ def _find_weights(operations: Sequence[Operation], line: Line) -> None:
         for leaf in operation.leaves
         if type(leaf) is Input and leaf.weight is not None
     ]
+    if not used:
+        return
     loose = {id(weight): weight for _, _, weight in used if parameter_of(weight) is None}
     if loose:
         models = models_of(operations, "backward()", line)

@@ -376,5 +376,7 @@ def note_alias(tensor: Any) -> None:
 def is_kept(memory: Callable[[], Container[int]]) -> bool:
     """Return whether a tensor is alive that shares memory of weights, which is at the addresses `memory()`."""
     aliases = list(_ALIASES.values())
-    places = memory() if aliases else ()
+    if not aliases:
+        return False
+    places = memory()
     return any(tensor.untyped_storage().data_ptr() in places for tensor in aliases)
