@@ -83,6 +83,7 @@ class BatchStep(nn.Module):
 
     Attributes:
         is_tried: True if the model is known to change nothing in every call.
+        is_recorded: Whether autograd would record an evaluation in PyTorch; False where gradients are off.
         counted: Counters of batches, and by how much a micro-batch advances each: as the last call on the host did.
         written: Names of the floating-point buffers that it wrote, without the statistics of normalisations.
         computed: The attributes that forward computes from weights alone; found where `keeps_attributes`.
@@ -98,6 +99,7 @@ class BatchStep(nn.Module):
     leaves_behind = False
     returns_writes = True
     keeps_attributes = True
+    is_recorded = False
 
     def __init__(
         self,
@@ -212,7 +214,8 @@ class BatchStep(nn.Module):
                 traced_buffers = named_tensors(self, BUFFERS)
                 known = {name: (traced_buffers[name], value) for name, value in self.host_buffers.items()}
                 constants = HostConstants(known, self.read_buffers)
-                with HostTensorsMovedIn(), Equivalents(), constants, declared_as_tracing():
+                declared = declared_as_tracing(None if training else self.is_recorded)
+                with HostTensorsMovedIn(), Equivalents(), constants, declared:
                     with without_checkpointing(training), without_generation_cache(self.model):
                         yield True
         else:

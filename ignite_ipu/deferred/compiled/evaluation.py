@@ -22,6 +22,7 @@ from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.options import own_options
+from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.tensors.rows import split_rows, take_rows
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.gradients import words_read
@@ -49,6 +50,7 @@ class CapturedEvaluation:
         self._programs: OrderedDict[Tuple[Hashable, Hashable], ModelProgram] = OrderedDict()
         self._row_wise: Dict[ModelProgram, bool] = {}
         self._modes: Dict[nn.Module, Modes] = {}
+        self._encoders: Dict[nn.Module, List[nn.Module]] = {}
         self._known_modes: List[ModesThen] = []
         self._has_given_up = self._told_of_host_runs = False
 
@@ -58,8 +60,13 @@ class CapturedEvaluation:
         kwargs: Dict[str, Any],
         model: nn.Module,
         show: Callable[[Any], Any] = lambda output: output,
+        grad: bool = False,
     ) -> Any:
-        """Return the output of the model or of a part of it, on the host; the user gets the result of `show` for it."""
+        """Return the output of the model or of a part of it, on the host; the user gets the result of `show` for it.
+
+        `grad` is whether the loop had gradients enabled at the call.
+        """
+        grad = grad and self._has_trained_encoder(model)
         args, kwargs = resolved((args, kwargs))
         if _draws_or_counts(model):
             return show(self.run_on_host(model, args, kwargs, current_line()))
@@ -71,7 +78,7 @@ class CapturedEvaluation:
             with EAGER, torch.no_grad(), DisableTorchFunctionSubclass():
                 return show(model(*args, **kwargs))
         shapes = tuple([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
-        kind = self._kind(model, structure, shapes)
+        kind = self._kind(model, structure, shapes, grad)
         program = self._programs.get((kind, shapes))
         if program is None:
             like = (key for key in reversed(self._programs) if key[0] == kind)
@@ -86,8 +93,8 @@ class CapturedEvaluation:
             for tensor in tensors:
                 refuse_sparse(tensor, current_line())
             grows = call_first(model, args, kwargs, self._session)
-            kind = self._kind(model, structure, shapes)
-            program = self._new(model, structure, tensors, grows)
+            kind = self._kind(model, structure, shapes, grad)
+            program = self._new(model, structure, tensors, grows, grad)
             self._programs[kind, shapes] = program
             outputs = self._call(program, tensors)
             compiled = program.compiled
@@ -97,7 +104,7 @@ class CapturedEvaluation:
                 raise CaptureError(changes_in_every_call(what, compiled.trace.varying))
             # The trace may have set something up, such as a cache.
             del self._programs[kind, shapes]
-            kind = self._kind(model, structure, shapes)
+            kind = self._kind(model, structure, shapes, grad)
             self._programs[kind, shapes] = program
         else:
             self._programs.move_to_end((kind, shapes))
@@ -126,7 +133,7 @@ class CapturedEvaluation:
         weights.host_changed()
         return output
 
-    def _kind(self, model: nn.Module, structure: Structure, shapes: Sequence[Tuple[Any, Any]]) -> Hashable:
+    def _kind(self, model: nn.Module, structure: Structure, shapes: Sequence[Tuple[Any, Any]], grad: bool) -> Hashable:
         """Return the dependencies of a program besides the number of rows, in a comparable form."""
         if model not in self._modes:
             self._modes[model] = Modes(model, self._session.weights, self._session.model)
@@ -134,17 +141,33 @@ class CapturedEvaluation:
         if modes not in self._known_modes:
             self._known_modes.append(modes)
         number = self._known_modes.index(modes)
-        return model, structure.key, number, tuple([(size[1:], dtype) for size, dtype in shapes])
+        return (
+            model,
+            structure.key,
+            number,
+            grad,
+            tuple([(size[1:], dtype) for size, dtype in shapes]),
+        )
+
+    def _has_trained_encoder(self, model: nn.Module) -> bool:
+        """Return whether autograd would record an encoder's call in PyTorch, which then computes padding, too."""
+        if model not in self._encoders:
+            self._encoders[model] = [each for each in model.modules() if isinstance(each, nn.TransformerEncoder)]
+        with DisableTorchFunctionSubclass():
+            return any(requires_grad(weight) for each in self._encoders[model] for weight in each.parameters())
 
     def look_again(self) -> None:
         """Look for parameters again before the next call, of which there may be others now."""
         for modes in self._modes.values():
             modes.look_again()
 
-    def _new(self, model: nn.Module, structure: Any, tensors: Sequence[torch.Tensor], grows: bool) -> ModelProgram:
+    def _new(
+        self, model: nn.Module, structure: Any, tensors: Sequence[torch.Tensor], grows: bool, grad: bool
+    ) -> ModelProgram:
         refuse_shared_between(model)
         shapes = [tuple(tensor.shape) for tensor in tensors]
         step = CalledStep(model, structure, shapes, self._config.half_products, words_read(), grows)
+        step.is_recorded = grad
         if len(self._programs) == _MANY:
             logger.warning(
                 "The model is evaluated with %d different shapes or arguments, and each is a program of its own that "

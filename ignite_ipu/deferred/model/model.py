@@ -110,7 +110,8 @@ class CapturedModel:
                 loop.buffers.before_evaluation(self.name)
                 if not grad:
                     return loop.evaluation.run(args, kwargs, self.model)
-                return loop.evaluation.run(args, kwargs, self.model, functools.partial(self._shown, (args, kwargs)))
+                show = functools.partial(self._shown, (args, kwargs))
+                return loop.evaluation.run(args, kwargs, self.model, show, grad)
             if not (grad or self.is_frozen):
                 raise not_frozen(self)
         if not self._is_composed:
@@ -191,7 +192,7 @@ class CapturedModel:
 
         with self._as_then(call), torch.no_grad():
             loop.buffers.before_evaluation(self.name)
-            loop.evaluation.run(args, kwargs, self.model, show)
+            loop.evaluation.run(args, kwargs, self.model, show, signature.grad)
         put(signature.left, stored)
         if [tuple(each.shape) for each in found] != [shape.size for shape in signature.shapes]:
             found = leaves_in(self.called_with(call, leaves))  # with the tensors that it stores elsewhere

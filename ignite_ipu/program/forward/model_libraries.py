@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterator, List, Optional
 from unittest import mock
 
 import torch
@@ -13,6 +13,8 @@ import torch.utils.checkpoint
 from torch import nn
 
 from ignite_ipu.errors import LossError
+from ignite_ipu.program.tensors.raw import requires_grad
+from ignite_ipu.torch_names.dispatch import NESTED_FROM_MASK
 from ignite_ipu.torch_names.modules import CHECKPOINT_CALL, CHECKPOINT_GENERATORS
 
 # Arguments for causal masks, by PyTorch's layers that inspect the mask themselves if these are None.
@@ -20,19 +22,59 @@ _HINTS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_
 
 
 @contextmanager
-def declared_as_tracing() -> Iterator[None]:
+def declared_as_tracing(recorded: Optional[bool] = None) -> Iterator[None]:
     """Disable reads of a mask's values in the `with` block, in which a model has no values.
 
     Model libraries such as transformers ask `torch.jit.is_tracing()` before they do, to take a shortcut, and PopTorch
     does not answer for them. PyTorch's transformers look whether a mask is causal, where they are not told, to choose a
-    faster kernel, which computes the same.
+    faster kernel, which computes the same. Their encoders look whether padding is at the end of each sequence, to leave
+    it out.
+
+    Args:
+        recorded: Whether autograd would record the call in PyTorch, whose encoders then compute padding, too; None
+            where the trace has the gradients of the call.
     """
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.jit, "is_tracing", return_value=True))
         for layers, hint in _HINTS:
             if hint in inspect.signature(layers.forward).parameters:  # PyTorch 2.0's decoder does not look
                 stack.enter_context(mock.patch.object(layers, "forward", _with_hint(layers.forward, hint)))
+        encoder = nn.TransformerEncoder
+        stack.enter_context(mock.patch.object(encoder, "forward", _without_nested_tensors(encoder.forward, recorded)))
         yield
+
+
+def _without_nested_tensors(forward: Callable[..., Any], recorded: Optional[bool]) -> Callable[..., Any]:
+    """Return the forward of an encoder that computes padding, and has zeros there where PyTorch has them."""
+
+    @functools.wraps(forward)
+    def padded(encoder: nn.TransformerEncoder, *args: Any, **kwargs: Any) -> Any:
+        asked: List[torch.Tensor] = []
+
+        def left_aligned(src: torch.Tensor, keep: torch.Tensor) -> bool:
+            asked.append(keep)
+            return False
+
+        with mock.patch.object(torch, NESTED_FROM_MASK[-1], left_aligned):
+            output: torch.Tensor = forward(encoder, *args, **kwargs)
+        given = inspect.signature(forward).bind(encoder, *args, **kwargs).arguments
+        first = encoder.layers[0]
+        # PyTorch 2.0 looks at the mask before it looks at the number of heads.
+        if not asked or given.get("mask") is not None or first.self_attn.num_heads % 2:
+            return output
+        if recorded is None:
+            differentiable = torch.is_grad_enabled() and any(map(requires_grad, [given["src"], *first.parameters()]))
+        else:
+            differentiable = recorded
+        if differentiable:
+            return output
+        keep = asked[0].to(output.dtype)
+        starts_again = (keep[:, 1:] - keep[:, :-1]).clamp(min=0).sum()
+        outside = torch.zeros_like(output)
+        outside = outside if encoder.norm is None else encoder.norm(outside)
+        return torch.where((keep + starts_again == 0).unsqueeze(-1), outside, output)
+
+    return padded
 
 
 def _with_hint(forward: Callable[..., Any], hint: str) -> Callable[..., Any]:
