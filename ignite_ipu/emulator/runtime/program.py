@@ -217,7 +217,7 @@ class DeviceProgram:
             return tensor.to(torch.float32, memory_format=torch.contiguous_format)
         if tensor.dtype is torch.int64 and self._synthetic is None:
             # PopTorch would cut such values silently; synthetic data replace them.
-            low, high = (int(value) for value in torch.aminmax(tensor))
+            low, high = map(int, torch.aminmax(tensor))
             if low < _INT32.min or high > _INT32.max:
                 raise python_error(
                     f"Input {name} of torch.int64 holds values from {low} to {high}: the device's integers are int32 "
@@ -238,6 +238,8 @@ class DeviceProgram:
         step, report = self._step, self.report
         run = executable.infer if step is None else step.train
         try:
+            if torch.get_default_dtype() is self.capture.default_dtype and not self._synthetic and report is None:
+                return run(inputs)
             with number_formats.by_default(self.capture.default_dtype):
                 if self._synthetic:
                     with self.random.drawn():
