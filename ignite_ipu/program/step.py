@@ -218,6 +218,8 @@ class BatchStep(nn.Module):
                 with HostTensorsMovedIn(), Equivalents(), constants, declared:
                     with without_checkpointing(training), without_generation_cache(self.model):
                         yield True
+                if constants.refusal is not None:
+                    raise constants.refusal  # PyTorch has the value, and runs no handler of the error
         else:
             # On the host PyTorch computes every loss.
             yield False

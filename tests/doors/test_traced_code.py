@@ -110,6 +110,16 @@ REFUSED = {
         "self.gates = nn.ModuleList([Gate(True), Gate(True)])",
         "for gate in self.gates: x = gate(x)\nreturn self.fc(x)",
     ),
+    "a part that is made in two ways": (
+        "self.gate = nn.Sequential(Gate(), Gate(hard=True))",
+        "return self.fc(self.gate(x))",
+    ),
+    "a function within": ("", "def size(of):\n    return of.abs().max().item()\nreturn self.fc(x) / size(x)"),
+    "a read whose error is caught": (
+        "",
+        "try:\n    size = x.max().item()\nexcept Exception:\n    size = 1.0\nreturn self.fc(x) * size",
+    ),
+    "a count in a buffer": ("self.register_buffer('steps', torch.tensor(0))", "self.steps += 1\nreturn self.fc(x)"),
     "a constant written with inputs": (
         "",
         "z = torch.zeros(4)\nz = z + x.mean(0)\nif z.sum() > 0: x = -x\nreturn self.fc(x)",

@@ -38,24 +38,25 @@ class Conditions:
             return Runs(*reversed(self.runs(test.operand, model, owner)))
         if owner and dotted(test) == f"{owner}.training":
             return Runs(True, self._evaluates)
-        value = self.decided(test, model, owner)
-        return _OPEN if value is None else Runs(value, not value)
+        results = self._results(test, model, owner)
+        return _OPEN if None in results else Runs(True in results, False in results)
 
-    def decided(self, test: ast.expr, model: Optional[Model], owner: str) -> Optional[bool]:
-        """Return the result of a test, None if the text does not show it."""
+    def _results(self, test: ast.expr, model: Optional[Model], owner: str) -> Set[Optional[bool]]:
+        """Return the results of a test, one for each way in which the file constructs the model; None for unknown."""
         on_device = device_test(test, self._file.names)
         if on_device is not None:
-            return on_device
+            return {on_device}
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-            inner = self.decided(test.operand, model, owner)
-            return None if inner is None else not inner
+            return {None if each is None else not each for each in self._results(test.operand, model, owner)}
         if isinstance(test, ast.BoolOp):
-            found = [self.decided(each, model, owner) for each in test.values]
+            found = [self._results(each, model, owner) for each in test.values]
             ending = isinstance(test.op, ast.Or)
-            return ending if ending in found else None if None in found else not ending
+            if {ending} in found:
+                return {ending}
+            return {not ending} if all(each == {not ending} for each in found) else {None}
         if isinstance(test, ast.Compare) and len(test.ops) == 1:
-            return _same({_compared(test.ops[0], left, right) for left, right in self._pairs(test, model, owner)})
-        return _same({None if value is ... else bool(value) for value in self._literals(test, model, owner)})
+            return {_compared(test.ops[0], left, right) for left, right in self._pairs(test, model, owner)}
+        return {None if value is ... else bool(value) for value in self._literals(test, model, owner)}
 
     def _pairs(self, test: ast.Compare, model: Optional[Model], owner: str) -> Iterator[Tuple[object, object]]:
         for left in self._literals(test.left, model, owner):
@@ -97,7 +98,3 @@ def _compared(operator: ast.cmpop, left: object, right: object) -> Optional[bool
         orders = {ast.Lt: left < right, ast.LtE: left <= right, ast.Gt: left > right, ast.GtE: left >= right}
         return orders.get(type(operator))
     return None
-
-
-def _same(found: Set[Optional[bool]]) -> Optional[bool]:
-    return found.pop() if len(found) == 1 else None

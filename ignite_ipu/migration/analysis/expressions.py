@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import re
 from functools import reduce
 from typing import Dict, FrozenSet, Iterator, List, Mapping, Optional, Protocol, Sequence, Set, Tuple, Union
 
@@ -81,6 +82,8 @@ class Expressions:
         # Whether the code that is walked runs for sure, and the attribute that a loop over layers runs over.
         self.sure = True
         self.layers_of: Dict[str, str] = {}
+        # The functions that are defined within it.
+        self.inner: Dict[str, Function] = {}
 
     def fact(self, kind: str, node: ast.expr, name: str = "") -> None:
         self.analysis.facts.add(Fact(kind, node, name, self.where, self.sure))
@@ -126,6 +129,11 @@ class Expressions:
             self.expression(index_of(target))
             if self.is_own(target.value) and not self.expression(target.value).is_tensor:
                 self.mutation(target, dotted(target.value) or "", kind, value)
+
+    def written(self, node: ast.Attribute) -> None:
+        """Note a write in place into a buffer of the model that has whole numbers."""
+        if self.model is not None and self.is_own(node) and _is_whole(self.model.buffers.get(node.attr), self.names):
+            self.fact("whole", node, node.attr)
 
     def is_registered(self, node: ast.Attribute) -> bool:
         """Return whether an attribute of the model itself is a buffer or a parameter."""
@@ -304,8 +312,9 @@ class Expressions:
             return self.named_call(node, name, [*given, *keywords.values()])
         function = node.func
         if isinstance(function, ast.Name):
-            if function.id in self.analysis.functions:
-                return self.analysis.call(self.analysis.functions[function.id], None, given, keywords)
+            known = self.inner.get(function.id) or self.analysis.functions.get(function.id)
+            if known is not None:
+                return self.analysis.call(known, None, given, keywords)
             if self.expression(function).kind is Kind.MODULE:
                 return self.layer_call(self.layers_of.get(function.id, ""), given, keywords)
             return UNKNOWN
@@ -321,7 +330,8 @@ class Expressions:
         if name == "print" or name.startswith("logging."):
             self.fact("print", node, name)
             return PYTHON
-        if name in ("int", "float", "bool", "complex", "numpy.asarray", "numpy.array") and first.is_tensor:
+        reads = name in ("int", "float", "bool", "complex", "numpy.asarray", "numpy.array") or name.startswith("math.")
+        if reads and first.is_tensor:
             self.needs_value("host", node, first.origin, name)
             return PYTHON
         counts = [value for value in given if value.is_tensor] if name == "range" else []
@@ -430,9 +440,23 @@ class Expressions:
         if name in tensor_methods.PYTHON_METHODS:
             return PYTHON
         self.operator(node, f"Tensor.{name}", [base, *given], by_values=False)
+        if name.endswith("_") and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Attribute):
+            self.written(node.func.value)
         if name == "repeat_interleave" and any(value.is_tensor for value in given[:1]):
             self.needs_value("repeat", node, given[0].origin, name)
         return _result(name, [base, *given], alone=not given)
+
+
+def _is_whole(value: Optional[ast.expr], names: Names) -> bool:
+    """Return whether a tensor is made of whole numbers or booleans, by the call that makes it."""
+    if not isinstance(value, ast.Call):
+        return False
+    dtype = next((names.resolve(keyword.value) for keyword in value.keywords if keyword.arg == "dtype"), None)
+    if dtype is not None or (isinstance(value.func, ast.Attribute) and value.func.attr in ("long", "int", "bool")):
+        return dtype is None or re.search(r"torch\.(u?int\d*|long|short|bool)$", dtype) is not None
+    literals = [node.value for each in value.args for node in walk(each) if isinstance(node, ast.Constant)]
+    whole = bool(literals) and all(isinstance(each, int) for each in literals)
+    return whole and names.called(value) in ("torch.tensor", "torch.arange", "torch.as_tensor")
 
 
 def _result(operator: str, given: Sequence[Value], alone: bool) -> Value:

@@ -146,6 +146,8 @@ class _Statements(Expressions):
             self.block([*node.orelse, *node.finalbody])
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
             self.globals |= frozenset(node.names)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            self.inner[node.name] = node
         # A raise ends the trace with any message; nested functions are followed only when called.
 
     def twice(self, body: Sequence[ast.stmt]) -> None:
@@ -185,3 +187,5 @@ class _Statements(Expressions):
         elif isinstance(target, ast.Subscript) or not self.is_registered(target):
             # `self.buffer += x` changes the buffer in place, which an IPU keeps.
             self.assign(target, UNKNOWN, None)
+        if isinstance(target, ast.Attribute):
+            self.written(target)

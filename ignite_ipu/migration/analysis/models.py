@@ -27,13 +27,15 @@ _REGISTERED = {
 class Model:
     """A class that PyTorch would run as a module, with the file's own models that it inherits from, nearest first.
 
-    `holds` has the kinds of its attributes, inherited ones included, and `values` their values in `__init__`.
+    `holds` has the kinds of its attributes, inherited ones included, and `values` their values in `__init__`. `buffers`
+    has the values of registered buffers.
     """
 
     node: ast.ClassDef
     bases: List[Model] = field(default_factory=list)
     holds: Dict[str, Kind] = field(default_factory=dict)
     values: Dict[str, ast.expr] = field(default_factory=dict)
+    buffers: Dict[str, ast.expr] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -121,6 +123,7 @@ def _visit(
         for base in reversed(bases):
             model.holds.update(base.holds)
             model.values.update(base.values)
+            model.buffers.update(base.buffers)
         _collect(model, names)
     return models[name]
 
@@ -157,6 +160,9 @@ def _collect(model: Model, names: Names) -> None:
         label = constant(argument(call, "name", 0))
         if of == owner and isinstance(label, str):
             model.holds[label] = _REGISTERED[getattr(call.func, "attr", "")]
+            tensor = argument(call, "tensor", 1)
+            if model.holds[label] is Kind.BUFFER and tensor is not None:
+                model.buffers[label] = tensor
 
 
 def _kind(value: ast.expr, names: Names) -> Optional[Kind]:

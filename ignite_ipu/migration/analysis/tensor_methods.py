@@ -67,5 +67,5 @@ DISTINCTIVE = word_set(
     "var max min argmax argmin softmax log_softmax sigmoid tanh relu exp log sqrt abs clamp float double half long "
     "bool int to cuda cpu detach item numpy tolist backward contiguous expand expand_as repeat chunk split "
     "masked_fill gather scatter matmul bmm mm t T norm topk sort nonzero any all cumsum requires_grad new_zeros "
-    "new_ones unbind narrow"
+    "new_ones unbind narrow repeat_interleave masked_select unique index_select flip roll tril triu"
 )

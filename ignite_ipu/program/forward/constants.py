@@ -55,6 +55,9 @@ class HostConstants(FunctionContext):
     Args:
         buffers: Buffers of the model in the trace by name, with their values on the host.
         read: Gets the names of the buffers whose values decide on the trace, with the line that reads each first.
+
+    Attributes:
+        refusal: The last error for a read of a value that the trace does not have; the code may have caught it.
     """
 
     def __init__(self, buffers: Mapping[str, Tuple[torch.Tensor, torch.Tensor]], read: Dict[str, Line]) -> None:
@@ -64,6 +67,7 @@ class HostConstants(FunctionContext):
         self._read = read
         # The buffers that each memory of the host has its values from.
         self._sources: Dict[int, FrozenSet[str]] = {}
+        self.refusal: Optional[Exception] = None
         self._unknown: Set[int] = set()  # memory that was written with values that the host has not got
         for name, (tensor, value) in buffers.items():
             own = value.clone()
@@ -83,7 +87,12 @@ class HostConstants(FunctionContext):
         self._note_writes(name, args, kwargs)
         if tensors:
             func, args, kwargs = self._repeated(func, name, self._with_numbers(name, args), kwargs)
-        return func(*args, **kwargs)
+        try:
+            return func(*args, **kwargs)
+        except Exception as error:
+            if name in _READS and tensors:
+                self.refusal = error
+            raise
 
     def _value(self, tensor: torch.Tensor) -> Optional[torch.Tensor]:
         """Return the values of a constant, None for results of the device."""
