@@ -121,6 +121,10 @@ class SessionFollower:
         """Raise an error: forward computes with Python values that have changed, and a program with previous ones."""
         raise SessionError(reason)
 
+    def report_kept(self, reason: str) -> None:
+        """Report a forward that only adds tensors of each call to containers, which a program does once."""
+        logger.warning(reason)
+
 
 class SessionHooks:
     """The observers of one session: its engines, a guard of its calls and a follower.

@@ -18,8 +18,9 @@ from ignite_ipu.session.weights.tracker import Weights
 if TYPE_CHECKING:
     from ignite_ipu.session.placement import Placing
 
-OnTrace = Callable[[nn.Module, Sequence[str]], None]
-"""Called with a model that was traced, and the Python values that its forward changes in every call; may refuse it."""
+OnTrace = Callable[[nn.Module, Sequence[str], bool], None]
+"""Called with a model that was traced, the Python values that its forward changes in every call, and whether these only
+keep tensors of the call; may refuse the model."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -132,7 +132,7 @@ class Wrapped(_NotCompiled):
         kept.put_back(kept=step.computed.names(step))
         python, trace = traced_on_host(source, leaves)
         if source.on_trace is not None:
-            source.on_trace(step.model, trace.varying)
+            source.on_trace(step.model, trace.varying, trace.retrace.only_keeps)
         check_compiled(source, trace, self.own_statistics)
         python = python if python.complete else step.python_state()
         compiled = CompiledProgram(source, self.executor, self._geometry_of(batch), python, changed, trace)

@@ -110,14 +110,15 @@ class ModelChanges:
         self._compile_again(program)
         program.changed = [f"something that the code of {name} does not name: {found}"]
 
-    def refuse_frozen(self, model: nn.Module, varying: Sequence[str]) -> None:
+    def refuse_frozen(self, model: nn.Module, varying: Sequence[str], only_keeps: bool) -> None:
         """Refuse a forward that changes Python values in every call (`varying`): a compiled program runs it once.
 
         Results of the trace that stay the same in another call, such as a cache, are no such values.
         """
         if varying:
-            name = type(model).__qualname__
-            self._hooks.follower.refuse_frozen(changes_in_every_call(f"The forward of {name}", varying))
+            reason = changes_in_every_call(f"The forward of {type(model).__qualname__}", varying)
+            follower = self._hooks.follower
+            (follower.report_kept if only_keeps else follower.refuse_frozen)(reason)
 
     def _replace(self, program: ModelProgram, changed: Sequence[str], message: str) -> None:
         self.refuse_replaced()

@@ -82,3 +82,5 @@ class LoopFollower(SessionFollower):
 
     def refuse_frozen(self, reason: str) -> None:
         raise CaptureError(reason)
+
+    report_kept = refuse_frozen

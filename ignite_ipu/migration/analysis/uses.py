@@ -53,6 +53,8 @@ class _Found:
 
     def visit(self, node: ast.AST, scope: str) -> None:
         if isinstance(node, _DEFINITIONS) and scope in (MODULE, MAIN):
+            if any(isinstance(each, ast.Call) and _last(each.func) == "on" for each in node.decorator_list):
+                self.names[scope].add(node.name)  # a handler: @trainer.on(Events.EPOCH_COMPLETED)
             scope = node.name
             self._add(node, scope)
         elif isinstance(node, ast.If) and _asks_for_main(node):

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.program.guards.names import Named
-from ignite_ipu.program.guards.values import FUNCTIONS, READ, Reader, is_fixed, leave_behind, replaced_tensors
+from ignite_ipu.program.guards.values import FUNCTIONS, READ, Reader, is_fixed, is_grown, leave_behind, replaced_tensors
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.user_code import read_by
 from ignite_ipu.torch_names.modules import FORWARD_HOOKS, MODULES, global_hooks
@@ -205,6 +205,13 @@ class PythonState:
             if pairs and all(made(tensor) and id(former) not in used for former, tensor in pairs):
                 found[number] = [tensor for _, tensor in pairs]
         return found
+
+    def only_keeps(
+        self, before: Sequence[Hashable], made: Callable[[torch.Tensor], bool], but: Container[int] = ()
+    ) -> bool:
+        """Return whether values differ from those `before` only by tensors of a call that were added to containers."""
+        pairs = enumerate(zip(before, self.values()))
+        return all(old == new or number in but or is_grown(old, new, made) for number, (old, new) in pairs)
 
     def leave_behind(self, tensors: Iterable[torch.Tensor]) -> None:
         """Let tensors among the values count for nothing, here and where others look at these values."""

@@ -117,6 +117,7 @@ class Retrace:
     Attributes:
         calls: Calls of the program since the last look.
         is_due: True if there is to be a look before the next call.
+        only_keeps: Whether the values that every call changes only get tensors of the call, as a list of results does.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Retrace:
         self._call, self._state_of, self._drawn_from = call, state_of, drawn_from
         # None if unknown.
         self._operations: Optional[List[_Operation]] = None
+        self.only_keeps = False
 
     def note_call(self) -> None:
         """Count a call of the program."""
@@ -165,8 +167,11 @@ class Retrace:
                 now, used = recorder.operations, {id(tensor) for tensor in recorder.constants}
                 anew = state.left_behind(values, recorder.has_made, used, everywhere) if number else {}
                 changed = state.changed(values, anew) or ([] if state.complete else ["new ones"])
-                changed += moved(drawn_from, places)
+                drawn = moved(drawn_from, places)
+                self.only_keeps = state.complete and state.only_keeps(values, recorder.has_made, anew) and not drawn
+                changed += drawn
                 if number and torch.initial_seed() != SEED:
+                    self.only_keeps = False
                     changed.append("the seed of torch: a device draws from a stream of its own")
                 if once or (number and not changed and now == before):
                     self._operations = now

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType
-from typing import Any, Collection, Container, Hashable, List, Optional, Tuple
+from typing import Any, Callable, Collection, Container, Hashable, List, Optional, Tuple
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ __all__ = [
     "elements_of",
     "is_fixed",
     "is_followed",
+    "is_grown",
     "leave_behind",
     "replaced_tensors",
 ]
@@ -134,6 +135,13 @@ def replaced_tensors(before: Hashable, now: Hashable) -> Optional[List[Tuple[tor
         parts = [replaced_tensors(*pair) for pair in zip(before, now)]
         return None if None in parts else [pair for part in parts for pair in part or ()]
     return [] if before == now else None
+
+
+def is_grown(before: Hashable, now: Hashable, made: Callable[[torch.Tensor], bool]) -> bool:
+    """Return whether a result of a `Reader` is an earlier one with more tensors, all `made` by a call."""
+    if not (isinstance(before, tuple) and isinstance(now, tuple) and now[: len(before)] == before):
+        return False
+    return all(isinstance(each, _Version) and made(each.value) for each in now[len(before) :])
 
 
 class Reader:

@@ -132,6 +132,8 @@ class _FrozenRefusal(SessionFollower):
     def refuse_frozen(self, reason: str) -> None:
         raise self._substitutes.refusal(self._what, reason, self._line)
 
+    report_kept = refuse_frozen
+
 
 def _factory(
     original: Callable[..., Any],
