@@ -121,10 +121,8 @@ class ModelProgram:
         return executor
 
     def _compile(self, leaves: Sequence[Any], batch: Any) -> CompiledProgram:
-        if not isinstance(self.state, (Asked, Wrapped)):
-            self._forget()  # the executor was destroyed, and not by this
-        wrapped = self.state = self.state.wrap(leaves) if isinstance(self.state, Asked) else self.state
-        assert isinstance(wrapped, Wrapped)
+        # An executor may have been destroyed, and not by this.
+        wrapped = self.state = self.state if isinstance(self.state, Wrapped) else self._forget().wrap(leaves)
         try:
             compiled = wrapped.compile(leaves, batch)
         except BaseException:
@@ -171,11 +169,14 @@ class ModelProgram:
             self._forget()
             self.kind.unwrap(self.step)
 
-    def _forget(self, executable: Optional[ExportedProgram] = None) -> None:
-        if self.state.executor is not None:
-            self._source.weights.remove(self.state.executor)
-            self.state = Asked(self._source, self.state.geometry, executable)
-            self.step.forget_layout()
+    def _forget(self, executable: Optional[ExportedProgram] = None) -> Asked:
+        """Return the program as it is asked for, after its executor was destroyed."""
+        if isinstance(self.state, Asked):
+            return self.state
+        self._source.weights.remove(self.state.executor)
+        asked = self.state = Asked(self._source, self.state.geometry, executable)
+        self.step.forget_layout()
+        return asked
 
     def abandon(self, stream: Optional[List[int]] = None) -> None:
         """Release IPUs whose memory is lost, without reading them; `load` takes IPUs again.
