@@ -397,19 +397,20 @@ class Loop:
         self.check_unwritten(operations)
         self.session.weights.to_host()
 
-    def close(self, optimizers: bool = True) -> None:
+    def close(self, optimizers: bool = True, program_ends: bool = False) -> None:
         """End the capture: the models and optimizers are ordinary ones again, with the newest weights and state.
 
         Args:
             optimizers: Whether the optimizers become ordinary again, too; they may hold parameters of other captured
                 models.
+            program_ends: Whether nothing uses gradients afterwards, so that no lost ones are reported.
 
         Raises:
             SessionError: Something on the device could not be copied; the capture has ended all the same.
         """
         self.buffers.settle_unused()
         lost = [loss for loss in self.updates.pending if not loss.value.operation.done]
-        if lost:
+        if lost and not program_ends:
             logger.warning(
                 "%s was given back before optimizer.step(): the gradients of %d losses that went backward are dropped, "
                 "where PyTorch keeps them. Call optimizer.step() or zero_grad() before.",

@@ -132,7 +132,7 @@ class CapturedLoops(CaptureObserver):
     def release(self) -> None:
         """Give models and optimizers back as the ordinary ones they were, with the newest weights."""
         for loop in {model.loop for model in list(self._models)}:
-            loop.close()
+            loop.close(program_ends=True)
         for optimizer, hook in list(self._optimizers.items()):
             hook.remove()
             release_optimizer(optimizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 
 import pytest
 
@@ -99,6 +100,18 @@ def test_what_only_pytorch_can_update(run, natively, body, reason):
     assert reason in str(refused.value)
     show = "\nprint(*[p.grad is None or p.grad.sum().item() for p in model.parameters()])"
     assert run(HEAD + body + show).output == natively(HEAD.replace(".cuda()", "") + body + show)
+
+
+def test_a_refusal_reports_no_lost_gradients(run, caplog):
+    """The run ends with it, and nothing uses gradients that went backward before."""
+    body = """
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model(x).sum().backward()
+        print(torch.bernoulli(model(x).sigmoid()).sum())
+    """
+    with pytest.raises(RunError, match="before the step has run"):
+        run(HEAD + textwrap.dedent(body))
+    assert "given back" not in caplog.text
 
 
 def test_mixed_precision_is_switched_off(run):
