@@ -1,6 +1,6 @@
 """Run programs of a campaign: `python -m tests.differential --count 3000 --seed 1`.
 
-A program is drawn from the seed and its number alone. `--only N` runs that one; `--show` prints its script. With
+A program is drawn from the seed and its number alone. `--only N M` runs these; `--show` prints its script. With
 `--verdicts FILE` each verdict is appended to a file, and a campaign goes on with the programs that are not in it.
 """
 
@@ -24,17 +24,17 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the campaign")
     parser.add_argument("--first", type=int, default=0, help="number of the first program")
     parser.add_argument("--workers", type=int, default=1, help="processes")
-    parser.add_argument("--only", type=int, help="run this program alone")
+    parser.add_argument("--only", type=int, nargs="+", metavar="N", help="run these programs alone")
     parser.add_argument("--whole", action="store_true", help="do not look for the shortest program that fails")
     parser.add_argument("--show", action="store_true", help="print the script of --only, and run nothing")
     parser.add_argument("--verdicts", type=Path, help="file of the verdicts; the programs in it are not run again")
     arguments = parser.parse_args()
     if arguments.show:
-        print(render(draw(arguments.seed, arguments.only or 0)))
+        print("\n\n".join(render(draw(arguments.seed, number)) for number in arguments.only or [0]))
         return 0
     numbers = list(range(arguments.first, arguments.first + arguments.count))
     if arguments.only is not None:
-        numbers = [arguments.only]
+        numbers = arguments.only
     file = None if arguments.verdicts is None else Verdicts(arguments.verdicts, arguments.seed)
     verdicts = {} if file is None else {number: file.known[number] for number in numbers if number in file.known}
     started = time.monotonic()

@@ -26,6 +26,7 @@ class Ingredient:
         epoch: How an epoch starts.
         scores: Code after the model's call.
         loss: Code after the loss function.
+        cleanup: Code after the losses of all ingredients.
         gradients: Code between backward and the update.
         update: Code after the update. step: Code after gradients are cleared.
         end: How an epoch ends.
@@ -46,6 +47,7 @@ class Ingredient:
     epoch: str = ""
     scores: str = ""
     loss: str = ""
+    cleanup: str = ""
     gradients: str = ""
     update: str = ""
     step: str = ""
@@ -194,7 +196,8 @@ INGREDIENTS: Dict[str, Ingredient] = {
             "kept = []\nlayer.register_forward_hook(lambda module, inputs, output: kept.append(output.pow(2).mean()))"
         ),
         epoch="kept.clear()",
-        loss="loss = loss + 0.1 * sum(kept)\nkept.clear()",
+        loss="loss = loss + 0.1 * sum(kept)",
+        cleanup="kept.clear()",
         step="kept.clear()",
         copied=False,
     ),
@@ -443,4 +446,5 @@ INGREDIENTS: Dict[str, Ingredient] = {
 
 def lines_of(names: Sequence[str], place: str) -> List[str]:
     """Return the lines of ingredients for a place of the script."""
-    return [line for name in names for line in getattr(INGREDIENTS[name], place).strip().splitlines()]
+    places = ("loss", "cleanup") if place == "loss" else (place,)
+    return [line for each in places for name in names for line in getattr(INGREDIENTS[name], each).strip().splitlines()]

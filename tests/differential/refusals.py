@@ -198,6 +198,14 @@ REFUSALS: Tuple[Refusal, ...] = (
         lambda program: program.on_host and program.writes_buffers,
     ),
     Refusal(
+        "gradients for one of several optimizers that are read before its step, on the device alone",
+        "CaptureError|RunError",
+        "A gradient is read at .* for one of several optimizers, before its step",
+        lambda program: (
+            program.update == "device" and "gradients read" in program.ingredients and not program.trains_model_alone
+        ),
+    ),
+    Refusal(
         "a list that hooks fill and that is not cleared between two calls",
         "CaptureError",
         "adds tensors to a list that still has those of the previous call",

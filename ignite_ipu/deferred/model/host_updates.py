@@ -50,7 +50,7 @@ from ignite_ipu.deferred.model.turns import (
     weights_of,
     written_buffers,
 )
-from ignite_ipu.deferred.tensor.reads import expected_loss
+from ignite_ipu.deferred.tensor.reads import expected_loss, models_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.host_link import note_step
 from ignite_ipu.program.tensors.raw import gradient_of, plain, set_gradient
@@ -326,6 +326,13 @@ class HostUpdates:
             self._compute_ahead(loss)
 
     def _compute_ahead(self, loss: Loss) -> None:
+        if loss.value.known:
+            return  # by a read of the same loss through another of its models
+        models = models_of(loss.operations, "a read", loss.line)
+        if any(model.loop is not self._loop for model in models):
+            # One program has all calls of the loss, as for backward().
+            self._loop.joined(models, loss.line)[0].updates.run_ahead(frozenset(), [loss])
+            return
         gradients = self._compute(loss, lambda operation: True)
         self._ahead = _Ahead(loss.value, gradients, self._changes)
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import nn
 
-from ignite_ipu import IPUAccelerator
+from ignite_ipu import IPUAccelerator, ipu_prepare
 from ignite_ipu.deferred import CaptureError, EarlyReadError
 from tests.accelerate_state import forget
 
@@ -300,3 +300,26 @@ def test_a_loss_has_its_value_after_a_change_to_evaluation_mode():
         read.append(loss.item())
         forget()
     assert read == pytest.approx([read[0]] * 2)
+
+
+@pytest.mark.parametrize("update", ["auto", "device", "host"])
+def test_a_loss_of_two_models_is_read_before_backward(update: str) -> None:
+    """One program has the calls of both, also in the first step, before which nothing has joined them."""
+
+    def losses(**settings: Any) -> List[float]:
+        torch.manual_seed(0)
+        model, head = nn.Linear(6, 4), nn.Sequential(nn.Linear(4, 2), nn.Tanh())
+        optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.5)
+        if settings:
+            ipu_prepare(optimizer, model, head, config=settings)
+        found = []
+        for x, y in zip(X, Y):
+            optimizer.zero_grad()
+            scores = model(x)
+            loss = F.cross_entropy(scores[:, :2] + head(scores), y)
+            found.append(loss.item())
+            loss.backward()
+            optimizer.step()
+        return found
+
+    assert losses(update=update) == pytest.approx(losses(), rel=1e-4)
