@@ -7,7 +7,7 @@ import math
 import re
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from ignite_ipu.parity.fingerprints import Distance, Fingerprint, distance, each_fingerprint
+from ignite_ipu.parity.fingerprints import Distance, Fingerprint, distance, each_fingerprint, joined
 from ignite_ipu.parity.rounding import Rounding
 
 KINDS = (
@@ -157,6 +157,7 @@ def _sequences(entries: Sequence[Mapping[str, Any]]) -> Dict[Key, Numbered]:
 def _compared(
     key: Key, entries: Numbered, others: Numbered, tolerance: float, rounding: Rounding
 ) -> Iterator[Tuple[int, Difference]]:
+    entries = _of_calls(key[0], entries, others)
     for (number, entry), (_, other) in zip(entries, others):
         native, device = entry["value"], other["value"]
         if native is not None and device is not None:
@@ -167,6 +168,33 @@ def _compared(
         number, entry = (entries if len(entries) > len(others) else others)[shorter]
         remark = f"recorded {len(entries)} times on the host, and {len(others)} times on the device"
         yield number, _difference(key, entry, Distance(math.inf, 0.0, remark))
+
+
+def _of_calls(kind: str, entries: Numbered, others: Numbered) -> Numbered:
+    """Return the host's entries of an engine, one for each iteration on the device, which may have several batches.
+
+    Outputs of the batches are averaged or come after one another, or they are the last one's if the device returns no
+    more. The number of an epoch's iterations counts calls of the device.
+    """
+    if all(other.get("batches", 1) == 1 for _, other in others):
+        return entries
+    if kind == "event":
+        pairs = zip(entries, others)
+        return [(number, {**entry, "value": _in_calls(entry["value"], other)}) for (number, entry), (_, other) in pairs]
+    found: Numbered = []
+    place = 0
+    for _, other in others:
+        part = entries[place : place + other["batches"]]
+        place += len(part)
+        if part:
+            number, last = part[-1]
+            found.append((number, {**last, "value": joined([entry["value"] for _, entry in part], other)}))
+    return found + entries[place:]
+
+
+def _in_calls(iterations: Fingerprint, other: Mapping[str, Any]) -> Fingerprint:
+    """Return the number of device calls for a number of iterations; an epoch may end with a smaller call."""
+    return {**iterations, "value": float(-(-int(iterations["value"]) // int(other["batches"])))}
 
 
 def _difference(key: Key, entry: Mapping[str, Any], found: Distance) -> Difference:

@@ -109,6 +109,28 @@ def each_fingerprint(found: Fingerprints) -> Iterator[Fingerprint]:
             yield {"kind": "number", "value": float(values)}
 
 
+def joined(values: Sequence[Optional[Fingerprint]], other: Mapping[str, Any]) -> Optional[Fingerprint]:
+    """Return the fingerprint of the outputs of several batches, as an entry of the device has them.
+
+    Numbers are averaged where the device does, and small tensors come after one another. Otherwise it is the last
+    one's. None if the device's has a shape that neither has: it is the result of another reduction.
+    """
+    last, like = values[-1], other["value"]
+    if last is None or like is None:
+        return last
+    known = [value for value in values if value is not None]
+    if last["kind"] == "number" and other.get("mean"):
+        return {**last, "value": sum(value["value"] for value in known) / len(known)}
+    if last["kind"] != "tensor" or last["shape"] == like.get("shape"):
+        return last
+    parts = [value.get("values") for value in known]
+    tensors = [part for part in parts if isinstance(part, torch.Tensor) and part.dim()]
+    if len(tensors) < len(values) or len({tensor.shape[1:] for tensor in tensors}) > 1:
+        return None
+    whole = torch.cat(tensors)
+    return {**last, "shape": list(whole.shape), "values": whole} if list(whole.shape) == like["shape"] else None
+
+
 def leaves(value: Any, place: str = "", depth: int = 0) -> Iterator[Tuple[str, Any]]:
     """Yield the tensors, numbers and texts in nested containers, each with the keys that lead to it."""
     container = None if isinstance(value, _LEAVES) or depth > _DEPTH else opened(value)

@@ -21,13 +21,17 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ignite_ipu.deferred.events import LoopObserver, has_gradient, observe
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
+from ignite_ipu.engines.call_loader import CallLoader
+from ignite_ipu.engines.trainer import IPUTrainer
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.parity.fingerprints import fingerprint, fingerprints, leaves
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.module_state import REGISTRATIONS
+from ignite_ipu.program.options import output_mode
 from ignite_ipu.program.tensors.raw import gradient_of, plain
 from ignite_ipu.program.user_code import OURS, Owner, is_users_file, owner_of
 from ignite_ipu.running.patches import Patches
+from ignite_ipu.session.session import session_of
 from ignite_ipu.torch_names.modules import buffers_of, parameters_of
 from ignite_ipu.torch_names.optimizers import pre_hooks_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunction
@@ -40,6 +44,8 @@ _PASSING_ON = tuple(os.path.join(OURS, name) + os.sep for name in ("parity", "ru
 
 Entry = Dict[str, Any]
 """One recorded value: its `kind`, `name`, `update`, the user's `line`, and its fingerprint as `value`.
+
+Values of engines have the number of `batches` of their iterations, and whether a number is the `mean` over these.
 
 An entry of many values of one kind has `names`, and their fingerprints as `many`.
 """
@@ -302,15 +308,19 @@ class Recorder:
         return original(engine, *args, **kwargs)
 
     def _iteration(self, engine: Engine, name: str) -> None:
+        batches = _batches_of_a_call(engine)
         for place, part in leaves(engine.state.output):
-            if isinstance(part, DeferredTensor):
-                self._pending.append((self.record("engine output", f"{name}{place}", None), part.detach(), False))
-            elif isinstance(part, (int, float, torch.Tensor)):
-                self.record("engine output", f"{name}{place}", part)
+            if isinstance(part, (int, float, torch.Tensor)):
+                is_deferred = isinstance(part, DeferredTensor)
+                entry = self.record("engine output", f"{name}{place}", None if is_deferred else part)
+                entry.update(batches=batches, mean=batches > 1 and _returns_all(engine))
+                if isinstance(part, DeferredTensor):
+                    self._pending.append((entry, part.detach(), False))
 
     def _event(self, engine: Engine, name: str, event: str) -> None:
-        counts = f"iteration {engine.state.iteration}, epoch {engine.state.epoch}"
-        self.record("event", f"{name}, {event}", counts)
+        self.record("event", f"{name}, {event}", f"epoch {engine.state.epoch}")
+        iterations = self.record("event", f"{name}, {event}, iterations", float(engine.state.iteration))
+        iterations["batches"] = _batches_of_a_call(engine)
         for metric, value in engine.state.metrics.items():
             for place, part in leaves(value):
                 self.record("metric", f"{name}, {metric}{place}", part)
@@ -329,6 +339,19 @@ class Recorder:
         self.record("printed line", "standard output", line)
 
 
+def _batches_of_a_call(engine: Engine) -> int:
+    """Return the number of batches in an iteration of an engine: as many iterations of Ignite's own engine."""
+    data = engine.state.dataloader
+    return data.micro_batches if isinstance(data, CallLoader) else 1
+
+
+def _returns_all(engine: Engine) -> bool:
+    """Return whether numbers in an engine's output are means over all batches of a device call."""
+    session = session_of(engine)
+    program = None if session is None else session.training if isinstance(engine, IPUTrainer) else session.active
+    return program is None or output_mode(program.options, training=True).name != "Final"
+
+
 class _Calls(threading.local):
     """Depth of observed calls of modules in a thread."""
 
@@ -340,7 +363,8 @@ class _Hook:
 
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
-        self.__module__ = "parity"
+        # Its name in refusals.
+        self.__module__, self.__qualname__ = "parity", "parity"
 
     def __call__(self, *args: Any) -> None:
         self._call(*args)
