@@ -168,16 +168,17 @@ class Retrace:
                 anew = state.left_behind(values, recorder.has_made, used, everywhere) if number else {}
                 changed = state.changed(values, anew) or ([] if state.complete else ["new ones"])
                 drawn = moved(drawn_from, places)
-                self.only_keeps = state.complete and state.only_keeps(values, recorder.has_made, anew) and not drawn
+                only_keeps = state.complete and state.only_keeps(values, recorder.has_made, anew) and not drawn
                 changed += drawn
                 if number and torch.initial_seed() != SEED:
-                    self.only_keeps = False
+                    only_keeps = False
                     changed.append("the seed of torch: a device draws from a stream of its own")
                 if once or (number and not changed and now == before):
                     self._operations = now
                     state.leave_behind(chain.from_iterable(anew.values()))
                     return []
                 if number and changed:
+                    self.only_keeps = only_keeps
                     return changed
                 before, last = now, before
             if any(_DRAWN in str(new) for old, new in zip(last, now) if old != new):

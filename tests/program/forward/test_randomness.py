@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from ignite_ipu import IPUAccelerator, create_ipu_evaluator, create_ipu_trainer
+from ignite_ipu import IPUAccelerator, SessionError, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.deferred import CaptureError
 from ignite_ipu.program.forward import randomness
 from ignite_ipu.program.forward.randomness import draws_put_back, generator_states, moved, state_of
@@ -150,9 +150,11 @@ def test_a_generator_among_the_arguments_is_refused():
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("name", DRAWS)
-def test_an_engine_warns_of_draws(caplog, name, training):
+def test_an_engine_refuses_draws(caplog, name, training):
     """The author did not mean the same number in every step."""
-    assert name in said_by_engine(caplog, Jittered(*DRAWS[name]()), training)
+    with pytest.raises(SessionError, match=r"changes Python values in every call \(.*") as error:
+        said_by_engine(caplog, Jittered(*DRAWS[name]()), training)
+    assert name in str(error.value)
 
 
 @pytest.mark.parametrize("training", [True, False])
