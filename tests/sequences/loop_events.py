@@ -188,6 +188,23 @@ def switch_mode(player: Player, which: int) -> None:
     module.train(not module.training)
 
 
+def evaluate_with_gradients(player: Player, which: int) -> None:
+    """Evaluate without `no_grad`, and keep the loss."""
+    modes = [module.training for module in player.modules]
+    for module in player.modules:
+        module.eval()
+    player.losses.append(player.world.loss(X[which], Y[which]))
+    player.note([player.losses[-1].item()] if which % 2 else [])
+    for module, mode in zip(player.modules, modes):
+        module.train(mode)
+
+
+def backward_in_evaluation(player: Player, which: int) -> None:
+    """Let a loss of models in evaluation mode go backward."""
+    evaluate_with_gradients(player, which)
+    player.losses[-1].backward()  # type: ignore[no-untyped-call]
+
+
 def switch_normalisations(player: Player, which: int) -> None:
     """Freeze the statistics of normalisations, as in fine-tuning."""
     for module in player.modules:

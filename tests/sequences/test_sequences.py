@@ -187,6 +187,8 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
             "backward step",
             "same",
         ),
+        # Weights are written while the program is compiled again for another norm.
+        ("Criterion", ("Adam",), "clip step zero_grad forward backward write_together:3 step", "same"),
         # Freezing parts before the loop knows that they train together.
         ("Criterion", ("Adam",), "step zero_grad forward freeze_module:3 backward step", "same"),
         # A closure joins the loop with another model.

@@ -115,6 +115,7 @@ class TrainingPrograms(abc.ABC):
     def forget_program(self) -> None:
         """Convert the optimizer again before the next update; until then it is an ordinary one, with its state."""
         if self.trained is not None:
+            self.session.weights.notice_edits()  # which nothing shows later
             self._random_state = self.random_state()
             self.session.calls.let_train(self.trained)
             self.session.stop_training()
