@@ -48,7 +48,7 @@ def state_to_torch(
             name = names[number]
             found = {slot: device_state.get(_entry(prefix, name)) for slot, prefix in slots.items()}
             present: Dict[str, Any] = {
-                slot: tensor.detach().to(torch.float32, copy=True).div_(loss_scaling if slot in kind.scaled else 1.0)
+                slot: _unscaled(tensor, loss_scaling if slot in kind.scaled else 1.0)
                 for slot, tensor in found.items()
                 if tensor is not None
             }
@@ -62,6 +62,11 @@ def state_to_torch(
                 present = {"step": _step_in_torch(step, kind), **present}
             state[number] = present
     return state
+
+
+def _unscaled(tensor: torch.Tensor, scaling: float) -> torch.Tensor:
+    own = tensor.detach().to(torch.float32, copy=True)
+    return own if scaling == 1.0 else own.div_(scaling)
 
 
 def state_from_torch(

@@ -174,9 +174,12 @@ def _of_calls(kind: str, entries: Numbered, others: Numbered) -> Numbered:
     """Return the host's entries of an engine, one for each iteration on the device, which may have several batches.
 
     Outputs of the batches are averaged or come after one another, or they are the last one's if the device returns no
-    more. The number of an epoch's iterations counts calls of the device.
+    more. The number of an epoch's iterations counts calls of the device. A script may make its batches smaller for the
+    device: then both sides have as many iterations.
     """
     if all(other.get("batches", 1) == 1 for _, other in others):
+        return entries
+    if kind == "engine output" and len(entries) == len(others):
         return entries
     if kind == "event":
         pairs = zip(entries, others)
@@ -194,7 +197,8 @@ def _of_calls(kind: str, entries: Numbered, others: Numbered) -> Numbered:
 
 def _in_calls(iterations: Fingerprint, other: Mapping[str, Any]) -> Fingerprint:
     """Return the number of device calls for a number of iterations; an epoch may end with a smaller call."""
-    return {**iterations, "value": float(-(-int(iterations["value"]) // int(other["batches"])))}
+    calls = float(-(-int(iterations["value"]) // int(other["batches"])))
+    return iterations if iterations["value"] == other["value"]["value"] else {**iterations, "value": calls}
 
 
 def _difference(key: Key, entry: Mapping[str, Any], found: Distance) -> Difference:
