@@ -317,9 +317,26 @@ class OptimizerLink:
         if not values and not self._source.__dict__["state"]:
             return  # neither has any yet
         everything = self._converted_state(None, strict=False)
-        wanted = {name: tensor for name, tensor in everything.items() if name.split("___", 1)[-1] in trainable}
+        wanted = {name: tensor for name, tensor in everything.items() if _parameter_of(name) in trainable}
         self._loaded = True
         self._device.set_state_dict({"ipu_state": wanted, "ipu_param": {}})
+
+    def complete(self, trainable: Collection[str]) -> None:
+        """Send another program, which trains these parameters, the state of those that the last one had none of.
+
+        A compiled program has state of the parameters alone that its loss depends on. The state of the last one is on
+        the host.
+        """
+        if self.conversion.passed_through:
+            return
+        self.refresh_state()
+        known = self._read()["ipu_state"]
+        if known is None:
+            return
+        held, shown = {_parameter_of(name) for name in known}, self._source.__dict__["state"]
+        pairs = zip(self._names, self._parameters)
+        if any(name in trainable and name not in held and parameter in shown for name, parameter in pairs):
+            self.send_again(trainable)
 
     def _send_state(self, strict: bool = True) -> None:
         current = self._read()
@@ -466,6 +483,11 @@ def _linked_class(base: Any) -> Any:
         "state": property(get_state, set_state),
     }
     return type(base.__name__, (base,), members)
+
+
+def _parameter_of(name: str) -> str:
+    """Return the parameter that a tensor of the device's state belongs to, by their names there."""
+    return name.split("___", 1)[-1]
 
 
 def _most_steps(state: Mapping[Any, Mapping[str, Any]]) -> int:

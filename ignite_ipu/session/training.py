@@ -112,6 +112,8 @@ class Trained:
             self._partial.clear()
         if changed:
             self.link.send_again(self._trainable.names())
+        else:
+            self.link.complete(self._trainable.names())
 
     def resolved_for(self, call: BatchGeometry) -> Resolved:
         """Return the options of the programs for a smaller call; the same object for the same factors."""
@@ -151,6 +153,7 @@ class Trained:
             current.destroy(unwrap=True)
         self.aside.remove(program)
         program.stream = current.stream
+        self.link.complete(self._trainable.names())
         program.go_on()
         self.program = program
 

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ignite_ipu.deferred.graph.owners import Captured
 from ignite_ipu.errors import CaptureError
@@ -23,7 +24,8 @@ from ignite_ipu.torch_names.modules import buffers_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 _META = torch.device("meta")
-_RECORDED = "recorded"
+# By a written tensor: tensors that share its memory for recorded operations. It outlives none of them.
+_RECORDED: Any = WeakTensorKeyDictionary()
 # Before PyTorch 2.1 no storage shows whether PyTorch owns its memory; then no memory counts as PyTorch's.
 _is_resizable: Callable[[Any], bool] = getattr(torch.UntypedStorage, "resizable", lambda storage: False)
 
@@ -56,7 +58,7 @@ class Shape:
 
 def recorded_of(tensor: torch.Tensor) -> List[weakref.ref[torch.Tensor]]:
     """Return the tensors that share the memory of a written one for recorded operations, which follow its versions."""
-    return [each for each in tensor.__dict__.get(_RECORDED, ()) if each() is not None]
+    return [each for each in _RECORDED.get(tensor, ()) if each() is not None]
 
 
 class Number:
@@ -138,7 +140,7 @@ class Input:
             # Operations recorded before `tensor += loss` read the previous value, which its memory still has.
             with DisableTorchFunctionSubclass():
                 written, self.tensor = self.tensor, self.tensor.detach()
-            written.__dict__[_RECORDED] = [*recorded_of(written), weakref.ref(self.tensor)]
+            _RECORDED[written] = [*recorded_of(written), weakref.ref(self.tensor)]
         if version_of(self.tensor) != self._writes:
             use = f"A tensor of shape {self.shape.size} was used"
             change = f"changed in place afterwards{_described_writes(self.tensor)}"
