@@ -204,6 +204,16 @@ def test_state_that_was_found_wrong(world: str, kinds: Tuple[str, ...], events: 
     assert outcome.kind == kind, outcome
 
 
+def test_a_gradient_of_earlier_weights_is_refused_on_the_device() -> None:
+    """The host computes gradients of an update that is not complete, with the newest weights."""
+    events = (
+        "switch_mode:4 forward backward_in_evaluation:5 backward step zero_grad backward_in_evaluation:1 write_weight"
+    )
+    parts = tuple((name, int(number or 0)) for name, _, number in (each.partition(":") for each in events.split()))
+    outcome = outcome_of(Sequence_("Perceptron", ("AdamW",), parts), "device")
+    assert outcome.kind == "refused", outcome
+
+
 def test_the_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """With the line, the reason and the cost."""
     events = "forward backward gradient_scaled step zero_grad forward backward gradient_scaled step"
