@@ -96,7 +96,7 @@ network = nn.Sequential(
     nn.ReLU(),
     nn.Conv2d(8, 1, 1),
 )
-optimizer = ipu_prepare(torch.optim.Adam(network.parameters(), lr=0.01), network)
+optimizer = ipu_prepare(torch.optim.Adam(network.parameters(), lr=0.01), network, config={"update": "auto"})
 trainer = SupervisedTrainer(device, network, optimizer, DiceLoss())
 evaluator = SupervisedEvaluator(device, network)
 MeanDice(output_transform=lambda output: (output["pred"], output["label"])).attach(evaluator, "dice")

@@ -26,8 +26,8 @@ discriminator = nn.Sequential(
     nn.Linear(2, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1)
 )
 generator, discriminator = generator.to(device), discriminator.to(device)
-optimizer_g = ipu_prepare(torch.optim.Adam(generator.parameters(), lr=3e-3, betas=(0.5, 0.999)), generator)
-optimizer_d = ipu_prepare(torch.optim.Adam(discriminator.parameters(), lr=6e-3, betas=(0.5, 0.999)), discriminator)
+optimizer_g = ipu_prepare(torch.optim.Adam(generator.parameters(), lr=3e-3, betas=(0.5, 0.999)), generator, config={"update": "auto"})
+optimizer_d = ipu_prepare(torch.optim.Adam(discriminator.parameters(), lr=6e-3, betas=(0.5, 0.999)), discriminator, config={"update": "auto"})
 criterion = nn.BCEWithLogitsLoss()
 real_labels, fake_labels = torch.ones(BATCH, 1, device=device), torch.zeros(BATCH, 1, device=device)
 

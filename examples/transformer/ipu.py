@@ -56,7 +56,7 @@ def main():
         {"params": [weight for weight in trained if weight.dim() > 1], "weight_decay": 0.01},
         {"params": [weight for weight in trained if weight.dim() < 2], "weight_decay": 0.0},
     ]
-    optimizer = ipu_prepare(torch.optim.AdamW(groups, lr=3e-3), model)
+    optimizer = ipu_prepare(torch.optim.AdamW(groups, lr=3e-3), model, config={"update": "auto"})
     updates = EPOCHS * len(train_loader)
     scheduler = get_linear_schedule_with_warmup(optimizer, updates // 10, updates)
 

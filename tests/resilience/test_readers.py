@@ -71,7 +71,7 @@ READERS: Dict[str, Dict[str, str]] = {
     "migration/source/notebook.py": {"json.loads": "notebooks"},
     "migration/source/file.py": {"open": "programs"},
     "migration/source/writing.py": {"open": "programs"},
-    "session/data_parallel.py": {"read_text": "the kernel's state of a process of the same program"},
+    "session/job.py": {"read_text": "the kernel's state of a process of the same program"},
     "session/executables.py": dict.fromkeys(("open", "json.loads"), "descriptions of executables"),
     "program/settings.py": {
         "open": "settings as YAML",

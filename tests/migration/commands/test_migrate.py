@@ -143,7 +143,7 @@ def test_what_is_left_alone_is_not_said_to_be_migrated(tmp_path, capsys):
         "import torch\nfrom ignite.engine import create_supervised_trainer\n"
         "trainer = create_supervised_trainer(model, optimizer, loss_fn, **options)\n"
         "f(torch.cuda.set_device(0))\n"
-        "slopes = torch.autograd.grad(loss, inputs)\n"
+        "slopes = torch.autograd.grad(loss, inputs, create_graph=True)\n"
     )
     assert run(path) == 1
     error = capsys.readouterr().err
