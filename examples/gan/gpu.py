@@ -7,8 +7,9 @@ import sys
 
 import torch
 from torch import nn
+from torch.optim import Adam
 
-BATCH, NOISE, UPDATES = 128, 8, 200
+BATCH, NOISE, UPDATES, BETAS = 128, 8, 200, (0.5, 0.999)
 
 torch.manual_seed(0)
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -25,8 +26,8 @@ discriminator = nn.Sequential(
     nn.Linear(2, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1)
 )
 generator, discriminator = generator.to(device), discriminator.to(device)
-optimizer_g = torch.optim.Adam(generator.parameters(), lr=3e-3, betas=(0.5, 0.999))
-optimizer_d = torch.optim.Adam(discriminator.parameters(), lr=6e-3, betas=(0.5, 0.999))
+optimizer_g = Adam(generator.parameters(), 3e-3, BETAS)
+optimizer_d = Adam(discriminator.parameters(), 6e-3, BETAS)
 criterion = nn.BCEWithLogitsLoss()
 real_labels, fake_labels = torch.ones(BATCH, 1, device=device), torch.zeros(BATCH, 1, device=device)
 

@@ -7,9 +7,10 @@ import sys
 
 import torch
 from torch import nn
+from torch.optim import Adam
 from ignite_ipu import host_device, ipu_prepare
 
-BATCH, NOISE, UPDATES = 128, 8, 200
+BATCH, NOISE, UPDATES, BETAS = 128, 8, 200, (0.5, 0.999)
 
 torch.manual_seed(0)
 device = host_device()
@@ -26,8 +27,8 @@ discriminator = nn.Sequential(
     nn.Linear(2, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1)
 )
 generator, discriminator = generator.to(device), discriminator.to(device)
-optimizer_g = ipu_prepare(torch.optim.Adam(generator.parameters(), lr=3e-3, betas=(0.5, 0.999)), generator, config={"update": "auto"})
-optimizer_d = ipu_prepare(torch.optim.Adam(discriminator.parameters(), lr=6e-3, betas=(0.5, 0.999)), discriminator, config={"update": "auto"})
+optimizer_g = ipu_prepare(Adam(generator.parameters(), 3e-3, BETAS), generator, config={"update": "auto"})
+optimizer_d = ipu_prepare(Adam(discriminator.parameters(), 6e-3, BETAS), discriminator, config={"update": "auto"})
 criterion = nn.BCEWithLogitsLoss()
 real_labels, fake_labels = torch.ones(BATCH, 1, device=device), torch.zeros(BATCH, 1, device=device)
 

@@ -27,7 +27,6 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.parity.fingerprints import fingerprint, fingerprints, leaves
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.module_state import REGISTRATIONS
-from ignite_ipu.program.options import output_mode
 from ignite_ipu.program.tensors.raw import gradient_of, plain
 from ignite_ipu.program.user_code import OURS, Owner, is_users_file, owner_of
 from ignite_ipu.running.patches import Patches
@@ -349,7 +348,7 @@ def _returns_all(engine: Engine) -> bool:
     """Return whether numbers in an engine's output are means over all batches of a device call."""
     session = session_of(engine)
     program = None if session is None else session.training if isinstance(engine, IPUTrainer) else session.active
-    return program is None or output_mode(program.options, training=True).name != "Final"
+    return program is None or program.resolved.output_mode != "Final"
 
 
 class _Calls(threading.local):
