@@ -16,6 +16,8 @@ from ignite_ipu.migration.verdict import Verdict
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+auto.off()  # the import has turned it on, while tests are collected
+
 PROGRAM = """
 import torch
 from torch import nn
