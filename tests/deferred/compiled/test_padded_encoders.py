@@ -50,6 +50,7 @@ def seen(model: nn.Module, optimizer: Any) -> List[Any]:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True, but")
+@pytest.mark.filterwarnings("ignore:Converting mask without torch.bool dtype")
 @pytest.mark.parametrize("arguments", [{}, {"normalises": True}, {"heads": 1}])
 def test_evaluations_have_the_values_of_pytorch_at_padding(arguments: Dict[str, Any]) -> None:
     model = Classifier(**arguments)

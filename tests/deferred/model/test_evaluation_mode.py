@@ -125,6 +125,10 @@ def test_a_loop_in_evaluation_mode(loop: Loop, update: str) -> None:
     found, expected = outcome(loop, update), outcome(loop, None)
     counts = "1.num_batches_tracked"
     found[1].pop(counts), expected[1].pop(counts)
+    if loop is a_part_in_training_mode:
+        # The gradient of a bias before such a normalisation is rounding, of which Adam makes whole updates.
+        found[1].pop("0.bias"), expected[1].pop("0.bias")
+        found[1].pop("1.running_mean"), expected[1].pop("1.running_mean")
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
