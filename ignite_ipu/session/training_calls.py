@@ -66,24 +66,7 @@ class TrainingCalls:
         programs.trained = trained
 
     def train(self, x: Any, y: Any, call: Optional[BatchGeometry] = None) -> Tuple[Any, Any, Any, torch.Tensor]:
-        """Train on one global batch, by the program for batches of its shapes.
-
-        Args:
-            x, y: Inputs and targets for deviceIterations * gradientAccumulation * replicationFactor micro-batches.
-            call: The factors of a call that is smaller than the options say.
-
-        Returns:
-            Inputs, targets and predictions of the micro-batches whose outputs come back, and the mean of their losses
-            as a scalar. The predictions are None when the step returns none.
-
-        Raises:
-            SessionError: The model has no trainer, or hooks on gradients.
-            LossError: All parameters are frozen.
-            BatchError: The batch cannot be cut, is not like the first one, or has one shape too many.
-            ConstantAttributeError: A hyper-parameter that is compiled in was changed.
-            OptimizerError: Hooks around the optimizer's step cannot be honoured, or the step was replaced.
-            LostEditError: A weight was written while its newest value was elsewhere.
-        """
+        """Train on one global batch, by the program for batches of its shapes: `IPUSession.train` has the rules."""
         self.uneven = None
         trained = self._programs.trained or self._programs.with_trainer()
         program, leaves = self._program_for(trained, x, y, call)

@@ -6,8 +6,6 @@ out, which are no calls in newer versions of Python, and so is the emulator.
 
 from __future__ import annotations
 
-import collections
-import os
 import sys
 from types import FrameType
 from typing import Any, Callable, Counter, Iterator, List, Set, Tuple
@@ -17,12 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import ignite_ipu
 from ignite_ipu import IPUConfig, create_ipu_trainer, ipu_prepare
 from ignite_ipu.deferred.graph.operations import USES
 from ignite_ipu.deferred.tensor.written_tensors import WAITING
+from tests.steady_calls import CallCounter, is_counted
 
-ROOT = os.path.dirname(ignite_ipu.__file__) + os.sep
 MOST = {"device": (148, 48), "auto": (154, 50), "host": (246, 49)}
 """How many calls there are at most, and in how many files, by the kind of update."""
 CAPTURED = {
@@ -84,21 +81,14 @@ def steady_calls(update: str) -> Counter[Tuple[str, str]]:
 
 def calls_in(work: Callable[[], Any]) -> Counter[Tuple[str, str]]:
     """Return the calls of this package's functions, by module and name."""
-    calls: Counter[Tuple[str, str]] = collections.Counter()
-
-    def count(frame: FrameType, event: str, argument: Any) -> None:
-        file, name = frame.f_code.co_filename, frame.f_code.co_name
-        ours = file.startswith(ROOT) and not file.startswith(f"{ROOT}emulator{os.sep}")
-        if event == "call" and ours and not name.startswith("<"):
-            calls[file[len(ROOT) : -3].replace(os.sep, "."), name] += 1
-
+    count = CallCounter()
     before = sys.getprofile()
     sys.setprofile(count)
     try:
         work()
     finally:
         sys.setprofile(before)
-    return calls
+    return count.calls
 
 
 @pytest.fixture(autouse=True)
@@ -148,8 +138,7 @@ def instructions(update: str, layers: int) -> int:
         loss.item()
 
     def enter(frame: FrameType, event: str, argument: Any) -> Any:
-        file = frame.f_code.co_filename
-        if not file.startswith(ROOT) or file.startswith(f"{ROOT}emulator{os.sep}"):
+        if not is_counted(frame.f_code.co_filename):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         return count

@@ -5,11 +5,8 @@ Comprehensions are left out, which are no calls in newer versions of Python, and
 
 from __future__ import annotations
 
-import collections
-import os
 import sys
-from types import FrameType
-from typing import Any, Counter, Tuple
+from typing import Counter, Tuple
 
 import pytest
 import torch
@@ -17,11 +14,10 @@ from ignite.engine import Events
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import ignite_ipu
 from ignite_ipu import create_ipu_trainer
 from ignite_ipu.torch_names.optimizers import GLOBAL_PRE_HOOKS
+from tests.steady_calls import CallCounter
 
-ROOT = os.path.dirname(ignite_ipu.__file__) + os.sep
 MOST = (50, 22)
 """How many calls there are at most, and in how many files."""
 CALLED = {
@@ -57,14 +53,7 @@ def steady_calls() -> Counter[Tuple[str, str]]:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     trainer = create_ipu_trainer(model, torch.optim.Adam(model.parameters()), nn.CrossEntropyLoss())
     loader = DataLoader(TensorDataset(torch.randn(40, 4), torch.randint(2, (40,))), batch_size=4)
-    calls: Counter[Tuple[str, str]] = collections.Counter()
-
-    def count(frame: FrameType, event: str, argument: Any) -> None:
-        file, name = frame.f_code.co_filename, frame.f_code.co_name
-        ours = file.startswith(ROOT) and not file.startswith(f"{ROOT}emulator{os.sep}")
-        if event == "call" and ours and not name.startswith("<"):
-            calls[file[len(ROOT) : -3].replace(os.sep, "."), name] += 1
-
+    count = CallCounter()
     before = sys.getprofile()
     trainer.add_event_handler(Events.ITERATION_COMPLETED(once=8), lambda: sys.setprofile(count))
     trainer.add_event_handler(Events.ITERATION_COMPLETED(once=9), lambda: sys.setprofile(before))
@@ -73,7 +62,7 @@ def steady_calls() -> Counter[Tuple[str, str]]:
     finally:
         sys.setprofile(before)
         trainer.ipu.close()
-    return calls
+    return count.calls
 
 
 def test_a_steady_iteration_makes_these_calls_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
