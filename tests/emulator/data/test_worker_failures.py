@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from ignite_ipu.emulator.data import AsynchronousDataAccessor, DataLoader, set_worker_timeout, worker_timeout
 from ignite_ipu.emulator.data.strictness import poisons_stale_batches, set_poisoning
-from ignite_ipu.emulator.data.worker import process
+from ignite_ipu.emulator.data.worker import process, worker
 from ignite_ipu.emulator.data.worker.orphans import kill_group
 from ignite_ipu.emulator.enums import DataLoaderMode, SharingStrategy
 from ignite_ipu.emulator.errors import Error
@@ -223,6 +223,22 @@ def test_a_failing_loader_process_behind_the_worker_is_named(happening, message)
     with pytest.raises(AssertionError, match=f"(?s)An error occurred in the data fetcher.*{message}"):
         list(accessor)
     assert eventually(lambda: not group_of(pid))
+
+
+@pytest.mark.parametrize("deaths", [0, 1, 2])
+def test_processes_that_die_while_the_handler_is_replaced_hide_no_report(deaths, monkeypatch):
+    """`signal.signal` first calls the handler of a signal that has arrived, and replaces nothing if that raises."""
+    replaced = []
+
+    def replace(number, handler):
+        if len(replaced) < deaths:
+            replaced.append(None)
+            raise RuntimeError("DataLoader worker (pid 755) is killed by signal: Killed.")
+        replaced.append((number, handler))
+
+    monkeypatch.setattr(worker.signal, "signal", replace)
+    worker._disarm_loader()
+    assert replaced[deaths:] == [(signal.SIGCHLD, signal.SIG_DFL)]
 
 
 def test_killing_the_worker_ends_its_loader_processes_too():

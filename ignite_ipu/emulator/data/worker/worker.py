@@ -117,7 +117,11 @@ def run(
     worker = _Worker(connection, memory, settings)
     has_failed = False
     try:
-        worker.serve(source)
+        try:
+            worker.serve(source)
+        finally:
+            # Inside of the outer `try`: torch's handler may raise at this line, too.
+            _disarm_loader()
     except (_Stop, KeyboardInterrupt):
         pass
     except BaseException as error:
@@ -347,5 +351,14 @@ def _dead_children() -> str:
 
 
 def _disarm_loader() -> None:
-    """Undo torch's handler, which raises wherever this program happens to be when a loader process has died."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    """Undo torch's handler, which raises wherever this program happens to be when a loader process has died.
+
+    Python calls the handler of a signal that has just arrived before it replaces this handler: the call then raises,
+    and has replaced nothing.
+    """
+    while True:
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        except RuntimeError:
+            continue
+        return
