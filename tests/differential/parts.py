@@ -210,6 +210,7 @@ LOSSES: Dict[str, Tuple[str, str]] = {
 }
 RARE_LOSSES = ("label smoothing", "detached")
 
+# Each `eps` is above rounding: the bias of attention's keys has gradients that are rounding alone.
 OPTIMIZERS: Dict[str, str] = {
     "sgd": "torch.optim.SGD({groups}, lr=0.1)",
     "momentum": "torch.optim.SGD({groups}, lr=0.1, momentum=0.9)",
@@ -223,9 +224,9 @@ OPTIMIZERS: Dict[str, str] = {
     "rmsprop with momentum": "torch.optim.RMSprop({groups}, lr=0.01, eps=1e-3, momentum=0.5)",
     "centered": "torch.optim.RMSprop({groups}, lr=0.01, eps=1e-2, centered=True, weight_decay=0.01)",
     "dampening": "torch.optim.SGD({groups}, lr=0.1, momentum=0.9, dampening=0.1)",
-    "amsgrad": "torch.optim.Adam({groups}, lr=0.02, amsgrad=True)",
+    "amsgrad": "torch.optim.Adam({groups}, lr=0.02, eps=1e-5, amsgrad=True)",
     "maximize": "torch.optim.SGD({groups}, lr=0.1, maximize=True)",
-    "adagrad": "torch.optim.Adagrad({groups}, lr=0.1)",
+    "adagrad": "torch.optim.Adagrad({groups}, lr=0.1, eps=1e-5)",
     "nadam": "torch.optim.NAdam({groups}, lr=0.02, eps=1e-5)",
     "adadelta": "torch.optim.Adadelta({groups}, lr=0.5, eps=1e-3)",
 }

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import List, Tuple
 
 import pytest
+import torch
 
 from tests.differential import parts, program, refusals
 from tests.differential.__main__ import main
 from tests.differential.campaign import Verdicts, explained, shrunk
-from tests.differential.comparing import Verdict, judge
+from tests.differential.comparing import TOLERANCE, Verdict, judge
 from tests.differential.ingredients import INGREDIENTS
 from tests.differential.program import Edit, Program, draw
 from tests.differential.rendering import render
@@ -103,6 +104,17 @@ def test_an_interrupted_campaign_goes_on(
     assert main() == 1 and played == [2]
     assert "3 programs, 1 of them in 0 s: 2 same, 1 different" in capsys.readouterr().out
     assert Verdicts(tmp_path / "verdicts.jsonl", 8).known == {}
+
+
+def test_no_optimizer_makes_updates_of_rounding() -> None:
+    """With every optimizer, gradients of 1e-9 move weights apart by less than the tolerance."""
+    for name, text in parts.OPTIMIZERS.items():
+        weights = torch.nn.Parameter(torch.full((2,), 0.5))
+        optimizer = eval(text.format(groups="[weights]"), {"torch": torch, "weights": weights})
+        for _ in range(5):
+            weights.grad = torch.tensor([1e-9, -1e-9])
+            optimizer.step()
+        assert abs(float(weights.detach().diff())) < TOLERANCE, name
 
 
 def test_programs_are_reproducible_and_cover_every_part() -> None:

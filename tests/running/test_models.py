@@ -448,6 +448,7 @@ TRAINED_ON_HOST = (
     "two steps from one backward",
     "a value read before the other optimizer's step",
     "a layer unfrozen that no optimizer holds",
+    "two losses of an update, and a layer that no optimizer holds",
 )
 REFUSED = {
     "two steps from one backward": (
@@ -483,6 +484,22 @@ loss = F.cross_entropy(model(x), y)
 optimizer.zero_grad()
 F.cross_entropy(model(x), y).backward()
 optimizer.step()  # here
+""",
+        "Trainable parameters are in no group of the optimizer",
+    ),
+    "two losses of an update, and a layer that no optimizer holds": (
+        """
+model = Net()
+model.features.requires_grad_(False)
+optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
+update(optimizer, lambda: F.cross_entropy(model(x), y))
+model.features.requires_grad_(True)
+optimizer.zero_grad()
+for _ in range(2):
+    F.cross_entropy(model(x), y).backward()
+optimizer.step()  # here
+update(optimizer, lambda: F.cross_entropy(model(x), y))
+out += [parameter.grad.sum().item() for parameter in model.features.parameters()]
 """,
         "Trainable parameters are in no group of the optimizer",
     ),

@@ -78,10 +78,13 @@ class Books:
         """Add the gradients of a loss to those of parameters that no optimizer holds, which no update clears."""
         book = self.gradients
         rest = (book.all & trained_in(loss)).difference(*[update.own for update in self.updates])
+        # Those of updates that have run are lost with these, if the parameters had any of them.
+        pending = {id(each) for update in self.updates for each in update.pending} if rest else set()
         for entry in book.within(rest) if rest else ():
-            if any(not entry.ids.isdisjoint(trained_in(before)) for before in entry.losses):
+            used = [before for before in entry.losses if id(before) not in pending]
+            if any(not entry.ids.isdisjoint(trained_in(before)) for before in used):
                 entry.unknown = "no optimizer holds the parameter, so its gradients of all losses so far add up"
-            entry.losses = [loss]
+            entry.losses = [*[before for before in entry.losses if id(before) in pending], loss]
 
     @property
     def awaits_backward(self) -> bool:
