@@ -74,7 +74,7 @@ class CompiledProgram:
         self._traced: List[Hashable] = self._python.values()
         self._traced_modes = modes_of(self._step)
         self._modes: List[bool] = []
-        self._weights, self._edits = source.weights, source.weights.edits
+        self._weights, self._edits = source.weights, source.weights.detector.edits
         self._buffers = list(_compiled_in(self._step, self._python.words, self._step.read_buffers))
         # Buffers of floating-point numbers may be written by the program that trains.
         floats = any(plain(tensor).is_floating_point() for _, tensor, _ in self._buffers)
@@ -91,7 +91,7 @@ class CompiledProgram:
 
     def count_batches(self) -> None:
         """Advance the counters of batches with this program's calls from now on."""
-        self._weights.counters.follow(self.trace.counted, self.source.resolved.micro_batches_per_replica)
+        self._weights.host.counters.follow(self.trace.counted, self.source.resolved.micro_batches_per_replica)
 
     def take(self, executable: ExportedProgram) -> None:
         """Refuse to load an executable.
@@ -130,7 +130,7 @@ class CompiledProgram:
         """Return the names of buffers that have other values now; looks at them only after a write on the host."""
         if self._follows_training:
             self._weights.to_host()
-        edits = self._weights.edits
+        edits = self._weights.detector.edits
         if (edits == self._edits and not self._follows_training) or not self._buffers:
             return []
         names = [name for name, tensor, value in self._buffers if not torch.equal(plain(tensor), value)]

@@ -114,7 +114,7 @@ class ModelProgram:
         hooks.fire(IPUEvents.DEVICE_ATTACHING)
         if not executor.isAttachedToDevice():
             executor.attachToDevice()
-        self._source.weights.loaded(executor)
+        self._source.weights.programs.loaded(executor)
         hooks.fire(IPUEvents.DEVICE_ATTACHED)
         if self.stream is not None:
             executor.rng_state, self.stream = self.stream, None
@@ -160,7 +160,7 @@ class ModelProgram:
                 stream = self.copied(random_state_of)
             self.copied(lambda executor: executor.destroy())
             if self.kind.training:
-                self._source.weights.counters.advance()
+                self._source.weights.host.counters.advance()
             self.stream = stream
             self._forget()
             if attached:
@@ -204,7 +204,7 @@ class ModelProgram:
                     executor.destroy()
                 with contextlib.suppress(Exception):
                     self.kind.take_optimizer(executor)
-                self._source.weights.counters.forget()
+                self._source.weights.host.counters.forget()
                 self._forget()
                 self.kind.unwrap(self.step)
                 self.step.__class__ = self._source.step_class

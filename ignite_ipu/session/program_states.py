@@ -80,7 +80,7 @@ class Asked(_NotCompiled):
         """Return the program wrapped by PopTorch, for the first batch."""
         source = self.source
         if source.kind.updates:
-            source.weights.unwatch()
+            source.weights.detector.unwatch()
         # Of layers on several IPUs attributes are not kept.
         computes = source.placing is None and source.effects.find_attributes(leaves)
         # PopTorch lets replicas write buffers of their own, or none.

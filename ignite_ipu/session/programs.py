@@ -45,7 +45,7 @@ class SharedWeights:
         # By other model: its updates, a list of one number, and how many they were when it was asked last.
         self._others: Dict[weakref.ref[SharedWeights], Tuple[Sequence[int], int]] = {}
         # Values that the host had at the start need no copy.
-        self._before = {weakref.ref(each): each._weights.updates[0] for each in _ALL if not each._weights.host_is_stale}
+        self._before = {weakref.ref(each): each._weights.updates[0] for each in _ALL if not each._weights.host.is_stale}
         _ALL.add(self)
         self.look_again()
 
@@ -57,9 +57,9 @@ class SharedWeights:
         """Bring weights that others have trained to the host; they are uploaded before the next call."""
         if self._known != SharedWeights._looks:
             self._known = SharedWeights._looks
-            mine = set(map(id, self._weights.tensors))
+            mine = set(map(id, self._weights.held.tensors))
             for shared in list(_ALL):
-                if shared is not self and not mine.isdisjoint(map(id, shared._weights.tensors)):
+                if shared is not self and not mine.isdisjoint(map(id, shared._weights.held.tensors)):
                     reference = weakref.ref(shared)
                     self._others.setdefault(reference, (shared._weights.updates, self._before.get(reference, 0)))
         if not self._others:
@@ -263,7 +263,7 @@ class Programs:
         self.trained = self.active = None
         self.waiting.clear()
         self.hooks.end()
-        self.weights.unwatch(always=False)
+        self.weights.detector.unwatch(always=False)
         self.states.leave()
         self.evaluations.clear()
 

@@ -49,10 +49,10 @@ def take_gradients(program: ModelProgram, weights: Weights) -> List[torch.Tensor
 
 def refresh_weights(kind: GradientKind, executor: Executor, weights: Weights) -> None:
     """Upload the weights of the host before a call, if they are others, or the device's may be spoilt."""
-    if kind.unchecked and not weights.is_stale(executor):
+    if kind.unchecked and not weights.programs.is_stale(executor):
         # A gradient that is not finite has made the device's weights NaN.
         kind.checks = True
-        weights.spoil(executor)
+        weights.programs.spoil(executor)
     kind.unchecked = False
     weights.to_inference(executor)
 

@@ -90,7 +90,7 @@ class SideEffects:
         if resolved.training:
             step.computed.show()
             return
-        weights = self._weights.updates[0], self._weights.edits
+        weights = self._weights.updates[0], self._weights.detector.edits
         if weights != self._computed_from:
             self._computed_from = weights
             step.compute_attributes(leaves, resolved.micro_batches)

@@ -147,7 +147,7 @@ class TrainingCalls:
             loss: torch.Tensor = results[-1][-1]
             return loss
 
-        with self._weights.stepping() as as_before:
+        with self._weights.detector.host_steps.stepping() as as_before:
             if needs_closure(optimizer):
                 optimizer.step(as_before(closure))
             else:
@@ -194,9 +194,9 @@ class TrainingCalls:
         program = trained.program
         self._weights.notice_edits()
         self._changes.follow(program)
-        if self._looks != self._weights.looks:
+        if self._looks != self._weights.detector.looks:
             # A parameter was accessed, which is also how one is frozen.
-            self._looks = self._weights.looks
+            self._looks = self._weights.detector.looks
             trained.follow_trainable()
         resolved, layouts = trained.resolved if call is None else trained.resolved_for(call), program.step.layouts
         if program.resolved is resolved and layouts:

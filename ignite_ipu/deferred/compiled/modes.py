@@ -108,8 +108,8 @@ class Modes:
 
     def trained(self) -> List[bool]:
         """Return whether each parameter requires gradients at this moment."""
-        if self._looks != self._weights.looks:
-            self._looks = self._weights.looks
+        if self._looks != self._weights.detector.looks:
+            self._looks = self._weights.detector.looks
             with DisableTorchFunctionSubclass():
                 self._trained = list(map(requires_grad, self.parameters))
         return self._trained

@@ -32,7 +32,7 @@ class WeightEdits:
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self._seen = weights.edits
+        self._seen = weights.detector.edits
         # The last operation that was recorded before the last edit of unknown weights, and before the last whose
         # weights were not kept.
         self._edited = self._lost = 0
@@ -53,17 +53,18 @@ class WeightEdits:
         """Keep the values of tensors that are about to be written, or whose memory is about to be replaced."""
         self.look()
         self._weights.to_host()
-        self._weights.keep(tensors)
+        self._weights.detector.keep(tensors)
         self._written.update({id(tensor): (CLOCK.now, memory_of(plain(tensor))) for tensor in tensors})
 
     def look(self) -> None:
         """Look for edits; operations recorded from now on use the current weights."""
-        watched = self._weights.watched
-        if watched is None or watched.any:
-            self._weights.notice_edits()
+        weights = self._weights
+        accesses = weights.detector.accesses
+        if weights.programs.training is None or accesses is None or accesses.any:
+            weights.notice_edits()
         found, self._found = self._found, []
         written, self._written = self._written, {}
-        edits = self._weights.edits - self._seen
+        edits = weights.detector.edits - self._seen
         if not edits:
             return
         self._seen += edits
@@ -75,7 +76,7 @@ class WeightEdits:
     def _sharing(self, found: Sequence[Edited]) -> Set[int]:
         """Return the ids of the edited weights, and of those that share their memory."""
         memories = {memory_of(plain(tensor)) for edited in found for tensor, _ in edited}
-        return {id(each) for each in self._weights.tensors if memory_of(plain(each)) in memories}
+        return {id(each) for each in self._weights.held.tensors if memory_of(plain(each)) in memories}
 
     def _note(self, number: int, ids: Optional[Iterable[int]], lost: bool) -> None:
         """Count an edit of some weights, None for any, that was made when operations had come up to a number."""
@@ -94,7 +95,7 @@ class WeightEdits:
     def merge(self, other: WeightEdits) -> None:
         """Take over the edits of a loop that is joined with this one."""
         other.look()
-        ids = {id(each) for each in other._weights.tensors}
+        ids = {id(each) for each in other._weights.held.tensors}
         self._note(other._edited, ids, lost=False)
         self._note(other._lost, ids, lost=True)
         for each, (edited, lost) in other._edits_of.items():
@@ -122,7 +123,7 @@ class WeightEdits:
     def ignore(self) -> None:
         """Do not count current edits as the loop's."""
         self._weights.notice_edits()
-        self._seen = self._weights.edits
+        self._seen = self._weights.detector.edits
         self._found.clear()
         self._written.clear()
 

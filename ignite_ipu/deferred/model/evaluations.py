@@ -58,8 +58,6 @@ class EvaluationBook:
 
     def after_edits(self, edited: Edited) -> None:
         """Compute the calls with the weights from before writes that were found, where these were kept."""
-        if not self.waiting:
-            return
         if all(before is not None for _, before in edited):
             with self._weights.with_others(edited) if edited else contextlib.nullcontext():
                 self.before_weights_change()

@@ -77,7 +77,8 @@ class LoopFollower(SessionFollower):
 
     def after_edits(self, edited: Edited) -> None:
         self._buffers.after_edits(edited)
-        self._evaluations.after_edits(edited)
+        if self._evaluations.waiting:
+            self._evaluations.after_edits(edited)
         self._edits.found(edited)
 
     def refuse_frozen(self, reason: str) -> None:

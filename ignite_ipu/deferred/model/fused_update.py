@@ -32,6 +32,7 @@ from ignite_ipu.deferred.model.turns import (
 )
 from ignite_ipu.errors import CaptureError, IPUError
 from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.session.data_parallel import Reducer
 from ignite_ipu.session.gradient_hooks import GradientHooks
 
 _ORDER = itertools.count(1)
@@ -288,7 +289,7 @@ class FusedUpdate:
         training, entries = self.training, entries or self.entries
         losses = losses_of(entries)
         reason = obstacle(entries, losses, training, self.books.views)
-        reason = training.averaging.obstacle(training.own) if reason is None else reason
+        reason = training.averaging.obstacle(training.own) if reason is None and Reducer.made else reason
         if reason is None and len(self.books.updates) > 1 and self.is_watched:
             # The previous weights are to be kept, and the device has those of another optimizer's update.
             early = [other.early for other in self._others if other.early is not None]

@@ -56,7 +56,7 @@ class GradientViews:
         self._named: List[Tuple[str, torch.Tensor]] = list(model.named_parameters())
         self._tensors = [parameter for _, parameter in self._named]
         self._weights, self._next = weights, 0
-        # `weights.looks` at the time when no parameter had a gradient of the host.
+        # `weights.detector.looks` at the time when no parameter had a gradient of the host.
         self._without = -1
         self._remedy = remedy or "use torch.nn.utils.clip_grad_norm_ over all of the model's parameters"
         self._source, self._values = weakref.ref(source), weakref.WeakMethod(source.of)
@@ -113,7 +113,7 @@ class GradientViews:
 
     def refuse_those_of_the_host(self, own: Container[int]) -> None:
         """Refuse an update for gradients that the host has computed."""
-        for name, parameter in () if self._weights.untouched_since(self._without) else self._of_the_host(own):
+        for name, parameter in () if self._weights.detector.untouched_since(self._without) else self._of_the_host(own):
             raise CaptureError(
                 f"At {current_line()}, {name} of shape {tuple(parameter.shape)} has a gradient that the host has "
                 "computed or set. The device's update would not use it, so it would be lost. Compute the loss from "
@@ -123,7 +123,7 @@ class GradientViews:
 
     def refuse_those_of_before(self, own: Container[int]) -> None:
         """Refuse to go backward when there are gradients already: PyTorch adds to them, a device does not."""
-        if self._weights.untouched_since(self._without):
+        if self._weights.detector.untouched_since(self._without):
             first, self._next = self._next, self._next + _AT_ONCE
             if self._next >= len(self._tensors):
                 self._next = 0
@@ -147,12 +147,12 @@ class GradientViews:
         """Return the parameters that have gradients which are no device's."""
         with DisableTorchFunctionSubclass():
             found = [pair for pair in self._named if gradient_of(pair[1]) is not None]
-        self._without = -1 if found else self._weights.looks
+        self._without = -1 if found else self._weights.detector.looks
         return [pair for pair in found if id(pair[1]) in own]
 
     def zero_grad(self, optimizer: torch.optim.Optimizer, others: Sequence[torch.Tensor], set_to_none: bool) -> None:
         """Clear gradients of the host as `zero_grad` of an optimizer does; `others` are no model's."""
-        held = others if self._weights.untouched_since(self._without) else held_tensors(optimizer)
+        held = others if self._weights.detector.untouched_since(self._without) else held_tensors(optimizer)
         if held:
             clear_those_of_the_host(held, set_to_none)
 

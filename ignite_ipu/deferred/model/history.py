@@ -90,7 +90,7 @@ class History:
             return None
         self._left[number] = self._left.get(number, WATCHED) - 1
         session.weights.to_host()
-        before = Older(CLOCK.now, [(each, plain(each).clone()) for each in session.weights.tensors])
+        before = Older(CLOCK.now, [(each, plain(each).clone()) for each in session.weights.held.tensors])
         self.kept.append(before)
         return before
 

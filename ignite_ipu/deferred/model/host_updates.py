@@ -55,6 +55,7 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.host_link import note_step
 from ignite_ipu.program.tensors.raw import gradient_of, plain, set_gradient
 from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.session.data_parallel import has_reducers
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 Closure = Callable[[], Any]
@@ -80,7 +81,7 @@ class HostGradients:
         """They are all on the host."""
 
     def zero_grad(self, module: nn.Module, set_to_none: bool) -> None:
-        with self._loop.session.weights.stepping():
+        with self._loop.session.weights.detector.host_steps.stepping():
             nn.Module.zero_grad(module, set_to_none)
 
     def clip(self, parameters: Iterable[torch.Tensor], max_norm: float, norm_type: float, given: Any) -> torch.Tensor:
@@ -152,7 +153,7 @@ class HostUpdates:
         needed = self._needed([tensor])
         if needed:
             self._loop.session.weights.to_host()
-            self._loop.session.weights.keep(needed)
+            self._loop.session.weights.detector.keep(needed)
 
     def _needed(self, tensors: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         """Return those weights whose present values may be needed after they change.
@@ -262,9 +263,10 @@ class HostUpdates:
         if loss.value.operation.of_weights:
             self._backward_on_host(loss)
             return
-        synchronised = note_backward(loss)
+        synchronised = note_backward(loss) if has_reducers() else []
         self._gradients_of(loss).accumulate()
-        average(synchronised, self._loop.modes.parameters)
+        if synchronised:
+            average(synchronised, self._loop.modes.parameters)
 
     def gradients_of(self, loss: Loss, parameters: Sequence[torch.Tensor]) -> List[Optional[torch.Tensor]]:
         """Return the gradients of a loss, as `torch.autograd.grad` does; None for parameters without any."""
@@ -379,7 +381,7 @@ class HostUpdates:
             loop.session.weights.look()
             loop.edits.ignore()
 
-        with weights.stepping() as as_before:
+        with weights.detector.host_steps.stepping() as as_before:
 
             def wrapped(closure: Closure) -> Closure:
                 def call() -> Any:

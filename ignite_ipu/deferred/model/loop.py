@@ -238,7 +238,7 @@ class Loop:
         self.evaluation = CapturedEvaluation(session, config, self.places)
         self.updates = self.setup.updates(self)
         self.guide(session)
-        session.weights.watch_parameters()
+        session.weights.detector.watch_parameters()
 
     def guide(self, session: IPUSession) -> None:
         """Connect a session, which may be that of an engine over a part, to the captured models."""
@@ -296,9 +296,9 @@ class Loop:
             )
         before.forget_programs()
         self.session.close()
-        in_graphs = self.session.weights.in_graphs
+        detector = self.session.weights.detector
         self._begin()
-        self.session.weights.in_graphs = in_graphs
+        self.session.weights.detector.inherit(detector)
         within, models = set(map(id, self.module.modules())), self.models
         self.models = []
         for model in models:
@@ -317,7 +317,7 @@ class Loop:
             self.evaluations.merge(other.evaluations)
             self.updates.merge(other.updates)
             other.session.close()
-            self.session.weights.in_graphs |= other.session.weights.in_graphs
+            self.session.weights.detector.inherit(other.session.weights.detector)
             self.guide(other.session)
             for model in other.models:
                 self.adopt(model)

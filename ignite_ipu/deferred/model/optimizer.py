@@ -209,7 +209,7 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
     if on_host:
         with contextlib.ExitStack() as stack:
             for each in on_host:
-                stack.enter_context(each.training.session.weights.stepping())
+                stack.enter_context(each.training.session.weights.detector.host_steps.stepping())
             type(self).zero_grad(self, set_to_none)
         return
     owners = set() if MODEL in self.__dict__ else owners_of(held_tensors(self))

@@ -129,7 +129,7 @@ class Older:
     @classmethod
     def of(cls, session: IPUSession, own: FrozenSet[int]) -> Older:
         session.weights.to_host()
-        return cls(CLOCK.now, [(each, plain(each).clone()) for each in session.weights.tensors if id(each) in own])
+        return cls(CLOCK.now, [(each, plain(each).clone()) for each in session.weights.held.tensors if id(each) in own])
 
 
 class OlderWeights:

@@ -103,7 +103,10 @@ class Replay:
             return self._run_for_host(snapshot.random_state)
         if self._set_by_host is None:
             # Once, should this fail and be tried again: going back sets the host, too.
-            self._set_by_host = (weights.read() if weights.has_unsent() else None, link.read() if link.loaded else None)
+            self._set_by_host = (
+                weights.read() if weights.detector.has_unsent() else None,
+                link.read() if link.loaded else None,
+            )
         self.put_back(link.steps)
         newest = link.settings
         if program.executor is not None:
@@ -136,7 +139,7 @@ class Replay:
                 executor.copyWeightsToDevice()
             executor(*call.leaves)
         if known == len(calls):
-            weights.spoil(executor)
+            weights.programs.spoil(executor)
         return len(calls)
 
     def _load(self, program: ModelProgram) -> Executor:

@@ -68,7 +68,7 @@ class EngineWeights:
         return any(id(tensor) in self._ids(session) for session in with_trainer)
 
     def _ids(self, session: IPUSession) -> FrozenSet[int]:
-        tensors = session.weights.tensors
+        tensors = session.weights.held.tensors
         count, ids = self._known[session]
         if count != len(tensors):  # they are only ever added to
             ids = frozenset(map(id, tensors))

@@ -17,7 +17,7 @@ import contextlib
 import copy
 import copyreg
 import weakref
-from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Optional, Set, Tuple
+from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -360,6 +360,54 @@ def unwatch_tensors(tensors: Iterable[torch.Tensor], always: bool = True) -> Non
         tensor_class = type(tensor)
         if is_watched(tensor_class) and (always or not any(each.serves for each in tensor_class.__dict__[_HOLDER])):
             object.__setattr__(tensor, "__class__", tensor_class.__mro__[1])
+
+
+class HostSteps:
+    """Steps of optimizers on the host, during which parameters have no class that watches accesses.
+
+    Attributes:
+        active: True while an optimizer steps.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors
+        self.active = False
+
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[Callable[[Callable[[], Any]], Callable[[], Any]]]:
+        """Have parameters of PyTorch's own class in the `with` block, in which an optimizer steps on the host.
+
+        PyTorch updates them all at once then. Gives a function that wraps a closure, which finds them as before.
+        """
+        watched: List[Tuple[torch.Tensor, Any]] = []
+
+        def make_ordinary() -> None:
+            self.active = True
+            kinds = [(tensor, type(tensor)) for tensor in self._tensors]  # which a closure may change
+            watched[:] = [each for each in kinds if is_watched(each[1]) and issubclass(each[1], nn.Parameter)]
+            for tensor, _ in watched:
+                object.__setattr__(tensor, "__class__", nn.Parameter)
+
+        def put_back() -> None:
+            self.active = False
+            for tensor, tensor_class in watched:
+                tensor.__class__ = tensor_class
+
+        def as_before(closure: Callable[[], Any]) -> Callable[[], Any]:
+            def call() -> Any:
+                put_back()
+                try:
+                    return closure()
+                finally:
+                    make_ordinary()
+
+            return call
+
+        make_ordinary()
+        try:
+            yield as_before
+        finally:
+            put_back()
 
 
 def note_alias(tensor: Any) -> None:

@@ -201,9 +201,9 @@ def test_a_step_that_reads_its_loss_downloads_nothing() -> None:
     wrapped: Any = ipu_step(step)
     weights = wrapped.session.weights
     Engine(wrapped).run(range(4))
-    looks = weights.looks
+    looks = weights.detector.looks
     Engine(wrapped).run(range(4))
-    assert weights.looks == looks and weights.to_host() and sorted(seen, reverse=True) == seen
+    assert weights.detector.looks == looks and weights.to_host() and sorted(seen, reverse=True) == seen
     assert model[0].weight.norm() > 0
 
 

@@ -123,7 +123,7 @@ def test_it_costs_no_copy_of_weights() -> None:
 
     def body(accelerator: Any, model: Any, optimizer: Any, x: Any, y: Any, read: List[Any]) -> None:
         loss_first(accelerator, model, optimizer, x, y, read)
-        stale.append(accelerator._loops()[0].session.weights.host_is_stale)
+        stale.append(accelerator._loops()[0].session.weights.host.is_stale)
 
     train(accelerator, body)
     assert stale == [True] * 5

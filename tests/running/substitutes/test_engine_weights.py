@@ -8,7 +8,6 @@ from torch import nn
 
 from ignite_ipu import create_ipu_trainer
 from ignite_ipu.running.substitutes.gradients import EngineWeights
-from ignite_ipu.session.weights.tracker import Weights
 
 
 class WeightedLoss(nn.Module):
@@ -66,8 +65,8 @@ def test_asking_for_every_parameter_goes_through_the_weights_once(monkeypatch, l
             return super().__iter__()
 
     model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(layers)))
-    _, found = engine_weights(model)
-    tensors = Weights.tensors.fget
-    monkeypatch.setattr(Weights, "tensors", property(lambda weights: Counted(tensors(weights))))
+    trainer, found = engine_weights(model)
+    held = trainer.ipu.weights.held
+    monkeypatch.setattr(held, "tensors", Counted(held.tensors))
     assert all(found.trains(parameter) for parameter in model.parameters())
     assert passes == 1

@@ -64,7 +64,7 @@ def test_a_state_that_nobody_takes_from_costs_no_copies() -> None:
     update(model, optimizer)
     model.load_state_dict(copy.deepcopy(state))
     update(model, optimizer)
-    assert IPUSession.of(model).weights.host_is_stale
+    assert IPUSession.of(model).weights.host.is_stale
 
 
 def test_entries_of_a_state_are_the_same_while_they_are_kept() -> None:
@@ -89,4 +89,4 @@ def test_a_view_of_a_state_costs_no_copies_once_it_is_dropped() -> None:
     assert "weight" in repr(state) and [each.numel() for each in copied.values()] == [8, 2]
     assert torch.equal(state["bias"], model.bias.detach())
     update(model, optimizer)
-    assert IPUSession.of(model).weights.host_is_stale
+    assert IPUSession.of(model).weights.host.is_stale

@@ -111,7 +111,7 @@ def test_a_loss_costs_no_copies_until_it_is_written():
     trainer, _, _ = trainer_of(create_ipu_trainer)
     trainer.run(LOADER, max_epochs=2)
     assert poptorch.counters(trainer.ipu.training.executor).weight_uploads == 1
-    assert trainer.ipu.weights.looks <= 4
+    assert trainer.ipu.weights.detector.looks <= 4
 
 
 def test_the_loss_of_an_evaluation_is_the_edited_one():

@@ -1,0 +1,202 @@
+"""`EditDetector`: finds the tensors of a model that code on the host has written."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from ignite_ipu.errors import LostEditError, listed
+from ignite_ipu.session.hooks import Edited, SessionHooks
+from ignite_ipu.session.weights.access import AccessTracker, HostSteps, unwatch_tensors, watch_tensors
+from ignite_ipu.session.weights.host_copy import HostCopy
+from ignite_ipu.session.weights.program_copies import ProgramCopies
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
+
+
+class EditDetector:
+    """Finds writes into the host's copy of the weights, at every tensor only where one may have been written.
+
+    Args:
+        host: The host's copy.
+        programs: The copies of the programs. Accesses to the tensors of a training program's model are seen by
+            PopTorch's classes, those of other models by classes of our own.
+        hooks: The session's.
+
+    Attributes:
+        looks: How often `find` looked at every tensor.
+        edits: How often the host's weights were found, or reported, to be set.
+        in_graphs: Whether autograd has recorded functions of weights on the host, by which gradients may come later.
+        accesses: The accesses to tensors since the last look, which all edits of a training program's model go
+            through; None while nothing follows them.
+        counts: How often each tensor was written.
+        host_steps: The steps of optimizers on the host.
+    """
+
+    def __init__(self, host: HostCopy, programs: ProgramCopies, hooks: SessionHooks) -> None:
+        self._host, self._programs, self._hooks = host, programs, hooks
+        self.looks = self.edits = 0
+        self.in_graphs = False
+        self.accesses: Optional[AccessTracker] = None
+        self._silent: List[int] = []  # without training: positions of tensors whose writes go undetected
+        self._lost: List[str] = []
+        self.counts = WriteCounts(host.held.tensors)
+        self.host_steps = HostSteps(host.held.tensors)
+
+    def watch_training(self) -> None:
+        """Detect accesses to the tensors of a model that PopTorch has wrapped for training."""
+        self.end()
+        self.accesses = AccessTracker(self._host.held.tensors, self._note_first_access, self._hooks)
+
+    def watch_parameters(self) -> bool:
+        """Detect accesses to parameters outside of training; return whether writes may have been missed so far.
+
+        With recorded calls, also accesses to buffers, which these write later.
+        """
+        tensors = self._host.held.tensors
+        watch_tensors(tensors, buffers=self._hooks.follower.records)
+        if self.accesses is not None and self.accesses.watches(tensors):
+            return False
+        self.end()
+        self.accesses = AccessTracker(tensors, self._note_first_access, self._hooks, on_host=True)
+        self._silent = [number for number, tensor in enumerate(tensors) if type(tensor) is torch.Tensor]
+        return True
+
+    def unwatch(self, always: bool = True) -> None:
+        """Make parameters ordinary ones, for PopTorch to wrap or for further use on the host.
+
+        `always` also with other watchers.
+        """
+        if self._programs.training is None:
+            self.end()
+            unwatch_tensors(self._host.held.tensors, always)
+
+    def end(self) -> None:
+        """Follow accesses no longer."""
+        if self.accesses is not None:
+            self.accesses.ended = True
+            self.in_graphs |= self.accesses.in_graphs
+        self.accesses = None
+
+    def inherit(self, other: EditDetector) -> None:
+        """Take over from the detector of an ended session whether gradients of the host may come later."""
+        self.in_graphs |= other.in_graphs
+
+    def find(self) -> Optional[Edited]:
+        """Return the tensors that were written since the last time, with their values before, if kept.
+
+        Looks at every tensor. The sequence is empty if tensors that nothing followed may have been written, and None
+        if no tensor was.
+
+        Raises:
+            LostEditError: A write went into memory that the newest weights have replaced.
+        """
+        self.looks += 1
+        edited = self.differs()
+        found = self._edited() if edited else ()
+        programs = self._programs
+        if self.accesses is not None:
+            self.accesses.forget()
+        if (
+            programs.training is None
+            and not self.host_steps.active
+            and (programs.inference or self._hooks.follower.records)
+        ):
+            edited |= self.watch_parameters()
+        if self._lost:
+            names, self._lost = self._lost, []
+            self.counts.mark_seen()
+            raise LostEditError(
+                f"{listed(names)} of the model was written through a tensor that shares its memory, while the newest "
+                "weights were on the device: the write is lost. Such tensors are results of detach(), a view or an "
+                "index before the last training step. Write into the parameter itself, or take the sharing tensor "
+                "again after each step."
+            )
+        return found if edited else None
+
+    def is_silently_edited(self) -> bool:
+        """Return whether an undetectable write may have occurred: to a buffer, without a training program."""
+        if self.accesses is None or not self.accesses.watches(self._host.held.tensors):
+            return True
+        return bool(self._silent) and self.counts.differ(self._silent)
+
+    def differs(self) -> bool:
+        """Return whether a tensor was written since the last time."""
+        return self.counts.differ() or (self.accesses is not None and self.accesses.uncounted_write())
+
+    def has_unsent(self) -> bool:
+        """Return whether the host has weights that the training program lacks, without recording edits.
+
+        For use during an access to a weight, whose write is still to come.
+        """
+        accesses = self.accesses
+        written = accesses is not None and accesses.any and not self._lost and self.differs()
+        return self._programs.training_is_stale or written
+
+    def untouched_since(self, looks: int) -> bool:
+        """Return whether no code had a tensor, to write into it or to set its gradient, since `looks` was a number.
+
+        False also if accesses do not show it: without a training program, and where autograd has recorded weights.
+        """
+        accesses = self.accesses
+        if accesses is None or self._programs.training is None or self.looks != looks:
+            return False
+        return not (accesses.any or accesses.in_graphs or self.in_graphs)
+
+    def keep(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Keep the values of tensors that are about to be written, for followers of edits."""
+        for tensor in tensors if self.accesses is not None else ():
+            assert self.accesses is not None
+            self.accesses.keep(tensor)
+
+    def _edited(self) -> Edited:
+        written, accesses = self.counts.written(), self.accesses
+        found = {id(tensor): tensor for tensor in written.values()}
+        if accesses is None:
+            return [(tensor, None) for tensor in found.values()]
+        found.update({id(tensor): tensor for tensor in accesses.written_uncounted()})
+        return [(tensor, accesses.value_before(tensor)) for tensor in found.values()]
+
+    def _note_first_access(self, brings: bool) -> None:
+        """Detect writes without an access now: an access downloads, and so overwrites them."""
+        host = self._host
+        if host.is_stale:
+            self._lost += [host.held.names[position] for position in self.counts.written()]
+            if brings:
+                host.download()  # PopTorch would do so by itself, without retries
+
+
+class WriteCounts:
+    """The writes to tensors that PyTorch had counted at a time, for comparisons with later ones.
+
+    Args:
+        tensors: The tensors, a list that may grow; `include` counts its new ones.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._seen = self.now(tensors)
+
+    def now(self, tensors: Sequence[torch.Tensor]) -> List[Tuple[int, int]]:
+        """Return the writes to each tensor so far, and its address: `tensor.data = other` is no write."""
+        with DisableTorchFunctionSubclass():
+            return list(zip(map(version_of, tensors), map(torch.Tensor.data_ptr, tensors)))
+
+    def include(self, new: Sequence[torch.Tensor]) -> None:
+        """Include tensors that were added to the list."""
+        self._seen += self.now(new)
+
+    def mark_seen(self) -> None:
+        """Mark the current values as seen, so that their writes do not count."""
+        self._seen = self.now(self._tensors)
+
+    def differ(self, positions: Optional[Sequence[int]] = None) -> bool:
+        """Return whether a tensor, or one of those at some positions, was written since."""
+        if positions is None:
+            return self.now(self._tensors) != self._seen
+        return self.now([self._tensors[each] for each in positions]) != [self._seen[each] for each in positions]
+
+    def written(self) -> Dict[int, torch.Tensor]:
+        """Return the tensors that were written since, by their positions."""
+        pairs = enumerate(zip(self._seen, self.now(self._tensors)))
+        return {position: self._tensors[position] for position, (before, now) in pairs if before != now}
