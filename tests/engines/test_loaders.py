@@ -8,8 +8,9 @@ import logging
 import os
 import random
 import re
+import traceback
 import weakref
-from typing import Any, Iterator, List
+from typing import Any, Iterator, List, Optional
 
 import pytest
 import torch
@@ -379,14 +380,27 @@ class Dies(Numbers):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_workers_that_raise_pass_their_error_on(workers: int) -> None:
     """The type is the data set's own, as in PyTorch."""
-    with pytest.raises(KeyError, match="sample 3 is broken"):
+    with pytest.raises(KeyError, match="sample 3 is broken") as caught:
         rows(training(DataLoader(Raises(8), batch_size=2, num_workers=workers), d=2))
+    end_iterator(caught)
 
 
 def test_workers_that_die_are_explained() -> None:
     """A killed process is named, with the usual reason."""
-    with pytest.raises(LoaderError, match=r"worker process .* died: DataLoader worker .*num_workers=0"):
+    with pytest.raises(LoaderError, match=r"worker process .* died: DataLoader worker .*num_workers=0") as caught:
         rows(training(DataLoader(Dies(8), batch_size=2, num_workers=1, timeout=1), d=2))
+    end_iterator(caught)
+
+
+def end_iterator(caught: pytest.ExceptionInfo[BaseException]) -> None:
+    """End PyTorch's iterator, which the frames of the exception hold in a circle.
+
+    A later collection may close the descriptors of the iterator's queues before the iterator itself does.
+    """
+    error: Optional[BaseException] = caught.value
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__
 
 
 class OwnIteration(DataLoader):  # type: ignore[type-arg]

@@ -149,6 +149,7 @@ def test_a_loader_worker_that_fails(how, error):
     data = DataLoader(_Dying(how), batch_size=8, num_workers=1)
     with pytest.raises(error, match="bad sample 20" if how == "raise" else "(?i)worker"):
         trainer.run(data)
+    gc.collect()
     assert not trainer.ipu.training.ready  # torch's signal handler may strike at any moment, a compilation included
 
 
