@@ -20,8 +20,9 @@ from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.options.compile_checks import check_at_compile
 from ignite_ipu.emulator.options.root import resolved
+from ignite_ipu.emulator.runtime.call_times import Latency, Times
 from ignite_ipu.emulator.runtime.optimizer_tracker import OptimizerTracker
-from ignite_ipu.emulator.runtime.program import DeviceProgram, Latency, Times
+from ignite_ipu.emulator.runtime.program import DeviceProgram
 from ignite_ipu.emulator.trace.annotations import module_repr
 from ignite_ipu.emulator.trace.isolation import unaffected
 from ignite_ipu.emulator.values.arguments import (
