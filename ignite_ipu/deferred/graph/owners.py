@@ -79,6 +79,12 @@ def parameter_of(tensor: torch.Tensor) -> Optional[Tuple[Captured, str]]:
     return (model, name) if model is not None and model.owns(name, tensor) else None
 
 
+def captured_last() -> List[Captured]:
+    """Return the model that was captured last, which is nothing where there is none any more."""
+    models = (reference() for reference, _ in reversed(list(OWNED.values())))
+    return [model for model in models if model is not None][:1]
+
+
 def owned_tensors() -> Iterator[Tuple[Captured, str, torch.Tensor]]:
     """Yield the parameters and buffers of all captured models, with their names there."""
     models = {id(model): model for model in [reference() for reference, _ in list(OWNED.values())] if model is not None}

@@ -18,7 +18,16 @@ from ignite_ipu.deferred.compiled.host_calls import called_on_host
 from ignite_ipu.deferred.compiled.modes import ReplacedError
 from ignite_ipu.deferred.events import OBSERVERS
 from ignite_ipu.deferred.graph.operations import Operation, Value, shown_input
-from ignite_ipu.deferred.graph.owners import OPTIMIZERS, held_parameters, held_tensors, is_held, own, parameter_of
+from ignite_ipu.deferred.graph.owners import (
+    OPTIMIZERS,
+    WATCH,
+    held_by,
+    held_parameters,
+    held_tensors,
+    is_held,
+    own,
+    parameter_of,
+)
 from ignite_ipu.deferred.graph.structure import leaves_in, unflatten
 from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.loop import Loop, Setup
@@ -155,12 +164,16 @@ class CapturedModel:
                 f"The loss that goes backward at {current_line()} is computed from parameters that no optimizer holds "
                 "and no captured model has. Prepare their model, or call requires_grad_(False) on them."
             )
-        held = [each for each in map(held_tensors, list(OPTIMIZERS)) if not own.isdisjoint(map(id, each))]
+        optimizers = [each for each in list(OPTIMIZERS) if not own.isdisjoint(held_by(each))]
+        held = map(held_tensors, optimizers)
         loose = {id(each): each for each in itertools.chain(weights, *held) if parameter_of(each) is None}
         if not loose:
             return self
         module = LooseParameters(list(loose.values()))
-        return CapturedModel(module, self.loop.setup, Loop(module, [module], self.loop.setup, {}))
+        model = CapturedModel(module, self.loop.setup, Loop(module, [module], self.loop.setup, {}))
+        for optimizer in optimizers:
+            optimizer.__dict__[WATCH].keep(model)
+        return model
 
     def called_with(self, call: Operation, tensors: Sequence[torch.Tensor]) -> Any:
         """Return the results of a call, computed on the host as the model was at the call, without a trace there.

@@ -66,6 +66,7 @@ class HeldWeights(SessionHooks):
         super().__init__()
         self._optimizer = weakref.ref(optimizer)
         self._alone = alone
+        self._kept: List[Any] = []
         self._begin()
 
     def _begin(self) -> None:
@@ -96,6 +97,10 @@ class HeldWeights(SessionHooks):
         """Return the recorded result, or `NotImplemented` if the host computes it."""
         self._alone = self._alone or any(parameter_of(each) is not None for each in self._parameters)
         return record_on_weights(func, args, kwargs) if self._alone else NotImplemented
+
+    def keep(self, model: Any) -> None:
+        """Keep a captured model of parameters that are no module's as long as the optimizer that trains them."""
+        self._kept.append(model)
 
     def _bring_nothing(self, brings: bool) -> None:
         """Leave the weights: the host has the only ones."""

@@ -8,7 +8,7 @@ import torch
 
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import NORM, Operation, Value
-from ignite_ipu.deferred.graph.owners import CapturedLoop, parameter_of
+from ignite_ipu.deferred.graph.owners import CapturedLoop, captured_last, parameter_of
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
 from ignite_ipu.deferred.tensor.reads import models_of
 from ignite_ipu.errors import CaptureError
@@ -123,7 +123,7 @@ def _find_weights(operations: Sequence[Operation], line: Line) -> None:
         return
     loose = {id(weight): weight for _, _, weight in used if parameter_of(weight) is None}
     if loose:
-        models = models_of(operations, "backward()", line)
+        models = models_of(operations, "backward()", line) or captured_last()
         if not models:
             return
         owner = models[0].beside(list(loose.values()))  # which lives by this name until they belong to it

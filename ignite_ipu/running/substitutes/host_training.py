@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from typing import Any, Callable, Optional, Sequence, Set, Union
+from typing import Any, Callable, List, Optional, Sequence, Set, Union
 
 import torch
 from torch import nn
@@ -25,6 +25,15 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 _NOT_COMPUTED = (
     "this tensor was not computed by a model that is trained, so it would run on the host. Make the optimizer before "
     "the model is called in evaluation mode, or call the model in training mode with gradients enabled."
+)
+_LOOSE = (
+    "it is computed from a tensor that an optimizer trains and that is no nn.Parameter, so it would run on the host. "
+    "Make the tensor a parameter, as in log_alpha = nn.Parameter(torch.zeros(1))."
+)
+_WITHOUT_A_CALL = (
+    "it is computed from weights, or from copies of them, without a call of their model, so it would run on the host. "
+    "Compute the loss from the output of a call of the model. A compiled program has one backward pass: inner updates "
+    "that the loss goes backward through, as those of MAML, train on the host alone (IGNITE_IPU_BACKEND=native)."
 )
 
 
@@ -56,11 +65,10 @@ def refuse_host_training(substitutes: Substitutes, placed: PlacedModels) -> None
         if _are_deferred(tensors):
             return original(*args, **kwargs)
         if substitutes.code.owns(line[0]):
-            raise substitutes.refusal(what, _OWN[what], line)
+            raise substitutes.refusal(what, _reason(what, tensors), line)
         if EAGER.is_on:
             return original(*args, **kwargs)
-        given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-        found = placed.named(set(map(id, differentiated(given))))
+        found = placed.named(set(map(id, _leaves(tensors))))
         if found is None:
             return original(*args, **kwargs)
         raise substitutes.refusal(
@@ -81,11 +89,22 @@ def refuse_host_training(substitutes: Substitutes, placed: PlacedModels) -> None
 _GRADIENTS = "torch.autograd.grad()"
 # The name of the argument with the tensors that go backward.
 _TENSORS = {"backward()": "self", _GRADIENTS: "outputs", "torch.autograd.backward()": "tensors"}
-_OWN = {
-    "backward()": _NOT_COMPUTED,
-    "torch.autograd.backward()": _NOT_COMPUTED,
-    _GRADIENTS: f"{_NOT_COMPUTED} Gradients with respect to inputs exist inside the device's step alone.",
-}
+_OF_INPUTS = " Gradients with respect to inputs exist inside the device's step alone."
+
+
+def _leaves(tensors: Union[torch.Tensor, Sequence[torch.Tensor]]) -> List[torch.Tensor]:
+    return differentiated([tensors] if isinstance(tensors, torch.Tensor) else tensors)
+
+
+def _reason(what: str, tensors: Union[torch.Tensor, Sequence[torch.Tensor]]) -> str:
+    """Return why tensors that the program computed on the host may not go backward."""
+    leaves, held = _leaves(tensors), held_parameters()
+    parameters = [issubclass(type(each), nn.Parameter) for each in leaves]
+    if any(id(each) in held and not known for each, known in zip(leaves, parameters)):
+        return _LOOSE
+    if any(parameters):
+        return _WITHOUT_A_CALL
+    return _NOT_COMPUTED + (_OF_INPUTS if what == _GRADIENTS else "")
 
 
 def _bound(function: Callable[..., Any], what: str) -> Callable[..., Any]:

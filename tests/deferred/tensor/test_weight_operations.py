@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu import ipu_prepare
+from ignite_ipu import IPUConfig, ipu_prepare
 from ignite_ipu.deferred import CaptureError
 
 X = torch.randn(24, 6, generator=torch.Generator().manual_seed(1))
@@ -237,3 +237,31 @@ def test_everything_is_given_back() -> None:
     capture.close()
     assert {type(each) for each in (*model.parameters(), model.beside)} == {nn.Parameter}
     assert type(model.beside * 2) is torch.Tensor
+
+
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+def test_a_parameter_of_no_module_has_a_loss_and_an_optimizer_of_its_own(update: Any) -> None:
+    """As the temperature of soft actor-critic, which its loss weighs values of a finished update with."""
+
+    def played(captures: bool) -> List[torch.Tensor]:
+        model, temperature = Network(), nn.Parameter(torch.zeros(1))
+        optimizers = torch.optim.SGD(model.parameters(), 0.1), torch.optim.Adam([temperature], 0.1)
+        if captures:
+            ipu_prepare(*optimizers, model, config=IPUConfig(update=update))
+        factor, found = torch.tensor(0.2), []
+
+        def step(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            found.append(loss.detach())
+
+        for x, y in BATCHES * 2:
+            scores = model(x)
+            entropies = -F.log_softmax(scores, dim=1).mean(dim=1)
+            step(optimizers[0], (factor * entropies).mean() + F.cross_entropy(scores, y))
+            step(optimizers[1], -(temperature * (entropies - 0.5).detach()).mean())
+            factor = temperature.exp().detach()
+        return [*found, temperature.detach().clone(), *[each.detach().clone() for each in model.parameters()]]
+
+    torch.testing.assert_close(played(True), played(False), rtol=1e-5, atol=1e-6)
