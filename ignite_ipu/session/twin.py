@@ -15,6 +15,7 @@ from torch import nn
 
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.tensors.raw import plain, requires_grad
+from ignite_ipu.session.weights.aliases import mark_own
 from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
@@ -45,6 +46,8 @@ class Twins:
                             twins[id(tensor)] = nn.Parameter(same, requires_grad(tensor)) if is_parameter else same
                         self._places.append((tensors, name, tensor, twins[id(tensor)]))
             self.trained: Sequence[torch.Tensor] = [each for each in twins.values() if requires_grad(each)]
+            for twin in twins.values():
+                mark_own(twin)
         known = {id(tensor): tensor for _, _, tensor, _ in self._places}
         self._pairs = [(known[key], twin) for key, twin in twins.items()]
         # Whether a wrapped tensor is a parameter is a question that downloads.

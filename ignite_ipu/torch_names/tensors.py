@@ -79,7 +79,7 @@ _holders: Callable[[int], Optional[int]] = find(
 
 def sharers_of(tensor: torch.Tensor) -> Optional[int]:
     """Return the number of tensors and arrays that share the memory of a tensor, itself included; None if unknown."""
-    storage = tensor.untyped_storage()  # it holds the memory, too
+    storage = torch.Tensor.untyped_storage(tensor)  # it holds the memory, too
     holders = _holders(_address(storage))
     return None if holders is None else holders - 1
 

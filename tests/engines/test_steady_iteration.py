@@ -39,7 +39,7 @@ CALLED = {
     "session.resolved": "mean_loss",
     "session.session": "training",
     "session.training_calls": "_program_for note_updates prepare train",
-    "session.weights.access": "is_kept",
+    "session.weights.aliases": "among",
     "session.weights.tracker": "notice_edits to_training trained",
     "torch_names.dispatch": "has_saved_tensor_hooks is_jit_traced",
     "torch_names.engines": "event_handlers_of",

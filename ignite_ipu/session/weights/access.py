@@ -17,7 +17,7 @@ import contextlib
 import copy
 import copyreg
 import weakref
-from typing import Any, Callable, Container, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from torch.nn.parameter import is_lazy
 
 from ignite_ipu.program.tensors.raw import GRADIENT, gradient_of, plain
 from ignite_ipu.session.hooks import Gradients, SessionHooks
+from ignite_ipu.session.weights.aliases import Aliases
 from ignite_ipu.torch_names.tensors import COUNT_OF_WRITES, DisableTorchFunctionSubclass, base_of, make_subclass
 
 # Through these, memory is written without PyTorch counting it as a change of the tensor.
@@ -54,7 +55,6 @@ _SILENT = _METADATA.union(
     if name[0] != "_" and name not in _UNCOUNTED and callable(getattr(torch.Tensor, name))
 )
 _HOLDER, _ACCESS = "_ignite_ipu_accesses", "_ignite_ipu_access"
-_ALIASES: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
 
 
 class AccessTracker:
@@ -67,6 +67,7 @@ class AccessTracker:
         on_host: Whether no training takes place, so that shared memory keeps the newest values.
 
     Attributes:
+        aliases: The tensors that share the memory of these.
         any: Whether a tensor was accessed in any way that may have written into it, or set its gradient.
         read: Whether one was accessed in a way that downloads.
         in_graphs: Whether autograd has recorded functions of a tensor on the host, by which gradients may come later.
@@ -80,6 +81,7 @@ class AccessTracker:
         on_host: bool = False,
     ) -> None:
         self.any = True
+        self.aliases = Aliases()
         self.read = self.ended = self.in_graphs = False
         self._hooks = weakref.ref(hooks)
         self._before_first: Any = weakref.WeakMethod(before_first)
@@ -88,7 +90,8 @@ class AccessTracker:
         self._before: Dict[int, Tuple[torch.Tensor, torch.Tensor]] = {}
         # By the same keys, weakly: `parameter.data`, through which writes are possible as long as it exists.
         self._handed_out: Dict[int, List[weakref.ref[torch.Tensor]]] = {}
-        self._classes = _classes_of(tensors)
+        self._tensors = list(tensors)
+        self._classes = _classes_of(self._tensors)
         for tensor_class in self._classes:
             _watch(tensor_class, self)
 
@@ -98,6 +101,8 @@ class AccessTracker:
 
     def forget(self) -> None:
         self.replaced = False
+        if self._on_host:
+            self.keep_aliased()
         alive = {key: [each for each in some if each() is not None] for key, some in self._handed_out.items()}
         kept = {key: some for key, some in alive.items() if some}
         self._before = {key: (self._before[key][0], plain(self._before[key][0]).clone()) for key in kept}
@@ -156,6 +161,7 @@ class AccessTracker:
         self.any = True
         if not reads:
             return
+        self.aliases.handed_out = True
         hooks = self._hooks()
         if hooks is not None:
             hooks.check_shown()
@@ -180,6 +186,12 @@ class AccessTracker:
         self.keep(tensor)
         if self._on_host and isinstance(by, torch.Tensor):
             self._handed_out.setdefault(key, []).append(weakref.ref(by))
+
+    def keep_aliased(self) -> None:
+        """Keep the present values of tensors whose memory code holds, to find writes through it."""
+        for tensor, alias in self.aliases.among(self._tensors):
+            self._handed_out[id(tensor)] = [weakref.ref(alias)]
+            self._before[id(tensor)] = (tensor, plain(tensor).clone())
 
 
 def _classes_of(tensors: Iterable[torch.Tensor]) -> Set[Any]:
@@ -214,7 +226,6 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
             return getattr(self, name)  # training is over
         found = download(self, name)
         if name in _UNCOUNTED:
-            note_alias(found)
             for accesses in holder:
                 accesses.note_exposed(self, found)
         return found
@@ -247,12 +258,11 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
         if reads and torch.is_grad_enabled() and _is_in_graph(found):
             for accesses in holder:
                 accesses.in_graphs = True
-        if func is torch.Tensor.detach:
-            note_alias(found)
         if viewed is not None and isinstance(viewed, cls):
             for accesses in holder:
                 accesses.note_view(viewed)
-        if _name(func) in _UNCOUNTED and isinstance(args[0], cls):
+        # An array of numpy() that a detached tensor gives is written without a count, too.
+        if (_name(func) in _UNCOUNTED or func is torch.Tensor.detach) and isinstance(args[0], cls):
             for accesses in holder:
                 accesses.note_exposed(args[0], found)
         return found
@@ -409,22 +419,3 @@ class HostSteps:
         finally:
             put_back()
 
-
-def note_alias(tensor: Any) -> None:
-    """Take notice of a tensor that shares the memory of a weight.
-
-    In eager PyTorch it changes with the weight: `parameter.data`, `parameter.detach()` and the entries of a state
-    dictionary are such tensors. A read of it does not bring the newest weights, so these come to the host after each
-    update, as long as the tensor is alive. Nothing of this library may hold it.
-    """
-    if type(tensor) is torch.Tensor:
-        _ALIASES[id(tensor)] = tensor
-
-
-def is_kept(memory: Callable[[], Container[int]]) -> bool:
-    """Return whether a tensor is alive that shares memory of weights, which is at the addresses `memory()`."""
-    aliases = list(_ALIASES.values())
-    if not aliases:
-        return False
-    places = memory()
-    return any(tensor.untyped_storage().data_ptr() in places for tensor in aliases)

@@ -107,10 +107,9 @@ class EditDetector:
             names, self._lost = self._lost, []
             self.counts.mark_seen()
             raise LostEditError(
-                f"{listed(names)} of the model was written through a tensor that shares its memory, while the newest "
-                "weights were on the device: the write is lost. Such tensors are results of detach(), a view or an "
-                "index before the last training step. Write into the parameter itself, or take the sharing tensor "
-                "again after each step."
+                f"{listed(names)} of the model was written through memory that it shares, while the newest weights "
+                "were on the device: the write is lost. Write into the parameter itself, or through a tensor of "
+                "parameter.data."
             )
         return found if edited else None
 

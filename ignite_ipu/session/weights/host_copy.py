@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence, Set, Tuple
+from typing import Sequence, Tuple
 
 import torch
 from torch import nn
@@ -38,18 +38,13 @@ class HostCopy:
         self._programs, self._hooks = programs, hooks
         self._warned_of_aliases = False
 
-    def places(self) -> Set[int]:
-        """Return the addresses of the tensors' memory."""
-        with DisableTorchFunctionSubclass():
-            return {tensor.untyped_storage().data_ptr() for tensor in self.held.tensors}
-
     def warn_of_aliases(self) -> None:
         """Warn, once, that tensors with the memory of weights cost a download after each update."""
         if not self._warned_of_aliases:
             self._warned_of_aliases = True
             logger.warning(
-                "The loop keeps tensors that share the memory of weights (parameter.data, parameter.detach(), or "
-                "taken out of a state_dict()) over updates. In eager PyTorch they change with the weights, so "
+                "The loop keeps tensors or arrays that share the memory of weights (parameter.data, views, numpy(), "
+                "or taken out of a state_dict()) over updates. In eager PyTorch they change with the weights, so "
                 "these are copied to the host after each update. A clone() keeps the values, and saves the copies."
             )
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.program.tensors.raw import plain
-from ignite_ipu.session.weights.access import note_alias
+from ignite_ipu.session.weights.aliases import own_alias
 from ignite_ipu.session.weights.tracker import Weights
 from ignite_ipu.torch_names.modules import STATE_DICT_HOOKS
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
@@ -87,7 +87,6 @@ class LiveState(OrderedDict):  # type: ignore[type-arg]
         found = self._handed_out.get(key)
         if found is None or not found.is_set_to(value):
             found = self._handed_out[key] = plain(value)
-            note_alias(found)
         return found
 
     def _ordinary(self) -> OrderedDict[str, Any]:
@@ -135,7 +134,7 @@ def live_state(state: Any, source: Callable[[], Optional[Weights]], buffers: Con
 
 def _unnoticed(value: Any) -> Any:
     """Return the same memory as another tensor, which nothing but the dictionary keeps."""
-    return plain(value) if type(value) is torch.Tensor else value
+    return own_alias(value) if type(value) is torch.Tensor else value
 
 
 class ModelStates:

@@ -11,7 +11,6 @@ from torch import nn
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.session.hooks import IPUEvents, SessionHooks
-from ignite_ipu.session.weights.access import is_kept
 from ignite_ipu.session.weights.edit_detector import EditDetector
 from ignite_ipu.session.weights.host_copy import HostCopy
 from ignite_ipu.session.weights.program_copies import ProgramCopies
@@ -74,9 +73,10 @@ class Weights:
             accesses.read = False
         for copy in self.programs.inference:
             copy.stale = True
-        if is_kept(host.places):
+        if accesses is not None and accesses.aliases.among(host.held.tensors):
             host.warn_of_aliases()
             self.to_host()
+            accesses.keep_aliased()
 
     def called(self, executor: Executor, writes_buffers: bool, spoils: bool) -> None:
         """Remember a call of a program that brings gradients back, and maybe buffers that it has written.
@@ -153,6 +153,7 @@ class Weights:
         self.to_host()
         if self.detector.accesses is not None:
             self.detector.accesses.note(reads=False)
+            self.detector.accesses.aliases.handed_out = True
 
     def read(self) -> List[torch.Tensor]:
         """Return copies of the newest weights and buffers, parameters first, for `put_back`."""

@@ -6,12 +6,13 @@ import copy
 import logging
 from typing import Any, Callable, Dict, List
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu import ipu_prepare
+from ignite_ipu import IPUConfig, ipu_prepare
 from ignite_ipu.session.session import IPUSession
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
@@ -23,6 +24,16 @@ KEPT: Dict[str, Callable[[nn.Module], Any]] = {
     "a_value": lambda model: next(iter(model.state_dict().values())),
     "popped": lambda model: model.state_dict().pop("weight"),
     "copied_state": lambda model: model.state_dict().copy()["weight"],
+    "array": lambda model: model.weight.detach().numpy(),
+    "array_of_data": lambda model: model.weight.data.cpu().numpy(),
+    "row_of_an_array": lambda model: model.weight.numpy(force=True)[0],
+    "tensor_of_an_array": lambda model: torch.from_numpy(model.weight.detach().numpy()),
+    "buffer_of_an_array": lambda model: np.asarray(memoryview(model.weight.detach().numpy())),
+    "transposed": lambda model: model.weight.detach().t()[0],
+    "row_detached": lambda model: model.weight.detach()[0],
+    "other_parameter": lambda model: nn.Parameter(model.weight.data, requires_grad=False),
+    "by_dlpack": lambda model: torch.from_dlpack(model.weight.detach()),
+    "own_storage": lambda model: torch.empty(0).set_(model.weight.data.untyped_storage(), 1, (3,)),
     "copy": lambda model: model.weight.detach().clone(),
 }
 
@@ -54,6 +65,63 @@ def test_what_is_kept_is_live(name: str, caplog: pytest.LogCaptureFixture) -> No
     with caplog.at_level(logging.WARNING, "ignite_ipu"):
         assert sums(True) == pytest.approx(expected, rel=1e-5)
     assert caplog.text.count("over updates. In eager PyTorch they change") == (name != "copy")
+
+
+@pytest.mark.parametrize("write", [lambda array: array.__imul__(0.5), lambda array: array.fill(0.25)])
+@pytest.mark.parametrize("update_on", ["device", "host"])
+def test_arrays_from_before_the_capture_are_live_and_written_into(update_on: str, write: Callable[[Any], Any]) -> None:
+    """The next update begins with the written values, and the array shows its result."""
+
+    def values(captures: bool) -> List[float]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        array, found = model.weight.detach().numpy(), []
+        if captures:
+            ipu_prepare(optimizer, model, config=IPUConfig(update=update_on))
+        for number in range(5):
+            update(model, optimizer)
+            found.append(float(array.sum()))
+            if number in (1, 2):
+                write(array)
+        return found
+
+    assert values(True) == pytest.approx(values(False), rel=1e-5)
+
+
+@pytest.mark.parametrize("update_on", ["device", "host"])
+def test_a_write_through_an_array_that_is_dropped_at_once_counts(update_on: str) -> None:
+    """PyTorch counts no such write."""
+
+    def values(captures: bool) -> List[float]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if captures:
+            ipu_prepare(optimizer, model, config=IPUConfig(update=update_on))
+        found = []
+        for _ in range(4):
+            update(model, optimizer)
+            model.weight.detach().numpy()[0] *= 0.5
+            with torch.no_grad():
+                found.append(float(model.eval()(X).sum()))
+            model.train().weight.detach().cpu().numpy()[1] = 0.25
+        return found
+
+    assert values(True) == pytest.approx(values(False), rel=1e-4)
+
+
+def test_an_array_costs_no_copies_once_it_is_dropped() -> None:
+    """As long as it is kept, each update copies the weights to the host."""
+    model = nn.Linear(4, 2)
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    update(model, optimizer)
+    rows = [model.weight.detach().numpy()[0]]
+    update(model, optimizer)
+    assert not IPUSession.of(model).weights.host_is_stale
+    rows.clear()
+    update(model, optimizer)
+    assert IPUSession.of(model).weights.host_is_stale
 
 
 def test_a_state_that_nobody_takes_from_costs_no_copies() -> None:
