@@ -21,9 +21,10 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ignite_ipu.errors import OptimizerError, listed
+from ignite_ipu.errors import OptimizerError, listed, logger
 from ignite_ipu.optimizers.changes import Change, HyperParameters, Settings
 from ignite_ipu.optimizers.conversion import Conversion
+from ignite_ipu.optimizers.held_state import is_held, put_entries
 from ignite_ipu.optimizers.host_link import note_earlier_steps
 from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
 from ignite_ipu.poptorch_types import Executor
@@ -93,6 +94,7 @@ class OptimizerLink:
         self._loaded = self._given_up = False
         # The state as it was shown since the last update, to find out whether it was written into.
         self._shown: Optional[List[Any]] = None
+        self._handed_out, self._warned_of_held = True, False  # code may hold state from before
         # Before it has any state.
         self._stand_in = copy.copy(self._device)
         # Checks come first: an optimizer whose link fails is unchanged.
@@ -162,6 +164,24 @@ class OptimizerLink:
         source[STEPPED] = True
         if STEP_COUNT in source:
             source[STEP_COUNT] += updates
+        if self._handed_out:
+            self._refresh_held()
+
+    def _refresh_held(self) -> None:
+        """Bring state to the host that code holds, since PyTorch's changes with each update."""
+        self._handed_out = is_held(self._source.__dict__)
+        if not self._handed_out:
+            return
+        if not self._warned_of_held:
+            self._warned_of_held = True
+            logger.warning(
+                "The loop keeps a state_dict() of %s, or a part of its state, over updates. In eager PyTorch it "
+                "changes with each update, so the state is copied to the host after each. copy.deepcopy() of it keeps "
+                "the values, and saves the copies.",
+                type(self._source).__name__,
+            )
+        self.refresh_state()
+        self._shown = self._signature()
 
     def note_earlier_steps(self) -> None:
         """Note that there were updates, maybe in a process before this one: schedules may step without a warning."""
@@ -186,8 +206,7 @@ class OptimizerLink:
         # State that the device does not have now stays, for frozen parameters or while there is no momentum: it is
         # needed again.
         for number, entries in state.items():
-            parameter = self._parameters[number]
-            shown[parameter] = {**shown.get(parameter, {}), **entries}
+            put_entries(shown.setdefault(self._parameters[number], {}), entries)
         self._newer_on_device = False
 
     def show_state(self) -> Any:
@@ -197,11 +216,13 @@ class OptimizerLink:
         state = self._source.__dict__["state"]
         if self._shown is None:
             self._shown = self._signature()
+        self._handed_out = True
         return state
 
     def replace_state(self, state: Any) -> None:
         self._check_shown()
         self._source.__dict__["state"] = state
+        self._handed_out = True
         self._newer_on_device = False
         self._shown = _REPLACED
 
@@ -239,6 +260,7 @@ class OptimizerLink:
             self._newer_on_device = stale
             raise
         self._shown = None
+        self._handed_out = True  # the loaded tensors may be the caller's
         self.steps = _most_steps(self._source.__dict__["state"])
         self._send_state()
 

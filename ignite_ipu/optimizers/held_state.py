@@ -1,0 +1,46 @@
+"""State of an optimizer that code holds over updates: entries that change in place, as in PyTorch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Dict, List, Mapping
+
+import torch
+
+from ignite_ipu.torch_names.tensors import sharers_of
+
+
+def put_entries(entries: Dict[str, Any], newer: Mapping[str, Any]) -> None:
+    """Put newer values into the entries of a parameter; its tensors stay the same objects, as in PyTorch."""
+    with torch.no_grad():
+        for name, value in newer.items():
+            known = entries.get(name)
+            if isinstance(value, torch.Tensor) and isinstance(known, torch.Tensor) and _alike(known, value):
+                known.copy_(value)
+            else:
+                entries[name] = value
+
+
+def _alike(known: torch.Tensor, value: torch.Tensor) -> bool:
+    return (known.shape, known.dtype, known.device) == (value.shape, value.dtype, value.device)
+
+
+def is_held(attributes: Mapping[str, Any]) -> bool:
+    """Return whether code holds the `state` in an optimizer's attributes: all, entries, or memory of a tensor.
+
+    Before PyTorch 2.1 views and arrays of such tensors are not counted.
+    """
+    unheld = _most_references({"state": {0: {"": torch.zeros(1)}}})
+    return any(found > least for found, least in zip(_most_references(attributes), unheld))
+
+
+def _most_references(attributes: Mapping[str, Any]) -> List[int]:
+    """Return the largest numbers of references: to the state, to entries of a parameter, to a tensor and its memory."""
+    most = [sys.getrefcount(attributes["state"]), 0, 0, 0]
+    for entries in attributes["state"].values():
+        most[1] = max(most[1], sys.getrefcount(entries))
+        for value in entries.values():
+            if isinstance(value, torch.Tensor):
+                most[2] = max(most[2], sys.getrefcount(value))
+                most[3] = max(most[3], sharers_of(value) or 0)
+    return most

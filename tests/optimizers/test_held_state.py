@@ -1,0 +1,107 @@
+"""State of an optimizer that code holds over updates changes with them, as in eager PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import io
+import logging
+from typing import Any, Callable, Dict, List
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ignite_ipu import backend, ipu_prepare
+
+X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+OPTIMIZERS: Dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "Adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    "RMSprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.01),
+}
+
+
+def moment(optimizer: torch.optim.Optimizer, weight: torch.Tensor) -> torch.Tensor:
+    return next(value for name, value in optimizer.state[weight].items() if name != "step")
+
+
+HELD: Dict[str, Callable[[torch.optim.Optimizer, torch.Tensor], Any]] = {
+    "dictionary": lambda optimizer, weight: optimizer.state_dict(),
+    "states_in_it": lambda optimizer, weight: optimizer.state_dict()["state"],
+    "entries_in_it": lambda optimizer, weight: optimizer.state_dict()["state"][0],
+    "state": lambda optimizer, weight: optimizer.state,
+    "entries": lambda optimizer, weight: optimizer.state[weight],
+    "moment": moment,
+    "row": lambda optimizer, weight: moment(optimizer, weight)[0],
+    "array": lambda optimizer, weight: moment(optimizer, weight).numpy(),
+    "row_of_an_array": lambda optimizer, weight: moment(optimizer, weight).numpy()[0],
+    "copy": lambda optimizer, weight: copy.deepcopy(optimizer.state_dict()),
+}
+
+
+def numbers(held: Any) -> List[float]:
+    if isinstance(held, (torch.Tensor, np.ndarray)):
+        return [float(held.sum())]
+    if isinstance(held, (float, int)):
+        return [float(held)]
+    return [number for name, value in held.items() if name != "param_groups" for number in numbers(value)]
+
+
+def update(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    F.mse_loss(model(X), X[:, :2]).backward()
+    optimizer.step()
+
+
+def prepared(make: Callable[..., Any], captures: bool = True) -> Any:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    optimizer = make(model.parameters())
+    if captures:
+        ipu_prepare(optimizer, model)
+    return model, optimizer
+
+
+@pytest.mark.parametrize("name", HELD)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_held_state_is_live(kind: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Only a copy keeps its values, and costs nothing; moments that are written count for the next update."""
+
+    def seen(captures: bool) -> List[float]:
+        model, optimizer = prepared(OPTIMIZERS[kind], captures)
+        found: List[float] = []
+        update(model, optimizer)
+        held = HELD[name](optimizer, model.weight)
+        for number in range(4):
+            update(model, optimizer)
+            found += numbers(held)
+            if number == 1 and name in ("moment", "row"):
+                held.mul_(0.5)
+        return found + numbers(optimizer.state_dict()) + numbers(model.state_dict())
+
+    expected = seen(False)
+    with caplog.at_level(logging.WARNING, "ignite_ipu"):
+        assert seen(True) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert caplog.text.count("The loop keeps a state_dict() of") == (name != "copy")
+
+
+def test_tensors_of_the_state_stay_the_same_objects() -> None:
+    """As in eager PyTorch, which updates them in place."""
+    model, optimizer = prepared(OPTIMIZERS["Adam"])
+    update(model, optimizer)
+    before = [id(value) for value in optimizer.state[model.weight].values()]
+    update(model, optimizer)
+    assert [id(value) for value in optimizer.state[model.weight].values()] == before
+
+
+def test_state_that_is_saved_or_dropped_costs_no_copies() -> None:
+    """One download for each dictionary, and none for the updates after it."""
+    model, optimizer = prepared(OPTIMIZERS["Adam"])
+    update(model, optimizer)
+    torch.save(optimizer.state_dict(), io.BytesIO())
+    before = backend.poptorch().counters()
+    for _ in range(3):
+        update(model, optimizer)
+    assert (backend.poptorch().counters() - before).optimizer_state_downloads == 0
