@@ -101,7 +101,7 @@ class AccessTracker:
 
     def forget(self) -> None:
         self.replaced = False
-        if self._on_host:
+        if self._on_host and (self.aliases.handed_out or self._handed_out):
             self.keep_aliased()
         alive = {key: [each for each in some if each() is not None] for key, some in self._handed_out.items()}
         kept = {key: some for key, some in alive.items() if some}
@@ -418,4 +418,3 @@ class HostSteps:
             yield as_before
         finally:
             put_back()
-

@@ -118,10 +118,10 @@ def test_an_array_costs_no_copies_once_it_is_dropped() -> None:
     update(model, optimizer)
     rows = [model.weight.detach().numpy()[0]]
     update(model, optimizer)
-    assert not IPUSession.of(model).weights.host_is_stale
+    assert not IPUSession.of(model).weights.host.is_stale
     rows.clear()
     update(model, optimizer)
-    assert IPUSession.of(model).weights.host_is_stale
+    assert IPUSession.of(model).weights.host.is_stale
 
 
 def test_a_state_that_nobody_takes_from_costs_no_copies() -> None:
