@@ -25,7 +25,7 @@ from ignite_ipu.program.tensors.raw import requires_grad, set_requires_grad
 from ignite_ipu.program.user_code import Line
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.compiled_program import CompiledProgram
-from ignite_ipu.session.data_parallel import has_reducers
+from ignite_ipu.session.data_parallel import Reducer
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
@@ -156,7 +156,7 @@ class FusedPrograms(TrainingPrograms):
         self.session.calls.let_train(self.trained)
         if self.zeroed is not None:
             self._check_zeroed(batches[0].graph, modes)
-        gradients, reducers = self.gradients.needed(), self.averaging.reducers(modes) if has_reducers() else ()
+        gradients, reducers = self.gradients.needed(), self.averaging.reducers(modes) if Reducer.made else ()
         if reducers:
             for reducer in reducers:
                 reducer.notify()

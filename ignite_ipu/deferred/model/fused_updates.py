@@ -21,7 +21,7 @@ from ignite_ipu.deferred.model.processes import note_backward
 from ignite_ipu.deferred.model.turns import Values
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import Line, current_line
-from ignite_ipu.session.data_parallel import has_reducers
+from ignite_ipu.session.data_parallel import Reducer
 
 
 class FusedUpdates:
@@ -40,7 +40,7 @@ class FusedUpdates:
         self.books = self.gradients.books
         self.standby = HostUpdates(loop) if self.may_leave else None
         if self.standby is not None:
-            self.books.history.released = self.standby.keep_older
+            self.books.history.released = self.standby.kept.keep
 
     @property
     def programs(self) -> Sequence[FusedPrograms]:
@@ -103,23 +103,23 @@ class FusedUpdates:
 
     def note_call(self, call: Operation) -> None:
         if self.standby is not None:
-            self.standby.note_call(call)
+            self.standby.kept.note_call(call)
 
     def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
         if self.standby is None:
             return
         if any(not loss.value.operation.done for loss in self.pending):
             self.leave_device(f"Weights are written or frozen at {current_line()} between backward() and the step.")
-        self.standby.note_write(tensors)
+        self.standby.kept.note_write(tensors)
 
     def note_view(self, tensor: torch.Tensor) -> None:
         if self.standby is not None:
-            self.standby.note_view(tensor)
+            self.standby.kept.note_view(tensor)
 
     def backward(self, loss: Loss) -> None:
         self._loop.edits.look()
         if self.standby is not None:
-            self.standby.check_saved(loss)
+            self.standby.kept.check_saved(loss)
         try:
             reached = self.books.check_backward(loss)
         except CaptureError as error:
@@ -132,7 +132,7 @@ class FusedUpdates:
             )
         for update in reached:
             update.backward(loss)
-        if has_reducers():
+        if Reducer.made:
             note_backward(loss)
         if len(self.books.gradients.entries) > 1:
             self.books.add_to_unheld(loss)
