@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from typing import Any, Callable, Dict, List, Tuple
 
 import torch
@@ -16,6 +17,17 @@ _SCHEDULERS = "torch.optim."
 _TOUCHES_GRADIENTS = (GRADIENT.__get__, GRADIENT.__set__)
 
 
+class CallHook(abc.ABC):
+    """A hook around `optimizer.step()` that also serves device calls of several updates, by one call of `of_call`."""
+
+    def __call__(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.of_call(optimizer, 1)
+
+    @abc.abstractmethod
+    def of_call(self, optimizer: torch.optim.Optimizer, updates: int) -> None:
+        """Follow a device call that makes a number of updates."""
+
+
 class StepHooks:
     """Calls the hooks of a user's optimizer around the device call that makes its update.
 
@@ -27,6 +39,7 @@ class StepHooks:
         self._before: Dict[Any, Callable[..., Any]] = pre_hooks_of(optimizer)
         self._after: Dict[Any, Callable[..., Any]] = post_hooks_of(optimizer)
         self._known_step: Any = None
+        self._updates = 1
 
     def before(self, updates: int, written: Callable[[], bool]) -> None:
         """Call the hooks before an update; `written` returns whether weights were written since its last call."""
@@ -36,7 +49,7 @@ class StepHooks:
             self._known_step = step
         if not (len(self._before) > 1 or self._after or GLOBAL_PRE_HOOKS or GLOBAL_POST_HOOKS):
             return
-        before = of_scripts(GLOBAL_PRE_HOOKS, self._before)
+        before, self._updates = of_scripts(GLOBAL_PRE_HOOKS, self._before), updates
         if updates > 1:
             self._refuse_several(before, updates)
         if before:
@@ -65,10 +78,13 @@ class StepHooks:
 
     def _call(self, hook: Callable[..., Any]) -> Any:
         with _GradientsRefused(self._optimizer, hook):
+            if isinstance(hook, CallHook):
+                return hook.of_call(self._optimizer, self._updates)
             return hook(self._optimizer, (self._optimizer,), {})
 
     def _refuse_several(self, before: List[Callable[..., Any]], updates: int) -> None:
-        hooks = [*before, *of_scripts(self._after, GLOBAL_POST_HOOKS)]
+        every = [*before, *of_scripts(self._after, GLOBAL_POST_HOOKS)]
+        hooks = [hook for hook in every if not isinstance(hook, CallHook)]
         if hooks:
             raise OptimizerError(
                 f"The hook {_called(hooks[0])} is registered around {self._name}.step(), but each device call makes "

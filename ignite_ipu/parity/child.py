@@ -1,19 +1,19 @@
-"""Runs a script in a process of its own and writes its record: `python -m ignite_ipu.parity.child REQUEST`.
+"""One run of a script, in a process of its own, which writes its record.
 
-The request is a JSON object: side, record, updates, seed, everything, keep_dropout, module, script, arguments, config.
+The request has plain values: side, record, updates, seed, everything, keep_dropout, module, script, arguments, config.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import sys
 import traceback
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Mapping, Optional
 
 import torch
 
+from ignite_ipu import backend
 from ignite_ipu.errors import IPUError
 from ignite_ipu.parity.dropout import switch_off_dropout
 from ignite_ipu.parity.recorder import EnoughUpdates, Recorder
@@ -28,15 +28,23 @@ SIDE_VARIABLE = "IGNITE_IPU_PARITY"
 """Environment variable of the two processes: `host` or `device`."""
 
 
-def main(request: Dict[str, Any]) -> None:
-    """Write the record of a script, and end the process."""
+def write_record(request: Mapping[str, Any]) -> None:
+    """Run a script in this process, in the environment of its side, and write its record."""
+    side = os.environ[SIDE_VARIABLE] = request["side"]
+    if side == HOST:
+        os.environ[backend.VARIABLE] = "native"
+    elif os.environ.get(backend.VARIABLE) == "native":
+        del os.environ[backend.VARIABLE]
     torch.save(recorded(request), request["record"])
+
+
+def end() -> None:
+    """End the process of a run: threads of the script, and a loop that catches every exception, do not go on."""
     sys.stdout.flush()
-    # Threads of the script, and a loop that catches every exception, do not go on.
     os._exit(0)
 
 
-def recorded(request: Dict[str, Any]) -> Dict[str, Any]:
+def recorded(request: Mapping[str, Any]) -> Dict[str, Any]:
     """Run a script in this process and return its record; how it ended is part of the record."""
     _seed(int(request["seed"]))
     name = request["script"]
@@ -106,10 +114,5 @@ def _seed(seed: int) -> None:
     numpy.random.seed(seed % 2**32)
 
 
-def _first_path(request: Dict[str, Any]) -> str:
+def _first_path(request: Mapping[str, Any]) -> str:
     return os.getcwd() if request["module"] else os.path.dirname(os.path.abspath(request["script"]))
-
-
-if __name__ == "__main__":
-    # Where this module is `__main__`, the script takes that name, and pickles its classes by it.
-    main(json.loads(sys.argv[1]))

@@ -1,108 +1,22 @@
-"""Two records of a script compared: the first difference, and how differences grow from update to update."""
+"""`compare`: the records of a script's two runs, value by value."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from ignite_ipu.parity.fingerprints import Distance, Fingerprint, distance, each_fingerprint, joined
+from ignite_ipu.parity.differences import EXACT, Difference, Distance, ScriptParity
+from ignite_ipu.parity.fingerprints import Fingerprint, distance, each_fingerprint, joined
 from ignite_ipu.parity.rounding import Rounding
 
-KINDS = (
-    *("loss", "hyper-parameter", "gradient", "parameter", "optimizer state", "buffer", "evaluation", "engine output"),
-    *("metric", "event", "random numbers", "saved file", "printed line"),
-)
-"""Kinds of recorded values, in the order of the report."""
-
-_EXACT = ("hyper-parameter", "event", "random numbers", "gradient")
+_OF_UPDATES = ("gradient", "parameter", "optimizer state", "buffer", "random numbers")
 _FLOOR = 1e-5
 _NUMBER = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][-+]?\d+)?")
 # Times and speeds differ between any two runs.
 _TIMES = re.compile(
     r"\d+:\d\d(?::\d\d)?(?:\.\d+)?|[-+]?\d[\d.]*(?:e[-+]?\d+)?\s*(?:ms|us|s|secs?|seconds?|minutes?|min|h|hours?|\w+/s)\b"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Difference:
-    """Distance of one value of the two runs.
-
-    Attributes:
-        kind, name: Kind in `KINDS`, and the name of the parameter, buffer, file or line.
-        update: Number of calls of `optimizer.step()` before the value was recorded.
-        line: Line of the script, on the host or else on the device.
-        size, allowed: Largest difference, and the largest that agrees.
-        remark: Another difference than one of size.
-    """
-
-    kind: str
-    name: str
-    update: int
-    line: Optional[str]
-    size: float
-    allowed: float
-    remark: str = ""
-
-    @property
-    def agrees(self) -> bool:
-        return Distance(self.size, self.allowed, self.remark).agrees
-
-    @property
-    def ratio(self) -> float:
-        """The difference in units of the allowed one."""
-        if self.agrees and not self.size:
-            return 0.0
-        return self.size / self.allowed if self.allowed else math.inf
-
-    def __str__(self) -> str:
-        place = f"{self.kind} of {self.name}" if self.kind != self.name else self.name
-        where = "" if self.line is None else f", at {self.line}"
-        what = self.remark or f"the difference is {self.size:.3g}, and {self.allowed:.3g} is allowed"
-        return f"{place} in update {self.update + 1}{where}: {what}"
-
-
-@dataclasses.dataclass(frozen=True)
-class ScriptParity:
-    """Comparison of the two runs of a script.
-
-    Attributes:
-        differences: Every compared value, in the order of the run on the host.
-        updates: Updates of the run on the host.
-        losses: Losses per backward pass, on the host and on the device.
-        remarks: Changes that make the runs comparable, and values that could not be compared.
-    """
-
-    differences: Tuple[Difference, ...]
-    updates: int
-    losses: Tuple[Tuple[float, ...], Tuple[float, ...]]
-    remarks: Tuple[str, ...]
-
-    @property
-    def first(self) -> Optional[Difference]:
-        """The first value that does not agree."""
-        return next((each for each in self.differences if not each.agrees), None)
-
-    @property
-    def agrees(self) -> bool:
-        return self.first is None
-
-    def counts(self) -> Dict[str, int]:
-        """Return the number of compared values of each kind."""
-        found = {kind: sum(each.kind == kind for each in self.differences) for kind in KINDS}
-        return {kind: count for kind, count in found.items() if count}
-
-    def growth(self) -> List[Tuple[int, float]]:
-        """Return the largest difference of each update, in units of the allowed one.
-
-        Values that have to be equal, such as rates, count only if no other value differs.
-        """
-        sized = [each for each in self.differences if not each.remark and each.kind not in _EXACT]
-        largest: Dict[int, float] = {}
-        for each in self.differences if all(each.agrees for each in sized) else sized:
-            largest[each.update] = max(largest.get(each.update, 0.0), each.ratio)
-        return sorted(largest.items())
 
 
 def compare(host: Mapping[str, Any], device: Mapping[str, Any], tolerance: float) -> ScriptParity:
@@ -113,6 +27,7 @@ def compare(host: Mapping[str, Any], device: Mapping[str, Any], tolerance: float
         tolerance: Part of the largest value of a tensor that results may differ by.
     """
     of_host, of_device = (list(single_entries(record["entries"])) for record in (host, device))
+    of_host = _without_inner(of_host, of_device)
     mine, theirs = _sequences(of_host), _sequences(of_device)
     rounding = Rounding(mine, theirs)
     remarks = [*_remarks(host, mine, theirs), *rounding.remarks()]
@@ -141,6 +56,25 @@ def single_entries(entries: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str
             continue
         for name, value in zip(entry["names"], each_fingerprint(entry["many"])):
             yield {**entry, "name": name, "value": value}
+
+
+def _without_inner(host: List[Mapping[str, Any]], device: List[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
+    """Leave out values of the host from between the updates of one device call, where the device has none.
+
+    Hyper-parameters are compared before the first update of a call, and all other values after the last.
+    """
+    lasts = {entry["update"]: entry["updates"] for entry in device if "updates" in entry}
+    if not lasts:
+        return host
+    later = {update for last, updates in lasts.items() for update in range(last - updates + 2, last + 1)}
+    earlier = {update - 1 for update in later}
+
+    def is_inner(entry: Mapping[str, Any]) -> bool:
+        if entry["kind"] == "hyper-parameter":
+            return entry["update"] in later
+        return entry["kind"] in _OF_UPDATES and entry["update"] in earlier
+
+    return [entry for entry in host if not is_inner(entry)]
 
 
 Key = Tuple[str, str]
@@ -210,7 +144,7 @@ def _distance(kind: str, native: Optional[Fingerprint], device: Optional[Fingerp
         return Distance(0.0, 0.0)
     if kind == "printed line" and native["kind"] == device["kind"] == "text":
         return _of_lines(native["value"], device["value"], tolerance)
-    if kind in _EXACT:
+    if kind in EXACT:
         return distance(native, device, 1e-7, 1e-12)
     return distance(native, device, tolerance, _FLOOR)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import zlib
@@ -10,6 +9,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
+from ignite_ipu.parity.differences import Distance
 from ignite_ipu.program.tensors.trees import opened
 
 WHOLE = 4096
@@ -140,19 +140,6 @@ def leaves(value: Any, place: str = "", depth: int = 0) -> Iterator[Tuple[str, A
     keys = container.keys or range(len(container.parts))
     for key, part in zip(keys, container.parts):
         yield from leaves(part, f"{place}[{key!r}]", depth + 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Distance:
-    """Distance of two fingerprints: `size` may be as large as `allowed`; a remark names another kind of difference."""
-
-    size: float
-    allowed: float
-    remark: str = ""
-
-    @property
-    def agrees(self) -> bool:
-        return not self.remark and self.size <= self.allowed
 
 
 def distance(native: Fingerprint, device: Fingerprint, tolerance: float, floor: float) -> Distance:

@@ -23,7 +23,8 @@ from ignite_ipu.deferred.events import LoopObserver, has_gradient, observe
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
 from ignite_ipu.engines.call_loader import CallLoader
 from ignite_ipu.engines.trainer import IPUTrainer
-from ignite_ipu.errors import CaptureError
+from ignite_ipu.errors import CaptureError, ParityError
+from ignite_ipu.optimizers.step_hooks import CallHook
 from ignite_ipu.parity.fingerprints import fingerprint, fingerprints, leaves
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.module_state import REGISTRATIONS
@@ -46,7 +47,8 @@ Entry = Dict[str, Any]
 
 Values of engines have the number of `batches` of their iterations, and whether a number is the `mean` over these.
 
-An entry of many values of one kind has `names`, and their fingerprints as `many`.
+An entry of many values of one kind has `names`, and their fingerprints as `many`. One after a device call of several
+updates has their number as `updates`, and the last of them as `update`.
 """
 
 
@@ -164,9 +166,15 @@ class Recorder:
             if isinstance(value, torch.Tensor):
                 self.record("evaluation", f"{type(module).__name__}(){place}", value)
 
-    def _refuse_more(self) -> None:
+    def _refuse_more(self, updates: int = 1) -> None:
+        """End the script before the updates to come, if those that are to be recorded have been made."""
         if self._made >= self._updates:
             raise EnoughUpdates
+        if self._made + updates > self._updates:
+            raise ParityError(
+                f"Each device call makes {updates} updates, and the comparison of {self._updates} ends within one. "
+                f"Set --updates to a multiple of {updates}."
+            )
 
     def _backward(self, original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         self.loss(tensor, deferred=False)
@@ -208,8 +216,8 @@ class Recorder:
         finally:
             self._calls.depth -= 1
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._refuse_more()
+    def _before_step(self, optimizer: torch.optim.Optimizer, updates: int) -> None:
+        self._refuse_more(updates)
         if optimizer not in self._optimizers:
             self._optimizers[optimizer] = f"{type(optimizer).__name__} {next(self._numbers_of_optimizers)}"
         name = self._optimizers[optimizer]
@@ -220,8 +228,10 @@ class Recorder:
                     for place, part in leaves(value):
                         self.record("hyper-parameter", f"{name}, group {number}, {key}{place}", part, line)
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, updates: int) -> None:
         self._resolve()
+        first = len(self.entries)
+        self._made += updates - 1
         line = users_line()
         order = [each for group in optimizer.param_groups for each in group["params"]]
         names = self._names_of(optimizer, order)
@@ -250,6 +260,8 @@ class Recorder:
         buffers = [(name, table[key]) for name, table, key in names.buffers if table.get(key) is not None]
         self._record_all("buffer", [name for name, _ in buffers], [buffer for _, buffer in buffers], line)
         self.record("random numbers", "the CPU generator", _digest(torch.get_rng_state()), line)
+        for entry in self.entries[first:] if updates > 1 else ():
+            entry["updates"] = updates
         self._made += 1
 
     def _names_of(self, optimizer: torch.optim.Optimizer, order: Sequence[torch.Tensor]) -> _Names:
@@ -357,16 +369,16 @@ class _Calls(threading.local):
     depth = 0
 
 
-class _Hook:
+class _Hook(CallHook):
     """A hook around `optimizer.step()`; hooks of this library's modules are not called around a device's update."""
 
-    def __init__(self, call: Callable[..., None]) -> None:
+    def __init__(self, call: Callable[[torch.optim.Optimizer, int], None]) -> None:
         self._call = call
         # Its name in refusals.
         self.__module__, self.__qualname__ = "parity", "parity"
 
-    def __call__(self, *args: Any) -> None:
-        self._call(*args)
+    def of_call(self, optimizer: torch.optim.Optimizer, updates: int) -> None:
+        self._call(optimizer, updates)
 
 
 class _DeviceObserver(LoopObserver):

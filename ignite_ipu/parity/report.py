@@ -8,7 +8,7 @@ import json
 import math
 from typing import Callable, Dict, Iterator, List, Sequence, Tuple
 
-from ignite_ipu.parity.comparison import Difference, ScriptParity
+from ignite_ipu.parity.differences import Difference, ScriptParity
 
 _SHOWN = 200
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 640, 220, 64, 28

@@ -8,14 +8,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any, Mapping, Tuple
 
-import torch
-
-from ignite_ipu import backend
 from ignite_ipu.errors import ParityError
-from ignite_ipu.parity.child import DEVICE, HOST, SIDE_VARIABLE
-from ignite_ipu.parity.comparison import ScriptParity, compare
+from ignite_ipu.parity.differences import ScriptParity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +36,8 @@ def compare_script(
     """Run a script on the host and on the device, each in a fresh process, and compare all that they compute.
 
     Both processes get the same seeds of torch, numpy, random and hashes. On the host nothing is substituted. On the
-    device an unmodified script runs as by `ignite-ipu run`, and a script that imports this library as it is.
+    device an unmodified script runs as by `ignite-ipu run`, and a script that imports this library as it is. They are
+    forked from a third, which imports the libraries for both and compares them. The calling process needs no PyTorch.
 
     Args:
         script: The script.
@@ -58,28 +55,18 @@ def compare_script(
         **{"updates": updates, "seed": seed, "everything": everything, "keep_dropout": keep_dropout},
         **{"script": script.name, "arguments": list(script.arguments), "module": script.module, "config": dict(config)},
     }
-    with tempfile.TemporaryDirectory() as folder:
-        records = {side: _record(side, os.path.join(folder, side), request) for side in (HOST, DEVICE)}
-    return compare(records[HOST], records[DEVICE], tolerance)
-
-
-def _record(side: str, path: str, request: Dict[str, Any]) -> Dict[str, Any]:
-    """Run one side and return its record."""
-    environment = {**os.environ, SIDE_VARIABLE: side, "PYTHONHASHSEED": str(request["seed"] % 2**32)}
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed % 2**32)}
     environment.pop("IGNITE_IPU_AUTO", None)
-    if side == HOST:
-        environment[backend.VARIABLE] = "native"
-    elif environment.get(backend.VARIABLE) == "native":
-        del environment[backend.VARIABLE]
-    words = [sys.executable, "-m", "ignite_ipu.parity.child", json.dumps({**request, "side": side, "record": path})]
-    # Output of the script is no part of the report; its errors are shown at once.
-    done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
-    run = f"The run on the {side}"
-    if done.returncode or not os.path.exists(path):
-        raise ParityError(f"{run} ended with exit code {done.returncode} and left no record.")
-    record: Dict[str, Any] = torch.load(path, weights_only=True)
-    if record["ended"]:
-        raise ParityError(f"{run} failed: {record['ended']}")
-    if not any(entry["kind"] == "parameter" for entry in record["entries"]):
-        raise ParityError(f"{run} made no call of optimizer.step(), so there is nothing to compare.")
-    return record
+    with tempfile.TemporaryDirectory() as folder:
+        result = os.path.join(folder, "result")
+        request.update(tolerance=tolerance, result=result)
+        words = [sys.executable, "-m", "ignite_ipu.parity.pair", json.dumps(request)]
+        # Output of the script is no part of the report; its errors are shown at once.
+        done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=False)
+        if done.returncode or not os.path.exists(result):
+            raise ParityError(f"The process of both runs ended with exit code {done.returncode} and left no result.")
+        with open(result, encoding="utf-8") as file:
+            found = json.load(file)
+    if "error" in found:
+        raise ParityError(found["error"])
+    return ScriptParity.from_dict(found)

@@ -103,7 +103,38 @@ def test_an_error_that_only_the_device_has_is_found(door, tmp_path):
     assert line in line_of(parity, "parameter", text)
 
 
-def test_updates_without_values_between_them_are_refused(tmp_path):
-    text = HEAD + ENGINES.replace("TRAINER", TRAINER).replace("SETTINGS", ", device_iterations=2")
-    with pytest.raises(AssertionError, match=r"The hook parity\(\) .* each device call makes 2 updates"):
-        compare_both(text, tmp_path, "neither")
+SEVERAL = ENGINES.replace("TRAINER", TRAINER).replace(
+    "SETTINGS", ", config={'device_iterations': 2, 'output_mode': MODE}"
+)
+
+
+@pytest.mark.parametrize("mode", ["All", "Final"])
+def test_calls_of_several_updates_are_compared_after_each_call(mode, tmp_path):
+    """Every second update has weights, buffers and an optimizer's state on the device, and each iteration a loss."""
+    parity = compare_both(HEAD + SEVERAL.replace("MODE", repr(mode)), tmp_path, "neither")
+    assert parity.agrees, as_text(parity)
+    found = {kind: {each.update for each in parity.differences if each.kind == kind} for kind in parity.counts()}
+    assert found["hyper-parameter"] == {0, 2, 4} and found["parameter"] == found["buffer"] == {1, 3, 5}
+    losses = [each for each in parity.differences if (each.kind, each.name) == ("engine output", "engine 0")]
+    assert parity.updates == 6 and len(losses) == 3
+
+
+@pytest.mark.parametrize(("planted", "first"), [("rate", ("hyper-parameter", 0)), ("weights", ("parameter", 3))])
+def test_an_error_in_a_call_of_several_updates_is_found(planted, first, tmp_path):
+    """A learning rate, and weights that are written after the first call."""
+    text = HEAD + SEVERAL.replace("MODE", "'All'")
+    if planted == "weights":
+        edit = """
+@trainer.on(Events.ITERATION_COMPLETED(once=1))
+def edit():
+    with torch.no_grad():
+        model[0].weight.add_(rate - 0.01)
+"""
+        text = text.replace("lr=rate", "lr=0.01").replace("evaluator =", f"{edit}evaluator =", 1)
+    parity = compare_both(text, tmp_path, "device")
+    assert parity.first is not None and (parity.first.kind, parity.first.update) == first
+
+
+def test_a_comparison_that_would_end_within_a_call_is_refused(tmp_path):
+    with pytest.raises(AssertionError, match=r"ParityError: Each device call makes 2 updates.*a multiple of 2"):
+        compare_both(HEAD + SEVERAL.replace("MODE", "'All'"), tmp_path, "neither", updates=5)

@@ -7,10 +7,10 @@ import subprocess
 from unittest import mock
 
 import pytest
-import torch
 
 from ignite_ipu.cli import main
-from ignite_ipu.parity.child import HOST, recorded
+from ignite_ipu.parity import pair
+from ignite_ipu.parity.child import HOST, write_record
 from ignite_ipu.parity.report import as_html, as_json, as_text
 from tests.parity.in_process import compare_both, compared, line_of, record
 
@@ -192,17 +192,30 @@ def test_the_command_runs_both_in_fresh_processes_and_ends_long_scripts(tmp_path
     assert "The same" in page.read_text()
 
 
+@pytest.mark.usefixtures("_forked")
+def test_a_run_that_is_killed_is_named_with_its_signal(tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    assert main(["parity", str(script)]) == 2
+    assert "The run on the host ended with exit code -9 and left no record." in capsys.readouterr().err
+
+
 @pytest.fixture
 def _in_process(monkeypatch):
     """Run the processes of `ignite-ipu parity` in this one."""
 
     def run(words, env, **_):
-        request = json.loads(words[-1])
         with mock.patch.dict("os.environ", env):
-            torch.save(recorded(request), request["record"])
+            pair.main(json.loads(words[-1]))
         return subprocess.CompletedProcess(words, 0)
 
+    def forked(request):
+        with mock.patch.dict("os.environ"):
+            write_record(request)
+        return 0
+
     monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(pair, "forked", forked)
 
 
 LOOP = """

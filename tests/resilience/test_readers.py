@@ -83,8 +83,11 @@ READERS: Dict[str, Dict[str, str]] = {
     "checkpoints/random_states.py": {"open": "random states", "json.loads": "random states"},
     "engines/remembered_sizes.py": dict.fromkeys(("open", "json.loads"), "remembered sizes"),
     "checkpoints/comparable.py": {"torch.frombuffer": "the numbers of a state that the program has read and passes"},
-    "parity/child.py": {"json.loads": "an argument of this program's own process, which made it"},
-    "parity/runs.py": {"torch.load": _OWN_PROCESSES},
+    "parity/pair.py": {
+        "json.loads": "an argument of this program's own process, which made it",
+        "torch.load": _OWN_PROCESSES,
+    },
+    "parity/runs.py": dict.fromkeys(("open", "json.load"), _OWN_PROCESSES),
     "torch_names/modules.py": {"read_text": "an installed library's text"},
     "running/notebook.py": dict.fromkeys(("open", "json.load", "exec"), _NAMED_TO_RUN),
     "running/program.py": {
