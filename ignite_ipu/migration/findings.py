@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Callable, Iterator, Optional
 
 from ignite_ipu.capabilities import Capability, Treatment
+from ignite_ipu.capabilities.traced import Restriction
 from ignite_ipu.migration.analysis.kinds import Fact
 from ignite_ipu.migration.docstrings import one_side
 from ignite_ipu.migration.program import Program as Program  # rules declare their input and their findings with these
@@ -118,18 +119,33 @@ class Rule:
         return one_side(self.example, "-")
 
 
-def each_fact(kind: str, message: str, latent: bool = False) -> Callable[[Program], Hits]:
-    """Return a check that reports every fact of a kind in traced code; the message names its `{where}` and `{name}`.
+def each_fact(kind: str, message: str) -> Callable[[Program], Hits]:
+    """Return a check that reports every fact of a kind in traced code; the message names its `{where}` and `{name}`."""
+
+    def check(program: Program) -> Hits:
+        for fact in program.facts_of(kind):
+            yield hit_of(fact, message.format(where=fact.where, name=fact.name))
+
+    return check
+
+
+def each_breach(restriction: Restriction, *kinds: str, latent: bool = False) -> Callable[[Program], Hits]:
+    """Return a check that reports every fact of some kinds as a breach of a restriction of traced code.
 
     If `latent`, it reports those of functions that traced code of other files may call.
     """
 
     def check(program: Program) -> Hits:
         for fact in program.latent_facts if latent else program.facts:
-            if fact.kind == kind:
-                yield hit_of(fact, message.format(where=fact.where, name=fact.name))
+            if fact.kind in kinds:
+                yield breach_of(fact, restriction, program.detail_of(fact))
 
     return check
+
+
+def breach_of(fact: Fact, restriction: Restriction, detail: str, run: Optional[Outcome] = None) -> Hit:
+    """Return the hit for a fact that breaks a restriction of traced code; a refusal of a run has the same sentence."""
+    return hit_of(fact, restriction.reason(fact.where, detail), restriction.remedy, run)
 
 
 @dataclass(frozen=True)

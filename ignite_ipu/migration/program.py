@@ -105,6 +105,10 @@ class Program(ParsedFile):
         """Yield the facts of the given kinds in the order of the text."""
         return (fact for fact in self.facts if fact.kind in kinds)
 
+    def detail_of(self, fact: Fact) -> str:
+        """Return the name that a fact has, or else the code, for brackets behind a sentence."""
+        return fact.name or f"`{self.text_of(fact.node)}`"
+
     @cached_property
     def suppressions(self) -> Dict[int, Set[str]]:
         """Line of the text -> names in its `# ignite-ipu: ignore[...]` comment; `*` stands for every rule."""

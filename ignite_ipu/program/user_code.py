@@ -37,7 +37,12 @@ class Line(Tuple[CodeType, int]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        return f"{self[0].co_filename}:{self._number()}"
+        return "{}:{}".format(*self.place)
+
+    @property
+    def place(self) -> Tuple[str, int]:
+        """The file, and the number of the line in it."""
+        return self[0].co_filename, self._number()
 
     def call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a function as if it stood at this line, for compilers and tracebacks that name the line of a call."""
@@ -55,12 +60,13 @@ class Line(Tuple[CodeType, int]):
         return number
 
 
-def current_line(above: int = 0) -> Line:
+def current_line(above: int = 0, inner: Optional[FrameType] = None) -> Line:
     """Return the line of the innermost frame that is neither Python's nor a library's; the outermost where none is.
 
-    As many calls `above` as led here are known to be this library's, and need no look.
+    As many calls `above` as led here are known to be this library's, and need no look. With an `inner` frame, the
+    search begins outside of that.
     """
-    frame: FrameType = sys._getframe(above)
+    frame: FrameType = sys._getframe(above) if inner is None else inner
     outer: Optional[FrameType] = frame.f_back
     while outer is not None:
         frame = outer
@@ -141,15 +147,16 @@ def read_by(code: CodeType) -> FrozenSet[str]:
     """Return the names in code that it does not only assign to, and texts, which may be some; inner functions' too."""
     named = [each for each in dis.get_instructions(code) if each.opcode in _NAMING and isinstance(each.argval, str)]
     own = {each.argval for each in named if not each.opname.startswith("STORE_")}
-    return frozenset(own).union(*map(read_by, _codes_in(code)))
+    return frozenset(own).union(*map(read_by, codes_in(code)))
 
 
 @functools.lru_cache(maxsize=4096)
 def loaded_by(code: CodeType, *operations: str) -> FrozenSet[str]:
     """Return the names that some operations in code have, those of the functions within it included."""
     own = {str(each.argval) for each in dis.get_instructions(code) if each.opname in operations}
-    return frozenset(own).union(*[loaded_by(inner, *operations) for inner in _codes_in(code)])
+    return frozenset(own).union(*[loaded_by(inner, *operations) for inner in codes_in(code)])
 
 
-def _codes_in(code: CodeType) -> List[CodeType]:
+def codes_in(code: CodeType) -> List[CodeType]:
+    """Return the codes of the functions within code."""
     return [constant for constant in code.co_consts if isinstance(constant, CodeType)]

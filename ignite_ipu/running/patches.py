@@ -152,9 +152,14 @@ class Substitutes(Patches):
         """
         line = line or self.code.current_line()
         text = "" if line is None else linecache.getline(*line).strip()
-        error = RunError(line, f"{what} cannot be mapped to IPUs: {reason}" + (f"\n    {text}" if text else ""))
-        self.refusals.append(error)
-        return error
+        return self.remembered(
+            RunError(line, f"{what} cannot be mapped to IPUs: {reason}" + (f"\n    {text}" if text else ""))
+        )
+
+    def remembered(self, refusal: RunError) -> RunError:
+        """Return a refusal that counts also if the script catches every exception."""
+        self.refusals.append(refusal)
+        return refusal
 
     def calls(self, owner: Any, name: str, call: Callable[..., Any], *first: Any) -> None:
         """Let `call(*first, caller's frame, original, *args, **kwargs)` answer all calls."""

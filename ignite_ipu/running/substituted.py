@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import linecache
 import traceback
 from typing import TYPE_CHECKING, List, Optional
 
 from ignite_ipu import backend
+from ignite_ipu.capabilities.traced import OF_COMPILER
 from ignite_ipu.errors import RunError
 from ignite_ipu.program.config import IPUConfig
+from ignite_ipu.program.traced_places import PLACE, function_at, split_place
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.program import is_beside
 from ignite_ipu.running.script_code import ScriptCode
@@ -80,6 +83,11 @@ def is_substituted() -> bool:
     return bool(_ACTIVE)
 
 
+def active_substitutes() -> Substitutes:
+    """Return the substitutes that were started last, and are at work in this process."""
+    return _ACTIVE[-1]
+
+
 def refusal_behind(error: BaseException, substitutes: Substitutes) -> Optional[RunError]:
     """Return the refusal that an error of a program stands for, None for an error of its own."""
     if isinstance(error, RunError) or not isinstance(error, Exception):
@@ -92,9 +100,23 @@ def refusal_behind(error: BaseException, substitutes: Substitutes) -> Optional[R
 
 
 def _with_line(error: Exception, code: ScriptCode) -> RunError:
-    """Return a refusal by this library or PopTorch, with the program's line."""
+    """Return a refusal by this library or PopTorch, with the program's line.
+
+    One of traced code by PopTorch's compiler has the sentence that `check` has for it, and PopTorch's own below.
+    """
     passed = ((frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__))
     own = [place for place in passed if code.owns(place[0])]
     line = own[-1] if own else None
-    text = str(error)
-    return RunError(None if line is not None and f"{line[0]}:{line[1]}" in text else line, text)
+    # PopTorch's begins with its own source.
+    text, message = str(error), getattr(error, "message", str(error))
+    restriction = OF_COMPILER.get(getattr(getattr(error, "kind", None), "name", ""))
+    named = [(file, int(number)) for file, number in PLACE.findall(message)]
+    if restriction is not None:
+        line = next((place for place in named if code.owns(place[0])), line)
+        source = "" if line is None else linecache.getline(*line).strip()
+        refusal = restriction.refusal((line and function_at(*line)) or "The forward")
+        return RunError(line, f"{refusal}\n    {source}\n    PopTorch: {message}")
+    place, reason = split_place(message)
+    if place is not None:
+        return RunError(place, reason)
+    return RunError(None if line in named else line, text)

@@ -6,10 +6,12 @@ from typing import Any, Sequence, Tuple
 
 from torch import nn
 
+from ignite_ipu.capabilities.traced import VALUE
 from ignite_ipu.errors import OptionsError, SessionError, listed, logger
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import Retrace
+from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.session.compiled_program import HostTrace
 from ignite_ipu.session.program_source import ProgramSource
 from ignite_ipu.session.weights.batch_counters import counted_by_norms
@@ -57,11 +59,8 @@ def check_compiled(source: ProgramSource, trace: HostTrace, own_statistics: bool
     read = source.step.read_buffers
     names = sorted(read.keys() & {*trace.written, *source.step.writes})
     if names:
-        raise SessionError(
-            f"The code of the model reads the value of the buffer {listed(names)} at {read[names[0]]}, and forward "
-            "writes it. A compiled program has the value that it was traced with. Make the choice in tensors "
-            "(torch.where), or write the buffer outside of forward."
-        )
+        detail = f"of the buffer {listed(names)}, which forward writes"
+        raise SessionError(refusal_at(VALUE, read[names[0]].place, "The forward", detail))
 
 
 def _check_own_statistics(replicas: int, written: Sequence[str]) -> None:

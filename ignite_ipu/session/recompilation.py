@@ -9,16 +9,17 @@ from typing import Callable, Sequence, Set, Tuple
 
 from torch import nn
 
+from ignite_ipu.capabilities.traced import STATE
 from ignite_ipu.errors import SessionError, logger
+from ignite_ipu.program.guards.python_state import named_by
 from ignite_ipu.program.module_state import REGISTRATIONS
+from ignite_ipu.program.traced_places import changing_place, refusal_at
+from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.compiled_program import CompiledProgram
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.weights.tracker import Weights
 
-_FROZEN_REMEDY = (
-    "Pass changing values as arguments, and return values to keep; or register a buffer and write into it in place."
-)
 _PYTHON_CHANGED = (
     "Python values that the program read while it was traced have changed (%s): it is compiled again. On IPUs each "
     "compilation takes minutes: make values that change often inputs or buffers. Later changes of the same names are "
@@ -116,7 +117,7 @@ class ModelChanges:
         Results of the trace that stay the same in another call, such as a cache, are no such values.
         """
         if varying:
-            reason = changes_in_every_call(f"The forward of {type(model).__qualname__}", varying)
+            reason = changes_in_every_call(model, varying)
             follower = self._hooks.follower
             (follower.report_kept if only_keeps else follower.refuse_frozen)(reason)
 
@@ -130,9 +131,7 @@ class ModelChanges:
         program.changed = [f"{name} has changed, which is a constant of the program" for name in changed]
 
 
-def changes_in_every_call(forward: str, changed: Sequence[str]) -> str:
-    """Return why a model cannot be compiled whose forward, which messages call `forward`, changes these values."""
-    return (
-        f"{forward} changes Python values in every call ({', '.join(changed)}), but a compiled program runs it once, "
-        f"while it is traced: later steps would have the values of the first. {_FROZEN_REMEDY}"
-    )
+def changes_in_every_call(model: nn.Module, changed: Sequence[str]) -> str:
+    """Return why a model cannot be compiled whose forward changes these values, with the line that does."""
+    forward = f"The forward of {type(model).__qualname__}, called at {current_line()},"
+    return refusal_at(STATE, changing_place(named_by(model), changed), forward, ", ".join(changed))

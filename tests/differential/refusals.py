@@ -107,7 +107,7 @@ REFUSALS: Tuple[Refusal, ...] = (
     Refusal(
         "what hooks put into dictionaries, in programs of Ignite's engines",
         "CaptureError|SessionError",
-        r"changes Python values in every call \((features|seen|kept)",
+        r"changes Python values in every call.*\((features|seen|kept)",
         lambda program: program.front in ("engine", "step", "ignite"),
     ),
     Refusal(

@@ -74,7 +74,7 @@ def test_a_program_that_a_check_refuses_is_destroyed():
             return y
 
     trainer = trainer_for(Reads())
-    with pytest.raises(SessionError, match="reads the value of the buffer"):
+    with pytest.raises(SessionError, match=r"needs the value of a tensor, .* \(of the buffer"):
         trainer.ipu.train(*BATCH)
     assert type(trainer.ipu.training.state) is Asked
     trainer.ipu.close()

@@ -100,8 +100,7 @@ class CapturedEvaluation:
             compiled = program.compiled
             if compiled is not None and compiled.trace.varying:
                 self._destroy((kind, shapes))
-                what = f"The forward of {type(model).__qualname__}, called at {current_line()},"
-                raise CaptureError(changes_in_every_call(what, compiled.trace.varying))
+                raise CaptureError(changes_in_every_call(model, compiled.trace.varying))
             # The trace may have set something up, such as a cache.
             del self._programs[kind, shapes]
             kind = self._kind(model, structure, shapes, grad)

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ignite_ipu.capabilities.traced import GRADIENT, REPLACED
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.graph.leaves import Shape
 from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen
 from ignite_ipu.deferred.graph.structure import Structure, flatten, is_flat, leaves_in, mapped, refuse_sparse, unflatten
-from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.errors import CaptureError, SessionError, listed
 from ignite_ipu.program.forward.dependence import DeviceDrawsUndone
 from ignite_ipu.program.forward.eager import EAGER
@@ -37,6 +37,7 @@ from ignite_ipu.program.guards.retrace import OperatorRecorder, Retrace
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.tensors.trees import restore_contents
+from ignite_ipu.program.traced_places import changing_place, refusal_at
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.gradients import words_read
 from ignite_ipu.session.recompilation import changes_in_every_call
@@ -76,18 +77,14 @@ class ForwardGuard(FunctionGuard):
                 "padding first.)"
             )
         if func in _DERIVATIVES:
-            raise CaptureError(
-                f"{func.__name__}() at {current_line()} differentiates within the forward of a model, but a compiled "
-                "program has one backward pass, that of its loss. Write the derivative out in forward. "
-                f"{ON_THE_HOST}"
-            )
+            raise CaptureError(refusal_at(GRADIENT, current_line().place, "The forward", f"{func.__name__}()"))
 
 
 class HeldBuffers:
     """A model's buffers before a call, in whose place its code may not put others, as for a cache that grows."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._name = type(model).__name__
+        self._model = model
         # A look into __dict__ in the ordinary way counts as a read of all attributes.
         found: List[Dict[str, Any]] = [object.__getattribute__(module, "__dict__") for module in model.modules()]
         found += [each[BUFFERS] for each in found]
@@ -104,12 +101,9 @@ class HeldBuffers:
         if not replaced:
             return
         self.put_back()
-        raise CaptureError(
-            f"The forward of {self._name}, called at {current_line()}, puts another tensor in the place of the buffer "
-            f"{listed(replaced)}. A device keeps the tensor that the model was prepared with. Write into that in "
-            "place (copy_()). If it is a cache that grows, make it long enough before the model is prepared, as by a "
-            "call with the longest input."
-        )
+        forward = f"The forward of {type(self._model).__name__}, called at {current_line()},"
+        place = changing_place(named_by(self._model), replaced)
+        raise CaptureError(refusal_at(REPLACED, place, forward, listed(replaced)))
 
 
 class HostCall(NamedTuple):
@@ -231,7 +225,7 @@ def called_on_host(
     # in eager PyTorch.
     kept.put_back(always=True, but=state.words)
     if changed:
-        raise CaptureError(changes_in_every_call(what, changed))
+        raise CaptureError(changes_in_every_call(model, changed))
     if kept_before:
         raise CaptureError(what + _KEEPS_COMPUTED)
     now: List[Any] = []

@@ -7,16 +7,16 @@ import inspect
 import os
 import sys
 from types import CodeType, FrameType
-from typing import Any, Callable, Iterator, Optional, Sequence
+from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
 import torch
 from torch.autograd.function import BackwardCFunction
 from torch.distributions import ContinuousBernoulli, Distribution, Geometric, Uniform
 
+from ignite_ipu.capabilities.traced import OWN_BACKWARD
 from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.errors import CaptureError, logger
-from ignite_ipu.program.forward.gradients import OWN_BACKWARD
-from ignite_ipu.program.user_code import OURS, current_line
+from ignite_ipu.program.user_code import OURS, Line, current_line
 from ignite_ipu.torch_names.files import TRANSFORMS
 from ignite_ipu.torch_names.modules import SAMPLE_CHECK
 
@@ -66,11 +66,10 @@ def refuse_function(values_in: Callable[[Any], Sequence[Value]], arguments: Any,
     that the operation is the one with which PyTorch passes on an argument that a forward returned.
     """
     if any(value.shape.requires_grad for value in values_in(arguments)):
-        name = _applied_function() or ("Function" if returned else None)
-        if name is not None:
+        name, line = _applied_function() or ("Function" if returned else "", current_line())
+        if name:
             raise CaptureError(
-                f"{name}.apply() at {current_line()}: {OWN_BACKWARD.format(name=name)} To compute the value alone, "
-                "apply it to x.detach()."
+                f"{line}: {OWN_BACKWARD.refusal(name)} To compute the value alone, apply it to x.detach()."
             )
 
 
@@ -82,8 +81,8 @@ def passes_argument_on(func: Any, arguments: Sequence[Any]) -> bool:
     return func is torch.ops.aten.view.default and tuple(arguments[0].shape) == tuple(arguments[1])
 
 
-def _applied_function() -> Optional[str]:
-    """Return the name of the innermost `autograd.Function` that is being applied, None if there is none.
+def _applied_function() -> Optional[Tuple[str, Line]]:
+    """Return the innermost `autograd.Function` that is being applied, and the line that does; None if there is none.
 
     Its forward is found on the stack: since PyTorch 2.14 `apply` has no Python code whose frame could be found. A
     forward without a context looks the same when it is called directly, and counts as applied.
@@ -94,12 +93,12 @@ def _applied_function() -> Optional[str]:
         function = forwards.get(id(frame.f_code))
         if function is not None:
             if function.setup_context is not torch.autograd.Function.setup_context:
-                return str(function.__name__)
+                return str(function.__name__), current_line(inner=frame)
             first = next(iter(frame.f_code.co_varnames), "")
             context = frame.f_locals.get(first)
             context = context[0] if isinstance(context, tuple) and context else context
             if isinstance(context, BackwardCFunction):
-                return type(context).__name__[: -len("Backward")]
+                return type(context).__name__[: -len("Backward")], current_line(inner=frame)
         frame = frame.f_back
     return None
 

@@ -73,7 +73,7 @@ class Expressions:
         self.analysis = analysis
         self.names = analysis.names
         self.model = model
-        self.where = f"{model.name}.{function.name}" if model else function.name
+        self.where = f"{model.owner_of(function)}.{function.name}" if model else function.name
         parameters = parameters_of(function)
         self.owner = parameters[0].arg if model and parameters else ""
         self.environment = environment
@@ -308,7 +308,7 @@ class Expressions:
         name = self.names.resolve(node.func)
         if name is not None:
             if self.sure and "." in name:
-                self.analysis.outside.add((self.where.split(".")[0], name))
+                self.analysis.outside.add((self.model.name if self.model else self.where, name))
             return self.named_call(node, name, [*given, *keywords.values()])
         function = node.func
         if isinstance(function, ast.Name):

@@ -72,6 +72,11 @@ class Model:
         reached(["forward"], called_by)
         return found
 
+    def owner_of(self, method: Function) -> str:
+        """Return the name of the class that defines a method, inherited ones included."""
+        inherited = [base for base in self.bases if base.method(method.name) is method]
+        return self.name if method in self.node.body or not inherited else inherited[0].owner_of(method)
+
     def method(self, name: str) -> Optional[Function]:
         """Return a method by name, inherited ones included."""
         for statement in self.node.body:

@@ -95,6 +95,9 @@ class Problem:
     is_handled: bool = False
 
 
+NOT_COMPILED = "which PopTorch does not compile"
+"""The message of a problem, or its beginning, for an operator that the table has as refused."""
+
 _MADE_FROM = ".from_pretrained"
 
 
@@ -119,7 +122,7 @@ def problem(name: str) -> Optional[Problem]:
     if part is None:
         return None
     made_of = f" (it is made of {part})" if part and part != operator_table.canonical(plain) else ""
-    return Problem(f"which PopTorch does not compile{made_of}", operator_table.instead(part) or None, is_handled(name))
+    return Problem(NOT_COMPILED + made_of, operator_table.instead(part) or None, is_handled(name))
 
 
 def is_handled(name: str, restriction: Optional[Restriction] = None) -> bool:

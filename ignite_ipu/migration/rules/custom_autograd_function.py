@@ -25,7 +25,9 @@ Example:
 from __future__ import annotations
 
 import ast
+from typing import List
 
+from ignite_ipu.capabilities.traced import OWN_BACKWARD
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
@@ -34,4 +36,6 @@ SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 def check(program: Program) -> Hits:
     for node in program.nodes(ast.ClassDef):
         if any(program.names.resolve(base) == "torch.autograd.Function" for base in node.bases):
-            yield Hit(node, f"{node.name} has a backward of its own, which an IPU never runs")
+            applied: List[ast.AST] = [call for call, owner in program.method_calls("apply") if owner == node.name]
+            for place in applied or [node]:
+                yield Hit(place, OWN_BACKWARD.reason(node.name), OWN_BACKWARD.remedy)

@@ -16,13 +16,10 @@ In forward:
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, hit_of
+from ignite_ipu.capabilities.traced import VALUE
+from ignite_ipu.migration.findings import Outcome, Severity, each_breach
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
-def check(program: Program) -> Hits:
-    for fact in program.facts_of("truth", "count"):
-        what = "is decided by" if fact.kind == "truth" else "repeats by"
-        source = program.text_of(fact.node)
-        yield hit_of(fact, f"{fact.where} {what} the value of a tensor, `{source}`, which a trace does not have")
+check = each_breach(VALUE, "truth", "count")

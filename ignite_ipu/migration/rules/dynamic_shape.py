@@ -12,20 +12,10 @@ In forward:
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, hit_of
+from ignite_ipu.capabilities.traced import SHAPE
+from ignite_ipu.migration.findings import Outcome, Severity, each_breach
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
-def check(program: Program) -> Hits:
-    for fact in program.facts_of("mask"):
-        source = program.text_of(fact.node)
-        yield hit_of(fact, f"{fact.where} selects by a boolean tensor, `{source}`: the result's size depends on values")
-    for fact in program.facts_of("dynamic"):
-        operator = fact.name.rsplit(".", 1)[-1]
-        if operator == "where":
-            yield hit_of(fact, f"{fact.where} calls torch.where with a condition only, which is nonzero")
-        else:
-            yield hit_of(fact, f"{fact.where} calls {operator}, whose output size depends on values")
-    for fact in program.facts_of("repeat"):
-        yield hit_of(fact, f"{fact.where} repeats elements as often as a tensor says")
+check = each_breach(SHAPE, "mask", "dynamic", "repeat")

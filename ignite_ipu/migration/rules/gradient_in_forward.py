@@ -14,8 +14,9 @@ In forward:
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Outcome, Severity, each_fact
+from ignite_ipu.capabilities.traced import GRADIENT
+from ignite_ipu.migration.findings import Outcome, Severity, each_breach
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
-check = each_fact("gradient", "{where} calls {name}, which does not exist inside a compiled program")
+check = each_breach(GRADIENT, "gradient")

@@ -14,7 +14,8 @@ In forward:
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, hit_of
+from ignite_ipu.capabilities.traced import VALUE
+from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, breach_of
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
@@ -22,5 +23,5 @@ SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 def check(program: Program) -> Hits:
     """Find reads of values; a move alone is left out if this library calls the model."""
     for fact in program.facts_of("host"):
-        message = f"{fact.where} takes a tensor's value to the host with {fact.name}, which a trace does not have"
-        yield hit_of(fact, message, run=Outcome.HANDLED if fact.name in ("cpu", 'to("cpu")') else None)
+        moved = Outcome.HANDLED if fact.name in ("cpu", 'to("cpu")') else None
+        yield breach_of(fact, VALUE, fact.name, moved)

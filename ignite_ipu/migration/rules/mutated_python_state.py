@@ -18,14 +18,12 @@ In forward:
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, each_fact, hit_of
+from ignite_ipu.capabilities.traced import STATE
+from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, breach_of, each_breach
 
 SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
-_MESSAGE = "{where} changes {name}; that happens once, while tracing, and never again"
-
-
-latent = each_fact("mutation", _MESSAGE, latent=True)
+latent = each_breach(STATE, "mutation", latent=True)
 
 
 def check(program: Program) -> Hits:
@@ -33,5 +31,4 @@ def check(program: Program) -> Hits:
     changed = {fact.node for fact in program.facts_of("mutation")}
     for fact in program.facts_of("mutation", "settled"):
         if fact.kind == "mutation" or fact.node not in changed:
-            outcome = Outcome.HANDLED if fact.kind == "settled" else None
-            yield hit_of(fact, _MESSAGE.format(where=fact.where, name=fact.name), run=outcome)
+            yield breach_of(fact, STATE, fact.name, Outcome.HANDLED if fact.kind == "settled" else None)

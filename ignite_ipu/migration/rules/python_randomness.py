@@ -24,9 +24,9 @@ Example:
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Outcome, Severity, each_fact
+from ignite_ipu.capabilities.traced import STATE
+from ignite_ipu.migration.findings import Outcome, Severity, each_breach
 
 SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
-_MESSAGE = "{where} draws from {name}; the number drawn while tracing is used for ever"
-check, latent = each_fact("random", _MESSAGE), each_fact("random", _MESSAGE, latent=True)
+check, latent = each_breach(STATE, "random"), each_breach(STATE, "random", latent=True)

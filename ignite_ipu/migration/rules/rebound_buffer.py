@@ -17,14 +17,14 @@ In forward:
 
 from __future__ import annotations
 
-from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, each_fact
+from ignite_ipu.capabilities.traced import REPLACED, WHOLE
+from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, each_breach
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
-_rebound = each_fact("buffer", "{where} puts another tensor in place of the registered self.{name}")
-_written = each_fact("whole", "{where} writes into self.{name}, a buffer of whole numbers, which is a constant")
+_replaced, _written = each_breach(REPLACED, "buffer"), each_breach(WHOLE, "whole")
 
 
 def check(program: Program) -> Hits:
-    yield from _rebound(program)
+    yield from _replaced(program)
     yield from _written(program)

@@ -15,6 +15,7 @@ from typing import Any, Callable, Dict, Hashable, Iterator, List, Optional, Set
 
 from torch import nn
 
+from ignite_ipu.capabilities.traced import REPLACED, STATE
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.trial.notes import CodePlace, Notes, is_users, place_of
 from ignite_ipu.program.forward.randomness import generator_states
@@ -64,15 +65,12 @@ class _Watch:
         generators = generator_states()
         for name, now, before in zip(("random", "numpy.random"), generators, self._generators):
             if now != before:
-                text = f"{{where}} draws from {name}; the number drawn while tracing is used for ever"
-                self._notes.add("python-randomness", self._line, text)
+                self._notes.add("python-randomness", self._line, STATE.reason("{where}", name))
         self._generators = generators
         for name in self._replaced():
-            text = f"{{where}} puts another tensor in place of the registered self.{name}"
-            self._notes.add("rebound-buffer", self._line, text)
+            self._notes.add("rebound-buffer", self._line, REPLACED.reason("{where}", f"self.{name}"))
         for name in self._changed():
-            text = f"{{where}} changes {name}; that happens once, while tracing, and never again"
-            self._notes.add("mutated-python-state", self._line, text, about=name)
+            self._notes.add("mutated-python-state", self._line, STATE.reason("{where}", name), about=name)
 
     def _replaced(self) -> List[str]:
         tensors = (*self._model.named_parameters(), *self._model.named_buffers())

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ignite_ipu.capabilities.traced import GRADIENT, OPERATOR, SHAPE, STATE, VALUE
 from ignite_ipu.emulator import inspection
 from ignite_ipu.emulator.inspection import IpuTensor, Refusal, Trace, leaves, map_leaves, name_of
 from ignite_ipu.errors import LossError
@@ -28,17 +29,14 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunction
 
 _DECISIONS = {"__bool__", "is_nonzero", "__contains__", "equal", "allclose", "__index__"}
 _READS = {"item", "tolist", "__int__", "__float__", "__complex__", LOCAL_SCALAR, "apply_", "map_", "map2_"}
-_DECIDED = (
-    "data-dependent-control-flow",
-    "{where} asks for the truth of a tensor's value, which a trace does not have",
-)
 # Rule and message of a refusal; the error's own message where there is none.
-_HOST = ("host-value-in-forward", "{where} takes a tensor's value to the host with {name}, which a trace does not have")
-_BY_VALUES = ("dynamic-shape", "{where} calls {name}, whose output size depends on values")
+_DECIDED = ("data-dependent-control-flow", VALUE.reason("{where}", "{name}"))
+_HOST = ("host-value-in-forward", VALUE.reason("{where}", "{name}"))
+_BY_VALUES = ("dynamic-shape", SHAPE.reason("{where}", "{name}"))
 _REFUSED: Dict[Optional[Refusal], Tuple[str, str]] = {
     Refusal.MOVE_TO_HOST: _HOST,
     Refusal.MOVE_TO_GPU: ("cuda-device", "{where} moves a tensor to a GPU"),
-    Refusal.GRADIENT: ("gradient-in-forward", "{where} calls {name}, which does not exist inside a compiled program"),
+    Refusal.GRADIENT: ("gradient-in-forward", GRADIENT.reason("{where}", "{name}")),
     Refusal.DYNAMIC_SHAPE: _BY_VALUES,
     Refusal.HOST_TENSOR: (
         "unregistered-tensor",
@@ -221,8 +219,8 @@ class Survey(TorchFunctionMode):
         touched = any(isinstance(value, IpuTensor) for value in leaves((args, kwargs, result)))
         drawn = name.rstrip("_") in _RANDOM and isinstance(result, torch.Tensor) and not touched
         if drawn or (constants and name in _RANDOM):
-            text = f"draws from torch.{name} on the host; the number drawn while tracing is used for ever"
-            self.notes.add("python-randomness", place, f"{{where}} {text}")
+            text = STATE.reason("{where}", f"the host's state of torch.{name}")
+            self.notes.add("python-randomness", place, text)
 
 
 def unsupported_operators(survey: Survey, notes: Notes) -> None:
@@ -231,8 +229,8 @@ def unsupported_operators(survey: Survey, notes: Notes) -> None:
     if capture is None:
         return
     for use in capture.unsupported:
-        part = "" if inspection.canonical(use.name) == use.kind else f" (part of {use.name})"
-        text = f"{{where}} uses aten::{use.kind}{part}, which PopTorch does not compile"
+        part = "" if inspection.canonical(use.name) == use.kind else f", part of {use.name}"
+        text = OPERATOR.reason("{where}", f"aten::{use.kind}{part}")
         notes.add("unsupported-operator", survey.operators.get(use.name), text, Severity.ERROR)
     for text, name in capture.warned.items():
         about = text.replace(inspection.DOUBT, "Only PopTorch's sources show this.").rstrip(".")

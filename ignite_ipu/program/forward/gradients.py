@@ -16,17 +16,12 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.capabilities.traced import OWN_BACKWARD
 from ignite_ipu.errors import LossError, listed
 from ignite_ipu.program.function_mode import FunctionGuard
+from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.modules import BACKWARD_HOOKS, global_hooks
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, gradient_hooks_of
-
-OWN_BACKWARD = (
-    "{name} is an autograd.Function with a backward of its own, which no IPU runs: the device differentiates the "
-    "operators of its forward. Express it in torch operations whose derivatives are the gradients you mean (x.detach() "
-    "passes none: x + (f(x) - x).detach() is f(x) with the gradient of x), or register a custom operator with "
-    "poptorch.custom_op."
-)
 
 _DERIVATIVES = ("torch", "transformers")
 
@@ -76,7 +71,7 @@ def own_backwards_refused() -> Iterator[None]:
         # Whether it may pass other gradients than the derivatives of its forward.
         own = cls.backward is not torch.autograd.Function.backward and cls.__module__.split(".")[0] not in _DERIVATIVES
         if own and torch.is_grad_enabled() and backend.poptorch().isRunningOnIpu():
-            raise LossError(OWN_BACKWARD.format(name=cls.__name__))
+            raise LossError("{}:{}: ".format(*current_line().place) + OWN_BACKWARD.refusal(cls.__name__))
         return original.__get__(None, cls)(*args, **kwargs)
 
     with mock.patch.object(torch.autograd.Function, "apply", classmethod(called)):

@@ -8,7 +8,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from ignite_ipu.capabilities.traced import WHOLE
 from ignite_ipu.errors import SessionError
+from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of
 from ignite_ipu.torch_names.modules import NormWithStatistics
@@ -54,12 +56,7 @@ class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in value if isinstance(value, (list, tuple)) else [value]:
                 memory = memory_of(tensor) if isinstance(tensor, torch.Tensor) else None
                 if memory in self._constants:
-                    raise SessionError(
-                        f"A forward writes into the buffer {self._constants[memory]} at {current_line()}, but PopTorch "
-                        "compiles buffers of integers and booleans in: it would keep its value. Make it a "
-                        "torch.float32 buffer; or count in the loop, and pass the number to the model as a tensor. (A "
-                        "BatchNorm counts for momentum=None: give it a momentum.)"
-                    )
+                    raise SessionError(refusal_at(WHOLE, current_line().place, "The forward", self._constants[memory]))
                 if memory in self._weights:
                     raise SessionError(
                         f"A forward writes into the weight {self._weights[memory]} at {current_line()}, and a compiled "

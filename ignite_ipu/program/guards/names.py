@@ -71,7 +71,7 @@ class Named:
         objects: The objects in which names were looked up.
         names: All names that the user's code reads, and its string literals, which may be for `getattr`.
         iterators: The iterators and random generators among the values.
-        codes: The code of the user's functions that were found.
+        functions: The user's functions that were found.
     """
 
     def __init__(self, parts: Iterable[Tuple[str, Any]]) -> None:
@@ -80,7 +80,7 @@ class Named:
         self.owners: List[Tuple[Any, str]] = []
         self.names: Set[str] = set()
         self.iterators: List[Any] = []
-        self.codes: List[types.CodeType] = []
+        self.functions: List[FunctionType] = []
         self._known: Set[Tuple[int, str]] = set()
         # Inspected objects are kept during the inspection: another object would get their `id`.
         self._seen: Dict[int, Any] = {}
@@ -167,7 +167,7 @@ class Named:
         code, outside = function.__code__, function.__globals__
         if not is_users_file(code.co_filename):
             return
-        self.codes.append(code)
+        self.functions.append(function)
         self.names |= read_by(code)
         self.owners += [(outside, name) for name in loaded_by(code, "STORE_GLOBAL")]
         self._give(function, function, "__defaults__", "__kwdefaults__")

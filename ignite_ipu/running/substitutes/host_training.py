@@ -14,10 +14,13 @@ from typing import Any, Callable, List, Optional, Sequence, Set, Union
 import torch
 from torch import nn
 
+from ignite_ipu.capabilities.traced import GRADIENT
 from ignite_ipu.deferred.graph.owners import held_parameters
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor
+from ignite_ipu.errors import RunError
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.tensors.differentiated import differentiated
+from ignite_ipu.program.traced_places import function_at
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.script_code import FileLine
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
@@ -65,6 +68,9 @@ def refuse_host_training(substitutes: Substitutes, placed: PlacedModels) -> None
         if _are_deferred(tensors):
             return original(*args, **kwargs)
         if substitutes.code.owns(line[0]):
+            if EAGER.is_on:  # in a forward
+                reason = GRADIENT.refusal(function_at(*line) or "The forward", what)
+                raise substitutes.remembered(RunError(line, reason))
             raise substitutes.refusal(what, _reason(what, tensors), line)
         if EAGER.is_on:
             return original(*args, **kwargs)

@@ -24,10 +24,11 @@ from ignite_ipu.deferred import captured
 from ignite_ipu.deferred.engine_step import with_known_values
 from ignite_ipu.deferred.settings import capture_refusal, captured_options
 from ignite_ipu.engines.factories import create_ipu_evaluator, create_ipu_trainer
-from ignite_ipu.errors import CaptureError
+from ignite_ipu.errors import CaptureError, RunError
 from ignite_ipu.launched import is_instance, local_processes
 from ignite_ipu.program.config import OF_PIPELINES, IPUConfig
 from ignite_ipu.program.options import evaluation_options, training_options
+from ignite_ipu.program.traced_places import split_place
 from ignite_ipu.program.user_code import OURS
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.script_code import FileLine
@@ -126,11 +127,12 @@ def _of_evaluator(config: IPUConfig, model: Any) -> IPUConfig:
 class _FrozenRefusal(SessionFollower):
     """Refuses a trainer whose model changes Python values in every call."""
 
-    def __init__(self, substitutes: Substitutes, what: str, line: Any) -> None:
-        self._substitutes, self._what, self._line = substitutes, what, line
+    def __init__(self, substitutes: Substitutes, line: Any) -> None:
+        self._substitutes, self._line = substitutes, line
 
     def refuse_frozen(self, reason: str) -> None:
-        raise self._substitutes.refusal(self._what, reason, self._line)
+        place, reason = split_place(reason)
+        raise self._substitutes.remembered(RunError(place or self._line, reason))
 
     report_kept = refuse_frozen
 
@@ -181,7 +183,7 @@ def _factory(
         if succession is not None:
             succession.add(engine, line)
             engine.pins_random_states = False  # the script's epochs start where its handlers have left the generators
-        engine.ipu.hooks.follow_by(_FrozenRefusal(substitutes, f"{original.__name__}()", line))
+        engine.ipu.hooks.follow_by(_FrozenRefusal(substitutes, line))
         trained.add(engine.ipu)
         return engine
 

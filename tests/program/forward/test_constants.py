@@ -149,6 +149,6 @@ def test_a_buffer_that_forward_reads_and_writes_is_refused() -> None:
         return x * 2 if self.level > 2 else x
 
     with torch.no_grad(), pytest.raises(
-        SessionError, match=r"reads the value of the buffer .*level at .*py:\d+, and forward writes"
+        SessionError, match=r"py:\d+: .* needs the value of a tensor, .*of the buffer .*level, which forward writes"
     ):
         prepared(forward)(torch.ones(2, 3))

@@ -1,0 +1,73 @@
+"""Restrictions of the code that PopTorch traces: the sentences with which `check`, `run` and the engines refuse code.
+
+A sentence names the function by `{where}`. Details, such as the names of changed values, follow it.
+"""
+
+from __future__ import annotations
+
+from typing import Dict, NamedTuple
+
+
+class Restriction(NamedTuple):
+    """A restriction of traced code: the sentence for code that breaks it, and the way out."""
+
+    sentence: str
+    remedy: str
+
+    def reason(self, where: str, detail: str = "") -> str:
+        """Return the sentence about a function without its period, with a detail in brackets."""
+        return self.sentence.format(where=where) + (f" ({detail})" if detail else "")
+
+    def refusal(self, where: str, detail: str = "") -> str:
+        """Return the sentence about a function, and the way out."""
+        return f"{self.reason(where, detail)}. {self.remedy}"
+
+
+VALUE = Restriction(
+    "{where} needs the value of a tensor, and a trace has none",
+    "Keep the computation in tensors: torch.where makes a choice. Decide from shapes, arguments or self.training, "
+    "which are known, or return the tensor and read it outside of forward.",
+)
+SHAPE = Restriction(
+    "{where} computes a tensor whose size depends on values, and a compiled program has fixed shapes",
+    "Keep the full shape and mask instead: torch.where(mask, x, 0), x * mask, or a loss with ignore_index.",
+)
+GRADIENT = Restriction(
+    "{where} differentiates, and a compiled program has one backward pass, that of its loss",
+    "Leave gradients to the training step, or write the derivative out.",
+)
+STATE = Restriction(
+    "{where} changes Python values in every call, but a compiled program runs it once, while it is traced: later steps "
+    "would have the values of the first",
+    "Pass changing values as arguments, and return values to keep; or register a buffer and write into it in place.",
+)
+REPLACED = Restriction(
+    "{where} puts another tensor in the place of a registered one, and a device keeps the tensor that the model was "
+    "prepared with",
+    "Write into that in place: `self.mean.copy_(...)`. If it is a cache that grows, make it long enough before the "
+    "model is prepared, as by a call with the longest input.",
+)
+WHOLE = Restriction(
+    "{where} writes into a buffer of integers or booleans, which PopTorch compiles in: it would keep its value",
+    "Make it a torch.float32 buffer; or count in the loop, and pass the number to the model as a tensor. (A BatchNorm "
+    "counts for momentum=None: give it a momentum.)",
+)
+OPERATOR = Restriction(
+    "{where} uses an operator that PopTorch does not compile",
+    "Rewrite it with supported operators: docs/operators.md lists them.",
+)
+OWN_BACKWARD = Restriction(
+    "{where} is an autograd.Function with a backward of its own, which no IPU runs: the device differentiates the "
+    "operators of its forward",
+    "Express it in torch operations whose derivatives are the gradients you mean (x.detach() passes none: "
+    "x + (f(x) - x).detach() is f(x) with the gradient of x), or register a custom operator with poptorch.custom_op.",
+)
+
+OF_COMPILER: Dict[str, Restriction] = {
+    "HOST_READ": VALUE,
+    "MOVE_TO_HOST": VALUE,
+    "DYNAMIC_SHAPE": SHAPE,
+    "GRADIENT": GRADIENT,
+    "UNSUPPORTED_OPERATOR": OPERATOR,
+}
+"""The restrictions that PopTorch's compiler finds, by the kind of its refusal."""
