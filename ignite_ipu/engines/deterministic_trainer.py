@@ -77,4 +77,4 @@ class DeterministicIPUTrainer(IPUTrainer, DeterministicEngine):
 
     def _restore_pinned(self) -> None:
         # The engine seeds the host itself, at every start of the data.
-        self._pinned = None
+        self._pins.forget()

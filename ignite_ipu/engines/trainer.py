@@ -2,43 +2,27 @@
 
 from __future__ import annotations
 
-import enum
-import inspect
 from collections import OrderedDict
-from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Iterable, List, Mapping, Optional, Sequence
 
-import torch
-from ignite.engine import Engine, Events, State
-from ignite.handlers import Checkpoint
+from ignite.engine import Events, State
 from torch.utils.data import DataLoader, IterableDataset
 
 from ignite_ipu.checkpoints.comparable import comparable, restored
-from ignite_ipu.checkpoints.random_states import read_random_states, write_random_states
 from ignite_ipu.engines.counting import Counts
 from ignite_ipu.engines.engine import IPUEngine
 from ignite_ipu.engines.loaders import Loaders
 from ignite_ipu.engines.rates import LearningRates, planned_rates
-from ignite_ipu.engines.resume.accumulations import Accumulations, plain_values, same_values
-from ignite_ipu.engines.resume.position import DataPosition
+from ignite_ipu.engines.resume.accumulations import Accumulations, plain_values
+from ignite_ipu.engines.resume.pinned_states import PinnedStates
+from ignite_ipu.engines.resume.position import DataPosition, is_between_epochs
+from ignite_ipu.engines.resume.starting import RunStarts, Start
 from ignite_ipu.engines.schedulers import scheduled_names
 from ignite_ipu.engines.steps import IPUStep
-from ignite_ipu.errors import logger
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.session import IPUSession
-
-# Not all versions of Ignite take max_iters, or the later arguments in the same order.
-_RUN = inspect.signature(Engine.run)
-
-
-class _Start(enum.Enum):
-    """Starting point of a run."""
-
-    OWN = "this engine's own position, or none"
-    LOADED = "a position that was loaded"
-    LOADED_END = "the end of a run that was loaded"
-    REFUSED = "a position that was loaded, with arguments that Ignite refuses: an end that lies before it, for example"
 
 
 class IPUTrainer(IPUEngine):
@@ -71,13 +55,9 @@ class IPUTrainer(IPUEngine):
     ) -> None:
         self._accumulations = Accumulations()
         super().__init__(process_function, session, loaders)
-        self._pinned: Optional[Tuple[int, Mapping[str, Any], bool]] = None
-        self._warned_of_draws = False
-        self._loaded = self.resumes = False
-        self._ends: Set[int] = set()
-        self._added_up: Optional[Mapping[str, Any]] = None
+        self._pins, self._starts = PinnedStates(), RunStarts()
+        self.resumes = False
         self._ended_epoch = 0
-        self._saved_at: List[Any] = []
         self._position = DataPosition()
         self.add_event_handler(Events.STARTED, self._note_start)
         self.add_event_handler(Events.EPOCH_COMPLETED, self._note_end_of_epoch)
@@ -89,55 +69,22 @@ class IPUTrainer(IPUEngine):
                 return [session.calls.uneven]
             return calls() if calls is not None else None if program is None else program.state.geometry
 
-        self.counts = Counts(latest, self._coming_call, self._rates)
+        self.counts = Counts(latest, lambda: _coming_call(session, self._call), lambda: _rates(session))
         self.counts.attach(self)
-
-    def _coming_call(self) -> Optional[BatchGeometry]:
-        """Return the arithmetic of the next call: of whole updates, but for the rest of the data."""
-        trained = self.ipu.trained
-        if trained is None:
-            return None
-        resolved = trained.resolved
-        whole = resolved.geometry
-        if self._call is None or len(self._call) == resolved.micro_batches:
-            return whole
-        of_one = whole.gradient_accumulation * whole.input_slots
-        updates = -(-len(self._call) // of_one)
-        return BatchGeometry(1, updates, -(-len(self._call) // updates))
-
-    def _rates(self) -> List[float]:
-        link = self.ipu.link
-        source = None if link is None else link.conversion.source
-        return [] if source is None else [group["lr"] for group in source.param_groups]
 
     def add_event_handler(self, event_name: Any, handler: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Attach a handler as `Engine.add_event_handler` does; values of metrics are part of this engine's state."""
-        if self._accumulations.note(handler, args):
-            if event_name in self._saved_at:
-                logger.warning(
-                    "A %s is attached after a Checkpoint of this trainer, to the same event (%s): saved states lack "
-                    "the metric's last step. Attach Checkpoint handlers after metrics.",
-                    type(getattr(handler, "__self__", handler)).__name__,
-                    event_name,
-                )
-        elif isinstance(handler, Checkpoint) and any(value is self for value in handler.to_save.values()):
-            self._saved_at.append(event_name)
+        self._accumulations.follow(self, event_name, handler, args)
         return super().add_event_handler(event_name, handler, *args, **kwargs)
 
     def state_dict(self) -> OrderedDict[str, Any]:
         """Return Ignite's state dictionary, with this engine's own state as `ipu`; both can be compared by `==`."""
         state: OrderedDict[str, Any] = super().state_dict()
-        iteration = self.state.iteration
-        if self._pinned is not None and self._pinned[0] == iteration and self._between_epochs:
-            now = self._pinned[1]
-        else:
-            now = read_random_states(self._generator)
-            if self.pins_random_states:
-                self._pinned = iteration, now, True
+        host = self._pins.read(self, self.pins_random_states)
         device = self.ipu.random_state()
-        completed = not self._between_epochs or iteration in (0, self._ended_epoch)
+        completed = not is_between_epochs(self) or self.state.iteration in (0, self._ended_epoch)
         own = {
-            "host_random_state": now,
+            "host_random_state": host,
             "data": self._position.state_dict(),
             "device_random_state": device,
             "counts": self.counts.state_dict(self),
@@ -159,19 +106,19 @@ class IPUTrainer(IPUEngine):
             super().load_state_dict(given)  # which refuses it
         plain = {key: value for key, value in state_dict.items() if key != "ipu"}
         super().load_state_dict(plain)
-        self._loaded = True
+        self._starts.loaded = True
         self._ended_epoch = self.state.iteration
         saved = restored(state_dict.get("ipu"))
-        self._added_up = {} if saved is None else saved.get("added_up", {})
+        self._accumulations.expect({} if saved is None else saved.get("added_up", {}))
         if saved is None:
             # An ordinary engine makes one weight update from one batch in each iteration; samples it did not count.
             self.counts.load_state_dict(dict.fromkeys(("weight_updates", "micro_batches"), self.state.iteration))
             return
-        self._pinned = self.state.iteration, saved["host_random_state"], False
+        self._pins.load(self.state.iteration, saved["host_random_state"])
         if not saved.get("epoch_completed", True):
             self._ended_epoch = -1
             self.state.output = saved.get("shown", {}).get("output")
-        self._position.load_state_dict(saved["data"], None if self._between_epochs else saved["host_random_state"])
+        self._position.load_state_dict(saved["data"], None if is_between_epochs(self) else saved["host_random_state"])
         self.counts.load_state_dict(saved["counts"])
         if saved["device_random_state"] is not None:
             self.ipu.set_random_state([int(each) for each in saved["device_random_state"]])
@@ -189,18 +136,18 @@ class IPUTrainer(IPUEngine):
             LoaderError: The data is smaller than one device call, or empty (a `ValueError`, too, as Ignite's).
             ValueError: `max_epochs` or `max_iters` lies before the epoch or iteration that was loaded.
         """
-        start = self._start(*args, **kwargs)
-        if start is _Start.REFUSED:
+        start = self._starts.start(self, *args, **kwargs)
+        if start is Start.REFUSED:
             return super().run(data, *args, **kwargs)  # Ignite raises, and explains how to begin anew
-        was_loaded, self._loaded = self._loaded, False
-        self.resumes = start is not _Start.OWN
-        if start is _Start.OWN:
-            self._added_up = None
+        was_loaded, self._starts.loaded = self._starts.loaded, False
+        self.resumes = start is not Start.OWN
+        if start is Start.OWN:
+            self._accumulations.expect(None)
             if was_loaded:
                 self._position.forget()
         elif not self.has_event_handler(self._resume, Events.STARTED):
             self.add_event_handler(Events.STARTED, self._resume)
-        if start is _Start.LOADED_END:
+        if start is Start.LOADED_END:
             return self._end_again()
         if data is not None:
             self._note_data(data)
@@ -209,9 +156,9 @@ class IPUTrainer(IPUEngine):
         state: State = returned
         if returned is None:
             # Ignite's answer to the first run after an exception: it has only put the failed one away.
-            self._loaded = was_loaded
+            self._starts.loaded = was_loaded
         else:
-            self._ends.add(state.iteration)
+            self._starts.note_end(state.iteration)
         return state
 
     def learning_rates(self, data: Iterable[Any], max_epochs: int = 1) -> LearningRates:
@@ -260,51 +207,6 @@ class IPUTrainer(IPUEngine):
         steps = None if trained is None else trained.resolved.geometry.gradient_accumulation
         self.ipu.data = self._loaders().explain(data, steps)
 
-    def _start(self, *args: Any, **kwargs: Any) -> _Start:
-        """Return the starting state of a run with these arguments."""
-        if not self._loaded:
-            return _Start.OWN
-        try:
-            given = _RUN.bind(self, None, *args, **kwargs).arguments
-        except TypeError:
-            return _Start.REFUSED
-        limits = given.get("max_epochs"), given.get("max_iters")
-        if self._is_past(*limits):
-            return _Start.REFUSED
-        reached = self._has_reached(*limits)
-        anew = self.state.max_epochs is None and getattr(self.state, "max_iters", None) is None
-        if anew or (reached and self.state.iteration in self._ends):
-            return _Start.OWN
-        return _Start.LOADED_END if reached else _Start.LOADED
-
-    def _has_reached(self, max_epochs: Optional[int], max_iters: Optional[int]) -> bool:
-        state = self.state
-        epochs = max_epochs if max_epochs is not None else state.max_epochs
-        iterations = max_iters if max_iters is not None else getattr(state, "max_iters", None)
-        if iterations is not None:
-            return bool(state.iteration >= iterations)
-        return bool(epochs and state.epoch_length and state.iteration >= epochs * state.epoch_length)
-
-    def _is_past(self, max_epochs: Optional[int], max_iters: Optional[int]) -> bool:
-        """Return whether Ignite refuses to shorten the run that was loaded so far."""
-        state = self.state
-        pairs = (
-            (max_epochs, state.max_epochs, state.epoch),
-            (max_iters, getattr(state, "max_iters", None), state.iteration),
-        )
-        return any(None not in (most, before) and most < now for most, before, now in pairs)  # type: ignore[operator]
-
-    @property
-    def _generator(self) -> Optional[torch.Generator]:
-        """The data's own generator."""
-        generator: Optional[torch.Generator] = getattr(self.state.dataloader, "generator", None)
-        return generator
-
-    @property
-    def _between_epochs(self) -> bool:
-        length = self.state.epoch_length
-        return length is not None and self.state.iteration % length == 0
-
     def _note_start(self) -> None:
         if not self.state.iteration:
             self._ended_epoch = 0
@@ -315,10 +217,10 @@ class IPUTrainer(IPUEngine):
     def _resume(self) -> None:
         """Restore the state that handlers of the start have reset. It is the last handler of STARTED."""
         self.remove_event_handler(self._resume, Events.STARTED)
-        if not self._between_epochs:
+        if not is_between_epochs(self):
             self.add_event_handler(Events.EPOCH_STARTED, self._resume_within_epoch)
             return
-        self._add_up_again()
+        self._accumulations.go_on(self)
         if self._ended_epoch != self.state.iteration:
             if self.ipu.link is not None:
                 self.ipu.link.note_earlier_steps()
@@ -326,22 +228,13 @@ class IPUTrainer(IPUEngine):
 
     def _resume_within_epoch(self) -> None:
         self.remove_event_handler(self._resume_within_epoch, Events.EPOCH_STARTED)
-        self._add_up_again()
-
-    def _add_up_again(self) -> None:
-        saved, self._added_up = self._added_up, None
-        anew = self._accumulations.load_state_dict(saved, self.state.metrics) if saved else self._accumulations.names()
-        if anew and self.state.iteration and not self._between_epochs:
-            logger.warning(
-                "The checkpoint does not hold what %s had added up: the value of this epoch covers its rest alone.",
-                ", ".join(anew),
-            )
+        self._accumulations.go_on(self)
 
     def _end_again(self) -> State:
         """End a run that was loaded from its end, where handlers of the last epoch's end may not have been called."""
         if self._ended_epoch == self.state.iteration:
             self.logger.info("The run that was loaded has reached its end already: nothing to do.")
-            self._add_up_again()
+            self._accumulations.go_on(self)
             self._accumulations.show_stores(self)
             return self.state
         self.state.times.update({Events.EPOCH_COMPLETED.name: 0.0, Events.COMPLETED.name: 0.0})
@@ -359,17 +252,22 @@ class IPUTrainer(IPUEngine):
             self._dataloader_iter = self._position.iterate(self.state.dataloader)
 
     def _restore_pinned(self) -> None:
-        pinned, self._pinned = self._pinned, None
-        if pinned is None or pinned[0] != self.state.iteration or not self._between_epochs:
-            return
-        _, states, own = pinned
-        if own and not self._warned_of_draws and not same_values(states, read_random_states(self._generator)):
-            self._warned_of_draws = True
-            logger.warning(
-                "The state of the trainer was taken at the end of epoch %d, and other handlers drew random numbers "
-                "after that, as an evaluation's loader does. The next epoch starts from the state that was taken, so"
-                " that a resumed run shuffles as this one does; Ignite's engine would go on from these draws. Attach"
-                " the handler that saves the state, such as a Checkpoint, after these handlers: then both agree.",
-                self.state.epoch - 1,
-            )
-        write_random_states(states, self._generator)
+        self._pins.restore(self)
+
+
+def _coming_call(session: IPUSession, batches: Optional[Sequence[Any]]) -> Optional[BatchGeometry]:
+    """Return the arithmetic of the next call, of some batches: of whole updates, but for the rest of the data."""
+    if session.trained is None:
+        return None
+    resolved = session.trained.resolved
+    whole = resolved.geometry
+    if batches is None or len(batches) == resolved.micro_batches:
+        return whole
+    of_one = whole.gradient_accumulation * whole.input_slots
+    updates = -(-len(batches) // of_one)
+    return BatchGeometry(1, updates, -(-len(batches) // updates))
+
+
+def _rates(session: IPUSession) -> List[float]:
+    source = None if session.link is None else session.link.conversion.source
+    return [] if source is None else [group["lr"] for group in source.param_groups]

@@ -15,8 +15,11 @@ import ignite.distributed as idist
 import numpy as np
 import torch
 from ignite.engine import Engine
-from ignite.handlers import EpochOutputStore
+from ignite.handlers import Checkpoint, EpochOutputStore
 from ignite.metrics import Metric
+
+from ignite_ipu.engines.resume.position import is_between_epochs
+from ignite_ipu.errors import logger
 
 _KINDS: Tuple[Type[Any], ...] = (Metric, EpochOutputStore)
 if hasattr(ignite.base, "ResettableHandler"):  # of Ignite 0.5.4: `EarlyStopping`, for example
@@ -52,6 +55,22 @@ class Accumulations:
 
     def __init__(self) -> None:
         self._kept: List[_Kept] = []
+        # Events at which a checkpoint saves the engine.
+        self._saved_at: List[Any] = []
+        self._expected: Optional[Mapping[str, Any]] = None
+
+    def follow(self, engine: Engine, event_name: Any, handler: Any, arguments: Iterable[Any]) -> None:
+        """Inspect a handler that is being attached to the engine; warn of metrics that checkpoints come before."""
+        if self.note(handler, arguments):
+            if event_name in self._saved_at:
+                logger.warning(
+                    "A %s is attached after a Checkpoint of this trainer, to the same event (%s): saved states lack "
+                    "the metric's last step. Attach Checkpoint handlers after metrics.",
+                    type(getattr(handler, "__self__", handler)).__name__,
+                    event_name,
+                )
+        elif isinstance(handler, Checkpoint) and any(value is engine for value in handler.to_save.values()):
+            self._saved_at.append(event_name)
 
     def note(self, handler: Any, arguments: Iterable[Any]) -> bool:
         """Inspect a handler that is being attached, with its arguments; return whether it accumulates."""
@@ -86,6 +105,20 @@ class Accumulations:
             except _Odd:
                 anew.append(name)
         return anew
+
+    def expect(self, state: Optional[Mapping[str, Any]]) -> None:
+        """Go on adding up from a result of `state_dict` when the next run starts; None for a run that begins anew."""
+        self._expected = state
+
+    def go_on(self, engine: Engine) -> None:
+        """Go on adding up from the expected state; warn of objects that start anew in the middle of an epoch."""
+        expected, self._expected = self._expected, None
+        anew = self.load_state_dict(expected, engine.state.metrics) if expected else self.names()
+        if anew and engine.state.iteration and not is_between_epochs(engine):
+            logger.warning(
+                "The checkpoint does not hold what %s had added up: the value of this epoch covers its rest alone.",
+                ", ".join(anew),
+            )
 
     def show_stores(self, engine: Engine) -> None:
         """Put the content of each `EpochOutputStore` into the engine's state, as it does at the end of an epoch."""

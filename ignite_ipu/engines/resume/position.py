@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, Iterator, List, Mapping, Optional
 
+from ignite.engine import Engine
+
 from ignite_ipu.checkpoints.random_states import read_random_states, write_random_states
 
 
@@ -84,6 +86,12 @@ class DataPosition:
         for batch in batches:
             self.drawn += 1
             yield batch
+
+
+def is_between_epochs(engine: Engine) -> bool:
+    """Return whether an engine is at the end of an epoch, or at the start."""
+    length = engine.state.epoch_length
+    return length is not None and engine.state.iteration % length == 0
 
 
 def _length(data: Any, otherwise: int) -> int:
