@@ -70,10 +70,16 @@ def current_line(above: int = 0, inner: Optional[FrameType] = None) -> Line:
     outer: Optional[FrameType] = frame.f_back
     while outer is not None:
         frame = outer
-        if owner_of(frame.f_code.co_filename) in _NAMED:
+        if _is_named(frame.f_code.co_filename):
             break
         outer = frame.f_back
     return Line((frame.f_code, frame.f_lasti))
+
+
+@functools.lru_cache(maxsize=None)
+def _is_named(file: str) -> bool:
+    """Return whether a file of code is the user's or another package's."""
+    return owner_of(file) in (Owner.USER, Owner.INSTALLED)
 
 
 def variables_of(frame: FrameType) -> Mapping[str, Any]:
@@ -135,7 +141,6 @@ def _folders(*found: str) -> Tuple[str, ...]:
     return tuple(os.path.abspath(folder) + os.sep for folder in found)
 
 
-_NAMED = (Owner.USER, Owner.INSTALLED)
 _PATHS = sysconfig.get_paths()
 _INSTALLED = _folders(_PATHS["purelib"], _PATHS["platlib"], *site.getsitepackages(), site.getusersitepackages())
 # In a virtual environment the standard library is elsewhere.

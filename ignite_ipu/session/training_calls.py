@@ -75,7 +75,7 @@ class TrainingCalls:
 
             def compute() -> Tuple[Any, torch.Tensor]:
                 y_pred, loss = self._call_for_gradients(program, leaves, (x, y))
-                return y_pred, program.resolved.mean_loss(loss, program.step.maximizes)
+                return y_pred, program.resolved.mean_loss(loss, program.kind.maximizes)
 
             y_pred, loss = self._update_on_host(compute)
             if y_pred is not None:
@@ -98,7 +98,7 @@ class TrainingCalls:
         hooks.after()
         if y_pred is not None:
             x, y = program.resolved.returned((x, y))
-        return x, y, y_pred, program.resolved.mean_loss(loss, program.step.maximizes)
+        return x, y, y_pred, program.resolved.mean_loss(loss, program.kind.maximizes)
 
     def train_one_by_one(self, batches: Sequence[Tuple[Any, Any]]) -> Tuple[List[Any], torch.Tensor]:
         """Train on micro-batches of several shapes, by a program for each shape, whose gradients make one update.
@@ -124,7 +124,7 @@ class TrainingCalls:
                 program, leaves = self._program_for(trained, x, y, _ONE_MICRO_BATCH)
                 y_pred, loss = self._call_for_gradients(program, leaves, (x, y), share)
                 predictions.append(y_pred)
-                losses.append(program.resolved.mean_loss(loss, program.step.maximizes))
+                losses.append(program.resolved.mean_loss(loss, program.kind.maximizes))
             return predictions, torch.stack(losses).mean()
 
         result: Tuple[List[Any], torch.Tensor] = self._update_on_host(compute)

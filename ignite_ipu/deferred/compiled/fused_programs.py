@@ -137,11 +137,13 @@ class FusedPrograms(TrainingPrograms):
         self.session.calls.note_updates(1)
         first = self._last is None
         self._last = compiled
-        self.most_micro_batches = max(self.most_micro_batches or 0, sum([batch.parts for batch in batches]))
-        self._inputs_change |= first and any(item.changed for batch in batches for item in batch.inputs)
+        parts = batches[0].parts if len(batches) == 1 else sum([batch.parts for batch in batches])
+        self.most_micro_batches = max(self.most_micro_batches or 0, parts)
+        if first:
+            self._inputs_change |= any(item.changed for batch in batches for item in batch.inputs)
         outputs = results if compiled.outputs else (results,)
         assert self.trained is not None
-        if self.trained.program.step.maximizes:
+        if self.trained.program.kind.maximizes:
             outputs = (-outputs[0], *outputs[1:])  # the device minimises the negated loss
         if compiled.processes > 1:
             outputs = (outputs[0] * compiled.processes, *outputs[1:])  # and that of a process, divided by their number
@@ -164,10 +166,14 @@ class FusedPrograms(TrainingPrograms):
             if gradients:
                 self.gradients.want("another process")
         compiled = self._serving(batches, needed, modes, gradients)
-        with reducers[0].job.reporting() if reducers else contextlib.nullcontext():
+        if not reducers:
             results = self._results(compiled, batches)
             self.gradients.follow(self.session.training if compiled.gradients else None)
-            if reducers and compiled.gradients:
+            return compiled, results
+        with reducers[0].job.reporting():
+            results = self._results(compiled, batches)
+            self.gradients.follow(self.session.training if compiled.gradients else None)
+            if compiled.gradients:
                 self.gradients.read()  # those of all processes, of which some may not look at them
         return compiled, results
 

@@ -56,7 +56,8 @@ class Modes:
             self._registrations = REGISTRATIONS.count
             self.parameters = list(self._model.parameters())
             self._looks = -1
-        training, trained, values = state.training(), self.trained(), state.values()
+        trained = self._trained if self._looks == self._weights.detector.looks else self.trained()
+        training, values = state.training(), state.values()
         seen = self._seen
         # Each is the same object if nothing in it has changed, and then so is the result.
         if then is None or training is not seen[0] or trained is not seen[1] or values is not seen[2]:
@@ -138,7 +139,7 @@ class Modes:
 
         PyTorch has recorded the ones, and computes gradients of the others.
         """
-        trained = self.trained()
+        trained = self._trained if self._looks == self._weights.detector.looks else self.trained()
         for operation in loss.operations:
             modes = operation.signature.modes
             if modes is None or modes.trained is trained:

@@ -113,7 +113,9 @@ class CompiledUpdate:
         for place, number, value in needed:
             result, size = self.returned[place], value.shape.size
             if self.split.pieces == 1:
-                value.take(_part(outputs[result], size, number, len(batches)))
+                # It may be of one micro-batch, or not depend on the device: then it comes back once for all.
+                output = outputs[result]
+                value.take(output if tuple(output.shape) == size else _part(output, size, number, len(batches)))
             else:
                 value.take(self.split.part(outputs[result], result, size, number, len(batches)))
             if value.consumers:
@@ -126,9 +128,9 @@ class CompiledUpdate:
 
 def needed_values(batches: Sequence[MicroBatch], keeps: Optional[Callable[[Operation], bool]] = None) -> List[Needed]:
     """Return the values that may be read after an update; `keeps` is as for `CompiledUpdate.settle`."""
-    device = {operation for batch in batches for operation in batch.operations}
+    first, *others = batches
+    device = set(first.operations).union(*[batch.operations for batch in others])
     needed = []
-
     for number, batch in enumerate(batches):
         for position, operation in enumerate(batch.operations):
             for reference in operation.results:
@@ -136,17 +138,17 @@ def needed_values(batches: Sequence[MicroBatch], keeps: Optional[Callable[[Opera
                 if value is None or value.tensor is not None:
                     continue
                 # Another update may read it and not compute it, as a target without gradients.
-                is_read = value.handle() is not None or not device.issuperset(value.readers())
+                is_read = value.handle() is not None
+                for consumer in () if is_read else value.consumers:
+                    reader = consumer()
+                    is_read = is_read or (reader is not None and reader not in device)
                 if is_read or (keeps is not None and not keeps(operation) and any(map(keeps, value.readers()))):
                     needed.append(((position, value.index), number, value))
     return needed
 
 
 def _part(output: torch.Tensor, size: Tuple[int, ...], number: int, count: int) -> torch.Tensor:
-    """Return the value of one micro-batch."""
-    if tuple(output.shape) == size:
-        # One micro-batch, or a value that does not depend on the device: it comes back once for all.
-        return output
+    """Return the value of one of several micro-batches."""
     if not size:
         return output[number]
     rows = output.shape[0] // count

@@ -245,7 +245,12 @@ class Operation:
 
     def give(self) -> List[Value]:
         """Return new values for its results, which live as long as they are held."""
-        values = [Value(self, index, shape) for index, shape in enumerate(self.signature.shapes)]
+        signature = self.signature
+        if signature.single:
+            value = Value(self, 0, signature.shapes[0])
+            self.results = (weakref.ref(value),)
+            return [value]
+        values = [Value(self, index, shape) for index, shape in enumerate(signature.shapes)]
         self.results = list(map(weakref.ref, values))
         return values
 

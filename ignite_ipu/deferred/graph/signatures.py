@@ -59,6 +59,9 @@ class Signatures:
         deferred, settled = self._deferred, CLOCK.settled
         for value in values:
             kind = type(value)
+            if kind in PLAIN and kind not in numbers:
+                key += (kind, value)
+                continue
             if kind is deferred:
                 own = value.value
                 tensor = own.tensor
@@ -75,10 +78,6 @@ class Signatures:
             elif kind in numbers:
                 key.append(kind)
                 leaves.append(Number(value))
-                continue
-            elif kind in PLAIN:
-                key.append(kind)
-                key.append(value)
                 continue
             else:
                 break

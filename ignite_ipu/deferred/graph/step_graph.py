@@ -144,10 +144,11 @@ class MicroBatch:
 
     def tensors(self) -> List[torch.Tensor]:
         """Return the inputs' tensors; refuse one that was written into since it was recorded."""
-        line = self.operations[0].line
+        line, tensors = self.operations[0].line, []
         for item in self.inputs:
             item.check(line)
-        return [item.tensor for item in self.inputs]
+            tensors.append(item.tensor)
+        return tensors
 
 
 class StepGraphs:

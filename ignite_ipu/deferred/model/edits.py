@@ -62,6 +62,8 @@ class WeightEdits:
         accesses = weights.detector.accesses
         if weights.programs.training is None or accesses is None or accesses.any:
             weights.notice_edits()
+        elif weights.detector.edits == self._seen and not (self._found or self._written):
+            return
         found, self._found = self._found, []
         written, self._written = self._written, {}
         edits = weights.detector.edits - self._seen

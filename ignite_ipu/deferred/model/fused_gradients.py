@@ -83,7 +83,7 @@ class FusedGradients:
     def clear(self, ids: FrozenSet[int], set_to_none: bool = True) -> None:
         """Clear the gradients of parameters on the device, to None or to zeros."""
         book, views, every = self.books.gradients, self.books.views, self.books.updates
-        updates = [update for update in every if not ids.isdisjoint(update.own)]
+        updates = every if len(every) == 1 and ids is every[0].own else _sharing(every, ids)
         if self._loop.updates.may_leave and self._keeps_from_clearing(updates, ids):
             self._loop.updates.leave_device(f"Gradients that no update has used are cleared at {current_line()}.")
             clear_those_of_the_host([each for each in self._loop.modes.parameters if id(each) in ids], set_to_none)
@@ -101,11 +101,15 @@ class FusedGradients:
 
     def _keeps_from_clearing(self, updates: Sequence[FusedUpdate], ids: FrozenSet[int]) -> bool:
         """Return whether clearing drops losses whose gradients may be seen, or an update that was made."""
-        if any([update.early is not None and not update.early.awaited for update in updates]):
-            return True
-        entries, views = self.books.gradients.of(ids), self.books.views
-        dropped = [loss for entry in entries for loss in entry.losses if not loss.value.operation.done]
-        return bool(dropped) or (bool(views.held) and views.are_held(ids))
+        for update in updates:
+            if update.early is not None and not update.early.awaited:
+                return True
+        for entry in self.books.gradients.of(ids):
+            for loss in entry.losses:
+                if not loss.value.operation.done:
+                    return True
+        views = self.books.views
+        return bool(views.held) and views.are_held(ids)
 
     def exists(self, parameter: torch.Tensor) -> bool:
         """Return whether PyTorch has a gradient of a parameter now."""
@@ -133,3 +137,8 @@ class FusedGradients:
             return
         if writes or not all(update.shows_used for update in self.books.updates if update.has_gradients):
             self._loop.updates.leave_device(f"Gradients are used at {current_line()}.")
+
+
+def _sharing(updates: Sequence[FusedUpdate], ids: FrozenSet[int]) -> Sequence[FusedUpdate]:
+    """Return the updates of some of the parameters."""
+    return [update for update in updates if not ids.isdisjoint(update.own)]

@@ -65,12 +65,14 @@ class Books:
 
     def check_backward(self, loss: Loss) -> List[FusedUpdate]:
         """Return the updates that a loss is of; raise a CaptureError if a fused update cannot be of it."""
-        self.refuse_hooks()
+        if self.hooks.among(self.loop.modes.parameters):
+            self.refuse_hooks()
         reached: List[FusedUpdate] = []
         for update in self.updates:
             update.look()
             chosen = update.reach.chosen([loss])
-            reached += [update] if chosen else []
+            if chosen:
+                reached.append(update)
             if update.early is not None or chosen:
                 update.check_backward(loss, chosen)
         return reached
@@ -123,8 +125,10 @@ class FusedUpdate:
         self.shown = 0
         self.reach: Reach = Everything()
         self.stepped = self.order = 0
-        # A key that changes with the parameters of an optimizer, their ids, and the parameters that belong to no loop.
-        self._held: Tuple[Any, FrozenSet[int], Sequence[torch.Tensor]] = ((), frozenset(), ())
+        # Of an optimizer, by its id: the list of parameters of each group with its length, the ids of the parameters,
+        # and those that belong to no loop.
+        self._held: Tuple[int, Sequence[Tuple[List[Any], int]], FrozenSet[int], Sequence[torch.Tensor]]
+        self._held = (0, (), frozenset(), ())
         self.older = OlderWeights()
 
     def look(self) -> None:
@@ -222,20 +226,23 @@ class FusedUpdate:
                 f"after the last backward(). {ON_THE_HOST}"
             )
         self.books.views.refuse_those_of_before(self.own)
-        for operation in [operation for each in chosen for operation in each.operations]:
-            if operation.number <= self.stepped and not operation.is_spent and self.reach.uses(operation):
-                raise CaptureError(
-                    f"The loss that goes backward at {loss.line} was computed at {operation.line}, and its weights "
-                    "have been updated since. PyTorch computes gradients with the previous weights, or refuses it, and "
-                    "a device computes a loss together with its update. Call the model again after optimizer.step()."
-                )
+        for each in chosen:
+            for operation in each.operations:
+                if operation.number <= self.stepped and not operation.is_spent and self.reach.uses(operation):
+                    raise CaptureError(
+                        f"The loss that goes backward at {loss.line} was computed at {operation.line}, and its weights "
+                        "have been updated since. PyTorch computes gradients with the previous weights, or refuses it, "
+                        "and a device computes a loss together with its update. Call the model again after "
+                        "optimizer.step()."
+                    )
         for each in chosen:
             self.training.modes.check_trained(each, self.training.own)
 
     def backward(self, loss: Loss) -> None:
         """Let a loss go backward, which was checked before."""
-        keeps, entries = self.training.keeps_inputs, self.books.gradients.within(self.own)
-        waits = any([entry.losses for entry in entries])
+        keeps, entries, waits = self.training.keeps_inputs, self.books.gradients.within(self.own), False
+        for entry in entries:
+            waits = waits or bool(entry.losses)
         if keeps or waits or self.training.accumulates or self.loop.setup.postponed() is not None:
             keep_inputs(loss.operations, keeps)
         for entry in entries:
@@ -259,9 +266,11 @@ class FusedUpdate:
         self.look()
         self.books.views.refuse_those_of_the_host(self.own)
         entries = self.entries
-        if not any([entry.exists for entry in entries]):
+        steady = len(entries) == 1 and bool(entries[0].losses) and entries[0].used is None
+        if not steady and not any([entry.exists for entry in entries]):
             return
-        self.books.refuse_hooks()
+        if self.books.hooks.among(self.loop.modes.parameters):
+            self.books.refuse_hooks()
         for other in () if self.training.own is None else self._others:
             if other.early is not None:
                 other.early.check_confirmed()
@@ -287,8 +296,9 @@ class FusedUpdate:
             CaptureError: The device cannot make it.
         """
         training, entries = self.training, entries or self.entries
-        losses = losses_of(entries)
-        reason = obstacle(entries, losses, training, self.books.views)
+        losses, reason = losses_of(entries), None
+        if len(entries) > 1 or entries[0].used is not None or not losses:
+            reason = obstacle(entries, losses, training, self.books.views)
         reason = training.averaging.obstacle(training.own) if reason is None and Reducer.made else reason
         if reason is None and len(self.books.updates) > 1 and self.is_watched:
             # The previous weights are to be kept, and the device has those of another optimizer's update.
@@ -324,18 +334,23 @@ class FusedUpdate:
     def zero_grad(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
         """Clear gradients as `zero_grad` of an optimizer that makes these updates."""
         ids = self.held_by(optimizer)
-        self.books.views.zero_grad(optimizer, self._held[2], set_to_none)
+        self.books.views.zero_grad(optimizer, self._held[3], set_to_none)
         self.loop.updates.gradients.clear(ids, set_to_none)
 
     def held_by(self, optimizer: torch.optim.Optimizer) -> FrozenSet[int]:
         """Return the ids of the parameters that an optimizer holds."""
-        groups = optimizer.param_groups
-        key = (id(optimizer), *[(id(group["params"]), len(group["params"])) for group in groups])
-        if key != self._held[0]:
-            held, every = held_by(optimizer), self.books.gradients.all
-            beside = [each for each in held_tensors(optimizer) if id(each) not in every]
-            self._held = key, every if held >= every else held, beside
-        return self._held[1]
+        groups, (holder, lists, ids, _) = optimizer.param_groups, self._held
+        if holder == id(optimizer) and len(lists) == len(groups):
+            for group, (parameters, count) in zip(groups, lists):
+                if group["params"] is not parameters or len(parameters) != count:
+                    break
+            else:
+                return ids
+        held, every = held_by(optimizer), self.books.gradients.all
+        beside = [each for each in held_tensors(optimizer) if id(each) not in every]
+        lists, ids = [(group["params"], len(group["params"])) for group in groups], every if held >= every else held
+        self._held = id(optimizer), lists, ids, beside
+        return ids
 
     def note_given(self, ids: FrozenSet[int]) -> None:
         """Note which parameters have gradients of pending losses, before these are made zero."""
@@ -348,7 +363,10 @@ class FusedUpdate:
         if self.early is not None and self.early.awaited:
             # They were the previous gradients; those of the update come with its `backward()`.
             return
-        if not [entry for entry in self.entries if entry.used is not None or entry.zeros is not None]:
+        for entry in self.entries:
+            if entry.used is not None or entry.zeros is not None:
+                break
+        else:
             self.training.forget_losses()
         if self.early is not None:
             raise self.early.error(
@@ -380,27 +398,26 @@ class FusedUpdate:
         loop, books, self.shown = self.loop, self.books, 0
         zeros = [entry.zeros for entry in entries if entry.zeros is not None]
         self.training.zeroed = zeros[0] if zeros else None
-        chosen = self.reach.chosen(losses)
-        operations = [operation for loss in chosen for operation in loss.operations]
+        chosen, buffers = self.reach.chosen(losses), loop.buffers
+        operations = chosen[0].operations
+        if len(chosen) != 1:
+            operations = [operation for loss in chosen for operation in loss.operations]
         loop.edits.check(operations, loop)
         if loop.evaluations.waiting:
             loop.evaluations.before_weights_change(but=set(operations))
-        books_of_buffers = None if loop.buffers.is_empty else loop.buffers
-        restore = None if books_of_buffers is None else books_of_buffers.state_of(operations)
-        if loop.buffers.waiting:
+        in_update = None if buffers.is_empty else buffers.in_update(operations)
+        restore = None if in_update is None else buffers.state_of(operations)
+        if buffers.waiting:
             self.settle_calls(chosen)
         if USES:
             keep_weights([loop])
-        may_leave, done = self.loop.now.updates.may_leave, [each.done for each in operations]
-        keeps = may_leave and all([other.early is None for other in books.updates if other is not self])
+        may_leave, done = loop.now.updates.may_leave, [each.done for each in operations]
         try:
-            with contextlib.nullcontext() if books_of_buffers is None else books_of_buffers.in_update(operations):
-                kept = books.history.keep(loop.session, books.updates.index(self)) if keeps else None
-                made = {} if kept is None else books.history.made(losses, kept)
-                if self.training.own is None:
-                    self.training.run(losses)
-                else:
-                    self._run_beside_others(losses, chosen)
+            if in_update is None:
+                made = self._run(losses, chosen, may_leave)
+            else:
+                with in_update:
+                    made = self._run(losses, chosen, may_leave)
         except BaseException as error:
             if may_leave and isinstance(error, IPUError) and done == [each.done for each in operations]:
                 if restore is not None:
@@ -411,6 +428,18 @@ class FusedUpdate:
                 _discard(loss, f"the step failed: {type(error).__name__}: {error}")
             raise
         self.stepped, self.order = CLOCK.now, next(_ORDER)
+        return made
+
+    def _run(self, losses: Sequence[Loss], chosen: Sequence[Loss], may_leave: bool) -> Mapping[Loss, Made]:
+        history, alone = self.books.history, self.training.own is None
+        number = 0 if alone else self.books.updates.index(self)
+        made: Mapping[Loss, Made] = {}
+        if may_leave and history.watches(number) and all(other.early is None for other in self._others):
+            made = history.made(losses, history.keep(self.loop.session, number))
+        if alone:
+            self.training.run(losses)
+        else:
+            self._run_beside_others(losses, chosen)
         return made
 
     def _run_beside_others(self, losses: Sequence[Loss], chosen: Sequence[Loss]) -> None:

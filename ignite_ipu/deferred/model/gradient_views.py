@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import weakref
 from typing import Any, Collection, Container, Iterable, List, Optional, Protocol, Sequence, Tuple
 
@@ -20,6 +22,7 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 # So many parameters are asked for gradients in one look, and the next ones in the next, while no access was noticed.
 _AT_ONCE = 32
+_exists = functools.partial(operator.is_not, None)
 
 
 class GradientSource(Protocol):
@@ -128,8 +131,9 @@ class GradientViews:
             if self._next >= len(self._tensors):
                 self._next = 0
             with DisableTorchFunctionSubclass():
-                if not [each for each in self._tensors[first : first + _AT_ONCE] if gradient_of(each) is not None]:
-                    return
+                found_some = any(map(_exists, map(gradient_of, self._tensors[first : first + _AT_ONCE])))
+            if not found_some:
+                return
         found = {id(parameter): name for name, parameter in self._of_the_host(own)}
         if not found:
             return

@@ -128,7 +128,7 @@ class GradientBook:
         """
         for entry in self.within(ids):
             if entry.exists:
-                entry.made = [made[loss] for loss in entry.losses if loss in made]
+                entry.made = [made[loss] for loss in entry.losses if loss in made] if made else []
                 entry.losses, entry.used, entry.clip = [], line, clip
 
     def drop(self, losses: Sequence[Loss]) -> None:

@@ -84,10 +84,8 @@ class History:
         """Return whether the pending update of a number, one of several optimizers', is one of the first."""
         return self._left.get(number, WATCHED) > 0
 
-    def keep(self, session: IPUSession, number: int) -> Optional[Older]:
-        """Keep the weights before an update of a number, and return them; None after the first updates."""
-        if not self.watches(number):
-            return None
+    def keep(self, session: IPUSession, number: int) -> Older:
+        """Keep the weights before an update of a number, which is one of the first, and return them."""
         self._left[number] = self._left.get(number, WATCHED) - 1
         session.weights.to_host()
         before = Older(CLOCK.now, [(each, plain(each).clone()) for each in session.weights.held.tensors])

@@ -16,6 +16,9 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import current_line
 
+# So many references to recorded calls are kept at least before those of calls that are gone are released.
+_RECORDED = 64
+
 
 class KeptWeights:
     """Values of a loop's weights from before edits and updates.
@@ -30,7 +33,8 @@ class KeptWeights:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         # Operations that compute with weights, whose values may be referenced, as long as they are.
-        self._recorded: weakref.WeakSet[Operation] = weakref.WeakSet()
+        self._recorded: List[weakref.ref[Operation]] = []
+        self._most_recorded = _RECORDED
         self._older: List[Older] = []
         # The last operation that was recorded before a parameter was changed last, by the id of the parameter.
         self._changed: Dict[int, int] = {}
@@ -45,7 +49,10 @@ class KeptWeights:
             self.follow_edits()
         if self._older:
             self._release()
-        self._recorded.add(call)
+        self._recorded.append(weakref.ref(call))
+        if len(self._recorded) > self._most_recorded:
+            self._recorded = [each for each in self._recorded if each() is not None]
+            self._most_recorded = max(_RECORDED, 2 * len(self._recorded))
 
     def note_write(self, tensors: Sequence[torch.Tensor]) -> None:
         """Keep weights that are about to change, or whose memory is about to be replaced, if they may be needed."""
@@ -70,7 +77,7 @@ class KeptWeights:
         """
         if self._loop.edits.older:
             self.follow_edits()
-        if not [older for older in self._older if older.uncounted or older.replaced]:
+        if not self._older or not any(older.uncounted or older.replaced for older in self._older):
             return
         # With each, whether its memory was replaced: autograd has the new one if it has saved the weight itself.
         ids = {
@@ -162,7 +169,7 @@ class KeptWeights:
 
     def merge(self, other: KeptWeights) -> None:
         """Take over the values of a loop that is joined with this one."""
-        self._recorded.update(other._recorded)
+        self._recorded += other._recorded
         self._older += other._older
         self._changed.update(other._changed)
         self.changes += other.changes
@@ -183,7 +190,8 @@ class KeptWeights:
         return [tensor for tensor in tensors if used.get(id(tensor), 0) > kept.get(id(tensor), 0)]
 
     def _pending(self) -> List[Operation]:
-        found = (each for each in self._recorded if each.problem is None and each.values and not each.is_spent)
+        recorded = {each for each in [reference() for reference in self._recorded] if each is not None}
+        found = (each for each in recorded if each.problem is None and each.values and not each.is_spent)
         return sorted(found, key=by_number)
 
     def follow_edits(self) -> None:

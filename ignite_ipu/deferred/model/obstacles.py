@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence
 
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
 from ignite_ipu.deferred.graph.leaves import Input
+from ignite_ipu.deferred.graph.operations import Operation
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.gradient_views import GradientViews
 from ignite_ipu.deferred.model.gradients import Entry
 from ignite_ipu.deferred.model.turns import gradient_path
 from ignite_ipu.errors import CaptureError, listed
-from ignite_ipu.program.user_code import current_line
+from ignite_ipu.program.user_code import Line, current_line
 
 
 def obstacle(
@@ -24,8 +25,6 @@ def obstacle(
         entries: Those of the optimizer's parameters, some of which exist.
         pending: Losses that went backward and of which no update has been made.
     """
-    if len(entries) == 1 and entries[0].used is None and entries[0].losses:
-        return None
     if len(entries) > 1:
         entries = _reached_entries(entries, pending, training)
     first = next(entry for entry in entries if entry.exists)
@@ -79,7 +78,11 @@ def _reached_entries(entries: Sequence[Entry], pending: Sequence[Loss], training
 
 def refuse_spent(loss: Loss) -> None:
     """Refuse a loss whose gradients would flow through operations of an update that has run."""
-    spent = {each: leaf.spent for each in loss.operations for leaf in each.leaves if type(leaf) is Input and leaf.spent}
+    spent: Dict[Operation, Line] = {}
+    for each in loss.operations:
+        for leaf in each.leaves:
+            if type(leaf) is Input and leaf.spent is not None:
+                spent[each] = leaf.spent
     if not spent:
         return
     for operation in gradient_path(loss.value):

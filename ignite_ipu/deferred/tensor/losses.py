@@ -80,14 +80,18 @@ def _loss_of(value: Value, retained: bool, line: Line, ran_early: bool = False) 
             f"backward() at {line}: the step of this loss has run already, and with it its backward pass."
         )
     operations = ancestors(value)
+    with_weights = False
     for operation in operations:
+        for leaf in operation.leaves:
+            with_weights = with_weights or (type(leaf) is Input and leaf.weight is not None)
         operation.signature.went_backward = True
         if operation.signature is NORM:
             raise CaptureError(
                 f"The loss at {line} is computed with the norm of gradients from {operation.line}, which comes with "
                 "the update that it is a loss of. Use the norm after optimizer.step()."
             )
-    _find_weights(operations, line)
+    if with_weights:
+        _find_weights(operations, line)
     models = models_of(operations, "backward()", line)
     if not models:
         raise CaptureError(
@@ -95,7 +99,7 @@ def _loss_of(value: Value, retained: bool, line: Line, ran_early: bool = False) 
             "gradients would be the host's. A model is captured when it is given to ipu_prepare together with its "
             "optimizer."
         )
-    loops = list(dict.fromkeys([model.loop for model in models]))
+    loops = [models[0].loop] if len(models) == 1 else list(dict.fromkeys([model.loop for model in models]))
     if value.shape.size and max(value.shape.size) != 1:
         raise CaptureError(
             f"backward() at {line} was called on a tensor of shape {value.shape.size}; a loss is a scalar. "
@@ -119,8 +123,6 @@ def _find_weights(operations: Sequence[Operation], line: Line) -> None:
         for leaf in operation.leaves
         if type(leaf) is Input and leaf.weight is not None
     ]
-    if not used:
-        return
     loose = {id(weight): weight for _, _, weight in used if parameter_of(weight) is None}
     if loose:
         models = models_of(operations, "backward()", line) or captured_last()

@@ -225,18 +225,16 @@ def as_leaf(value: Any, line: Line) -> Any:
 
 def deferred_results(operation: Operation) -> Any:
     """Return the results of an operation as the user gets them."""
-    signature = operation.signature
-    values = operation.give()
+    signature, tensor = operation.signature, None
     found: List[DeferredTensor] = []
-    for value in values:
+    for value in operation.give():
         shape = value.shape
-        tensor: DeferredTensor = make_wrapper_subclass(
-            DeferredTensor, shape.size, strides=shape.stride, dtype=shape.dtype, device=_CPU
-        )
+        tensor = make_wrapper_subclass(DeferredTensor, shape.size, strides=shape.stride, dtype=shape.dtype, device=_CPU)
         tensor.value = value
         value.handle = weakref.ref(tensor)
-        found.append(tensor)
-    return found[0] if signature.single else unflatten(signature.result, found)
+        if not signature.single:
+            found.append(tensor)
+    return tensor if signature.single else unflatten(signature.result, found)
 
 
 def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:

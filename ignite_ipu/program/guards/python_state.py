@@ -144,7 +144,7 @@ class PythonState:
             if any(self._hookless) or not all(tables.same for tables in self._in_turns):
                 return False
             self._registered = registered
-        if not all(map(operator.is_, [read() for read in self._leads], self._leading)):
+        if self._leads and not all(map(operator.is_, [read() for read in self._leads], self._leading)):
             return False
         watched, in_turn = self._watched, next(self._turns)
         return (watched is None or watched.same) and (in_turn is None or in_turn.same)
@@ -168,7 +168,7 @@ class PythonState:
 
     def values(self) -> List[Hashable]:
         """Return the values of this moment, comparable; the same list while nothing has changed."""
-        found = [read() for read in self._reads]
+        found = [read() for read in self._reads] if self._reads else []
         try:
             for read_row, layers in self._settings.rows:
                 found += chain.from_iterable(map(read_row, layers))
