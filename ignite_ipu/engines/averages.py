@@ -52,7 +52,7 @@ class AveragesStep(BatchStep):
 
     def forward(self, *leaves: Any) -> Any:
         """Return the sums, shape `(1, len(averages))`, for the leaves of `(x, y, counted)`."""
-        x, y, counted = self.batch(leaves)
+        x, y, counted = self.layout.batch(leaves)
         with self.guarded():
             y_pred = self.call_model(x)
             self.computed.mark()

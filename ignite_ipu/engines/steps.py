@@ -123,7 +123,7 @@ def _cut(x: Any, y: Any, program: ModelProgram) -> Iterator[Tuple[Any, Any]]:
     except RowsError:
         yield from split((x, y), count)
         return
-    layout = program.step.layout
+    layout = program.step.layout.decided
     size = -(-samples // count) if layout is None or layout.rows is None else layout.rows // count
     if size >= samples:
         yield x, y

@@ -142,7 +142,7 @@ class WatchedExecutor:
 def _facts_of(program: ModelProgram, session: IPUSession) -> Dict[str, str]:
     options = program.options.toDict()
     facts = {f"option {name}": repr(value) for name, value in options.items() if isinstance(value, _PLAIN)}
-    facts.update(program.step.describe_layout())
+    facts.update(program.step.layout.describe())
     with DisableTorchFunctionSubclass():
         for name, parameter in named_tensors(program.step, PARAMETERS).items():
             facts[f"parameter {name}"] = "trained" if requires_grad(parameter) else "frozen"

@@ -44,7 +44,7 @@ class EvaluationStep(BatchStep):
         Raises:
             OutputError: The predictions cannot come back from the device.
         """
-        (x,) = self.batch(leaves)
+        (x,) = self.layout.batch(leaves)
         with self.guarded():
             y_pred = self.call_model(x)
         self.computed.mark()

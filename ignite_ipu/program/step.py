@@ -11,7 +11,6 @@ from typing import (
     Iterator,
     List,
     Mapping,
-    Optional,
     Protocol,
     Sequence,
     Tuple,
@@ -24,7 +23,6 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.errors import OutputError, UnsupportedArgumentError, logger
 from ignite_ipu.program.forward.computed_attributes import ComputedAttributes
-from ignite_ipu.program.forward.constants import HostConstants
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.equivalents import Equivalents
 from ignite_ipu.program.forward.gradients import GradientHookGuard, own_backwards_refused
@@ -35,23 +33,19 @@ from ignite_ipu.program.forward.model_libraries import (
     without_checkpointing,
     without_generation_cache,
 )
-from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import draws_put_back
+from ignite_ipu.program.forward.shown_buffers import ShownBuffers
 from ignite_ipu.program.forward.statistics import StatisticsWritten
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.guards.python_state import PythonState
-from ignite_ipu.program.guards.retrace import OperatorRecorder
-from ignite_ipu.program.layout import BatchLayout
+from ignite_ipu.program.step_layout import StepLayout
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.tensors.trees import leaves_of, map_tensors, opened_record, tensors_in
-from ignite_ipu.program.user_code import Line
 from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, AnyBatchNorm, NormWithStatistics
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 # Buffers of PyTorch's from which nothing is computed.
 _COUNTERS = ("num_batches_tracked", "n_averaged")
-# Elements of a buffer whose values code may read.
-_MOST_SHOWN = 4096
 # Tensors that are no constants; counters of batches, each after the user's own; floating-point buffers by name.
 _OnHost = Tuple[List[torch.Tensor], List[Tuple[torch.Tensor, torch.Tensor]], List[Tuple[str, torch.Tensor]]]
 
@@ -84,15 +78,11 @@ class BatchStep(nn.Module):
     Attributes:
         is_tried: True if the model is known to change nothing in every call.
         is_recorded: Whether autograd would record an evaluation in PyTorch; False where gradients are off.
-        counted: Counters of batches, and by how much a micro-batch advances each: as the last call on the host did.
-        written: Names of the floating-point buffers that it wrote, without the statistics of normalisations.
-        computed: The attributes that forward computes from weights alone; found where `keeps_attributes`.
         returns_writes: Whether the buffers that forward writes come back with the outputs, as in inference.
-        layouts: Holds the layout that the step is compiled for; empty before the first batch.
+        computed: The attributes that forward computes from weights alone; searched where `keeps_attributes`.
+        layout: The layout of the batches that the step is compiled for.
         maximizes: Whether the negated loss is minimised.
-        host_buffers: Values of the buffers that code may read while it is traced, by name; of the last compilation.
-        read_buffers: Names of the buffers whose values it read, with the line that reads each first.
-        shapes: Sizes and strides of the tensors that the last call on the host returned.
+        shown: Buffers whose values code may read while it is traced.
     """
 
     is_tried = False
@@ -117,20 +107,13 @@ class BatchStep(nn.Module):
         self.model_transform = model_transform
         self.half_products = half
         self._unwrapped = type(self)
-        self._names = tuple(names)
-        # A list, because PopTorch traces a shallow copy of this module that must see the layout of the first batch.
-        self.layouts: List[BatchLayout] = []
+        self.layout = StepLayout(names)
         self.maximizes = False
         self._stages: List[StagesOfModel] = []
-        self.counted: List[Tuple[torch.Tensor, int]] = []
-        self.written: List[str] = []
         self.computed = ComputedAttributes()
-        # Empty until they are known; a list for the same reason.
+        # Empty until they are known; a list, because PopTorch traces a shallow copy of this module.
         self._writes: List[List[str]] = []
-        self._is_searched = False
-        self.host_buffers: Dict[str, torch.Tensor] = {}
-        self.read_buffers: Dict[str, Line] = {}
-        self.shapes: List[Tuple[Tuple[int, ...], Tuple[int, ...]]] = []
+        self.shown = ShownBuffers()
 
     def train(self, mode: bool = True) -> BatchStep:
         """Set the mode of the model's modules; modules beside it, such as a loss, keep their own."""
@@ -154,25 +137,9 @@ class BatchStep(nn.Module):
         Raises:
             BatchError: The batch does not divide into micro-batches, or differs from the first one.
         """
-        layout, leaves = self.flattened(parts, micro_batches)
-        self.settle(layout)
+        layout, leaves = self.layout.flattened(parts, micro_batches)
+        self.layout.settle(layout)
         return leaves
-
-    def flattened(self, parts: Sequence[Any], micro_batches: int) -> Tuple[BatchLayout, List[Any]]:
-        """Return the layout of a batch, and the result of `arguments`, for any batch, also before compilation."""
-        return BatchLayout.of(self._names, parts, micro_batches)
-
-    def settle(self, layout: BatchLayout) -> None:
-        """Hold a batch to the layout that the step is compiled for, or let it decide that."""
-        if self.layouts:
-            self.layouts[0].check(layout)
-        else:
-            self.layouts.append(layout)
-
-    @property
-    def layout(self) -> Optional[BatchLayout]:
-        """The layout that the step is compiled for, None before the first batch."""
-        return self.layouts[0] if self.layouts else None
 
     def computes_like(self, other: BatchStep) -> bool:
         """Return whether another step compiles to the same program."""
@@ -211,9 +178,7 @@ class BatchStep(nn.Module):
                     stack.enter_context(StatisticsWritten())
                 # The loss, and other operations after the model, belong to the last block of a model annotated by hand.
                 stack.enter_context(mock.patch.object(backend.poptorch().Block, "__exit__", _stay_open))
-                traced_buffers = named_tensors(self, BUFFERS)
-                known = {name: (traced_buffers[name], value) for name, value in self.host_buffers.items()}
-                constants = HostConstants(known, self.read_buffers)
+                constants = self.shown.constants(self)
                 declared = declared_as_tracing(None if training else self.is_recorded)
                 with HostTensorsMovedIn(), Equivalents(), constants, declared:
                     with without_checkpointing(training), without_generation_cache(self.model):
@@ -224,67 +189,14 @@ class BatchStep(nn.Module):
             # On the host PyTorch computes every loss.
             yield False
 
-    def call_on_host(self, leaves: Sequence[Any], micro_batches: int) -> Callable[[OperatorRecorder], Any]:
-        """Return a repeatable call of this on the host, which leaves weights and buffers as they are.
-
-        Of the arguments of a device call, one micro-batch is kept.
-        """
-        kept = first_micro_batch(leaves, micro_batches)
-        checked = self.is_tried
-
-        def call(recorder: OperatorRecorder) -> Any:
-            nonlocal checked
-            with self.on_host() as (variable, counters, buffers):
-                inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in kept]
-                recorder.mark([*tensors_in(inputs), *variable])
-                # Later calls are compared with the first one, operator by operator.
-                recorder.writes = None if checked else WeightWriteGuard(self.model, dict(self.model.named_buffers()))
-                with recorder:
-                    result = self.forward(*inputs)
-                checked = True
-                self.shapes = [(tuple(each.shape), each.stride()) for each in tensors_in(result)]
-                self.counted = [(counter, int(now) - int(plain(counter))) for counter, now in counters]
-                # PyTorch does not count the writes of normalisations to their statistics.
-                self.written = [path for path, now in buffers if version_of(now)]
-            return result
-
-        return call
-
     def loss_of(self, output: Any) -> torch.Tensor:
         """Return the loss in the result of a call of this, if it trains."""
         raise NotImplementedError
 
     def run_with(self, model: nn.Module, *leaves: Any) -> Any:
         """Return the result of a micro-batch with another model in the place of the user's, without marks."""
-        x, *_ = self.batch(leaves)
+        x, *_ = self.layout.batch(leaves)
         return self.model_transform(self.model_fn(model, x))
-
-    def find_attributes(self, leaves: Sequence[Any], micro_batches: int, training: bool) -> bool:
-        """Find the attributes that forward computes from weights alone, for a batch's leaves; return whether any are.
-
-        To be called before PopTorch wraps this; it calls the model on the host, and stores the results in them.
-        """
-        if self.keeps_attributes and not self._is_searched:
-            self._is_searched = True
-            inputs, kept = first_micro_batch(leaves, micro_batches), ModuleAttributes(self.model)
-            values: List[torch.Tensor] = []
-            try:
-                with draws_put_back(), self.on_host(), WeightWriteGuard(self.model, {}):
-                    given = tensors_in(inputs)
-                    values = self.computed.find(self.model, given, lambda: self.forward(*inputs), training)
-            except Exception as error:
-                logger.info("%s cannot be called on the host: %s", type(self.model).__qualname__, error)
-            finally:
-                kept.put_back(always=True)
-            self.computed.show(values)
-        return bool(self.computed.places)
-
-    def compute_attributes(self, leaves: Sequence[Any], micro_batches: int) -> None:
-        """Set those attributes to the values that the host computes from its weights."""
-        inputs = first_micro_batch(leaves, micro_batches)
-        with draws_put_back(), self.on_host():
-            values = self.computed.computed(self.model, lambda: self.forward(*inputs))
-        self.computed.show(values)
 
     @property
     def writes(self) -> Sequence[str]:
@@ -299,38 +211,9 @@ class BatchStep(nn.Module):
         if not self._writes:
             found = _writable_buffers(self.model) if self.returns_writes else []
             if found:
-                found = self._written_on_host(found, first_micro_batch(leaves, micro_batches))
+                found = _written_on_host(self, found, first_micro_batch(leaves, micro_batches))
             self._writes.append(found)
         return self.writes
-
-    def _written_on_host(self, names: Sequence[str], leaves: Sequence[Any]) -> List[str]:
-        try:
-            with draws_put_back(), self.on_host():
-                before = {name: (each, each.clone()) for name, each in self.model.named_buffers() if name in names}
-                versions = {name: version_of(each) for name, (each, _) in before.items()}
-                with WeightWriteGuard(self.model, {}):
-                    self.forward(*leaves)
-        except Exception as error:
-            logger.info("%s cannot be called on the host: %s", type(self.model).__qualname__, error)
-            return list(names)
-        running = statistics_in_training(self.model)
-        return [
-            name
-            for name, (now, then) in before.items()
-            if name in running or version_of(now) != versions[name] or not torch.equal(now, then)
-        ]
-
-    def show_buffers(self) -> None:
-        """Keep the values of small buffers, but for statistics, which code may read while it is traced."""
-        running = {
-            id(each) for module in self.modules() if isinstance(module, NormWithStatistics) for each in module.buffers()
-        }
-        self.read_buffers.clear()
-        self.host_buffers.clear()
-        for name, buffer in named_tensors(self, BUFFERS).items():
-            value = plain(buffer)
-            if id(buffer) not in running and 0 < value.numel() <= _MOST_SHOWN:
-                self.host_buffers[name] = value.clone()
 
     def with_writes(self, output: Any) -> Any:
         """Return an output, and the buffers that forward has written, each with one row per micro-batch."""
@@ -381,22 +264,8 @@ class BatchStep(nn.Module):
             object.__setattr__(self, "__class__", wrapped)
 
     def adds_up(self, leaves: Sequence[Any], micro_batches: int) -> bool:
-        """Return whether this trains by a loss that is a sum over samples; see `call_on_host`."""
+        """Return whether this trains by a loss that is a sum over samples; by a call on the host."""
         return False
-
-    def forget_layout(self) -> None:
-        """Let the next batch decide the layout again, for use before a compilation."""
-        self.layouts.clear()
-
-    def describe_layout(self) -> Dict[str, str]:
-        """Return the properties of batches that the step depends on, by place; empty before the first batch."""
-        return self.layouts[0].describe() if self.layouts else {}
-
-    def batch(self, leaves: Sequence[Any]) -> Tuple[Any, ...]:
-        """Return the batch's parts that a call's leaves stand for."""
-        if backend.poptorch().isRunningOnIpu():
-            self.layouts[0].check_parsed(leaves)
-        return self.layouts[0].rebuild(leaves)
 
     def in_half(self) -> ContextManager[Any]:
         """Return a context for operations in half precision on an IPU, if there are any."""
@@ -411,6 +280,25 @@ class BatchStep(nn.Module):
                 stages.check_ran()
             output = self.model_transform(output)
         return map_tensors(output, lambda tensor: tensor)
+
+
+def _written_on_host(step: BatchStep, names: Sequence[str], leaves: Sequence[Any]) -> List[str]:
+    """Return those of some buffers that a call on the host writes; all of them if it fails."""
+    try:
+        with draws_put_back(), step.on_host():
+            before = {name: (each, each.clone()) for name, each in step.model.named_buffers() if name in names}
+            versions = {name: version_of(each) for name, (each, _) in before.items()}
+            with WeightWriteGuard(step.model, {}):
+                step.forward(*leaves)
+    except Exception as error:
+        logger.info("%s cannot be called on the host: %s", type(step.model).__qualname__, error)
+        return list(names)
+    running = statistics_in_training(step.model)
+    return [
+        name
+        for name, (now, then) in before.items()
+        if name in running or version_of(now) != versions[name] or not torch.equal(now, then)
+    ]
 
 
 def statistics_in_training(model: nn.Module) -> List[str]:

@@ -102,7 +102,7 @@ class TrainingStep(BatchStep):
             LossError: There is no loss, or it is no scalar that depends on the model.
             OutputError: The predictions cannot come back from the device.
         """
-        x, y = self.batch(leaves)
+        x, y = self.layout.batch(leaves)
         with self.guarded(training=True) as traced:
             y_pred = self.call_model(x)
             if traced:
@@ -122,7 +122,7 @@ class TrainingStep(BatchStep):
 
     def run_with(self, model: nn.Module, *leaves: Any) -> Any:
         """Return the loss of a micro-batch with another model, the output where that is the loss."""
-        x, y = self.batch(leaves)
+        x, y = self.layout.batch(leaves)
         y_pred = self.model_transform(self.model_fn(model, x))
         return y_pred if self.loss_fn is None else self.loss_fn(y_pred, y)
 
@@ -130,7 +130,7 @@ class TrainingStep(BatchStep):
         """Return whether the loss is a sum over samples: of each sample twice it is twice as large, on the host."""
         try:
             with draws_put_back(), self.on_host():
-                x, y = self.batch(first_micro_batch(leaves, micro_batches))
+                x, y = self.layout.batch(first_micro_batch(leaves, micro_batches))
                 rows = row_count((x, y))
                 y_pred = self.call_model(x)
                 if self.loss_fn is None:

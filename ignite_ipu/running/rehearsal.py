@@ -18,6 +18,7 @@ from ignite_ipu.poptorch_types import Executor, Options
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.guards.retrace import OperatorRecorder
+from ignite_ipu.program.host_call import HostCall
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.tensors.trees import map_tensors
@@ -148,7 +149,7 @@ def _on_host(step: BatchStep, leaves: Any, options: Options) -> Any:
     if mode != "Sum":
         times = len(calls.returned_micro_batches(mode, options.output_return_period))
     with draws_put_back():
-        result = step.call_on_host(leaves, calls.input_micro_batches)(OperatorRecorder())
+        result = HostCall(step, leaves, calls.input_micro_batches)(OperatorRecorder())
     return map_tensors(result, functools.partial(_returned, times=times))
 
 

@@ -11,6 +11,7 @@ from ignite_ipu.errors import OptionsError, SessionError, listed, logger
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.retrace import Retrace
+from ignite_ipu.program.host_call import HostCall
 from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.session.compiled_program import HostTrace
 from ignite_ipu.session.program_source import ProgramSource
@@ -32,14 +33,15 @@ def traced_on_host(source: ProgramSource, leaves: Sequence[Any]) -> Tuple[Python
         leaves: Arguments of the device call that it was compiled for.
     """
     step, resolved = source.step, source.resolved
-    retrace = Retrace(step.call_on_host(leaves, resolved.micro_batches), step.python_state)
+    call = HostCall(step, leaves, resolved.micro_batches)
+    retrace = Retrace(call, step.python_state)
     # Imports of the trace, for example, were absent before.
     python, kept = step.python_state(), ModuleAttributes(step)
     trace = HostTrace(retrace, counted_by_norms(step))
     try:
         varying = retrace.begin(python, step.is_tried, step.leaves_behind)
-        writes = bool(step.written or step.computed.places) or _updates_statistics(step)
-        trace = HostTrace(retrace, step.counted, step.written, varying, step.shapes, writes)
+        writes = bool(call.written or step.computed.places) or _updates_statistics(step)
+        trace = HostTrace(retrace, call.counted, call.written, varying, call.shapes, writes)
         if resolved.training:
             _report_averaged_sums(source, leaves)
     except SessionError:
@@ -56,7 +58,7 @@ def check_compiled(source: ProgramSource, trace: HostTrace, own_statistics: bool
     if own_statistics:
         _check_own_statistics(source.resolved.replicas, trace.written)
     # The program has the value of the trace.
-    read = source.step.read_buffers
+    read = source.step.shown.read
     names = sorted(read.keys() & {*trace.written, *source.step.writes})
     if names:
         detail = f"of the buffer {listed(names)}, which forward writes"

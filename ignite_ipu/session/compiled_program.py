@@ -75,7 +75,7 @@ class CompiledProgram:
         self._traced_modes = modes_of(self._step)
         self._modes: List[bool] = []
         self._weights, self._edits = source.weights, source.weights.detector.edits
-        self._buffers = list(_compiled_in(self._step, self._python.words, self._step.read_buffers))
+        self._buffers = list(_compiled_in(self._step, self._python.words, self._step.shown.read))
         # Buffers of floating-point numbers may be written by the program that trains.
         floats = any(plain(tensor).is_floating_point() for _, tensor, _ in self._buffers)
         self._follows_training = floats and not self._training

@@ -91,7 +91,7 @@ def _beside(path: PathLike) -> Path:
 
 def _contract(executor: Executor, step: BatchStep, link: Optional[Link]) -> Dict[str, str]:
     """Return in words all dependencies of a compiled program, beside the operations of forward."""
-    found = {"the kind": "inference" if link is None else "training", **step.describe_layout()}
+    found = {"the kind": "inference" if link is None else "training", **step.layout.describe()}
     with DisableTorchFunctionSubclass():
         for name, tensor in named_tensors(step).items():
             trained = ", trained" if link is not None and requires_grad(tensor) else ""

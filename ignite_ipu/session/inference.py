@@ -244,7 +244,7 @@ class Inference:
 
     def _size(self, program: ModelProgram, inputs: Sequence[Any]) -> Optional[int]:
         """Return how many rows a micro-batch is filled up to or cut to, None where rows are no samples."""
-        layout = program.step.layout
+        layout = program.step.layout.decided
         if layout is not None and layout.rows is None:
             return None
         rows = [_rows(batch) or 0 for batch in inputs]
@@ -299,7 +299,7 @@ class Inference:
     def infer(self, program: ModelProgram, *parts: Any) -> Any:
         """Return the results of an inference program for the parts of one batch, by the newest weights."""
         guard = self.programs.hooks.guard
-        layout, leaves = program.step.flattened(parts, program.resolved.micro_batches)
+        layout, leaves = program.step.layout.flattened(parts, program.resolved.micro_batches)
         program = self._for_shapes(program, layout)
 
         def call() -> Any:
@@ -313,14 +313,14 @@ class Inference:
         programs.hooks.follower.check_evaluation()
         programs.weights.notice_edits()
         programs.changes.follow(program)
-        program.step.settle(layout)
+        program.step.layout.settle(layout)
 
     def compile(self, program: ModelProgram, *parts: Any) -> ModelProgram:
         """Compile the program for calls with these inputs, before the first `infer`; returns it.
 
         It comes to its IPUs with the newest weights, unless its target is an offline one.
         """
-        layout, leaves = program.step.flattened(parts, program.resolved.micro_batches)
+        layout, leaves = program.step.layout.flattened(parts, program.resolved.micro_batches)
         program = self._for_shapes(program, layout)
         self._follow(program, layout)
         self._loaded(program, leaves, parts[0] if len(parts) == 1 else parts)
@@ -329,11 +329,11 @@ class Inference:
     def _for_shapes(self, program: ModelProgram, layout: BatchLayout) -> ModelProgram:
         """Return the program for batches of a layout, for which the others of its kind give their IPUs back."""
         step, kind = program.step, self._kinds.get(program, [program])
-        if step.layout is None or type(step) is not EvaluationStep or connected()[1] > 1:
+        if step.layout.decided is None or type(step) is not EvaluationStep or connected()[1] > 1:
             return program
-        found = next((each for each in kind if each.step.layout in (None, layout)), None)
+        found = next((each for each in kind if each.step.layout.decided in (None, layout)), None)
         if found is None:
-            if not step.layout.differs_in_shapes(layout):
+            if not step.layout.decided.differs_in_shapes(layout):
                 return program
             self.programs.check_another_shape(len(kind), layout)
             found = program.like(step.again(), program.resolved)
@@ -386,7 +386,7 @@ def _fills_calls(program: ModelProgram, inputs: Sequence[Any]) -> bool:
     """Return whether micro-batches fill device calls as they are."""
     if len(inputs) % program.resolved.micro_batches or (len(inputs) > 1 and len(set(map(signature, inputs))) > 1):
         return False
-    layout = program.step.layout
+    layout = program.step.layout.decided
     if layout is None or layout.rows is None:
         return True
     return _rows(inputs[0]) in (None, layout.rows // program.resolved.micro_batches)

@@ -175,7 +175,7 @@ class ModelProgram:
             return self.state
         self._source.weights.remove(self.state.executor)
         asked = self.state = Asked(self._source, self.state.geometry, executable)
-        self.step.forget_layout()
+        self.step.layout.forget()
         return asked
 
     def abandon(self, stream: Optional[List[int]] = None) -> None:

@@ -61,7 +61,7 @@ class ProgramSource:
             try:
                 self.placing.prepare(self.step, leaves)
             except BaseException:
-                self.step.forget_layout()
+                self.step.layout.forget()
                 raise
             changes.append(self.placing.configure)
         gradients = self.kind.gradients

@@ -116,7 +116,7 @@ class Wrapped(_NotCompiled):
         source, step, hooks = self.source, self.source.step, self.source.hooks
         source.weights.to_host()
         source.effects.check_buffers(leaves)
-        step.show_buffers()
+        step.shown.keep(step)
         hooks.fire(IPUEvents.COMPILE_STARTED)
         # The flags of the user's model are read while it is traced, and wrapping does not set them.
         step.train(source.kind.training)
@@ -126,7 +126,7 @@ class Wrapped(_NotCompiled):
             self._compile(leaves)
         except BaseException:
             kept.put_back()
-            step.forget_layout()
+            step.layout.forget()
             raise
         changed = attributes.changed(before)
         kept.put_back(kept=step.computed.names(step))

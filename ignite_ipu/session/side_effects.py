@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, List, Sequence, Tuple
 
-from ignite_ipu.errors import OptionsError, listed
+import torch
+
+from ignite_ipu.errors import OptionsError, listed, logger
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
-from ignite_ipu.program.step import BatchStep
+from ignite_ipu.program.forward.randomness import draws_put_back
+from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
+from ignite_ipu.program.step import BatchStep, first_micro_batch
 from ignite_ipu.program.tensors.raw import named_tensors, plain
+from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.session.weights.batch_counters import Counted
 from ignite_ipu.session.weights.tracker import Weights
@@ -27,8 +33,8 @@ class SideEffects:
         """Return the names of the buffers that a call for a batch writes, by a call on the host if they are unknown."""
         if not self._buffers:
             step = self._step.again()
-            layout, leaves = step.flattened(parts, 1)
-            step.settle(layout)
+            layout, leaves = step.layout.flattened(parts, 1)
+            step.layout.settle(layout)
             self._find_buffers(step, leaves, 1)
         return self._buffers[0]
 
@@ -77,10 +83,26 @@ class SideEffects:
     def find_attributes(self, leaves: Sequence[Any]) -> bool:
         """Have attributes kept that forward computes from weights alone; return whether there are any."""
         step, resolved = self._step, self._resolved
-        found = step.find_attributes(leaves, resolved.micro_batches, resolved.training)
+        if step.keeps_attributes and not step.computed.is_searched:
+            self._search_attributes(step, first_micro_batch(leaves, resolved.micro_batches))
+        found = bool(step.computed.places)
         if found and resolved.training:
             self._weights.include(step)
         return found
+
+    def _search_attributes(self, step: BatchStep, inputs: Sequence[Any]) -> None:
+        """Search them by calls on the host, before PopTorch wraps the step, and store the results in them."""
+        kept = ModuleAttributes(step.model)
+        values: List[torch.Tensor] = []
+        try:
+            with draws_put_back(), step.on_host(), WeightWriteGuard(step.model, {}):
+                call = functools.partial(step.forward, *inputs)
+                values = step.computed.find(step.model, tensors_in(inputs), call, self._resolved.training)
+        except Exception as error:
+            logger.info("%s cannot be called on the host: %s", type(step.model).__qualname__, error)
+        finally:
+            kept.put_back(always=True)
+        step.computed.show(values)
 
     def show_attributes(self, leaves: Sequence[Any]) -> None:
         """Set these attributes to their values after a call."""
@@ -93,4 +115,7 @@ class SideEffects:
         weights = self._weights.updates[0], self._weights.detector.edits
         if weights != self._computed_from:
             self._computed_from = weights
-            step.compute_attributes(leaves, resolved.micro_batches)
+            inputs = first_micro_batch(leaves, resolved.micro_batches)
+            with draws_put_back(), step.on_host():
+                values = step.computed.computed(step.model, functools.partial(step.forward, *inputs))
+            step.computed.show(values)

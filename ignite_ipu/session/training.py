@@ -124,7 +124,7 @@ class Trained:
 
     def serves(self, resolved: Resolved, layout: BatchLayout) -> bool:
         """Return whether the program at present is the one for batches of this layout, or for none that are like it."""
-        compiled_for = self.program.step.layout
+        compiled_for = self.program.step.layout.decided
         if self.program.resolved is not resolved:
             return False
         return compiled_for is None or not compiled_for.differs_in_shapes(layout) or connected()[1] > 1
@@ -133,7 +133,7 @@ class Trained:
         """Return the program that was compiled for batches of this layout, None where there is none."""
         self.aside = [program for program in self.aside if program.compiled]  # a release destroys them
         for program in list(self.aside):
-            if program.resolved is resolved and program.step.layout == layout:
+            if program.resolved is resolved and program.step.layout.decided == layout:
                 if self._aside_names[program] == Trainable(program.step).names():
                     return program
                 self.drop_aside(program)

@@ -198,15 +198,18 @@ class TrainingCalls:
             # A parameter was accessed, which is also how one is frozen.
             self._looks = self._weights.detector.looks
             trained.follow_trainable()
-        resolved, layouts = trained.resolved if call is None else trained.resolved_for(call), program.step.layouts
-        if program.resolved is resolved and layouts:
-            known = layouts[0].leaves_of((x, y))
+        resolved, decided = (
+            trained.resolved if call is None else trained.resolved_for(call),
+            program.step.layout.decided,
+        )
+        if program.resolved is resolved and decided is not None:
+            known = decided.leaves_of((x, y))
             if known is not None:
                 return program, known
-        layout, leaves = program.step.flattened((x, y), resolved.micro_batches)
+        layout, leaves = program.step.layout.flattened((x, y), resolved.micro_batches)
         if not trained.serves(resolved, layout):
             program = self._take_turn(resolved, layout)
-        program.step.settle(layout)
+        program.step.layout.settle(layout)
         return program, leaves
 
     def _take_turn(self, resolved: Resolved, layout: BatchLayout) -> ModelProgram:

@@ -120,7 +120,7 @@ def test_a_batch_of_another_shape_is_refused_before_the_device_sees_it() -> None
     step.arguments(X, T, micro_batches=1)
     with pytest.raises(BatchError, match=r"y is now .* shape \(3, 2\)"):
         step.arguments(X, T[:3], micro_batches=1)
-    step.forget_layout()
+    step.layout.forget()
     step.arguments(X[:2], T[:2], micro_batches=1)
 
 

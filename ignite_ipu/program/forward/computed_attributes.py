@@ -28,6 +28,7 @@ class ComputedAttributes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.places: Tuple[Place, ...] = ()
+        self.is_searched = False
 
     def find(
         self, model: nn.Module, inputs: Iterable[torch.Tensor], call: Callable[[], Any], registers: bool
@@ -36,6 +37,7 @@ class ComputedAttributes(nn.Module):
 
         Values that the first call alone sets up, such as a table, are none of them. `registers` makes buffers for them.
         """
+        self.is_searched = True
         first = _attributes(model)
         call()
         before = _attributes(model)

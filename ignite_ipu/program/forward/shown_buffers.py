@@ -1,0 +1,45 @@
+"""`ShownBuffers`: buffers whose values the code of a model may read while it is traced."""
+
+from __future__ import annotations
+
+from typing import Dict
+
+import torch
+from torch import nn
+
+from ignite_ipu.program.forward.constants import HostConstants
+from ignite_ipu.program.tensors.raw import named_tensors, plain
+from ignite_ipu.program.user_code import Line
+from ignite_ipu.torch_names.modules import BUFFERS, NormWithStatistics
+
+# Elements of a buffer whose values code may read.
+_MOST_SHOWN = 4096
+
+
+class ShownBuffers:
+    """Values of small buffers, but for statistics, for one compilation.
+
+    Attributes:
+        read: Names of the buffers whose values the code has read, with the line that reads each first.
+    """
+
+    def __init__(self) -> None:
+        self.read: Dict[str, Line] = {}
+        self._values: Dict[str, torch.Tensor] = {}
+
+    def keep(self, step: nn.Module) -> None:
+        """Keep the values that the buffers of a step have before it is compiled."""
+        running = {
+            id(each) for module in step.modules() if isinstance(module, NormWithStatistics) for each in module.buffers()
+        }
+        self.read.clear()
+        self._values.clear()
+        for name, buffer in named_tensors(step, BUFFERS).items():
+            value = plain(buffer)
+            if id(buffer) not in running and 0 < value.numel() <= _MOST_SHOWN:
+                self._values[name] = value.clone()
+
+    def constants(self, step: nn.Module) -> HostConstants:
+        """Return a context in which the code of a step, which is traced, may read these values."""
+        traced = named_tensors(step, BUFFERS)
+        return HostConstants({name: (traced[name], value) for name, value in self._values.items()}, self.read)
