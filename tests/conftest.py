@@ -6,6 +6,7 @@ torch is imported by the fixtures, for the process that hands out the tests and 
 from __future__ import annotations
 
 import gc
+import importlib
 import multiprocessing
 import os
 import random
@@ -41,6 +42,22 @@ _NOT_OURS = {"PYTEST_CURRENT_TEST", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", 
 def pytest_collection_modifyitems(items: List[pytest.Item]) -> None:
     """Put long tests first."""
     items.sort(key=lambda item: not item.nodeid.startswith(tuple(f"tests/{name}" for name in _LONG)))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect no garbage while thousands of tests are collected, all of which stay."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def pytest_pycollect_makemodule() -> None:
+    """Import `ignite_ipu.auto` where that does nothing: a module of tests that imports it would turn it on."""
+    if "ignite_ipu.auto" not in sys.modules:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("IGNITE_IPU_BACKEND", "native")
+            importlib.import_module("ignite_ipu.auto")
 
 
 def _environment() -> Dict[str, str]:

@@ -20,8 +20,6 @@ from ignite_ipu import auto, backend, emulator
 from ignite_ipu.deferred import captured
 from ignite_ipu.errors import OptionsError, RunError
 
-auto.off()  # the import has turned it on, while tests are collected
-
 BEGINNING = """
 from torch.nn.utils import clip_grad_norm_
 import torch

@@ -17,8 +17,6 @@ from ignite_ipu.running.substituted import active_substitutes, refusal_behind
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-auto.off()  # the import has turned it on, while tests are collected
-
 PROGRAM = """
 import random
 import numpy as np

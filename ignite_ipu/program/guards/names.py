@@ -263,20 +263,26 @@ def _is_users(kind: type) -> bool:
     """Return whether a class is the user's own: by its methods' files, as another module may bear its module's name."""
     if not is_followed(kind, _PASSIVE):
         return False
-    if _is_derived_here(kind):
+    files = _files_of(kind)
+    if _are_libraries(files):
         return _is_users(kind.__mro__[1])
-    files = _files_of(kind) or {getattr(sys.modules.get(kind.__module__), "__file__", None) or "<unknown>"}
-    return any(map(is_users_file, files))
+    return any(
+        map(is_users_file, files or {getattr(sys.modules.get(kind.__module__), "__file__", None) or "<unknown>"})
+    )
 
 
 def _is_derived_here(kind: type) -> bool:
     """Return whether a class is derived from a user's, as captured models are."""
-    files = _files_of(kind)
+    return _are_libraries(_files_of(kind))
+
+
+def _are_libraries(files: Set[str]) -> bool:
     return bool(files) and all(owner_of(file) is Owner.LIBRARY for file in files)
 
 
 def _files_of(kind: type) -> Set[str]:
-    functions = [inspect.unwrap(member) for member in vars(kind).values() if isinstance(member, FunctionType)]
+    members = [member for member in vars(kind).values() if isinstance(member, FunctionType)]
+    functions = [inspect.unwrap(member) if hasattr(member, "__wrapped__") else member for member in members]
     files = {function.__code__.co_filename for function in functions if isinstance(function, FunctionType)}
     return files - {"<string>"}  # methods that dataclasses and named tuples generate
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -68,14 +70,26 @@ def as_weights_only(objects, folder):
     Checkpoint.load_objects(objects, torch.load(file, weights_only=True))
 
 
-@pytest.mark.parametrize("stop", [6, 8])
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("whole"), saver=CheckpointSaver)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, request):
+    """Return the folder and the batches of a run that was stopped, with its saver and the iteration."""
+    saver, stop = request.param
+    folder = tmp_path_factory.mktemp("stopped")
+    return stop, folder, train(folder, saver=saver, stop=stop)[1]
+
+
+@pytest.mark.parametrize("stopped", list(itertools.product([DiskSaver, CheckpointSaver], [6, 8])), indirect=True)
 @pytest.mark.parametrize("resume", [newest, automatically, as_weights_only])
-@pytest.mark.parametrize("saver", [DiskSaver, CheckpointSaver])
-def test_a_saved_run_goes_on(saver, resume, stop, tmp_path):
+def test_a_saved_run_goes_on(stopped, uninterrupted, resume, tmp_path):
     """With the batches and the weights of the uninterrupted one, from within an epoch and from its end."""
-    (tmp_path / "parts").mkdir()
-    whole, expected = train(tmp_path / "whole", saver=CheckpointSaver)
-    _, before = train(tmp_path / "parts", saver=saver, stop=stop)
+    stop, folder, before = stopped
+    whole, expected = uninterrupted
+    shutil.copytree(folder, tmp_path / "parts")
     resumed, after = train(tmp_path / "parts", resume, saver=CheckpointSaver)
     assert min(after) == stop + 1
     assert {**before, **after} == expected
