@@ -127,8 +127,10 @@ class FusedPrograms(TrainingPrograms):
         """
         batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
         needed = needed_values(batches, keeps)
-        modes = self._modes_of(batches)
-        if self.own is None and self.modes.are(modes):
+        modes = self._modes_of(batches, losses)
+        last = self._last
+        known = last is not None and last.graph is batches[0].graph and last.modes == modes
+        if self.own is None and self.modes.are(modes) and (known or self.modes.is_now(modes)):
             compiled, results = self._call(batches, needed, modes)
         else:
             with self.modes.as_then(modes), self._others_frozen():

@@ -89,7 +89,7 @@ class HostPrograms(TrainingPrograms):
         """
         batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
         needed = needed_values(batches, keeps)
-        modes = self._modes_of(batches)
+        modes = self._modes_of(batches, losses)
         with self.modes.as_then(modes), self.session.weights.with_others(older) if older else contextlib.nullcontext():
             compiled, results, gradients = self._called(batches, needed, modes)
         self._last = compiled

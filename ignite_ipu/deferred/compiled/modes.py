@@ -12,11 +12,15 @@ from ignite_ipu.deferred.graph.operations import ModesThen
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.guards.python_state import PythonState
+from ignite_ipu.program.guards.saved_attributes import SavedAttributes
 from ignite_ipu.program.module_state import NEVER, REGISTRATIONS
 from ignite_ipu.program.tensors.raw import requires_grad, set_requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+
+_MOST_MOMENTS = 16
+_NO_VALUES = SavedAttributes([])
 
 
 class ReplacedError(CaptureError):
@@ -40,6 +44,7 @@ class Modes:
         self._trained: List[bool] = []
         self._looks = -1
         self._then: Optional[ModesThen] = None
+        self._moments: List[ModesThen] = []  # beginning with the newest
         self._seen: Tuple[Any, ...] = ()
 
     def look_again(self) -> None:
@@ -61,40 +66,66 @@ class Modes:
         seen = self._seen
         # Each is the same object if nothing in it has changed, and then so is the result.
         if then is None or training is not seen[0] or trained is not seen[1] or values is not seen[2]:
-            now = ModesThen(self, training, trained, state.names, values, state.parts)
-            self._seen, self._then = (training, trained, values), then if then == now else now
+            self._seen = (training, trained, values)
+            attributes = _NO_VALUES if then is None else then.attributes
+            now = ModesThen(self, training, trained, state.names, values, state.parts, attributes)
+            self._then = then if then == now else self._moment(now)
         assert self._then is not None
         return self._then
 
+    def _moment(self, now: ModesThen) -> ModesThen:
+        """Return an equal moment of before, or this one with the values of its attributes."""
+        assert self._state is not None
+        found = next((each for each in self._moments if each == now), None)
+        if found is None:
+            found = now._replace(attributes=self._state.attributes())
+            self._moments = [found, *self._moments[: _MOST_MOMENTS - 1]]
+        return found
+
     @contextlib.contextmanager
-    def in_training_as(self, then: ModesThen) -> Iterator[None]:
-        """Have modules in training and evaluation mode as they were, in the `with` block."""
+    def at(self, then: ModesThen) -> Iterator[None]:
+        """Have modules in training and evaluation mode, and their Python values, as they were, in the `with` block."""
         state = self._state
         assert state is not None  # they have been compared with the current ones
         now = state.training()
         try:
             state.set_training(then.training)
-            yield
+            with then.attributes.put():
+                yield
         finally:
             state.set_training(now)
+
+    def lost(self, then: ModesThen) -> Optional[str]:
+        """Return in words the changes since a moment that `at` cannot undo, or None."""
+        now = self.now()
+        if _differ(now, then):
+            with self.at(then):
+                again = self.now()
+            if _differ(again, then):
+                return then._replace(training=again.training, trained=again.trained, calls=()).difference(again)
+        return None
 
     def are(self, then: ModesThen) -> bool:
         """Return whether modules are in the modes of a moment, and the same parameters are trained."""
         state = self._state
         return state is not None and state.training() == then.training and self.trained() == then.trained
 
+    def is_now(self, then: ModesThen) -> bool:
+        """Return whether Python values are as at a moment, too."""
+        return not _differ(self.now(), then)
+
     @contextlib.contextmanager
     def as_then(self, then: ModesThen) -> Iterator[None]:
         """Have modules in their modes, and parameters frozen, as they were, in the `with` block."""
         now = self.now()
-        if then is now or then._replace(training=now.training, trained=now.trained) != now:
-            yield  # nothing has changed, or more than that
+        if then is now:
+            yield
             return
         pairs = zip(self.parameters, now.trained, then.trained)
         changed = [
             (each, is_trained, was_trained) for each, is_trained, was_trained in pairs if is_trained != was_trained
         ]
-        with self.in_training_as(then):
+        with self.at(then):
             self._set_trained((parameter, was_trained) for parameter, _, was_trained in changed)
             try:
                 yield
@@ -116,13 +147,17 @@ class Modes:
         return self._trained
 
     def with_parts(self, calls: Sequence[ModesThen]) -> ModesThen:
-        """Return the current modes, but those of calls for modules and parameters of parts that were called."""
+        """Return the current modes, but those of calls for parameters and modules of parts that were called.
+
+        A module that is in training mode in one of several calls counts as being so.
+        """
         now = self.now()
         training: Dict[int, bool] = {}
         trained: Dict[int, bool] = {}
         assert self._state is not None
         for then in calls:
-            training.update(then.of.training_by_module(then))
+            for key, flag in then.of.training_by_module(then).items():
+                training[key] = flag or training.get(key, False)
             trained.update({id(each): flag for each, flag in zip(then.of.parameters, then.trained)})
         return now._replace(
             training=[training.get(id(own), flag) for own, flag in zip(self._state.moded, now.training)],
@@ -157,6 +192,11 @@ class Modes:
                     f"Parameters were frozen or unfrozen after the model was called at {operation.line} and before "
                     f"backward() at {loss.line}. Do that before the call, or after optimizer.step()."
                 )
+
+
+def _differ(now: ModesThen, then: ModesThen) -> bool:
+    """Return whether Python values or modules differ."""
+    return (now.names, now.values, now.parts) != (then.names, then.values, then.parts)
 
 
 def refuse_replaced(weights: Weights, model: nn.Module) -> None:

@@ -145,6 +145,8 @@ class _Computation:
         remaining = iter(numbers)
         self._numbers = [[next(remaining) for source in step.leaves if source is None] for step in self._steps]
         self._results: List[Optional[List[Any]]] = [None] * len(self._steps)
+        calls = [number for number, step in enumerate(self._steps) if step.function is None]
+        self._modes = dict(zip(calls, update.modes.calls))
 
     def run(self, routes: Sequence[Stages]) -> List[List[Any]]:
         """Return the results of all operations, each computed on its IPU."""
@@ -198,7 +200,9 @@ class _Computation:
         args, kwargs = unflatten(step.structure, found)
         if step.function is None:
             call = functools.partial(self._model.get_submodule(step.part), *args, **kwargs)
-            output = called_beside(step.left, call)
+            modes = self._modes.get(number)
+            with contextlib.nullcontext() if modes is None else modes.of.at(modes):
+                output = called_beside(step.left, call)
         else:
             output = _called(step.function, args, kwargs, step.line)
         tensors = leaves_in(output)

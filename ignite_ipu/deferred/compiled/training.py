@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, FrozenSet, List, Optional, Sequence, Set, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
 
@@ -14,13 +14,16 @@ from ignite_ipu.deferred.compiled.memory import refuse_shared_between
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places, placed_options
 from ignite_ipu.deferred.compiled.splitting import WHOLE, asked_split, checked_split
+from ignite_ipu.deferred.compiled.statistics import refuse_later_statistics
 from ignite_ipu.deferred.compiled.step import CapturedStep
 from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed
 from ignite_ipu.deferred.graph.operations import ModesThen, Operation
 from ignite_ipu.deferred.graph.step_graph import (
+    Loss,
     MicroBatch,
     StepGraphs,
     describe_change,
+    modes_of_calls,
 )
 from ignite_ipu.errors import CaptureError, logger, out_of_memory
 from ignite_ipu.optimizers.conversion import Conversion
@@ -170,7 +173,9 @@ class TrainingPrograms(abc.ABC):
         assert self._seen[1] is not None
         return self._seen[1]
 
-    def _modes_of(self, batches: Sequence[MicroBatch]) -> ModesThen:
+    def _modes_of(self, batches: Sequence[MicroBatch], losses: Sequence[Loss]) -> ModesThen:
+        if self._last is None or self._last.graph is not batches[0].graph:
+            refuse_later_statistics(losses)
         first: Optional[Operation] = None
         modes: Optional[ModesThen] = None
         calls = [call for batch in batches for call in batch.operations if call.model is not None]
@@ -182,9 +187,8 @@ class TrainingPrograms(abc.ABC):
                 continue
             if others.of is not self.modes:
                 # A part of a model that was called before it was known to be one.
-                return self._own_modes(
-                    self.modes.with_parts([each.signature.modes for each in calls if each.signature.modes])
-                )
+                parts = [each.signature.modes for each in calls if each.signature.modes]
+                return self._with_calls(self._own_modes(self.modes.with_parts(parts)), batches, losses)
             if self.own is not None:
                 own = self._own_modes(others)
                 # Whether a model is frozen that another optimizer trains makes no difference to this one's update.
@@ -192,12 +196,44 @@ class TrainingPrograms(abc.ABC):
             if first is None or modes is None:
                 first, modes = call, others
             elif others != modes:
+                modes = self._with_calls(modes, batches, losses)
+                break
+        return self._own_modes(self.modes.now()) if modes is None else modes
+
+    def _with_calls(self, modes: ModesThen, batches: Sequence[MicroBatch], losses: Sequence[Loss]) -> ModesThen:
+        """Return the modes of an update with those of each of its calls, if these differ.
+
+        Raises:
+            CaptureError: One program cannot make calls that differ so.
+        """
+        firsts: Dict[int, Tuple[Operation, ModesThen]] = {}
+        differ = False
+        for call in [call for batch in batches for call in batch.operations if call.model is not None]:
+            then = call.signature.modes
+            if then is None:
+                continue
+            first, others = firsts.setdefault(id(then.of), (call, then))
+            problem: Optional[str] = None
+            if then != others:
+                differ = True
+                same = then.training == others.training and then.values == others.values
+                if same or (then.trained != others.trained and (self.own is None or self._has_weights_of(call))):
+                    problem = others.difference(then._replace(training=others.training))
+            problem = then.of.lost(then) if problem is None else problem
+            if problem is not None:
                 raise CaptureError(
                     f"The model was called at {first.line}, and again for the same update at {call.line}, but in "
-                    f"between {modes.difference(others)}. The calls of one update are one program: change the "
-                    "model after optimizer.step()."
+                    f"between {problem}. The calls of one update are one program: change the model after "
+                    "optimizer.step()."
                 )
-        return self._own_modes(self.modes.now()) if modes is None else modes
+        if not differ:
+            return modes
+        refuse_later_statistics(losses)
+        calls = modes_of_calls(batches[0])
+        # Checks of the program look for modules that are in training mode in any call.
+        alike = [then.training for then in calls if then.of is self.modes]
+        training = [any(flags) for flags in zip(*alike)] if alike else modes.training
+        return modes._replace(training=training, calls=calls)
 
     def _has_weights_of(self, call: Operation) -> bool:
         assert call.model is not None and self.own is not None
@@ -244,7 +280,7 @@ class TrainingPrograms(abc.ABC):
 
     def _compile(self, wanted: CompiledUpdate, batch: MicroBatch) -> CompiledUpdate:
         """Make the program to use from now on; returns the update that it will be compiled for when it runs."""
-        modes = self._own_modes(self.modes.now())
+        modes = self._own_modes(self.modes.now())._replace(calls=wanted.modes.calls)
         if modes != wanted.modes:
             called_at = next(step.line for step in wanted.graph.steps if step.function is None)
             raise CaptureError(

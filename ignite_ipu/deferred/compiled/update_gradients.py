@@ -287,6 +287,6 @@ def _called(
     buffers.update(copies)
     given = {name: trained.get(id(each), copies[id(each)]) for name, each in tensors.items()}
     modes = operation.signature.modes
-    with EAGER, modes.of.in_training_as(modes) if modes is not None else contextlib.nullcontext():
+    with EAGER, modes.of.at(modes) if modes is not None else contextlib.nullcontext():
         call = functools.partial(torch.func.functional_call, model, given, args, kwargs, tie_weights=False)
         return called_beside(operation.signature.left, call)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import weakref
-from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 
@@ -18,6 +18,7 @@ from ignite_ipu.deferred.graph.owners import Captured, CapturedLoop
 from ignite_ipu.deferred.graph.structure import LEAF, Structure, flatten, leaves_in, unflatten
 from ignite_ipu.errors import EarlyReadError
 from ignite_ipu.program.forward.left_behind import Place
+from ignite_ipu.program.guards.saved_attributes import SavedAttributes
 from ignite_ipu.program.reached import reached
 from ignite_ipu.program.tensors.strides import with_strides
 from ignite_ipu.program.user_code import Line
@@ -114,6 +115,8 @@ class ModesThen(NamedTuple):
 
     `of` is their finder, one for each model. They are the modes of its modules (`training`) and parameters (`trained`),
     the Python values that the modules' code reads, by their names, and the modules and their hooks (`parts`).
+    `attributes` can put back those of the values that modules hold. `calls` are the modes of each call of an update
+    whose calls differ in them.
     """
 
     of: Any
@@ -122,6 +125,8 @@ class ModesThen(NamedTuple):
     names: List[str]
     values: List[Hashable]
     parts: List[Any]
+    attributes: SavedAttributes
+    calls: Tuple[ModesThen, ...] = ()
 
     def difference(self, now: ModesThen) -> str:
         if self.training != now.training:
@@ -130,6 +135,8 @@ class ModesThen(NamedTuple):
             return "parameters were frozen or unfrozen"
         if self.parts != now.parts:
             return "modules or hooks were replaced, added or removed"
+        if self.calls != now.calls:
+            return "its calls are made in other modes"
         pairs = zip(now.names, self.values, now.values)
         names = [name for name, old, new in pairs if old != new] if self.names == now.names else []
         return f"Python values that its code reads have changed ({', '.join(dict.fromkeys(names)) or 'others'})"

@@ -13,7 +13,7 @@ from typing import Any, Dict, Hashable, Iterator, List, Optional, Sequence, Tupl
 import torch
 
 from ignite_ipu.deferred.graph.leaves import Input, Number
-from ignite_ipu.deferred.graph.operations import Operation, Value, by_number, name_of
+from ignite_ipu.deferred.graph.operations import CLOCK, ModesThen, Operation, Value, by_number, name_of
 from ignite_ipu.deferred.graph.structure import Bounded, Structure
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.left_behind import Place
@@ -91,6 +91,7 @@ class Loss:
         retained: Whether gradients may flow through the operations once more.
         call: The call of an engine's step function that did so, None outside of these.
         number: Its place in the order of losses.
+        moment: The time at which it went backward, in numbers of operations.
     """
 
     value: Value
@@ -99,6 +100,7 @@ class Loss:
     retained: bool = False
     call: Optional[object] = dataclasses.field(default_factory=CALL.get)
     number: int = dataclasses.field(default_factory=itertools.count().__next__)
+    moment: int = dataclasses.field(default_factory=lambda: CLOCK.now)
 
 
 class Tape:
@@ -221,10 +223,16 @@ class StepGraphs:
             for member in groups[number]:
                 group_of.update(dict.fromkeys(member.operations, number))
         batches = [self.micro_batch(members) for members in groups.values()]
-        if len({id(batch.graph) for batch in batches}) > 1:
+        unlike = len({id(batch.graph) for batch in batches}) > 1
+        if unlike or (len(batches) > 1 and any(map(modes_of_calls(batches[0]).__ne__, map(modes_of_calls, batches)))):
             (batch,) = batches = [self.micro_batch(losses)]
             batch.parts = len(groups)
         return sorted(batches, key=lambda batch: batch.operations[0].number)
+
+
+def modes_of_calls(batch: MicroBatch) -> Tuple[ModesThen, ...]:
+    """Return the modes of models in their calls of a micro-batch, in order."""
+    return tuple([each.signature.modes for each in batch.operations if each.signature.modes is not None])
 
 
 def ancestors(value: Value) -> List[Operation]:

@@ -315,9 +315,9 @@ class BufferBook:
             return "weights have changed since"
         if then is None or then.of is not now.of:
             return "the model was called before it was known to be a part of a larger one"
-        alike = then._replace(training=now.training, trained=now.trained)
-        if alike != now:
-            return f"{alike.difference(now)} since"
+        lost = self._modes.lost(then)
+        if lost is not None:
+            return f"{lost} since"
         if not (older or self._edits.older_than(call)):
             return "weights or buffers were written since"
         for each in _chain(call):
@@ -364,7 +364,7 @@ class BufferBook:
         args, kwargs = unflatten(call.signature.structure, leaves)
         loop.session.weights.to_host()
         modes.now()
-        with modes.in_training_as(call.signature.modes):
+        with modes.at(call.signature.modes):
             with EAGER, without_generation_cache(model), torch.no_grad(), DisableTorchFunctionSubclass():
                 return called_beside(call.signature.left, lambda: model(*args, **kwargs))
 

@@ -214,18 +214,18 @@ class CapturedModel:
     @contextlib.contextmanager
     def _as_then(self, call: Operation) -> Iterator[None]:
         """Have modules in the modes that they were in at a call, in the `with` block."""
-        now, modes = self.loop.modes.now(), call.signature.modes
+        modes = call.signature.modes
         if modes is None or modes.of is not self.loop.modes:
             yield
             return
-        alike = modes._replace(training=now.training, trained=now.trained)
-        if alike != now:
+        lost = self.loop.modes.lost(modes)
+        if lost is not None:
             raise CaptureError(
                 f"A value is read at {current_line()} of the call of {self.name} at {call.line}, whose update "
-                f"has not run. The host cannot compute it any more: {alike.difference(now)}. Read it "
-                "before that, or after optimizer.step()."
+                f"has not run. The host cannot compute it any more: {lost}. Read it before that, or after "
+                "optimizer.step()."
             )
-        with self.loop.modes.in_training_as(modes):
+        with self.loop.modes.at(modes):
             yield
 
 

@@ -173,6 +173,11 @@ def rewritten(trace: Trace, name: str, args: Args, kwargs: Kwargs) -> Tuple[Args
     if updated:
         _check_statistics(hidden_writes(name, args, kwargs), args, kwargs)
         args, kwargs = map_leaves((args, kwargs), lambda leaf: None if id(leaf) in updated else leaf)
+    elif program.training and name in _FLAGS and not hidden_writes(name, args, kwargs):
+        # A gradient depends on the values that were read. PyTorch's kernels compute it with those of a later update.
+        statistics, _ = _statistics(name, args, kwargs)
+        read = {id(each): trace.record(torch.Tensor.clone, trace.traced(each)) for each in statistics}
+        args, kwargs = map_leaves((args, kwargs), lambda leaf: read.get(id(leaf), leaf))
     return args, kwargs
 
 
@@ -181,14 +186,19 @@ def hidden_writes(name: str, args: Args, kwargs: Kwargs) -> List[Any]:
 
     They are the running statistics of normalisations.
     """
+    found, updates = _statistics(name, args, kwargs)
+    return found if updates else []
+
+
+def _statistics(name: str, args: Args, kwargs: Kwargs) -> Tuple[List[Any], bool]:
+    """Return the running statistics among the arguments of an operator, and whether it updates them."""
     if name not in _FLAGS:
-        return []
+        return [], False
     flag = _FLAGS[name]
     names = _NAMES_OF_NINE if len(args) + len(kwargs) == 9 else _NAMES
     named = {**dict(zip((*names, flag), args)), **kwargs}
-    if not named.get(flag, flag == "use_input_stats"):
-        return []
-    return [named[each] for each in _STATISTICS if isinstance(named.get(each), torch.Tensor)]
+    found = [named[each] for each in _STATISTICS if isinstance(named.get(each), torch.Tensor)]
+    return found, bool(named.get(flag, flag == "use_input_stats"))
 
 
 def _with_wide_indices(trace: Trace, name: str, args: Args, kwargs: Kwargs) -> Tuple[Args, Kwargs]:

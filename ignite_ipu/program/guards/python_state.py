@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.program.guards.names import Named
+from ignite_ipu.program.guards.saved_attributes import SavedAttributes
 from ignite_ipu.program.guards.values import FUNCTIONS, READ, Reader, is_fixed, is_grown, leave_behind, replaced_tensors
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.user_code import read_by
@@ -160,6 +161,10 @@ class PythonState:
         """Put each module in training mode or not, as `training` returned."""
         for attributes, mode in zip(self._moded, modes):
             attributes["training"] = mode
+
+    def attributes(self) -> SavedAttributes:
+        """Return the present Python values in attributes of modules, to have them again later."""
+        return SavedAttributes(self._attributes)
 
     @property
     def moded(self) -> Sequence[Dict[str, Any]]:

@@ -1,0 +1,74 @@
+"""Running statistics of normalisations that calls of one update read and update."""
+
+from __future__ import annotations
+
+from typing import FrozenSet, Sequence
+
+import torch.nn.functional as F
+
+from ignite_ipu.deferred.graph.leaves import Input
+from ignite_ipu.deferred.graph.operations import Operation
+from ignite_ipu.deferred.graph.signatures import arguments_of
+from ignite_ipu.deferred.graph.step_graph import Loss
+from ignite_ipu.deferred.graph.structure import unflatten
+from ignite_ipu.errors import CaptureError
+from ignite_ipu.torch_names.modules import NormWithStatistics
+
+# The argument that enables updates of the running statistics, by function.
+_FLAGS = {F.batch_norm: "training", F.instance_norm: "use_input_stats"}
+_NONE: FrozenSet[int] = frozenset()
+
+
+def refuse_later_statistics(losses: Sequence[Loss]) -> None:
+    """Refuse a call in evaluation mode if a later call updates its statistics before its loss goes backward.
+
+    PyTorch's kernels compute the gradient with the later statistics then, and no device does.
+    """
+    calls = {each for loss in losses for each in loss.operations if _may_have_statistics(each)}
+    updated = {each: found for each, found in ((each, _updated(each)) for each in calls) if found}
+    for loss in losses if updated else ():
+        for call in calls.intersection(loss.operations):
+            for each, statistics in updated.items():
+                if call.number < each.number <= loss.moment and not statistics.isdisjoint(_read(call)):
+                    raise CaptureError(
+                        f"The call at {call.line} normalises with running statistics, and the call at {each.line} "
+                        f"updates them before backward() at {loss.line}. PyTorch would compute the gradient of the "
+                        "first call with the later statistics. Make the call that updates them first, or call "
+                        "backward() before it."
+                    )
+
+
+def _may_have_statistics(call: Operation) -> bool:
+    return call.model is not None or call.signature.function in _FLAGS
+
+
+def _updated(call: Operation) -> FrozenSet[int]:
+    """Return the ids of the buffers that a call writes."""
+    if call.model is None:
+        return _statistics(call, updates=True)
+    buffers = dict(call.model.model.named_buffers()) if call.signature.writes else {}
+    return frozenset(id(buffers[name]) for name in call.signature.writes)
+
+
+def _read(call: Operation) -> FrozenSet[int]:
+    """Return the ids of the statistics of normalisations that a call has in evaluation mode."""
+    modes = call.signature.modes
+    if call.model is None or modes is None:
+        return _statistics(call, updates=False)
+    training = modes.of.training_by_module(modes)
+    norms = [each for each in call.model.model.modules() if isinstance(each, NormWithStatistics)]
+    evaluated = [each for each in norms if not training.get(id(vars(each)), True)]
+    return frozenset(id(buffer) for each in evaluated for buffer in each.buffers())
+
+
+def _statistics(call: Operation, updates: bool) -> FrozenSet[int]:
+    """Return the ids of the statistics that a function of PyTorch's updates, or of those that it only reads."""
+    function = call.signature.function
+    if function not in _FLAGS:
+        return _NONE
+    args, kwargs = unflatten(call.signature.structure, call.leaves)
+    given = arguments_of(function, args, kwargs)
+    if bool(given[_FLAGS[function]]) is not updates:
+        return _NONE
+    found = [given["running_mean"], given["running_var"]]
+    return frozenset(id(each.tensor) for each in found if isinstance(each, Input))
