@@ -61,12 +61,19 @@ class _Ahead(NamedTuple):
 
 
 class HostGradients:
-    """The gradients of a loop that PyTorch updates on the host: those of `parameter.grad`."""
+    """The gradients of a loop that PyTorch updates on the host: those of `parameter.grad`.
+
+    Args:
+        loop: The loop.
+        training: The programs that compute gradients.
+        kept: Previous values of weights.
+    """
 
     shown = None
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    def __init__(self, loop: Loop, training: HostPrograms, kept: KeptWeights) -> None:
+        self._loop, self._training, self._kept = loop, training, kept
+        self._ahead: Optional[_Ahead] = None
 
     def clear(self, ids: FrozenSet[int], set_to_none: bool) -> None:
         """They are all on the host."""
@@ -88,12 +95,88 @@ class HostGradients:
     def read_norms(self, line: Line) -> bool:
         return False
 
+    def of_loss(self, loss: Loss, parameters: Sequence[torch.Tensor]) -> List[Optional[torch.Tensor]]:
+        """Return the gradients of a loss, as `torch.autograd.grad` does; None for parameters without any."""
+        refuse_spent(loss)
+        found = self.computed(loss)
+        by_id = {id(parameter): value for parameter, value in zip(found.parameters, found.values)}
+        return [by_id.get(id(parameter)) for parameter in parameters]
+
+    def add(self, loss: Loss, ids: Container[int], weights: Optional[Values] = None) -> None:
+        """Add the gradients of a loss that went backward before to those of some parameters.
+
+        `weights` has all weights as they were then, if they are kept.
+        """
+        path = {} if loss.retained else gradient_path(loss.value)
+        found = self._compute(loss, lambda operation: operation.signature.trains and operation not in path, weights)
+        with DisableTorchFunctionSubclass(), torch.no_grad():
+            for parameter, value in zip(found.parameters, found.values):
+                before = gradient_of(parameter)
+                if id(parameter) in ids:
+                    set_gradient(parameter, value if before is None else before.add_(value))
+
+    def compute_ahead(self, loss: Loss) -> None:
+        """Have the device compute a loss before it goes backward, with its gradients."""
+        if loss.value.known:
+            return  # by a read of the same loss through another of its models
+        models = models_of(loss.operations, "a read", loss.line)
+        if any(model.loop is not self._loop for model in models):
+            # One program has all calls of the loss, as for backward().
+            self._loop.joined(models, loss.line)[0].updates.run_ahead(frozenset(), [loss])
+            return
+        gradients = self._compute(loss, lambda operation: True)
+        self._ahead = _Ahead(loss.value, gradients, self._kept.changes)
+
+    def backward_on_host(self, loss: Loss) -> None:
+        """Compute a loss from weights alone, as a penalty, and its gradients by PyTorch: no program has no inputs."""
+        self._loop.edits.check(loss.operations, self._loop, "The gradient")
+        with torch.enable_grad():
+            results = replayed(loss.operations, lambda leaf, operation: leaf.tensor)
+        results[loss.value.operation][loss.value.index].backward()  # type: ignore[no-untyped-call]
+        for operation, tensors in results.items():
+            operation.settle([tensor.detach() for tensor in tensors])
+
+    def computed(self, loss: Loss) -> Gradients:
+        """Have the device compute the gradients of a loss, unless a read of its value has."""
+        self._loop.edits.look()
+        self._kept.check_saved(loss)
+        ahead, self._ahead = self._ahead, None
+        path = {} if loss.retained else gradient_path(loss.value)
+        if ahead is not None and ahead.value is loss.value and ahead.changes == self._kept.changes:
+            forget(path)
+            return ahead.gradients
+        return self._compute(loss, lambda operation: operation.signature.trains and operation not in path)
+
+    def _compute(self, loss: Loss, keeps: Callable[[Operation], bool], before: Optional[Values] = None) -> Gradients:
+        loop, operations = self._loop, loss.operations
+        if loop.buffers.waiting:
+            loop.buffers.before_update([loss], loop, waits=True, steps=False)
+        loop.edits.look()
+        self._kept.follow_edits()
+        if before is None:
+            loop.edits.check(operations, loop, "The gradient", unless_kept=True)
+            before = self._kept.values_then(operations)
+        older = [*before, *begin_again(operations)]
+        retained = {each for each in operations if loss.retained and keeps(each)}
+        keep_buffers(operations, retained, keeps, loop.session.weights)
+        if USES:
+            USES.difference_update(operations)
+        try:
+            with loop.buffers.in_update(operations):
+                return self._training.compute([loss], keeps, older)
+        except BaseException as error:
+            for operation in operations:
+                if not operation.done:
+                    operation.problem = f"the device call failed: {type(error).__name__}: {error}"
+            raise
+
 
 class HostUpdates:
     """The updates of a loop that PyTorch makes on the host.
 
     Attributes:
-        training: The programs that compute gradients.
+        gradients: The gradients, by the device.
+        training: The programs that compute them.
         optimizers: The optimizers that have made fused updates before.
         kept: Previous values of weights.
     """
@@ -105,11 +188,11 @@ class HostUpdates:
     uncleared: Optional[Line] = None
 
     def __init__(self, loop: Loop) -> None:
-        self._loop, self.gradients = loop, HostGradients(loop)
+        self._loop = loop
         self.training = HostPrograms(loop.session, loop.setup.config, loop.modes, loop.places)
         self.optimizers: Sequence[torch.optim.Optimizer] = ()
-        self._ahead: Optional[_Ahead] = None
         self.kept = kept = KeptWeights(loop)
+        self.gradients = HostGradients(loop, self.training, kept)
         self.note_call, self.note_write, self.note_view = kept.note_call, kept.note_write, kept.note_view
         self.are_stale, self.weights_then, self.note_changes = kept.are_stale, kept.weights_then, kept.note_changes
 
@@ -141,52 +224,12 @@ class HostUpdates:
     def backward(self, loss: Loss) -> None:
         """Add the gradients of a loss to those of the parameters that it depends on."""
         if loss.value.operation.of_weights:
-            self._backward_on_host(loss)
+            self.gradients.backward_on_host(loss)
             return
         synchronised = note_backward(loss) if Reducer.made else []
-        self._gradients_of(loss).accumulate()
+        self.gradients.computed(loss).accumulate()
         if synchronised:
             average(synchronised, self._loop.modes.parameters)
-
-    def gradients_of(self, loss: Loss, parameters: Sequence[torch.Tensor]) -> List[Optional[torch.Tensor]]:
-        """Return the gradients of a loss, as `torch.autograd.grad` does; None for parameters without any."""
-        refuse_spent(loss)
-        found = self._gradients_of(loss)
-        by_id = {id(parameter): value for parameter, value in zip(found.parameters, found.values)}
-        return [by_id.get(id(parameter)) for parameter in parameters]
-
-    def _gradients_of(self, loss: Loss) -> Gradients:
-        """Have the device compute the gradients of a loss, unless a read of its value has."""
-        self._loop.edits.look()
-        self.kept.check_saved(loss)
-        ahead, self._ahead = self._ahead, None
-        path = {} if loss.retained else gradient_path(loss.value)
-        if ahead is not None and ahead.value is loss.value and ahead.changes == self.kept.changes:
-            forget(path)
-            return ahead.gradients
-        return self._compute(loss, lambda operation: operation.signature.trains and operation not in path)
-
-    def add_gradients(self, loss: Loss, ids: Container[int], weights: Optional[Values] = None) -> None:
-        """Add the gradients of a loss that went backward before to those of some parameters.
-
-        `weights` has all weights as they were then, if they are kept.
-        """
-        path = {} if loss.retained else gradient_path(loss.value)
-        found = self._compute(loss, lambda operation: operation.signature.trains and operation not in path, weights)
-        with DisableTorchFunctionSubclass(), torch.no_grad():
-            for parameter, value in zip(found.parameters, found.values):
-                before = gradient_of(parameter)
-                if id(parameter) in ids:
-                    set_gradient(parameter, value if before is None else before.add_(value))
-
-    def _backward_on_host(self, loss: Loss) -> None:
-        """Compute a loss from weights alone, as a penalty, and its gradients by PyTorch: no program has no inputs."""
-        self._loop.edits.check(loss.operations, self._loop, "The gradient")
-        with torch.enable_grad():
-            results = replayed(loss.operations, lambda leaf, operation: leaf.tensor)
-        results[loss.value.operation][loss.value.index].backward()  # type: ignore[no-untyped-call]
-        for operation, tensors in results.items():
-            operation.settle([tensor.detach() for tensor in tensors])
 
     def read(self, value: Value, operations: Sequence[Operation]) -> Optional[Closure]:
         """Return a function that computes a value before `backward()`, with the gradients of its expected loss."""
@@ -195,45 +238,11 @@ class HostUpdates:
             return None
         if any(each.signature.evaluates for each in operations) and not self.training.expects(loss):
             return None  # it need not go backward
-        return functools.partial(self._compute_ahead, loss)
+        return functools.partial(self.gradients.compute_ahead, loss)
 
     def run_ahead(self, ids: AbstractSet[int], losses: Sequence[Loss]) -> None:
         for loss in losses:
-            self._compute_ahead(loss)
-
-    def _compute_ahead(self, loss: Loss) -> None:
-        if loss.value.known:
-            return  # by a read of the same loss through another of its models
-        models = models_of(loss.operations, "a read", loss.line)
-        if any(model.loop is not self._loop for model in models):
-            # One program has all calls of the loss, as for backward().
-            self._loop.joined(models, loss.line)[0].updates.run_ahead(frozenset(), [loss])
-            return
-        gradients = self._compute(loss, lambda operation: True)
-        self._ahead = _Ahead(loss.value, gradients, self.kept.changes)
-
-    def _compute(self, loss: Loss, keeps: Callable[[Operation], bool], before: Optional[Values] = None) -> Gradients:
-        loop, operations = self._loop, loss.operations
-        if loop.buffers.waiting:
-            loop.buffers.before_update([loss], loop, waits=True, steps=False)
-        loop.edits.look()
-        self.kept.follow_edits()
-        if before is None:
-            loop.edits.check(operations, loop, "The gradient", unless_kept=True)
-            before = self.kept.values_then(operations)
-        older = [*before, *begin_again(operations)]
-        retained = {each for each in operations if loss.retained and keeps(each)}
-        keep_buffers(operations, retained, keeps, loop.session.weights)
-        if USES:
-            USES.difference_update(operations)
-        try:
-            with loop.buffers.in_update(operations):
-                return self.training.compute([loss], keeps, older)
-        except BaseException as error:
-            for operation in operations:
-                if not operation.done:
-                    operation.problem = f"the device call failed: {type(error).__name__}: {error}"
-            raise
+            self.gradients.compute_ahead(loss)
 
     @contextlib.contextmanager
     def stepping(self, optimizer: torch.optim.Optimizer) -> Iterator[Callable[[Closure], Closure]]:
@@ -261,20 +270,21 @@ class HostUpdates:
                 def call() -> Any:
                     note_changes()
                     loss = closure()
-                    self._clip(held)
+                    _clip(self._loop, held)
                     return loss
 
                 return as_before(call)
 
-            self._clip(held)
+            _clip(self._loop, held)
             yield wrapped
         note_changes()
         note_step(optimizer)
 
-    def _clip(self, held: Sequence[torch.Tensor]) -> None:
-        max_norm = self._loop.setup.config.max_grad_norm
-        if max_norm is not None:
-            clip_grad_norm_(list(held), max_norm)
+
+def _clip(loop: Loop, held: Sequence[torch.Tensor]) -> None:
+    max_norm = loop.setup.config.max_grad_norm
+    if max_norm is not None:
+        clip_grad_norm_(list(held), max_norm)
 
 
 def _versions(tensors: Sequence[torch.Tensor]) -> List[Any]:

@@ -92,7 +92,7 @@ def _bring_gradients(loop: Loop, books: Books, on_host: HostUpdates) -> None:
     for loss, ids, made in plan:
         if made is not None:
             with made.rewound():
-                on_host.add_gradients(loss, ids, made.weights)
+                on_host.gradients.add(loss, ids, made.weights)
     reducers = reducers_within(loop.module)
     if any(made is not None for _, _, made in plan):
         average(reducers, loop.modes.parameters, repeated=True)
@@ -100,7 +100,7 @@ def _bring_gradients(loop: Loop, books: Books, on_host: HostUpdates) -> None:
         update.training.gradients.clip_on_host(_gradients(loop, update), norm, awaited=False)
     for loss, ids, made in plan:
         if made is None:
-            on_host.add_gradients(loss, ids)
+            on_host.gradients.add(loss, ids)
     if any(made is None for _, _, made in plan):
         average([reducer for reducer in reducers if not reducer.local], loop.modes.parameters)
     for update in books.updates:

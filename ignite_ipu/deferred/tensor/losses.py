@@ -69,7 +69,7 @@ def gradients_of(
     for model in dict.fromkeys(owners):
         model.loop.updates.leave_device(f"Gradients are computed at {line} without backward().", CaptureError(refusal))
     loop, loss = _loss_of(value, retained, line, ran_early)
-    found: List[Optional[torch.Tensor]] = loop.updates.gradients_of(loss, parameters)
+    found: List[Optional[torch.Tensor]] = loop.updates.gradients.of_loss(loss, parameters)
     return found
 
 
