@@ -8,6 +8,7 @@ value goes back to an earlier stage.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from functools import partial
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -18,8 +19,8 @@ from ignite_ipu import backend
 from ignite_ipu.errors import PlanError
 from ignite_ipu.pipeline.placing.applied import order_text
 from ignite_ipu.pipeline.placing.placement import Placement
+from ignite_ipu.pipeline.placing.weight_homes import WeightHomes, is_within
 from ignite_ipu.pipeline.profiling.layers import layer_names
-from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS
 
 
 class _Visit(NamedTuple):
@@ -27,6 +28,29 @@ class _Visit(NamedTuple):
 
     block: str
     ipu: int
+
+
+@dataclasses.dataclass
+class _Run:
+    """One run of a program over its stages, which has come to an IPU.
+
+    Attributes:
+        leaving: Called before the program leaves an IPU for another.
+        grad: Whether autograd recorded at the beginning.
+        visits: The stages so far.
+        ipu: The current IPU.
+        part: Path of the called module that runs.
+        calls: The calls of its layers so far.
+        reached: The stages that have begun in it.
+    """
+
+    leaving: Callable[[], Any]
+    grad: bool
+    visits: List[_Visit] = dataclasses.field(default_factory=list)
+    ipu: int = 0
+    part: Optional[str] = None
+    calls: Dict[str, int] = dataclasses.field(default_factory=dict)
+    reached: int = 0
 
 
 class Route:
@@ -62,12 +86,10 @@ class Route:
                 )
         paths = {id(module): path for path, module in reversed(list(modules.items()))}
         places = [(paths[id(named[start.layer])], start) for start in placement.starts]
-        self._starts = {path: [start for at, start in places if _is_within(at, path)] for path in self._called}
+        self._starts = {path: [start for at, start in places if is_within(at, path)] for path in self._called}
         self._layers = list(dict.fromkeys(path for path, _ in places))
         self._at = {start: path for path, start in places}
-        self._names, self._first = _first_names(modules)
-        self._fixed = self._registered(models, modules)
-        self._homes: Dict[str, Tuple[int, str]] = {}
+        self._homes = WeightHomes(modules, self._at, models)
         self._part_homes: Dict[str, int] = {}
         self._known = False
         self._planned: Tuple[_Visit, ...] = ()
@@ -80,11 +102,12 @@ class Route:
             PlanError: Layers run in another order than the placement lists them or not at all, or layers on different
                 IPUs use one weight.
         """
-        self._homes, self._part_homes, self._planned = {}, {}, ()
+        self._homes.forget()
+        self._part_homes, self._planned = {}, ()
         with self._hooked(model):
             for self._known in (False, True):
                 run()
-        self._planned = tuple(self._visits) or (_Visit(self.placement.starts[0].block, self.placement.ipus[0]),)
+        self._planned = tuple(self._run.visits) or (_Visit(self.placement.starts[0].block, self.placement.ipus[0]),)
 
     @property
     def ipus(self) -> Tuple[int, ...]:
@@ -116,16 +139,11 @@ class Route:
             leaving: Called before the program leaves an IPU for another, to compute the values of weights that are
                 there (`is_here`).
         """
-        self._visits: List[_Visit] = []
-        self._ipu = 0
-        self._part: Optional[str] = None
-        self._calls: Dict[str, int] = {}
-        self._reached = 0
-        self._leaving, self._grad = leaving, torch.is_grad_enabled()
+        self._run = run = _Run(leaving, torch.is_grad_enabled())
         if self._planned and not self._phased:
             first = self._planned[0]
-            self._visits.append(first)
-            self._ipu = first.ipu
+            run.visits.append(first)
+            run.ipu = first.ipu
             backend.poptorch().Block.start(first.block, first.ipu)
 
     def begin_loss(self) -> None:
@@ -135,8 +153,7 @@ class Route:
 
     def is_here(self, weights: Iterable[str]) -> bool:
         """Return whether all of some weights are known to be on the current IPU."""
-        homes = {self._homes.get(self._first.get(name, name), (None,))[0] for name in weights}
-        return homes == {self._ipu}
+        return self._homes.are_on(self._run.ipu, weights)
 
     def gather(self, weights: Dict[str, torch.Tensor]) -> Dict[str, torch.Tensor]:
         """Visit the IPU of the weights that a function reads, and return them as it is to read them.
@@ -146,46 +163,30 @@ class Route:
         if self._phased or not self._known:
             return weights
         found = {}
-        last = self._home(list(weights)[-1])
+        last = self._homes.home(list(weights)[-1], self._run.ipu)
         for name, weight in weights.items():
-            self._visit(name, self._home(name))
-            found[name] = weight if self._ipu == last else backend.poptorch().nop(weight)
-        return found
-
-    def _home(self, name: str) -> int:
-        name = self._first.get(name, name)
-        return self._homes.setdefault(name, (self._fixed.get(name, self._ipu), name))[0]
-
-    def _registered(self, models: Sequence[str], modules: Dict[str, nn.Module]) -> Dict[str, int]:
-        """Return the IPUs of all weights by the order in which modules are registered, for modules never called."""
-        begins = {path: start.ipu for start, path in self._at.items() if start.call == 0}
-        found: Dict[str, int] = {}
-        for model in models:
-            starts = [start for start, path in self._at.items() if _is_within(path, model)]
-            ipu = starts[0].ipu if starts else None
-            for path in modules if starts else ():
-                if _is_within(path, model):
-                    ipu = begins.get(path, ipu)
-                    found.update({name: ipu for name in self._names.get(path, ()) if ipu is not None})
+            self._visit(name, self._homes.home(name, self._run.ipu))
+            found[name] = weight if self._run.ipu == last else backend.poptorch().nop(weight)
         return found
 
     def _visit(self, label: str, ipu: int, begins: bool = False) -> None:
         """Be on an IPU from here on: a stage of its own, unless the program is there; a phase where one `begins`."""
+        run = self._run
         if self._phased:
-            ipu = 0 if self.placement.execution.startswith("serial") else len(self._visits) % 2
-            if not begins and self._visits:
+            ipu = 0 if self.placement.execution.startswith("serial") else len(run.visits) % 2
+            if not begins and run.visits:
                 return
-        elif self._visits and ipu == self._ipu:
+        elif run.visits and ipu == run.ipu:
             return
-        elif self._visits and torch.is_grad_enabled() == self._grad:
-            self._leaving()
-        self._ipu = ipu
-        taken = {visit.block for visit in self._visits}
+        elif run.visits and torch.is_grad_enabled() == run.grad:
+            run.leaving()
+        run.ipu = ipu
+        taken = {visit.block for visit in run.visits}
         block, number = label, 1
         while block in taken:
             number += 1
             block = f"{label}#{number}"
-        self._visits.append(_Visit(block, ipu))
+        run.visits.append(_Visit(block, ipu))
         if self._known:
             backend.poptorch().Block.start(block, ipu)
 
@@ -197,7 +198,7 @@ class Route:
             handles.append(modules[path].register_forward_pre_hook(partial(self._enter_part, path)))
         for layer in self._layers:
             handles.append(modules[layer].register_forward_pre_hook(partial(self._enter_layer, layer)))
-        for owner, names in self._names.items():
+        for owner, names in self._homes.held.items():
             handles.append(modules[owner].register_forward_pre_hook(partial(self._use, owner, names)))
         for path in self._called:
             handles.append(modules[path].register_forward_hook(partial(self._leave_part, path)))
@@ -208,20 +209,22 @@ class Route:
                 handle.remove()
 
     def _enter_part(self, path: str, module: nn.Module, args: Any) -> None:
-        if self._part is not None:
+        run = self._run
+        if run.part is not None:
             return
-        self._part, self._calls, self._reached = path, {}, 0
+        run.part, run.calls, run.reached = path, {}, 0
         starts = self._starts[path]
         if not starts:
-            self._visit(path or type(module).__name__, self._part_homes.setdefault(path, self._ipu))
+            self._visit(path or type(module).__name__, self._part_homes.setdefault(path, run.ipu))
         elif not self._phased and (self._at[starts[0]] != path or starts[0].call > 0):
             self._visit(starts[0].block, starts[0].ipu)  # code before the first stage runs with it
 
     def _leave_part(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
-        if self._part != path:
+        run = self._run
+        if run.part != path:
             return
-        self._part = None
-        missing = [start.block for start in self._starts[path][self._reached :]]
+        run.part = None
+        missing = [start.block for start in self._starts[path][run.reached :]]
         if missing:
             raise PlanError(
                 f"The forward of {type(module).__name__} never reached these layers of the placement: "
@@ -230,46 +233,20 @@ class Route:
 
     def _enter_layer(self, layer: str, module: nn.Module, args: Any) -> None:
         """Count a call of a layer, and begin the stage that begins there, if one does."""
-        if self._part is None:
+        run = self._run
+        if run.part is None:
             return
-        call = self._calls.get(layer, 0)
-        self._calls[layer] = call + 1
-        starts = self._starts[self._part]
+        call = run.calls.get(layer, 0)
+        run.calls[layer] = call + 1
+        starts = self._starts[run.part]
         for number, start in enumerate(starts):
             if self._at[start] == layer and start.call == call:
-                if number != self._reached:
-                    raise PlanError(order_text(start.block, starts[self._reached].block))
-                self._reached += 1
+                if number != run.reached:
+                    raise PlanError(order_text(start.block, starts[run.reached].block))
+                run.reached += 1
                 self._visit(start.block, start.ipu, begins=True)
 
     def _use(self, owner: str, names: Sequence[str], module: nn.Module, args: Any) -> None:
         """Note that the weights which a module holds are on the current IPU."""
-        if self._known or self._phased:
-            return
-        for name in names:
-            home, first = self._homes.setdefault(name, (self._ipu, owner))
-            if home != self._ipu:
-                raise PlanError(
-                    f"Weight {name} is used by {first} on IPU {home} and by {owner} on IPU {self._ipu}. Modules that "
-                    f"use one weight must be on one IPU: begin a stage at {owner!r} on IPU {home}, as ({owner!r}, "
-                    f"{home})."
-                )
-
-
-def _is_within(path: str, part: str) -> bool:
-    return not part or path == part or path.startswith(f"{part}.")
-
-
-def _first_names(modules: Dict[str, nn.Module]) -> Tuple[Dict[str, List[str]], Dict[str, str]]:
-    """Return the names of the tensors that each module holds itself, and of each name the first of the same tensor."""
-    first: Dict[int, str] = {}
-    found: Dict[str, List[str]] = {}
-    of_names: Dict[str, str] = {}
-    for kind in (PARAMETERS, BUFFERS):
-        for path, module in modules.items():
-            for name, tensor in module.__dict__[kind].items():
-                if tensor is not None:
-                    own = f"{path}.{name}" if path else name
-                    of_names[own] = known = first.setdefault(id(tensor), own)
-                    found.setdefault(path, []).append(known)
-    return found, of_names
+        if not (self._known or self._phased):
+            self._homes.use(owner, names, self._run.ipu)
