@@ -1,13 +1,16 @@
 """Cost of capturing a step: an accelerate loop against the same loop written for PopTorch, and alone.
 
 The limit is a loop that records two results in PyTorch's way, by a class of tensors with `__torch_function__`, and
-makes the device call of the step. It checks nothing.
+makes the device call of the step. It checks the things that change without notice and that no loop may miss: the Python
+values of the model's code and its modes, writes into the batch, hyper-parameters, and gradients on the host. Nothing in
+it is general: it knows its only model, optimizer and loss.
 """
 
 from __future__ import annotations
 
+import operator
 import statistics
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable, Iterator, List, Sequence, Tuple
 from unittest import mock
 
 import torch
@@ -16,7 +19,9 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 
 from ignite_ipu import IPUAccelerator, backend
-from ignite_ipu.torch_names.tensors import make_wrapper_subclass
+from ignite_ipu.program.guards.python_state import PythonState
+from ignite_ipu.program.tensors.raw import gradient_of
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, make_wrapper_subclass, version_of
 from tests.benchmarks.measures import Measure, ratio_of_fresh, seconds
 from tests.benchmarks.models import Batch, batches, executor_of, perceptron, poptorch_loop, width_for
 
@@ -102,17 +107,47 @@ class Recorded(torch.Tensor):
         raise NotImplementedError
 
 
+class Unchanged:
+    """Checks of the least loop: everything is as it was when this was made."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.groups = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9).param_groups
+        self.state = PythonState(model)
+        self.seen = self.state.training(), self.state.values()
+        self.get = operator.itemgetter("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
+        self.sizes, self.values = self.now()
+        self.parameters = list(model.parameters())[:32]
+
+    def now(self) -> Tuple[List[int], List[Any]]:
+        return [len(group["params"]) for group in self.groups], [self.get(group) for group in self.groups]
+
+    def check_model(self) -> None:
+        state = self.state
+        assert state.complete and state.training() is self.seen[0] and state.values() is self.seen[1]
+
+    def check_step(self, tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
+        with DisableTorchFunctionSubclass():
+            assert not [each for each in self.parameters if gradient_of(each) is not None]
+        assert self.now() == (self.sizes, self.values) and list(map(version_of, tensors)) == versions
+
+
 def least_loop(width: int, depth: int, data: List[Batch]) -> Callable[[], None]:
     """Return a pass of a loop that records two results, and makes the device call of its step from their inputs."""
-    executor = executor_of(perceptron(width, depth))
+    module = perceptron(width, depth)
+    executor = executor_of(module)
+    executor(*data[0])  # which changes the classes of modules and parameters
+    unchanged = Unchanged(module)
     losses: List[Recorded] = []
 
     def model(x: torch.Tensor) -> Recorded:
-        return Recorded.of((len(x), 10), (x,))
+        unchanged.check_model()
+        return Recorded.of((len(x), 10), (x, version_of(x)))
 
     def step() -> torch.Tensor:
         output, y = losses.pop().inputs
-        found: torch.Tensor = executor(*output.inputs, y)
+        x, version = output.inputs
+        unchanged.check_step((x, y), [version, version_of(y)])
+        found: torch.Tensor = executor(x, y)
         return found
 
     def run() -> None:

@@ -27,7 +27,7 @@ class Inputs:
 
     def to_device(self, given: Sequence[torch.Tensor]) -> List[torch.Tensor]:
         """Return the inputs as the graph takes them: detached, narrowed from float64 and contiguous."""
-        return [self._sent(name, tensor) for name, tensor in zip(self._names, given)]
+        return list(map(self._sent, self._names, given))
 
     def _sent(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.requires_grad:

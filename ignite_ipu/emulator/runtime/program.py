@@ -112,6 +112,8 @@ class DeviceProgram:
         self._compiled_step = Compiled(self._name)
         self._executable: Optional[Executable] = None
         self._step: Optional[GradientStep] = None
+        # Micro-batches of a call, and those of which outputs are returned.
+        self._sizes = self.batching.micro_batches, self.batching.returned
         self._give_back: Optional[Callable[[], object]] = None
         graph, positions = self.graph, self.graph.positions
         computes = any(place is not None for place in positions) or graph.extras
@@ -134,7 +136,7 @@ class DeviceProgram:
             self._compiled or self.graph,
             self.batching,
             weights,
-            self._trained,
+            self._differentiable,
             buffers,
             self._groups,
             self.random,
@@ -176,9 +178,10 @@ class DeviceProgram:
                 given[place].detach().copy_(inputs[place])
         seconds = time.perf_counter() - started
         anchored = self._anchors.values(outputs, graph.extras, self._executable, self._step)
-        steps, returned = (0, 0) if self._inputs.synthetic else (batching.micro_batches, batching.returned)
+        micro_batches, returned = self._sizes
+        steps, returned = (0, 0) if self._inputs.synthetic else (micro_batches, returned)
         # Each device iteration of training updates the weights.
-        self._meter.add_call(batching.micro_batches, batching.device_iterations if self._training else 0)
+        self._meter.add_call(micro_batches, batching.device_iterations if self._training else 0)
         results = self._results.of(graph, outputs)
         return results, anchored, Times(len(graph.inputs), steps, len(outputs), returned, seconds)
 
@@ -289,11 +292,19 @@ class DeviceProgram:
                 )
 
     @property
-    def _trained(self) -> List[str]:
-        """Names of the parameters that updates change."""
+    def _differentiable(self) -> List[str]:
+        """Names of the parameters that require gradients on the host.
+
+        In inference PyTorch computes none, but chooses its kernels by them: `F.linear` has another for frozen weights.
+        """
         wanted = torch.Tensor.requires_grad.__get__  # type: ignore[attr-defined]
         with DisableTorchFunctionSubclass():
-            return [name for name in self.graph.weights if self._training and wanted(self.host.parameters[name])]
+            return [name for name in self.graph.weights if wanted(self.host.parameters[name])]
+
+    @property
+    def _trained(self) -> List[str]:
+        """Names of the parameters that updates change."""
+        return self._differentiable if self._training else []
 
     @property
     def _updated(self) -> List[str]:

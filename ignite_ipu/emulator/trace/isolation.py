@@ -24,6 +24,12 @@ from ignite_ipu.torch_names.dispatch import (
 )
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+# Whether autocast is on for the CPU, which versions of PyTorch read in different ways.
+_autocasts: Callable[[], bool] = functools.partial(torch.is_autocast_enabled, "cpu")
+try:
+    _autocasts()
+except TypeError:
+    _autocasts = getattr(torch, "is_autocast_cpu_enabled")  # noqa: B009
 
 
 def unaffected(function: _Function) -> _Function:
@@ -47,13 +53,6 @@ def unaffected(function: _Function) -> _Function:
                 return function(*args, **kwargs)
 
     return call  # type: ignore[return-value]
-
-
-def _autocasts() -> bool:
-    try:
-        return torch.is_autocast_enabled("cpu")
-    except TypeError:  # PyTorch before 2.4
-        return torch.is_autocast_cpu_enabled()
 
 
 @contextlib.contextmanager

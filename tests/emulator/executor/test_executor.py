@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import ignite_ipu.emulator as poptorch
 from ignite_ipu.emulator import profiling
 from ignite_ipu.emulator.enums import ConnectionType, OutputMode
+from ignite_ipu.torch_names.dispatch import TorchDispatchMode
 
 X = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
 
@@ -631,3 +632,31 @@ def test_a_call_that_fails_freezes_the_options_all_the_same():
             wrap(model, options)
         with pytest.raises(AttributeError, match="frozen"):
             options.deviceIterations(2)
+
+
+def test_inference_uses_the_kernels_that_pytorch_chooses_for_weights_that_require_gradients():
+    """PyTorch computes a layer of a transposed batch by another product where its weight is frozen."""
+    used = []
+
+    class Kernels(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            used.append(func)
+            return func(*args, **(kwargs or {}))
+
+    class Transposed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.layer(x.transpose(0, 1))
+
+    net, x = Transposed(), torch.randn(3, 5, 8)
+    model = poptorch.inferenceModel(net)
+    model(x)
+    with torch.no_grad(), Kernels():
+        net(x)
+    natively, used[:] = [*used], []
+    with Kernels():
+        model(x)
+    assert used[: len(natively)] == natively
