@@ -171,7 +171,9 @@ def _compare(path: str, folder: Optional[str], *arguments: str) -> Ran:
     from tests.freezing import freeze
 
     request = {"updates": _UPDATES, "seed": 0, "everything": False, "keep_dropout": False, "config": {}}
-    request.update(script=path, arguments=list(arguments), module=False)
+    package = os.path.dirname(path) if os.path.basename(path) == "__main__.py" else ""
+    name = os.path.basename(package) or path
+    request.update(script=name, arguments=list(arguments), module=bool(package))
     records = {}
     for side, backend in ((HOST, "native"), (DEVICE, "emulator")):
         if "accelerate" in sys.modules:
@@ -179,7 +181,7 @@ def _compare(path: str, folder: Optional[str], *arguments: str) -> Ran:
 
             forget()
         os.environ["IGNITE_IPU_BACKEND"] = backend
-        with tempfile.TemporaryDirectory() as own, _started([path, *arguments], folder or own):
+        with tempfile.TemporaryDirectory() as own, _started([package or path, *arguments], folder or own):
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 records[side] = recorded({**request, "side": side})
         if torch.distributed.is_initialized():

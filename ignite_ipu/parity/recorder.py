@@ -85,9 +85,12 @@ class Recorder:
         self._modules: List[weakref.ref[nn.Module]] = []
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
         self._names: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Names] = weakref.WeakKeyDictionary()
+        # Prefixes of models that an optimizer trains: models of several may have the same names inside.
+        self._prefixes: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._engines: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()
         # Those that are collected keep theirs.
         self._numbers_of_optimizers, self._numbers_of_engines = itertools.count(), itertools.count()
+        self._numbers_of_models = itertools.count()
         self._calls = _Calls()
         # Deferred values, and whether their sums are recorded.
         self._pending: List[Tuple[Entry, torch.Tensor, bool]] = []
@@ -285,7 +288,7 @@ class Recorder:
         return names
 
     def _trained(self, order: Sequence[torch.Tensor]) -> Dict[str, nn.Module]:
-        """Return the models that have parameters of an optimizer, by prefixes of names; without one if it is alone."""
+        """Return the models that have parameters of an optimizer, by prefixes of names; the first has none if alone."""
         known = [module for module in (reference() for reference in self._modules) if module is not None]
         inner = {id(child) for module in known for child in module.modules() if child is not module}
         roots = [module for module in known if id(module) not in inner]
@@ -295,9 +298,11 @@ class Recorder:
             root = of.get(id(parameter))
             if root is not None and all(each is not root for each in found):
                 found.append(root)
-        if len(found) == 1:
-            return {"": found[0]}
-        return {f"{type(root).__name__} {number}.": root for number, root in enumerate(found)}
+        for root in found:
+            if root not in self._prefixes:
+                number = next(self._numbers_of_models)
+                self._prefixes[root] = f"{type(root).__name__} {number}." if number or len(found) > 1 else ""
+        return {self._prefixes[root]: root for root in found}
 
     def _resolve(self) -> None:
         pending, self._pending = self._pending, []

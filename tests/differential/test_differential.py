@@ -10,10 +10,11 @@ from typing import List, Tuple
 import pytest
 import torch
 
+from ignite_ipu.parity.differences import Difference
 from tests.differential import parts, program, refusals
 from tests.differential.__main__ import main
 from tests.differential.campaign import Verdicts, explained, shrunk
-from tests.differential.comparing import TOLERANCE, Verdict, judge
+from tests.differential.comparing import TOLERANCE, Verdict, grows_from_rounding, judge, run
 from tests.differential.ingredients import INGREDIENTS
 from tests.differential.program import Edit, Program, draw
 from tests.differential.rendering import render
@@ -79,7 +80,7 @@ def test_an_error_of_the_comparison_is_a_verdict(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("tests.differential.comparing.compare", None)
     verdict = judge(Program())
     assert verdict.kind == "crash" and verdict.fails and verdict.error.startswith("TypeError: 'NoneType'")
-    assert "in compared" in verdict.text
+    assert "in parity_of" in verdict.text
 
 
 def test_an_interrupted_campaign_goes_on(
@@ -104,6 +105,17 @@ def test_an_interrupted_campaign_goes_on(
     assert main() == 1 and played == [2]
     assert "3 programs, 1 of them in 0 s: 2 same, 1 different" in capsys.readouterr().out
     assert Verdicts(tmp_path / "verdicts.jsonl", 8).known == {}
+
+
+def test_a_difference_that_rounding_makes_natively_is_none_of_the_device() -> None:
+    """Gradients that are rounded otherwise make a difference as large on the host; a larger one is the device's."""
+    steep = Program(seed=798, front="step", optimizer="rmsprop with momentum", calls=5, ingredients=("by classes",))
+    expected, error = run(steep, device=False)
+    assert error is None
+    names = [entry["name"] for entry in expected if entry["name"].startswith("weights")]
+    for size, grows in ((1e-9, True), (1e-2, False)):
+        first = Difference("printed line", names[0], 0, None, size, size / 2)
+        assert grows_from_rounding(steep, expected, first) is grows
 
 
 def test_no_optimizer_makes_updates_of_rounding() -> None:

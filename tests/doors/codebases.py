@@ -57,6 +57,13 @@ PROGRAMS = (
 SAMPLE = tuple(each for each in PROGRAMS if each.codebase in ("dqn", "package") or each.verdict is Verdict.REFUSED)
 
 
+def on_the_host(text: str) -> str:
+    """Return the text of a program without its words for GPUs."""
+    for gpu, host in _ON_THE_HOST:
+        text = text.replace(gpu, host)
+    return text
+
+
 def differences(program: Program, scripts: Scripts, folder: Path, source: Path = CODEBASES) -> List[str]:
     """Return the differences between the doors, and from the numbers of the native run; empty if there are none."""
     original = source / program.codebase
@@ -64,10 +71,7 @@ def differences(program: Program, scripts: Scripts, folder: Path, source: Path =
     for door in ("native", "run", "auto"):
         shutil.copytree(original, places[door], ignore=shutil.ignore_patterns("__pycache__"))
     for file in places["native"].rglob("*.py"):
-        text = file.read_text(encoding="utf-8")
-        for gpu, host in _ON_THE_HOST:
-            text = text.replace(gpu, host)
-        file.write_text(text, encoding="utf-8")
+        file.write_text(on_the_host(file.read_text(encoding="utf-8")), encoding="utf-8")
     script = places["auto"] / program.script
     script.write_text(with_import(script.read_text(encoding="utf-8")), encoding="utf-8")
     alone = _migrate(original, places["migrate"], program.script)

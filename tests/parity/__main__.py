@@ -1,0 +1,34 @@
+"""Compares programs on the host and on the device: `python -m tests.parity [NAME...]`, by parts of their paths."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.parity.programs import compare, programs
+from tests.scripts import Scripts
+
+
+def main(*names: str) -> int:
+    chosen = [each for each in programs() if not names or any(name in str(each) for name in names)]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    scripts, different = Scripts(), 0
+    try:
+        for program in chosen:
+            started = time.monotonic()
+            with tempfile.TemporaryDirectory() as folder:
+                ran = compare(program, scripts, Path(folder))
+            different += bool(ran.error)
+            verdict = ran.error or f"the same, {ran.updates} updates"
+            print(f"{program}: {verdict} ({time.monotonic() - started:.1f} s)", flush=True)
+    finally:
+        scripts.close()
+    print(f"{len(chosen) - different} of {len(chosen)} the same")
+    return int(different > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
