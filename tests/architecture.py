@@ -15,6 +15,8 @@ import ignite_ipu
 
 ROOT = Path(ignite_ipu.__file__).parent
 PACKAGES = ("emulator", "deferred", "migration", "pipeline")
+MOST_MEMBERS = 25
+"""A class with more members is asking to be two."""
 Graph = Dict[str, Set[str]]
 
 
@@ -68,15 +70,30 @@ def loaded_by_a_trainer() -> List[str]:
     return subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout.split()
 
 
+def members() -> Dict[str, int]:
+    """Return the number of members of each class, by its module and name: methods but the constructor, and attributes.
+
+    Attributes are those that the class or one of its methods sets.
+    """
+    found: Dict[str, int] = {}
+    for file in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found[f"{_name(file)}.{node.name}"] = len(set(_members(node)) - {"__init__"})
+    return found
+
+
 def figures() -> Dict[str, int]:
     """Return the counts of the structure."""
-    modules = imports()
+    modules, sizes = imports(), members()
     house = rooms(modules)
     return {
         "entries at the top": len(house),
         "modules": len(modules),
         "lines": sum(len(file.read_text(encoding="utf-8").splitlines()) for file in ROOT.rglob("*.py")),
         "longest module": max(len(file.read_text(encoding="utf-8").splitlines()) for file in ROOT.rglob("*.py")),
+        "members of the widest class": max(sizes.values()),
+        f"classes of more than {MOST_MEMBERS} members": sum(size > MOST_MEMBERS for size in sizes.values()),
         "floors": max(floors(house).values()),
         "arrows between rooms": sum(map(len, house.values())),
         "circles of rooms": len(circles(house)),
@@ -139,6 +156,23 @@ def _imported(file: Path, modules: Set[str]) -> Iterator[str]:
             yield from (name if name in modules else node.module for name in names if {name, node.module} & modules)
         elif isinstance(node, ast.Import):
             yield from {alias.name for alias in node.names} & modules
+
+
+def _members(of: ast.ClassDef) -> Iterator[str]:
+    for node in of.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node.name
+            yield from (
+                each.attr
+                for each in ast.walk(node)
+                if isinstance(each, ast.Attribute)
+                and isinstance(each.ctx, ast.Store)
+                and isinstance(each.value, ast.Name)
+                and each.value.id == "self"
+            )
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
 
 
 def _room(module: str, within: str) -> str:

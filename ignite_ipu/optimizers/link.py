@@ -13,26 +13,22 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import functools
-import weakref
 from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from ignite_ipu.errors import OptimizerError, listed, logger
 from ignite_ipu.optimizers.changes import Change, HyperParameters, Settings
 from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.optimizers.held_state import is_held, put_entries
 from ignite_ipu.optimizers.host_link import note_earlier_steps
+from ignite_ipu.optimizers.linked_optimizer import link_optimizer
 from ignite_ipu.optimizers.state import state_from_torch, state_to_torch
 from ignite_ipu.poptorch_types import Executor
-from ignite_ipu.program.derived_class import derived_once
 from ignite_ipu.torch_names.optimizers import STEP_COUNT, STEPPED
 from ignite_ipu.torch_names.tensors import version_of
 
-_LINK = "_ignite_ipu_link"
 _MOST_NAMES = 8
 _State = Dict[str, Any]
 _OF_THE_DEVICE = ("ipu_state", "ipu_param")
@@ -101,7 +97,7 @@ class OptimizerLink:
         shows = not conversion.passed_through
         if shows and self._source.__dict__["state"]:
             self._send_state()
-        self._let_go = _handle(self._source, self, shows)
+        self._let_go = link_optimizer(self._source, self, shows)
 
     def changes(self) -> Tuple[Change, ...]:
         """Return the differences from the last values sent to the device, in O(number of groups)."""
@@ -435,76 +431,6 @@ def check_parameters(optimizer: torch.optim.Optimizer, module: nn.Module) -> Non
             "train them with the optimizer's default values. Add them to the optimizer, or freeze them with "
             "parameter.requires_grad_(False)."
         )
-
-
-def _handle(optimizer: torch.optim.Optimizer, link: OptimizerLink, shows: bool) -> weakref.finalize[Any, OptimizerLink]:
-    """Let an optimizer refuse steps on the host, and, if it `shows` it, show and take the state of a link that lives.
-
-    Its class is replaced by a subclass of the same name. Copies and pickles of it are of the original class, so they
-    need neither this package nor PopTorch to be read. PopTorch's own optimizers have their own way to the device.
-
-    Returns a finalizer that makes it an ordinary one again, with the state that it showed last.
-    """
-    if _LINK in vars(optimizer):
-        raise OptimizerError(
-            f"This {type(optimizer).__name__} already trains a model on an IPU; an optimizer has one state. Make a new "
-            "optimizer, or close the first session (trainer.ipu.close())."
-        )
-    if shows:
-        vars(optimizer)[_LINK] = weakref.ref(link)
-        own_class: Any = type(optimizer)
-        optimizer.__class__ = _linked_class(own_class)
-    refusal = optimizer.register_step_pre_hook(_refuse_step)
-    unlink = weakref.finalize(link, _unlink, weakref.ref(optimizer), refusal)
-    unlink.atexit = False
-    return unlink
-
-
-def _unlink(reference: weakref.ref[torch.optim.Optimizer], refusal: RemovableHandle) -> None:
-    refusal.remove()
-    optimizer = reference()
-    if optimizer is not None and _LINK in vars(optimizer):
-        optimizer.__class__ = type(optimizer).__mro__[1]
-        del vars(optimizer)[_LINK]
-
-
-def _refuse_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    raise OptimizerError(
-        f"{type(optimizer).__name__}.step() was called, but the weights are on an IPU and updated there within each "
-        "training step; there are no gradients on the host. Remove the call."
-    )
-
-
-@derived_once
-def _linked_class(base: Any) -> Any:
-    def get_state(self: Any) -> Any:
-        return self.__dict__[_LINK]().show_state()
-
-    def set_state(self: Any, value: Any) -> None:
-        self.__dict__[_LINK]().replace_state(value)
-
-    def load_state_dict(self: Any, state_dict: Dict[str, Any]) -> None:
-        self.__dict__[_LINK]().load_state(functools.partial(base.load_state_dict, self), state_dict)
-
-    def add_param_group(self: Any, param_group: Dict[str, Any]) -> None:
-        raise OptimizerError(
-            "A parameter group cannot be added to an optimizer that trains on an IPU: its update is compiled. Add it "
-            "before creating the trainer."
-        )
-
-    def reduce_ex(self: Any, protocol: Any) -> Any:
-        return object.__new__, (base,), self.__getstate__()
-
-    members = {
-        "__doc__": base.__doc__,
-        "__module__": base.__module__,
-        "__qualname__": base.__qualname__,
-        "__reduce_ex__": reduce_ex,
-        "add_param_group": add_param_group,
-        "load_state_dict": load_state_dict,
-        "state": property(get_state, set_state),
-    }
-    return type(base.__name__, (base,), members)
 
 
 def _parameter_of(name: str) -> str:
