@@ -12,6 +12,7 @@ from ignite_ipu.migration.checker import judge_source
 from ignite_ipu.migration.migrator import migrate_source
 from ignite_ipu.migration.source.file import read_source
 from ignite_ipu.migration.verdict import Verdict
+from tests.doors.loops import ON_HOST
 from tests.running.test_corpus import OLDER_TOLERANCE, RUN_ALONE, TOLERANCE
 from tests.scripts import RUN, Ran, Scripts
 
@@ -19,7 +20,6 @@ CORPUS = Path(__file__).parents[1] / "migration" / "corpus"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # The last line of the traceback of an error of this library.
 _REFUSAL = re.compile(r"^ignite_ipu[\w.]*Error: ", re.MULTILINE)
-_ON_HOST = "Weights are updated on the host"
 
 
 class Outcome(NamedTuple):
@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
         if ran.error:
             return cls(Verdict.NOTHING, [], ran.error)
         trained = Verdict.TRAINS if ran.updates else Verdict.NOTHING
-        verdict = Verdict.TRAINS_ON_HOST if _ON_HOST in ran.messages else trained
+        verdict = Verdict.TRAINS_ON_HOST if ON_HOST in ran.messages else trained
         return cls(verdict, ran.numbers, "")
 
 

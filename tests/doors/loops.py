@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import types
 from pathlib import Path
-from typing import Any, List
+from typing import Any, List, Tuple
 
 import pytest
 
 from ignite_ipu import auto
 from ignite_ipu.errors import IPUError
+from ignite_ipu.migration.checker import judge_source
 from ignite_ipu.migration.migrator import migrate_source
 from ignite_ipu.migration.source.file import Source
+from ignite_ipu.migration.verdict import Verdict
+
+ON_HOST = "Weights are updated on the host"
+"""The beginning of the message with which a run goes over to updates on the host."""
 
 PROGRAM = """
 import copy
@@ -105,6 +112,54 @@ LOOPS = {
         "    optimizer.zero_grad()\n    y = model(x)\n    loss = (y - before).pow(2).mean()\n    loss.backward()\n"
         "    optimizer.step()\n    before = y.detach()\n",
     ),
+    "a part is cleared": (SGD, PLAIN.replace("optimizer.zero_grad()", "model[0].zero_grad()")),
+    "a gradient is set to None": (SGD, PLAIN.replace("optimizer.zero_grad()", "model[0].weight.grad = None")),
+    "all gradients are set to None": (
+        SGD,
+        PLAIN.replace("optimizer.zero_grad()", "for w in model.parameters(): w.grad = None"),
+    ),
+    "nothing is cleared": (SGD, PLAIN.replace("    optimizer.zero_grad()\n", "")),
+    "two steps": (SGD, PLAIN + "    optimizer.step()\n"),
+    "weights are clamped after the step": (SGD, PLAIN + "    for w in model.parameters(): w.data.clamp_(-1, 1)\n"),
+    "weights are clamped before the step": (
+        SGD,
+        BEFORE_STEP.format("for w in model.parameters(): w.data.clamp_(-1, 1)"),
+    ),
+    "weights are loaded before the step": (SGD, BEFORE_STEP.format("model.load_state_dict(model.state_dict())")),
+    "weights are initialized before the step": (SGD, BEFORE_STEP.format("nn.init.zeros_(model[2].bias)")),
+    "a copy is loaded before the step": (
+        f"{SGD}\nother = copy.deepcopy(model)",
+        BEFORE_STEP.format("other.load_state_dict(model.state_dict())"),
+    ),
+    "weights are written before backward": (
+        SGD,
+        PLAIN.replace("loss.backward()", "model[0].weight.data.mul_(0.99)\n    loss.backward()"),
+    ),
+    "a weight is frozen before the step": (SGD, BEFORE_STEP.format("model[0].weight.requires_grad_(step % 2 == 0)")),
+    "a counter leaves steps out": (
+        f"{SGD}\ncount = 0",
+        PLAIN.replace("    optimizer.step()", "    count += 1\n    if count % 2 == 0: optimizer.step()"),
+    ),
+    "a function leaves steps out": (
+        f"{SGD}\ndef update(loss, k):\n    loss.backward()\n    if k % 2:\n        return\n    optimizer.step()",
+        PLAIN.replace("    loss.backward()\n    optimizer.step()\n", "    update(loss, step)\n"),
+    ),
+    "one loss of two is cleared": (
+        SGD,
+        PLAIN.replace("loss.backward()", "loss.backward(); optimizer.zero_grad(); model(x).mean().backward()"),
+    ),
+    "cleared before the first of three losses": (
+        SGD,
+        PLAIN.replace("optimizer.zero_grad()", "if step % 3 == 0: optimizer.zero_grad()").replace(
+            "optimizer.step()", "if step % 3 == 2: optimizer.step()"
+        ),
+    ),
+    "cleared before the second of three losses": (
+        SGD,
+        PLAIN.replace("optimizer.zero_grad()", "if step % 3 == 0: optimizer.zero_grad()").replace(
+            "optimizer.step()", "if step % 3 == 1: optimizer.step()"
+        ),
+    ),
     "sharpness-aware": (
         SGD,
         "    optimizer.zero_grad()\n    loss = (model(x) - 1).pow(2).mean()\n    loss.backward()\n    moved = []\n"
@@ -122,9 +177,29 @@ def text_of(name: str) -> str:
     return PROGRAM.format(setup=setup, loop=loop)
 
 
+def verdicts(name: str, folder: Path) -> Tuple[Verdict, Verdict]:
+    """Return the verdict of `check` on a loop, and that of a run in this process."""
+    text = text_of(name)
+    judged = judge_source(Source("program.py", text))[2].verdict
+    messages = io.StringIO()
+    handler, logger = logging.StreamHandler(messages), logging.getLogger("ignite_ipu")
+    logger.addHandler(handler)
+    try:
+        with auto.enabled():
+            _numbers(text, folder)
+    except IPUError:
+        return judged, Verdict.REFUSED
+    finally:
+        logger.removeHandler(handler)
+    return judged, Verdict.TRAINS_ON_HOST if ON_HOST in messages.getvalue() else Verdict.TRAINS
+
+
 def differences(name: str, folder: Path) -> List[str]:
     """Return the doors with a reason or numbers of their own, in this process; empty if there are none."""
     text = text_of(name)
+    expected, verdict = verdicts(name, folder)
+    if verdict is not expected:
+        return [f"`check` says that `run` {expected.value}, and it {verdict.value}"]
     migration = migrate_source(Source("program.py", text))
     found, native = {}, _numbers(text, folder)
     try:

@@ -10,7 +10,7 @@ from ignite_ipu.migration.checker import judge_source
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.source.file import Source
 from ignite_ipu.migration.verdict import Verdict
-from tests.doors.loops import LOOPS, differences, text_of
+from tests.doors.loops import LOOPS, differences, text_of, verdicts
 
 # `python -m tests.doors loops` takes all.
 SAMPLE = ("plain", "a gradient's norm is read", "steps by the loss", "two optimizers of all weights", "sharpness-aware")
@@ -21,6 +21,14 @@ SAMPLE = ("plain", "a gradient's norm is read", "steps by the loss", "two optimi
 def test_a_loop_trains_the_same_by_import_and_migrated(name, tmp_path, monkeypatch):
     monkeypatch.setenv(backend.VARIABLE, "emulator")
     assert differences(name, tmp_path) == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_verdict_on_a_loop_is_what_a_run_does(name, tmp_path, monkeypatch):
+    monkeypatch.setenv(backend.VARIABLE, "emulator")
+    judged, ran = verdicts(name, tmp_path)
+    assert judged is ran
 
 
 def test_the_text_of_plain_updates_shows_that_the_device_can_make_them():
@@ -36,4 +44,5 @@ def test_the_text_of_plain_updates_shows_that_the_device_can_make_them():
         "clipped by norm",
         "an average of weights",
         "an older output is used",
+        "weights are clamped after the step",
     ]
