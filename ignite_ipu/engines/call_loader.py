@@ -188,8 +188,13 @@ class CallLoader:
             )
 
     def _alike(self, batches: Iterator[Any], left_out: List[Any]) -> Iterator[Any]:
-        """Yield the batches without those that have fewer samples, because the data has ended."""
-        last = len(self.loader) - 1 if self._has_short_batch and not self._streams else None
+        """Return the batches without those that have fewer samples, because the data has ended."""
+        if self._streams or self._has_short_batch:
+            return self._whole(batches, left_out)
+        return batches
+
+    def _whole(self, batches: Iterator[Any], left_out: List[Any]) -> Iterator[Any]:
+        last = None if self._streams else len(self.loader) - 1
         for number, batch in enumerate(batches):
             if number == last or (self._streams and self._is_short(batch)):
                 left_out.append(batch)

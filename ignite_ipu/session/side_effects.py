@@ -26,6 +26,8 @@ class SideEffects:
 
     def __init__(self, step: BatchStep, resolved: Resolved, weights: Weights) -> None:
         self._step, self._resolved, self._weights = step, resolved, weights
+        # PopTorch's class of the step makes each look-up of a part of it a search.
+        self.computed = step.computed
         self._buffers: List[Sequence[str]] = []  # empty until they are known
         self._computed_from: Tuple[int, int] = (-1, -1)  # the weights that attributes were computed from last
 
@@ -107,7 +109,7 @@ class SideEffects:
     def show_attributes(self, leaves: Sequence[Any]) -> None:
         """Set these attributes to their values after a call."""
         step, resolved = self._step, self._resolved
-        if not step.computed.places:
+        if not self.computed.places:
             return
         if resolved.training:
             step.computed.show()

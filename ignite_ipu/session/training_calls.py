@@ -93,7 +93,7 @@ class TrainingCalls:
             raise
         self._programs.active = program
         self.note_updates(updates)
-        if program.step.computed.places:
+        if program.effects.computed.places:
             program.effects.show_attributes(leaves)
         hooks.after()
         if y_pred is not None:
