@@ -44,8 +44,8 @@ STATE = Restriction(
 REPLACED = Restriction(
     "{where} puts another tensor in the place of a registered one, and a device keeps the tensor that the model was "
     "prepared with",
-    "Write into that in place: `self.mean.copy_(...)`. If it is a cache that grows, make it long enough before the "
-    "model is prepared, as by a call with the longest input.",
+    "Assign a buffer a tensor of its shape and type, without gradients (detach()). If it is a cache that grows, make "
+    "it long enough before the model is prepared, as by a call with the longest input.",
 )
 WHOLE = Restriction(
     "{where} writes into a buffer of integers or booleans, which PopTorch compiles in: it would keep its value",

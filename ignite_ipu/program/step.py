@@ -22,6 +22,7 @@ from torch import nn
 
 from ignite_ipu import backend
 from ignite_ipu.errors import OutputError, UnsupportedArgumentError, logger
+from ignite_ipu.program.forward.assigned_buffers import assignments_written
 from ignite_ipu.program.forward.computed_attributes import ComputedAttributes
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.equivalents import Equivalents
@@ -275,7 +276,8 @@ class BatchStep(nn.Module):
     def call_model(self, x: Any) -> Any:
         """Return the model's transformed output for the inputs `x`, mappings that PopTorch does not know as dicts."""
         with self.in_half():
-            output = self.model_fn(self.model, x)
+            with assignments_written(self.model):
+                output = self.model_fn(self.model, x)
             for stages in self._stages:
                 stages.check_ran()
             output = self.model_transform(output)

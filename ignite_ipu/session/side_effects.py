@@ -9,6 +9,7 @@ import torch
 
 from ignite_ipu.errors import OptionsError, listed, logger
 from ignite_ipu.poptorch_types import Executor
+from ignite_ipu.program.forward.assigned_buffers import Assignments
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
 from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
@@ -98,8 +99,9 @@ class SideEffects:
         values: List[torch.Tensor] = []
         try:
             with draws_put_back(), step.on_host(), WeightWriteGuard(step.model, {}):
-                call = functools.partial(step.forward, *inputs)
+                call, assignments = functools.partial(step.forward, *inputs), Assignments(step.model)
                 values = step.computed.find(step.model, tensors_in(inputs), call, self._resolved.training)
+                assignments.find(lambda: tensors_in(call()), registers=False)
         except Exception as error:
             logger.info("%s cannot be called on the host: %s", type(step.model).__qualname__, error)
         finally:

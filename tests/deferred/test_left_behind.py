@@ -311,7 +311,7 @@ class Carries(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         h = self.inner(x) + self.kept
-        self.kept = h.mean().detach()
+        self.kept = h.mean()
         return h
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import random
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from ignite_ipu.deferred.graph.leaves import Shape
 from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen
 from ignite_ipu.deferred.graph.structure import Structure, flatten, is_flat, leaves_in, mapped, refuse_sparse, unflatten
 from ignite_ipu.errors import CaptureError, SessionError, listed
+from ignite_ipu.program.forward.assigned_buffers import Assignments, is_assignment
 from ignite_ipu.program.forward.dependence import DeviceDrawsUndone
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.gradients import GradientHookGuard
@@ -170,6 +171,7 @@ def called_on_host(
     left: List[Any] = []
     begun: List[LeftBehind] = []
     kept_before: List[torch.Tensor] = []
+    assigned: Set[str] = set()
     grows = False
     named, words = (named_by(model), words_read()) if places is None else (None, ())
     what = f"The forward of {name}, called at {current_line()},"
@@ -193,6 +195,11 @@ def called_on_host(
             output = called_beside(places or (), call)
         if not torch.equal(random, torch.get_rng_state()):
             drawn[:] = [True]
+        for path, buffer in buffers.items():
+            owner, _, own_name = path.rpartition(".")
+            if is_assignment(model.get_submodule(owner), own_name, buffer, left_there.get(path)):
+                assigned.add(path)
+                left_there[path] = buffer
         held.check(buffers, left_there)
         kept_before[:] = [
             each for each in recorder.constants if type(each) is torch.Tensor and each.grad_fn is not None
@@ -239,7 +246,7 @@ def called_on_host(
                 "of its own, which the loop would not see. Let it compute a new tensor (x = x - 1 instead of x -= 1, "
                 "inplace=False in its first layer)."
             )
-    written = {path for path, buffer in buffers.items() if _was_written(buffer, before[path])}
+    written = assigned.union(path for path, buffer in buffers.items() if _was_written(buffer, before[path]))
     # Statistics of zeros may be unchanged.
     owners = {path.rpartition(".")[0] for path in written}
     norms = {path for path in owners if isinstance(model.get_submodule(path), NormWithStatistics)}
@@ -335,6 +342,15 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
     made_buffers = _MadeBuffers(model)
     named = named_by(model)
     behind, grows, initialised = LeftBehind(named, ()), False, False
+    assignments = Assignments(model)
+    registered: List[torch.Tensor] = []
+
+    def call_again() -> Sequence[torch.Tensor]:
+        recorder = OperatorRecorder()
+        with recorder:
+            model(*args, **kwargs)
+        return recorder.constants
+
     with session.weights.put_back_unnoticed():
         try:
             given = DeviceDrawsUndone(leaves_in((args, kwargs)))
@@ -342,6 +358,7 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
                 # So a value that it keeps for later calls is distinguished from a constant.
                 with WeightWriteGuard(model, {}), torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
                     model(*args, **kwargs)
+                    registered = assignments.find(call_again, session.training is None)
                     if behind.may_grow:
                         again = LeftBehind(named, ())
                         model(*args, **kwargs)
@@ -359,7 +376,7 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
                 buffer.copy_(values)
     if initialised:
         session.weights.host_changed()
-    after = named_tensors(model)
+    after = {name: each for name, each in named_tensors(model).items() if all(each is not new for new in registered)}
     made = after.keys() != before.keys() or any(after[name] is not each for name, each in before.items())
     made |= not all(map(is_lazy, lazy))
     if made and session.training is not None:

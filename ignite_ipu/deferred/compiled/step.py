@@ -30,6 +30,7 @@ from ignite_ipu.deferred.graph.operations import name_of
 from ignite_ipu.deferred.graph.step_graph import result_of
 from ignite_ipu.deferred.graph.structure import Structure, flatten, is_flat, leaves_in, unflatten
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.forward.assigned_buffers import assignments_written
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.left_behind import LeftBehind, Place, called_beside, leave_all, put
 from ignite_ipu.program.guards.python_state import named_by
@@ -199,10 +200,9 @@ class _Computation:
                 found.append(results[result])
         args, kwargs = unflatten(step.structure, found)
         if step.function is None:
-            call = functools.partial(self._model.get_submodule(step.part), *args, **kwargs)
-            modes = self._modes.get(number)
-            with contextlib.nullcontext() if modes is None else modes.of.at(modes):
-                output = called_beside(step.left, call)
+            model, modes = self._model.get_submodule(step.part), self._modes.get(number)
+            with contextlib.nullcontext() if modes is None else modes.of.at(modes), assignments_written(model):
+                output = called_beside(step.left, functools.partial(model, *args, **kwargs))
         else:
             output = _called(step.function, args, kwargs, step.line)
         tensors = leaves_in(output)
@@ -260,7 +260,8 @@ class CalledStep(ReadyStep):
             for route in self._route:
                 route.begin()
             held, buffers = HeldBuffers(self.model), dict(self.model.named_buffers())
-            output = self._called(functools.partial(self.model, *args, **kwargs))
+            with assignments_written(self.model):
+                output = self._called(functools.partial(self.model, *args, **kwargs))
             held.check(buffers, dict(self.model.named_buffers()))
         tensors: List[Any] = []
         self._output[:] = [flatten(output, tensors)]
@@ -276,7 +277,7 @@ class CalledStep(ReadyStep):
         """Return the result of a call of another model, without the tensors that it stores."""
         found = [leaf if shape else leaf.reshape(()) for leaf, shape in zip(leaves, self._shapes)]
         args, kwargs = unflatten(self._structure, found)
-        with EAGER:
+        with EAGER, assignments_written(model):
             return model(*args, **kwargs)
 
     def find_writes(self, leaves: Sequence[Any], micro_batches: int) -> Sequence[str]:

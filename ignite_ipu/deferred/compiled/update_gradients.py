@@ -289,4 +289,7 @@ def _called(
     modes = operation.signature.modes
     with EAGER, modes.of.at(modes) if modes is not None else contextlib.nullcontext():
         call = functools.partial(torch.func.functional_call, model, given, args, kwargs, tie_weights=False)
-        return called_beside(operation.signature.left, call)
+        result = called_beside(operation.signature.left, call)
+    # PyTorch stores the buffers there that the call has assigned.
+    buffers.update({id(each): given[name] for name, each in tensors.items() if id(each) not in trained})
+    return result

@@ -22,6 +22,7 @@ from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.turns import draws, is_statistic, written_buffers
 from ignite_ipu.errors import CaptureError, EarlyReadError, listed, logger
+from ignite_ipu.program.forward.assigned_buffers import assignments_written
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.forward.left_behind import called_beside
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
@@ -366,7 +367,8 @@ class BufferBook:
         modes.now()
         with modes.at(call.signature.modes):
             with EAGER, without_generation_cache(model), torch.no_grad(), DisableTorchFunctionSubclass():
-                return called_beside(call.signature.left, lambda: model(*args, **kwargs))
+                with assignments_written(model):
+                    return called_beside(call.signature.left, lambda: model(*args, **kwargs))
 
     def _first(self, but: Set[int] = frozenset()) -> str:  # type: ignore[assignment]
         call = next(call for number, call in self.waiting.items() if number not in but and number not in self._replays)

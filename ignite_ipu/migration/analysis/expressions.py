@@ -36,6 +36,8 @@ from ignite_ipu.migration.analysis.values import (
 
 Environment = Dict[str, Value]
 _OF_PYTHON = ("torch.jit.", "torch.cuda.", "torch.backends.", "torch.distributed.is_", "torch.distributed.get_")
+# Functions whose result has another shape than their argument, or is a parameter.
+_OF_OTHER_SHAPE = frozenset(["cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "pad", "Parameter"])
 _WITH_STATES = ("torch.nn.LSTM", "torch.nn.GRU", "torch.nn.RNN", "torch.nn.MultiheadAttention")
 
 
@@ -121,7 +123,7 @@ class Expressions:
             self.assign(target.value, kind._replace(kind=Kind.TENSORS) if kind.is_tensor else kind, None)
         elif isinstance(target, ast.Attribute):
             if self.is_registered(target):
-                self.fact("buffer", target, target.attr)
+                self.fact("rebound" if self.is_rebound(target, value) else "assigned", target, target.attr)
             elif self.is_own(target):
                 self.mutation(target, dotted(target) or "", kind, value)
         elif isinstance(target, ast.Subscript):
@@ -139,6 +141,12 @@ class Expressions:
         """Return whether an attribute of the model itself is a buffer or a parameter."""
         held = self.model.holds.get(node.attr) if self.model and self.is_own(node) else None
         return held in (Kind.BUFFER, Kind.PARAMETER)
+
+    def is_rebound(self, node: ast.Attribute, value: Optional[ast.expr]) -> bool:
+        """Return whether an assignment puts a parameter, or a tensor of another shape, where a registered one is."""
+        assert self.model is not None
+        names = set() if value is None else {(dotted(each) or "").rpartition(".")[2] for each in ast.walk(value)}
+        return self.model.holds.get(node.attr) is Kind.PARAMETER or not names.isdisjoint(_OF_OTHER_SHAPE)
 
     def mutation(self, node: ast.expr, name: str, kind: Value, value: Optional[ast.expr]) -> None:
         """Note a change of Python state.

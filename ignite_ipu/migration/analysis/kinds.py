@@ -48,11 +48,12 @@ class Fact:
     Attributes:
         kind: "truth" (branches on a tensor's value), "count" (loops as often as a tensor's value), "host" (reads a
             value to the host), "print", "mutation" (of Python state), "settled" (the same, to a value that is alike in
-            every call), "buffer" (a buffer is rebound), "whole" (a buffer of whole numbers is written), "call" (of the
-            operator `name`), "mask" (selects by a boolean tensor), "dynamic" (calls an operator whose result has a size
-            that depends on values), "repeat" (repeats rows as often as a tensor's values), "random" (draws a Python or
-            numpy number), "gradient" (backward and the like), "plain" (reads an unregistered tensor), "custom" (a
-            custom autograd function).
+            every call), "assigned" (a buffer is), "rebound" (a parameter is assigned, or a buffer a tensor of another
+            shape), "whole" (a buffer of whole numbers is written), "call" (of the operator `name`), "mask"
+            (selects by a boolean tensor), "dynamic" (calls an operator whose result has a size that depends on
+            values), "repeat" (repeats rows as often as a tensor's values), "random" (draws a Python or numpy number),
+            "gradient" (backward and the like), "plain" (reads an unregistered tensor), "custom" (a custom autograd
+            function).
         node: Where.
         name: The operator, attribute or function concerned.
         where: The method or function it happens in.

@@ -1,30 +1,35 @@
-"""Traced code that assigns a new tensor to a registered buffer or parameter, or writes into one of whole numbers.
+"""Traced code that assigns a parameter, or a buffer a tensor of another shape, or writes into one of whole numbers.
 
-PopTorch keeps buffers on the device by their identity and raises when tracing ends with another tensor in place.
-Buffers of integers and booleans are constants of the program.
+A device keeps the tensors that the program was compiled with. A buffer that gets a tensor of its own shape and type,
+without gradients, is written in place. PopTorch by itself raises for it, too. Buffers of integers and booleans are
+constants of the program.
 
-Remedy: Change the buffer in place: `self.mean.copy_(...)`, `self.mean.mul_(0.9).add_(...)`. Count in a floating-point
+Remedy: Give the buffer its longest shape, and change it in place: `self.seen.copy_(...)`. Count in a floating-point
 buffer.
 
 In __init__:
-      self.register_buffer("mean", torch.zeros(()))
+      self.register_buffer("seen", torch.zeros(1, 4))
 
 In forward:
-    - self.mean = 0.9 * self.mean + 0.1 * x.mean()
-    + self.mean.mul_(0.9).add_(0.1 * x.mean())
+    - self.seen = torch.cat([self.seen, x[:1]])
+    + self.seen.mul_(0.9).add_(0.1 * x[:1])
       return self.layer(x)
 """
 
 from __future__ import annotations
 
 from ignite_ipu.capabilities.traced import REPLACED, WHOLE
-from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, each_breach
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, each_breach
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
-_replaced, _written = each_breach(REPLACED, "buffer"), each_breach(WHOLE, "whole")
+_replaced, _written = each_breach(REPLACED, "rebound"), each_breach(WHOLE, "whole")
 
 
 def check(program: Program) -> Hits:
     yield from _replaced(program)
+    for fact in program.facts:
+        if fact.kind == "assigned":
+            text = f"{fact.where} assigns self.{fact.name}: a tensor of its shape and type, without gradients, trains"
+            yield Hit(fact.node, text, severity=Severity.NOTE, run=Outcome.OPEN)
     yield from _written(program)

@@ -18,6 +18,7 @@ from torch import nn
 from ignite_ipu.capabilities.traced import REPLACED, STATE
 from ignite_ipu.migration.findings import Severity
 from ignite_ipu.migration.trial.notes import CodePlace, Notes, is_users, place_of
+from ignite_ipu.program.forward.assigned_buffers import is_assigned
 from ignite_ipu.program.forward.randomness import generator_states
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.torch_names.tensors import DisableTorchFunction
@@ -73,9 +74,14 @@ class _Watch:
             self._notes.add("mutated-python-state", self._line, STATE.reason("{where}", name), about=name)
 
     def _replaced(self) -> List[str]:
-        tensors = (*self._model.named_parameters(), *self._model.named_buffers())
+        buffers = [(name, each) for name, each in self._model.named_buffers() if not self._is_assigned(name)]
+        tensors = (*self._model.named_parameters(), *buffers)
         before, self._registered = self._registered, {name: id(tensor) for name, tensor in tensors}
         return [name for name, now in self._registered.items() if before.get(name, now) != now]
+
+    def _is_assigned(self, name: str) -> bool:
+        path, _, own = name.rpartition(".")
+        return is_assigned(self._model.get_submodule(path), own)
 
     def _changed(self) -> List[str]:
         state, before = self._state, self._values

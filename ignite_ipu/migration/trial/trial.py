@@ -28,6 +28,7 @@ from ignite_ipu.migration.trial.survey import Answers, Printed, Stopped, Survey,
 from ignite_ipu.operators.words import word_set
 from ignite_ipu.optimizers.conversion import convert_optimizer
 from ignite_ipu.program.evaluation_step import EvaluationStep
+from ignite_ipu.program.forward.assigned_buffers import Assignments
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.training_step import TrainingStep
@@ -86,12 +87,13 @@ def _answers(native: Subject, subject: Subject, notes: Notes, training: bool) ->
     for each in (native, subject):
         each.model.train(training)
     x, y = native.batches[0]
-    answers = Answers()
+    answers, assignments = Answers(), Assignments(native.model)
     try:
         with torch.set_grad_enabled(training), answers:
             output = native.how.call(native.model, x)
             if training and native.loss_fn is not None:
                 native.loss_fn(output, y)
+            assignments.find(lambda: tensors_in(native.how.call(native.model, x)), registers=False)
     except Exception as error:
         place = raised_at(error) or definition_of(native.model.forward)
         notes.add("failed-trace", place, f"on the host already: {type(error).__name__}: {_line(error)}")

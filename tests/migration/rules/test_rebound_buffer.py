@@ -1,11 +1,11 @@
-"""A registered tensor replaced in forward is reported; one changed in place is not."""
+"""A registered tensor of another shape in forward is reported; one of the same shape is a note, or is in place."""
 
 from __future__ import annotations
 
 RULE = "rebound-buffer"
 
 
-def test_assignment(lines):
+def test_assignment(lines, findings):
     """The name of the buffer is bound to another tensor."""
     code = """
         import torch
@@ -15,11 +15,13 @@ def test_assignment(lines):
             def __init__(self):
                 super().__init__(); self.register_buffer("mean", torch.ones(1)); self.scale = nn.Parameter(x)
             def forward(self, x):
-                self.mean = 0.9 * self.mean + x.mean()
+                self.mean = torch.cat([self.mean, x[0]])
                 self.scale = x
                 return x
     """
     assert lines(RULE, code) == [8, 9]
+    in_shape = code.replace("torch.cat([self.mean, x[0]])", "0.9 * self.mean + x.mean()")
+    assert [(each.line, each.severity) for each in findings(RULE, in_shape)] == [(8, "note"), (9, "error")]
 
 
 def test_in_place(lines):
