@@ -70,6 +70,11 @@ class Place:
         else:
             setattr(own, key, value)
 
+    @property
+    def depth(self) -> int:
+        """The number of containers that it is in."""
+        return self._owner.depth + 1 if isinstance(self._owner, Place) else 0
+
     def clear(self) -> None:
         """Remove, before a call, values that PyTorch would not have then."""
 
@@ -262,5 +267,6 @@ def called_beside(places: Sequence[Place], call: Callable[[], Any]) -> Any:
     try:
         return call(), [place.read() for place in places]
     finally:
-        for place, value in reversed(list(zip(places, before))):
+        # Containers come first, so that nothing is written into those that the call has made, which are results.
+        for place, value in sorted(reversed(list(zip(places, before))), key=lambda pair: pair[0].depth):
             place.write(value)
