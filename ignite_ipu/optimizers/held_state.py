@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Mapping
 
 import torch
 
+from ignite_ipu.program.tensors.sharing import address_of, tensors_at
 from ignite_ipu.torch_names.tensors import sharers_of
 
 
@@ -26,16 +27,21 @@ def _alike(known: torch.Tensor, value: torch.Tensor) -> bool:
 
 
 def is_held(attributes: Mapping[str, Any]) -> bool:
-    """Return whether code holds the `state` in an optimizer's attributes: all, entries, or memory of a tensor.
-
-    Before PyTorch 2.1 views and arrays of such tensors are not counted.
-    """
+    """Return whether code holds the `state` in an optimizer's attributes: all, entries, or memory of a tensor."""
     unheld = _most_references({"state": {0: {"": torch.zeros(1)}}})
-    return any(found > least for found, least in zip(_most_references(attributes), unheld))
+    if any(found > least for found, least in zip(_most_references(attributes), unheld)):
+        return True
+    tensors = [value for entries in attributes["state"].values() for value in entries.values()]
+    uncounted = {id(each): each for each in tensors if isinstance(each, torch.Tensor) and sharers_of(each) is None}
+    places = {address_of(each) for each in uncounted.values()} - {0}
+    return bool(places) and bool(tensors_at(places, uncounted))
 
 
 def _most_references(attributes: Mapping[str, Any]) -> List[int]:
-    """Return the largest numbers of references: to the state, to entries of a parameter, to a tensor and its memory."""
+    """Return the largest numbers of references: to the state, to entries of a parameter, to a tensor and its memory.
+
+    PyTorch before 2.1 does not count those to memory.
+    """
     most = [sys.getrefcount(attributes["state"]), 0, 0, 0]
     for entries in attributes["state"].values():
         most[1] = max(most[1], sys.getrefcount(entries))

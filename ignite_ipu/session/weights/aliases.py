@@ -6,15 +6,14 @@ these come to the host after each update, as long as it is alive.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections import Counter
-from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 import torch
-from torch import nn
 
 from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.program.tensors.sharing import address_of, tensors_at
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, sharers_of
 
 # Tensors with the memory of weights that only this library holds, by `id`.
@@ -38,7 +37,7 @@ class Aliases:
 
     An array of `numpy()` holds such a tensor, and a view does. The search goes through all objects of the process. It
     is made only if memory of weights was handed out, and more tensors share it than are known. PyTorch before 2.1 does
-    not count these.
+    not count these, so it is made each time there.
 
     Attributes:
         handed_out: Whether code may have got memory of weights since the last question.
@@ -74,7 +73,7 @@ class Aliases:
     def _with_more_sharers(self, weights: Sequence[torch.Tensor], alive: Mapping[int, int]) -> Dict[int, torch.Tensor]:
         """Return the weights whose memory more tensors share than are known, by its address."""
         shared: Dict[int, torch.Tensor] = {}
-        own, places = Counter(map(_place, _OWN.values())), list(map(_place, weights))
+        own, places = Counter(map(address_of, _OWN.values())), list(map(address_of, weights))
         own.update(places)
         for weight, place in zip(weights, places):
             sharers = sharers_of(weight) if place else 0
@@ -90,22 +89,7 @@ class Aliases:
     def _search(self, weights: Sequence[torch.Tensor], shared: Mapping[int, torch.Tensor]) -> None:
         """Find all tensors that share memory of weights, given by its address."""
         known = {*_OWN.keys(), *map(id, weights), *(id(alias) for _, alias in self._alive())}
-        for each in gc.get_objects():
-            kind: Any = type(each)
-            if (kind is torch.Tensor or issubclass(kind, nn.Parameter)) and id(each) not in known:
-                weight = shared.get(_place(each))
-                if weight is not None:
-                    self._found.append((weight, weakref.ref(each)))
-                    self._hidden[id(weight)] = max(self._hidden.get(id(weight), 0) - 1, 0)
-
-
-# Attributes of a weight that is on a device would download it.
-_layout: Callable[[torch.Tensor], torch.layout] = torch.Tensor.layout.__get__  # type: ignore[attr-defined]
-_device: Callable[[torch.Tensor], torch.device] = torch.Tensor.device.__get__
-
-
-def _place(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's memory; 0 if it has none."""
-    if _layout(tensor) is not torch.strided or _device(tensor).type != "cpu":
-        return 0
-    return torch.Tensor.untyped_storage(tensor).data_ptr()
+        for each in tensors_at(shared, known):
+            weight = shared[address_of(each)]
+            self._found.append((weight, weakref.ref(each)))
+            self._hidden[id(weight)] = max(self._hidden.get(id(weight), 0) - 1, 0)

@@ -1,0 +1,32 @@
+"""Search of the process for tensors by the memory that they have."""
+
+from __future__ import annotations
+
+import gc
+from typing import Callable, Container, List
+
+import torch
+from torch import nn
+
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+
+# Attributes of a weight that is on a device would download it.
+_layout: Callable[[torch.Tensor], torch.layout] = torch.Tensor.layout.__get__  # type: ignore[attr-defined]
+_device: Callable[[torch.Tensor], torch.device] = torch.Tensor.device.__get__
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's memory; 0 if it has none."""
+    if _layout(tensor) is not torch.strided or _device(tensor).type != "cpu":
+        return 0
+    return torch.Tensor.untyped_storage(tensor).data_ptr()
+
+
+def tensors_at(addresses: Container[int], but: Container[int]) -> List[torch.Tensor]:
+    """Return the tensors of the process with memory at some addresses, `but` those with these ids.
+
+    An array of `numpy()` holds such a tensor. The search goes through all objects, which takes tens of milliseconds.
+    """
+    kinds = [each for each in gc.get_objects() if type(each) is torch.Tensor or issubclass(type(each), nn.Parameter)]
+    with DisableTorchFunctionSubclass():
+        return [each for each in kinds if id(each) not in but and address_of(each) in addresses]
