@@ -55,10 +55,14 @@ def losses_of(stop=None, state=None, epochs=2, epoch_length=None, generator=Fals
     return seen, saved
 
 
+@pytest.fixture(scope="module")
+def whole():
+    return losses_of()[0]
+
+
 @pytest.mark.parametrize("stop", range(1, 12))
-def test_any_iteration_can_be_resumed(stop):
+def test_any_iteration_can_be_resumed(stop, whole):
     """In the middle of an epoch, at its last iteration, and in the second one."""
-    whole, _ = losses_of()
     before, state = losses_of(stop)
     after, _ = losses_of(state=state)
     assert {**before, **after} == whole

@@ -205,6 +205,8 @@ def test_a_fault_of_a_copy_loses_nothing_that_was_loaded(tmp_path):
     """At any failing copy: values that only the host has, and values that only the device has, stay."""
     results, faults_seen = [], []
     for copy in (None, *range(30)):
+        if copy and not faults_seen[-1]:
+            break  # the run makes no more copies
         trainer, model, optimizer = trainer_of()
         load = LoadsAsItGoes(model, optimizer)
         trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda engine, load=load: load(engine.state.iteration))
