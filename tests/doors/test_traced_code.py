@@ -18,13 +18,17 @@ from ignite_ipu.running.substituted import active_substitutes, refusal_behind
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 PROGRAM = """
+import argparse
 import random
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-SEEN, CALLS = [], 0
+SEEN, CALLS, COUNTS, STATE = [], 0, {{"calls": 0}}, argparse.Namespace(calls=0)
+
+def peek(x):
+    return x * x.max().item()
 
 def places(count):
     return torch.arange(count).tolist()
@@ -102,6 +106,12 @@ TRAINED = {
     ),
     "a flag that is off": ("", "if self.flag: x = x * x.mean().item()\nreturn self.fc(x)"),
     "a part's flag that is off": ("self.gate = Gate()", "return self.fc(self.gate(x))"),
+    "a buffer that is assigned": (
+        "self.register_buffer('mean', torch.zeros(4))",
+        "self.mean = 0.9 * self.mean + x.mean(0).detach()\nreturn self.fc(x - self.mean)",
+    ),
+    "a function behind a flag that is off": ("", "if self.flag: x = peek(x)\nreturn self.fc(x)"),
+    "a lambda of shapes": ("", "scale = lambda z: z * z.shape[0]\nreturn scale(self.fc(x))"),
     "a loop over constants": ("", "for k in torch.arange(3): x = x + int(k)\nreturn self.fc(x)"),
     "a comparison of shapes": ("", "if torch.tensor(x.shape).prod() > 2: x = -x\nreturn self.fc(x)"),
     "a settled shape": ("", "assert x.shape[0] == 2\nreturn self.fc(x)"),
@@ -138,15 +148,29 @@ REFUSED = {
         "try:\n    size = x.max().item()\nexcept Exception:\n    size = 1.0\nreturn self.fc(x) * size",
     ),
     "a count in a buffer": ("self.register_buffer('steps', torch.tensor(0))", "self.steps += 1\nreturn self.fc(x)"),
+    "a lambda": ("", "scale = lambda z: z / z.abs().max().item()\nreturn scale(self.fc(x))"),
+    "a lambda that has the variables around it": (
+        "",
+        "y = self.fc(x)\nscale = lambda z: z / float(y.norm())\nreturn scale(x)",
+    ),
+    "a lambda in an attribute": ("self.scale = lambda z: z / z.max().item()", "return self.scale(self.fc(x))"),
+    "a lambda for each": ("", "return self.fc(x) / sum(map(lambda z: z.max().item(), [x, x]))"),
+    "a function within that uses the model": (
+        "",
+        "def size():\n    return self.fc.weight.abs().max().item()\nreturn self.fc(x) / size()",
+    ),
+    "a count in a dictionary": ("", "COUNTS['calls'] += 1\nreturn self.fc(x) * COUNTS['calls']"),
+    "a count in an object": ("", "STATE.calls += 1\nreturn self.fc(x) * STATE.calls"),
+    "a list of the module that grows": ("", "SEEN.append(x.shape[0])\nreturn self.fc(x) * len(SEEN)"),
     "a counter": ("self.calls = 0", "self.calls += 1\nreturn self.fc(x) * self.calls"),
     "a counter in a function": ("", "return self.fc(count_calls(x))"),
     "a list that grows": ("self.log = []", "self.log.append(x.shape[0])\nreturn self.fc(x) * len(self.log)"),
     "a number of Python": ("", "return self.fc(x) * random.random()"),
     "a number of numpy": ("", "return self.fc(x) * float(np.random.rand())"),
     "a gradient": ("", "x.requires_grad_()\ny = self.fc(x).sum()\nreturn torch.autograd.grad(y, x)[0] * y"),
-    "a buffer that is replaced": (
-        "self.register_buffer('mean', torch.zeros(4))",
-        "self.mean = 0.9 * self.mean + x.mean(0).detach()\nreturn self.fc(x - self.mean)",
+    "a buffer that grows": (
+        "self.register_buffer('seen', torch.zeros(1))",
+        "self.seen = torch.cat([self.seen, x.mean(0)[:1].detach()])\nreturn self.fc(x) * self.seen.mean()",
     ),
     "an operator that does not compile": ("", "return torch.linalg.svd(self.fc(x)).S"),
     "a backward of its own": ("", "return Reversed.apply(self.fc(x))"),

@@ -6,7 +6,7 @@ import ast
 import contextlib
 import re
 from functools import reduce
-from typing import Dict, FrozenSet, Iterator, List, Mapping, Optional, Protocol, Sequence, Set, Tuple, Union
+from typing import Dict, FrozenSet, Iterator, List, Mapping, Optional, Protocol, Sequence, Set, Tuple, Union, cast
 
 from ignite_ipu.migration.analysis import tensor_methods
 from ignite_ipu.migration.analysis.conditions import Conditions, Runs
@@ -38,6 +38,7 @@ Environment = Dict[str, Value]
 _OF_PYTHON = ("torch.jit.", "torch.cuda.", "torch.backends.", "torch.distributed.is_", "torch.distributed.get_")
 # Functions whose result has another shape than their argument, or is a parameter.
 _OF_OTHER_SHAPE = frozenset(["cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "pad", "Parameter"])
+_GENERATORS = ("random.Random", "numpy.random.RandomState", "numpy.random.default_rng", "numpy.random.Generator")
 _WITH_STATES = ("torch.nn.LSTM", "torch.nn.GRU", "torch.nn.RNN", "torch.nn.MultiheadAttention")
 
 
@@ -50,6 +51,8 @@ class Followed(Protocol):
     conditions: Conditions
     facts: Set[Fact]
     outside: Set[Tuple[str, str]]
+    lambdas: Dict[ast.Lambda, Function]
+    shared: Dict[str, ast.expr]
 
     def call(
         self,
@@ -57,6 +60,8 @@ class Followed(Protocol):
         model: Optional[Model],
         given: Sequence[Value],
         keywords: Mapping[Optional[str], Value],
+        sure: bool = True,
+        outer: Optional[Expressions] = None,
     ) -> Value:
         """Analyse a function for arguments like these and return the description of its result."""
 
@@ -70,14 +75,20 @@ class Expressions:
     """The expressions of one function, with the description of each local name."""
 
     def __init__(
-        self, analysis: Followed, function: Function, model: Optional[Model], environment: Environment
+        self,
+        analysis: Followed,
+        function: Function,
+        model: Optional[Model],
+        environment: Environment,
+        outer: Optional[Expressions] = None,
     ) -> None:
         self.analysis = analysis
         self.names = analysis.names
         self.model = model
-        self.where = f"{model.owner_of(function)}.{function.name}" if model else function.name
+        self.where = f"{model.owner_of(function)}.{function.name}" if model and outer is None else function.name
         parameters = parameters_of(function)
-        self.owner = parameters[0].arg if model and parameters else ""
+        own = parameters[0].arg if model and parameters else ""
+        self.owner: str = own if outer is None else outer.owner
         self.environment = environment
         self.globals: FrozenSet[str] = frozenset()
         self.tested: FrozenSet[str] = frozenset()
@@ -85,7 +96,7 @@ class Expressions:
         self.sure = True
         self.layers_of: Dict[str, str] = {}
         # The functions that are defined within it.
-        self.inner: Dict[str, Function] = {}
+        self.inner: Dict[str, Function] = dict(outer.inner) if outer is not None else {}
 
     def fact(self, kind: str, node: ast.expr, name: str = "") -> None:
         self.analysis.facts.add(Fact(kind, node, name, self.where, self.sure))
@@ -110,6 +121,10 @@ class Expressions:
     def assign(self, target: ast.expr, kind: Value, value: Optional[ast.expr]) -> None:
         if isinstance(target, ast.Name):
             self.environment[target.id] = kind
+            if isinstance(value, ast.Lambda):
+                self.inner[target.id] = self.defined(value, self.where)
+            else:
+                self.inner.pop(target.id, None)
             if target.id in self.globals:
                 self.fact("mutation", target, target.id)
         elif isinstance(target, (ast.Tuple, ast.List)):
@@ -124,12 +139,13 @@ class Expressions:
         elif isinstance(target, ast.Attribute):
             if self.is_registered(target):
                 self.fact("rebound" if self.is_rebound(target, value) else "assigned", target, target.attr)
-            elif self.is_own(target):
+            elif self.is_own(target) or (value is None and self.is_shared(target)):
                 self.mutation(target, dotted(target) or "", kind, value)
         elif isinstance(target, ast.Subscript):
             self.expression(target.value)
             self.expression(index_of(target))
-            if self.is_own(target.value) and not self.expression(target.value).is_tensor:
+            changed = self.is_own(target.value) or (value is None and self.is_shared(target.value))
+            if changed and not self.expression(target.value).is_tensor:
                 self.mutation(target, dotted(target.value) or "", kind, value)
 
     def written(self, node: ast.Attribute) -> None:
@@ -163,6 +179,19 @@ class Expressions:
         """Return whether a chain of names starts at the model itself."""
         name = dotted(node)
         return bool(self.owner) and name is not None and name.split(".")[0] == self.owner and "." in name
+
+    def is_shared(self, node: ast.AST) -> bool:
+        """Return whether a chain of names starts at a variable of the module."""
+        first = (dotted(node) or "").split(".")[0]
+        return first in self.analysis.shared and first not in self.environment
+
+    def generator_of(self, node: ast.expr) -> Optional[str]:
+        """Return the class of a random generator of Python's or numpy's that an attribute or a variable holds."""
+        name = (dotted(node) or "").rpartition(".")[2]
+        value = self.model.values.get(name) if self.model and self.is_own(node) else None
+        value = self.analysis.shared.get(name) if value is None and self.is_shared(node) else value
+        made = None if value is None else self.names.called(value)
+        return made if made in _GENERATORS else None
 
     def truth(self, node: ast.expr) -> None:
         """Evaluate an expression whose truth value Python asks for."""
@@ -320,18 +349,35 @@ class Expressions:
             return self.named_call(node, name, [*given, *keywords.values()])
         function = node.func
         if isinstance(function, ast.Name):
-            known = self.inner.get(function.id) or self.analysis.functions.get(function.id)
+            if function.id in self.inner:
+                return self.enter(self.inner[function.id], given, keywords)
+            known = self.analysis.functions.get(function.id)
             if known is not None:
-                return self.analysis.call(known, None, given, keywords)
+                return self.analysis.call(known, None, given, keywords, self.sure)
             if self.expression(function).kind is Kind.MODULE:
                 return self.layer_call(self.layers_of.get(function.id, ""), given, keywords)
             return UNKNOWN
         if isinstance(function, ast.Attribute):
             return self.method_call(node, function, given, keywords)
+        if isinstance(function, ast.Lambda):
+            return self.enter(self.defined(function, self.where), given, keywords)
         if self.expression(function).kind is not Kind.MODULE:
             return UNKNOWN
         owner = dotted(function.value) if isinstance(function, ast.Subscript) else None
         return self.layer_call((owner or "").rpartition(".")[2], given, keywords)
+
+    def enter(self, function: Function, given: Sequence[Value], keywords: Mapping[Optional[str], Value]) -> Value:
+        """Analyse a call of a function within this one, which has its variables."""
+        return self.analysis.call(function, self.model, given, keywords, self.sure, self)
+
+    def defined(self, node: ast.Lambda, where: str) -> Function:
+        """Return a function that does as a lambda; refusals name the function around it."""
+        known = self.analysis.lambdas.get(node)
+        if known is None:
+            body: List[ast.stmt] = [ast.copy_location(ast.Return(node.body), node.body)]
+            made = ast.FunctionDef(name=where, args=node.args, body=body, decorator_list=[])
+            known = self.analysis.lambdas[node] = ast.copy_location(made, node)
+        return known
 
     def named_call(self, node: ast.Call, name: str, given: Sequence[Value]) -> Value:
         first = given[0] if given else UNKNOWN
@@ -348,6 +394,9 @@ class Expressions:
         if name.startswith(("random.", "numpy.random.")):
             self.fact("random", node, name)
             return PYTHON
+        if name in ("map", "filter") and isinstance(node.args[0] if node.args else None, ast.Lambda):
+            mapped = self.defined(cast(ast.Lambda, node.args[0]), self.where)
+            return container([self.enter(mapped, [each.element for each in given[1:]], {})])
         if name in ("max", "min", "sum", "abs", "reversed", "list", "tuple", "sorted"):
             if name in ("list", "tuple", "reversed") and first.is_tensor:
                 return first._replace(kind=Kind.TENSORS)
@@ -385,12 +434,19 @@ class Expressions:
         if self.is_own(function) and isinstance(function.value, ast.Name) and self.model is not None:
             method = self.model.method(function.attr)
             if method is not None:
-                return self.analysis.call(method, self.model, given, keywords)
+                return self.analysis.call(method, self.model, given, keywords, self.sure)
+            value = self.model.values.get(function.attr)
+            if isinstance(value, ast.Lambda):
+                made = self.defined(value, f"{self.model.name}.__init__")
+                return self.analysis.call(made, None, given, keywords, self.sure)
             held = self.model.holds.get(function.attr)
             return self.layer_call(function.attr, given, keywords) if held is Kind.MODULE else UNKNOWN
         if function.attr == "apply" and isinstance(function.value, ast.Name):
             self.fact("custom", node, function.value.id)
             return Value(Kind.TENSOR, combined(given))
+        if self.generator_of(function.value) is not None:
+            self.fact("random", node, dotted(function) or "")
+            return PYTHON
         base = self.expression(function.value)
         if base.is_tensor:
             return self.tensor_method(node, function.attr, base, [*given, *keywords.values()])
@@ -405,7 +461,8 @@ class Expressions:
         if function.attr in ("info", "debug", "warning") and (dotted(function.value) or "").lower().find("log") >= 0:
             self.fact("print", node, dotted(function) or "")
             return PYTHON
-        if self.is_own(function.value) and function.attr in tensor_methods.MUTATORS:
+        kept = self.is_shared(function.value) and not any(value.has_tensors for value in given)
+        if (kept or self.is_own(function.value)) and function.attr in tensor_methods.MUTATORS:
             self.fact("mutation", node, dotted(function.value) or "")
             return UNKNOWN
         if function.attr in ("append", "extend") and isinstance(function.value, ast.Name):
@@ -428,7 +485,7 @@ class Expressions:
             inner = self.analysis.models[part]
             forward = inner.method("forward")
             if forward is not None:
-                self.analysis.call(forward, inner, given, keywords)
+                self.analysis.call(forward, inner, given, keywords, self.sure)
                 returned = [node.value for node in walk(forward) if isinstance(node, ast.Return)]
                 several |= any(isinstance(each, (ast.Tuple, ast.List, ast.Dict)) for each in returned)
         # Layers of the library have weights, or draw numbers, or keep the origin.

@@ -18,6 +18,7 @@ from ignite_ipu.migration.analysis.kinds import (
     used_as_tensor,
 )
 from ignite_ipu.migration.analysis.models import Model
+from ignite_ipu.migration.analysis.names import assignments
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.values import PYTHON, UNKNOWN, Origin, Value, combined, join
 
@@ -44,6 +45,9 @@ class ForwardAnalysis:
         self.facts: Set[Fact] = set()
         # Functions of other modules that code calls for sure, each with the name of the class or function that does.
         self.outside: Set[Tuple[str, str]] = set()
+        self.lambdas: Dict[ast.Lambda, Function] = {}
+        # The variables of the module.
+        self.shared = dict(pair for statement in file.tree.body for pair in assignments(statement))
         self.visited: Dict[Tuple[object, ...], Value] = {}
 
     def run_models(self, models: Sequence[Model]) -> None:
@@ -73,23 +77,31 @@ class ForwardAnalysis:
         model: Optional[Model],
         given: Sequence[Value],
         keywords: Mapping[Optional[str], Value],
+        sure: bool = True,
+        outer: Optional[Expressions] = None,
     ) -> Value:
-        """Analyse a function for arguments like these and return the description of its result."""
+        """Analyse a function for arguments like these and return the description of its result.
+
+        The call may not happen if it is not `sure`. A function within another has the variables of the `outer` one.
+        """
         parameters = parameters_of(function)
-        environment = {
-            arg.arg: keywords.get(arg.arg) or declared(declared_kind(function, arg), Origin.UNKNOWN)
+        own = model is not None and outer is None
+        environment = dict(outer.environment) if outer is not None else {}
+        environment.update(
+            (arg.arg, keywords.get(arg.arg) or declared(declared_kind(function, arg), Origin.UNKNOWN))
             for arg in parameters
-        }
-        environment.update(zip([arg.arg for arg in parameters[model is not None :]], given))
-        if model and parameters:
+        )
+        environment.update(zip([arg.arg for arg in parameters[own:]], given))
+        if own and parameters:
             environment[parameters[0].arg] = PYTHON
-        key = (id(function), model.name if model else "", *environment.values())
+        key = (id(function), model.name if model else "", sure, *environment.items())
         if key in self.visited or len(self.visited) > 2000:
             return self.visited.get(key, UNKNOWN)
         self.visited[key] = UNKNOWN
         if function.args.vararg:
             environment[function.args.vararg.arg] = Value(Kind.TENSORS, Origin.PARTLY)
-        walker = _Statements(self, function, model, environment)
+        walker = _Statements(self, function, model, environment, outer)
+        walker.sure = sure
         walker.block(function.body)
         self.visited[key] = walker.result or PYTHON
         return self.visited[key]
