@@ -16,8 +16,10 @@ from ignite_ipu.program.user_code import Line, codes_in
 
 FileLine = Tuple[str, int]
 
-PLACE = re.compile(r"(?:^|\bat )([^\s:][^\n:]*):(\d+)\b")
-"""The file and the number of a line, at the beginning of a message or in it."""
+_FILE = r"([^\s:](?:(?! at )[^\n:])*):(\d+)"
+PLACE = re.compile(rf"(?:^|\bat ){_FILE}\b")
+"""The file and the number of a line, at the beginning of a message or behind "at" in it."""
+_BEGINNING = re.compile(rf"{_FILE}: ")
 
 _STORES = frozenset(["STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR", "DELETE_GLOBAL"])
 _LOADS = frozenset(["LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CONST"])
@@ -41,10 +43,10 @@ def refusal_at(restriction: Restriction, place: Optional[FileLine], otherwise: s
 
 def split_place(text: str) -> Tuple[Optional[FileLine], str]:
     """Return the line that a refusal begins with, None for none, and the text behind it."""
-    found = PLACE.match(text)
+    found = _BEGINNING.match(text)
     if found is None:
         return None, text
-    return (found.group(1), int(found.group(2))), text[found.end() :].lstrip(": ")
+    return (found.group(1), int(found.group(2))), text[found.end() :]
 
 
 def function_at(file: str, number: int) -> str:

@@ -362,5 +362,5 @@ def test_what_the_device_refuses_is_told_as_check_tells_it(tmp_path, capsys, cap
     assert main(["parity", f"{path}:chooses"]) == 2
     reason, finding = capsys.readouterr().err.splitlines()[-2:]
     assert "cannot run it: __bool__ is only supported in eager mode" in reason and "poptorch_cpp_error" not in reason
-    assert f"own_choices.py:{line}: Chooses.forward asks for the truth of a tensor's value" in finding
+    assert f"own_choices.py:{line}: Chooses.forward needs the value of a tensor" in finding
     assert finding.endswith(all_rules()["data-dependent-control-flow"].remedy) and not caplog.records

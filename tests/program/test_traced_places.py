@@ -67,3 +67,9 @@ def test_a_refusal_begins_with_the_line_if_there_is_one():
     place = (__file__, FIRST + 5)
     assert split_place(refusal_at(STATE, place, "", "calls")) == (place, STATE.refusal("Net.forward", "calls"))
     assert split_place(refusal_at(STATE, None, "The forward")) == (None, STATE.refusal("The forward"))
+
+
+def test_a_line_within_a_message_is_not_its_beginning():
+    text = f"A tensor was used at {__file__}:12 and changed afterwards"
+    assert split_place(text) == (None, text)
+    assert split_place(f"Doubled.apply() at {__file__}:12: a message")[0] is None

@@ -179,7 +179,7 @@ def test_gradients_that_would_get_lost_are_refused() -> None:
     model = network().eval()
     ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model)
     scores = model(XS[0])
-    with pytest.raises(CaptureError, match=r"Doubled\.apply\(\)"):
+    with pytest.raises(CaptureError, match=r"Doubled is an autograd\.Function"):
         Doubled.apply(scores)  # type: ignore[no-untyped-call]
     variances, targets = torch.ones(6, 3), torch.zeros(6, 3)
     likelihood = F.gaussian_nll_loss(scores, targets, variances)
