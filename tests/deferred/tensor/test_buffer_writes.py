@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 from typing import Any, Tuple
 
 import pytest
@@ -149,25 +150,43 @@ def test_calls_that_another_update_has_made_are_not_replayed_when_a_layer_is_rep
     torch.testing.assert_close(states[1], states[0], rtol=1e-4, atol=1e-5)
 
 
+class Scaled(nn.Module):
+    def __init__(self, settings: Any) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(6, 2), nn.BatchNorm1d(2)
+        self.scale, self.settings = 1.0, settings
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.norm(self.layer(x) * (self.scale if self.settings is None else self.settings.scale))
+
+
 @pytest.mark.parametrize("update", ["device", "auto", "host"])
 def test_an_update_is_refused_without_the_writes_of_a_call_that_cannot_be_replayed(update: str) -> None:
-    """Updates on the host would lack them, too."""
-
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.norm, self.scale = nn.Linear(6, 2), nn.BatchNorm1d(2), 1.0
-
-        def forward(self, x: torch.Tensor) -> Any:
-            return self.norm(self.layer(x) * self.scale)
-
-    model: Any = Scaled()
+    """Updates on the host would lack them, too. No attribute of a module holds the value, so nothing puts it back."""
+    model: Any = Scaled(types.SimpleNamespace(scale=1.0))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ipu_prepare(optimizer, model, config=IPUConfig(update=update))
     model(X)
-    model.scale = 2.0
-    with pytest.raises(CaptureError, match=r"The host cannot replay the call: Python values .* \(scale\)"):
+    model.settings.scale = 2.0
+    with pytest.raises(CaptureError, match=r"The host cannot replay the call: Python values .*scale"):
         update_weights(model, optimizer)
+
+
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+def test_a_call_is_replayed_with_the_attributes_that_it_was_made_with(update: str) -> None:
+    """Its statistics are those of eager PyTorch."""
+    states = []
+    for captures in (False, True):
+        torch.manual_seed(0)
+        model: Any = Scaled(None)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if captures:
+            ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+        model(X)
+        model.scale = 2.0
+        update_weights(model, optimizer)
+        states.append(model.state_dict())
+    torch.testing.assert_close(states[1], states[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("backward", [False, True])
