@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import prune
 
-from ignite_ipu import emulator, ipu_prepare
+from ignite_ipu import create_ipu_evaluator, create_ipu_trainer, emulator, ipu_prepare
 from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
 
 X = torch.randn(5, 6, 4, generator=torch.Generator().manual_seed(1))
@@ -321,6 +321,64 @@ def test_a_model_that_goes_on_from_what_it_has_left_is_refused() -> None:
     capture_model(net)
     with pytest.raises(CaptureError, match=r"changes Python values in every call.*\(kept\)"):
         net(X[0])
+
+
+class ReadsInEvaluation(nn.Module):
+    """Evaluates with the tensor that the last call in training mode has stored."""
+
+    kept: torch.Tensor
+
+    def __init__(self, registers: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Linear(4, 3)
+        if registers:
+            self.register_buffer("kept", torch.zeros(3), persistent=False)
+        else:
+            self.kept = torch.zeros(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h: torch.Tensor = self.inner(x)
+        if self.training:
+            self.kept = h.detach().mean(0)
+            return h
+        return h - self.kept
+
+
+def evaluated(registers: bool, captures: bool) -> List[torch.Tensor]:
+    net, found = ReadsInEvaluation(registers), []
+    optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.1)
+    if captures:
+        optimizer = ipu_prepare(optimizer, net)
+    for x, y in zip(X, Y):
+        net.train()
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        net.eval()
+        with torch.no_grad():
+            found.append(net(X[0]))
+    return found
+
+
+def test_evaluation_reads_a_buffer_that_training_assigns() -> None:
+    """Each evaluation has the newest."""
+    torch.testing.assert_close(evaluated(True, True), evaluated(True, False), rtol=1e-5, atol=1e-6)
+
+
+def test_evaluation_reads_an_attribute_that_training_assigns() -> None:
+    """Programs share weights and buffers alone."""
+    with pytest.raises(CaptureError, match=r"reads at .*test_left_behind.py:\d+ a tensor .*register_buffer"):
+        evaluated(False, True)
+
+
+def test_an_evaluator_reads_an_attribute_that_the_trainer_assigns() -> None:
+    """The engines' programs share no more."""
+    net = ReadsInEvaluation(registers=False)
+    trainer = create_ipu_trainer(net, torch.optim.SGD(net.parameters(), lr=0.1), nn.CrossEntropyLoss())
+    trainer.run(list(zip(X, Y)))
+    with pytest.raises(CaptureError, match=r"reads at .*test_left_behind.py:\d+ a tensor .*register_buffer"):
+        create_ipu_evaluator(net).run(list(zip(X, Y)))
 
 
 class Masked(nn.Module):

@@ -15,7 +15,9 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, Mapping, Opti
 
 import torch
 
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.function_mode import FunctionContext
+from ignite_ipu.program.guards.values import is_left_behind
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunction
@@ -97,6 +99,12 @@ class HostConstants(FunctionContext):
     def _value(self, tensor: torch.Tensor) -> Optional[torch.Tensor]:
         """Return the values of a constant, None for results of the device."""
         if tensor.device.type != _IPU:
+            if is_left_behind(tensor):
+                raise CaptureError(
+                    f"The forward reads at {current_line()} a tensor that another call, as one in the other mode, has "
+                    "stored in an attribute. Programs of a device share weights and buffers alone. Make it a buffer of "
+                    "that shape (register_buffer(..., persistent=False)), and assign it values without gradients."
+                )
             own = tensor.device.type == "cpu" and not tensor.requires_grad
             value = tensor if own else None
         else:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.errors import logger
+from ignite_ipu.program.guards.values import leave_behind
 from ignite_ipu.program.tensors.trees import leaves_of, restore_contents
 from ignite_ipu.torch_names.modules import BUFFERS, MODULES, PARAMETERS
 
@@ -39,6 +40,7 @@ class ModuleAttributes:
         of the paths in `kept` get the device's values otherwise.
         """
         left: List[str] = []
+        stale: List[torch.Tensor] = []
         for path, own, before, full in self._before:
             if not full and _is_as_before(own, before):
                 continue
@@ -49,8 +51,9 @@ class ModuleAttributes:
             new = [name for name, value in now.items() if any(id(tensor) not in known for tensor in tensors_in(value))]
             if not new and not always:
                 continue
-            paths = (f"{path}.{name}" for name in new if not self._showed_weights(held.get(name)))
-            left += [each for each in paths if each not in kept]
+            names = [name for name in new if not self._showed_weights(held.get(name)) and f"{path}.{name}" not in kept]
+            left += [f"{path}.{name}" for name in names]
+            stale += [each for name in names for each in tensors_in(held.get(name))]
             for name in now.keys() - before.keys():
                 if name not in but:
                     del own[name]
@@ -61,6 +64,9 @@ class ModuleAttributes:
                 if type(value) in (list, dict):
                     restore_contents(value, dict(held[name]) if type(value) is dict else held[name])
         if left and not always:
+            for each in stale:
+                if type(each) is torch.Tensor:
+                    leave_behind(each)
             logger.warning(
                 "%s: tensors that were kept while the model was traced are the device's, which computes them in each "
                 "call. On the host these attributes are restored, and are not the newest.",

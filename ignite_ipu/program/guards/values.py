@@ -35,6 +35,7 @@ __all__ = [
     "is_fixed",
     "is_followed",
     "is_grown",
+    "is_left_behind",
     "leave_behind",
     "replaced_tensors",
 ]
@@ -89,6 +90,11 @@ _LEFT_BEHIND = "_ignite_ipu_left_behind"
 def leave_behind(tensor: torch.Tensor) -> None:
     """Let a tensor be one that each call of a model computes anew, and leaves in the same place for others."""
     object.__getattribute__(tensor, "__dict__")[_LEFT_BEHIND] = True
+
+
+def is_left_behind(tensor: torch.Tensor) -> bool:
+    """Return whether a call has left a tensor for others."""
+    return _LEFT_BEHIND in object.__getattribute__(tensor, "__dict__")
 
 
 class Same:
@@ -177,7 +183,7 @@ class Reader:
     def of_tensor(self, tensor: torch.Tensor) -> Hashable:
         """Return which tensor it is, and of which version: one that is written into has another."""
         # Asked in the ordinary way, a wrapped weight would download all of them.
-        if _LEFT_BEHIND in object.__getattribute__(tensor, "__dict__"):
+        if is_left_behind(tensor):
             return _Version(tensor, -1)
         with DisableTorchFunctionSubclass():
             # One of inference mode does not count.
