@@ -1,6 +1,6 @@
-"""Takes all scripts, code bases and loops, or those that are named, through each door.
+"""Takes all scripts, examples, code bases and loops, or those that are named, through each door.
 
-`python -m tests.doors [NAME...]`: names of scripts of the corpus, of code bases, or `loops`.
+`python -m tests.doors [NAME...]`: names of scripts of the corpus, of examples, of code bases, or `loops`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from typing import Callable, List, Tuple
 
 from tests.doors import codebases, loops
 from tests.doors.codebases import PROGRAMS
-from tests.doors.comparing import CORPUS, differences
+from tests.doors.comparing import CORPUS, EXAMPLES, differences
 from tests.doors.loops import LOOPS
 from tests.scripts import Scripts
 
 
 def main(*names: str) -> int:
-    paths = [path for path in sorted(CORPUS.glob("*.py")) if path.stem in names or not names]
+    paths = {path.stem: path for path in sorted(CORPUS.glob("*.py"))}
+    paths.update((f"examples/{path.parent.name}", path) for path in sorted(EXAMPLES.glob("*/gpu.py")))
+    paths = {name: path for name, path in paths.items() if name in names or not names}
     programs = [program for program in PROGRAMS if program.codebase in names or not names]
     tried: List[Tuple[str, Callable[[Scripts, Path], List[str]]]] = [
-        *((path.stem, functools.partial(differences, path)) for path in paths),
+        *((name, functools.partial(differences, path)) for name, path in paths.items()),
         *((str(program), functools.partial(codebases.differences, program)) for program in programs),
         *((name, functools.partial(_of_loop, name)) for name in LOOPS if "loops" in names or not names),
     ]

@@ -37,7 +37,13 @@ class Outcome(NamedTuple):
             return cls(Verdict.NOTHING, [], ran.error)
         trained = Verdict.TRAINS if ran.updates else Verdict.NOTHING
         verdict = Verdict.TRAINS_ON_HOST if ON_HOST in ran.messages else trained
-        return cls(verdict, ran.numbers, "")
+        return cls(verdict, _numbers_of(ran), "")
+
+
+def _numbers_of(ran: Ran) -> List[float]:
+    """Return the numbers in a script's result; none of an example, which checks its numbers itself."""
+    assert not ran.error, ran.error
+    return [] if ran.result is None else ran.numbers
 
 
 def outcomes(path: Path, scripts: Scripts, folder: Path) -> Dict[str, Outcome]:
@@ -68,7 +74,7 @@ def with_import(text: str) -> str:
 
 def differences(path: Path, scripts: Scripts, folder: Path) -> List[str]:
     """Return the differences between the doors, and from the numbers of the native run; empty if there are none."""
-    native = scripts.run(path, "native").numbers
+    native = _numbers_of(scripts.run(path, "native"))
     judged = judge_source(read_source(path))[2].verdict
     expected = Verdict.REFUSED if path.stem in RUN_ALONE else judged  # no text shows their early reads
     tolerance = max(TOLERANCE.get(path.stem, (1e-4, ""))[0], OLDER_TOLERANCE.get(path.stem, 0))
