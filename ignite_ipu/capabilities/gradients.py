@@ -72,7 +72,7 @@ GRADIENTS = Table(
         Capability(
             "torch.autograd.grad",
             Treatment.UPDATES_ON_HOST,
-            "gradients with respect to weights come to the host; those with respect to inputs are refused",
+            "gradients with respect to weights and inputs come to the host",
             "Use backward() and optimizer.step(); parameter.grad is there after backward()",
             example="torch.autograd.grad(model(x).sum(), list(model.parameters()))",
         ),

@@ -14,6 +14,7 @@ from ignite_ipu.deferred.model.capturing import capture_model, captured
 from ignite_ipu.deferred.model.gradient_clipping import clip_gradients
 from ignite_ipu.deferred.model.optimizer import capture_optimizer, on_host
 from ignite_ipu.deferred.settings import refuse_for_capture
+from ignite_ipu.deferred.tensor.device_gradient import has_returned
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.refusal_frames import brief_refusals
@@ -131,7 +132,8 @@ def ipu_clip_grad_norm_(
 def host_step_reason(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Optional[str]:
     """Return the reason why an optimizer of captured models cannot step on the host, by the arguments of `step`.
 
-    None if no parameter has a gradient: PyTorch's step changes nothing then.
+    None if no parameter has a gradient that the device has not computed: PyTorch's step changes nothing then, or it
+    steps tensors that are no weights.
     """
     if any(callable(argument) for argument in (*args[1:], *kwargs.values())):
         return (
@@ -139,7 +141,8 @@ def host_step_reason(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -
             f"AdamW or RMSprop, and call backward and step() without a closure. {ON_THE_HOST}"
         )
     with DisableTorchFunctionSubclass():
-        if all(gradient_of(parameter) is None for parameter in held_tensors(optimizer)):
+        with_gradient = [each for each in held_tensors(optimizer) if gradient_of(each) is not None]
+        if all(map(has_returned, with_gradient)):
             return None
     return (
         "no captured step computed its gradients, so the update would run on the host. Call the model that holds its "

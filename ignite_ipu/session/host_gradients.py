@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import List, Optional, Sequence
+from typing import Container, List, Optional, Sequence
 
 import torch
 
@@ -13,9 +13,12 @@ from ignite_ipu.torch_names import lists
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 
-def accumulate(anchored: AnchoredGradients, gradients: Sequence[torch.Tensor]) -> None:
+def accumulate(
+    anchored: AnchoredGradients, gradients: Sequence[torch.Tensor], left_out: Container[int] = frozenset()
+) -> None:
     """Add gradients to those of parameters, as `backward()` does: by autograd itself where there are hooks on them.
 
+    Parameters whose ids are in `left_out` get none.
     Where a parameter has none, the tensor itself becomes its gradient.
     """
     parameters, with_hooks = anchored.parameters, anchored.with_hooks()
@@ -24,7 +27,7 @@ def accumulate(anchored: AnchoredGradients, gradients: Sequence[torch.Tensor]) -
     hooked = list(with_hooks)
     with DisableTorchFunctionSubclass(), torch.no_grad():
         for number, (parameter, gradient) in enumerate(zip(parameters, gradients)):
-            if number in with_hooks:
+            if number in with_hooks or id(parameter) in left_out:
                 continue
             if not requires_grad(parameter):
                 continue  # it was frozen since the forward, which autograd leaves alone

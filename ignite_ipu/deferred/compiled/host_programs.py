@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -25,8 +25,9 @@ from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, needed_values
 from ignite_ipu.deferred.graph.operations import ModesThen, Operation
 from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch
+from ignite_ipu.deferred.tensor.device_gradient import note_returned
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
-from ignite_ipu.errors import logger
+from ignite_ipu.errors import CaptureError, logger
 from ignite_ipu.optimizers.host_link import HostUpdates
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
@@ -36,10 +37,19 @@ from ignite_ipu.session.returned_gradients import host_update_cost, take_gradien
 
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-    """The gradients of losses, for each parameter that they depend on."""
+    """The gradients of losses, for each parameter that they depend on, and for tensors of the host.
+
+    Attributes:
+        inputs: Tensors that are no weights and require gradients, with the gradients of the losses.
+        retained: Whether PyTorch's graph of these is needed once more.
+        offsets: Ids of the parameters that a program adds to these.
+    """
 
     anchored: AnchoredGradients
     values: Sequence[torch.Tensor]
+    inputs: Sequence[Tuple[torch.Tensor, torch.Tensor]] = ()
+    retained: bool = False
+    offsets: FrozenSet[int] = frozenset()
 
     @property
     def parameters(self) -> Sequence[torch.Tensor]:
@@ -47,8 +57,25 @@ class Gradients:
         return self.anchored.parameters
 
     def accumulate(self) -> None:
-        """Add them to those that the parameters have."""
-        accumulate(self.anchored, self.values)
+        """Add them to those that the parameters have, and go backward from the tensors of the host."""
+        accumulate(self.anchored, self.values, self.offsets)
+        if self.inputs:
+            tensors, gradients = zip(*self.inputs)
+            for tensor in tensors:
+                note_returned(tensor)
+            torch.autograd.backward(tensors, gradients, retain_graph=self.retained)
+
+    def of(self, tensors: Sequence[torch.Tensor]) -> List[Optional[torch.Tensor]]:
+        """Return the gradients of weights and tensors of the host, as `torch.autograd.grad` does."""
+        by_id: Dict[int, Optional[torch.Tensor]] = {
+            id(parameter): value for parameter, value in zip(self.parameters, self.values)
+        }
+        others = [each for each in tensors if id(each) not in by_id]
+        if self.inputs and others:
+            sources, factors = zip(*self.inputs)
+            found = torch.autograd.grad(sources, others, factors, retain_graph=self.retained, allow_unused=True)
+            by_id.update({id(each): value for each, value in zip(others, found)})
+        return [by_id.get(id(each)) for each in tensors]
 
 
 class HostPrograms(TrainingPrograms):
@@ -96,7 +123,7 @@ class HostPrograms(TrainingPrograms):
         compiled.settle(batches, needed, results if compiled.outputs else (results,), keeps)
         if WAITING:
             write_known()
-        return gradients
+        return dataclasses.replace(gradients, retained=losses[0].retained) if gradients.inputs else gradients
 
     def _called(
         self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen
@@ -109,8 +136,30 @@ class HostPrograms(TrainingPrograms):
         assert program.kind.gradients is not None
         program.state.note_call()
         gradients = Gradients(program.kind.gradients, take_gradients(program, self.session.weights))
+        if batches[0].graph.differentiated:
+            gradients = self._without_offsets(gradients, batches)
         self._say_what_it_costs()
         return compiled, results, gradients
+
+    @property
+    def _differentiates(self) -> bool:
+        return True
+
+    def _without_offsets(self, gradients: Gradients, batches: Sequence[MicroBatch]) -> Gradients:
+        """Return gradients with those of a program's offsets for the inputs that these are added to."""
+        positions = batches[0].graph.differentiated
+        assert self.trained is not None and self._compiled is not None
+        step: Any = self.trained.program.step
+        if len(batches) > 1 or self._compiled.split.pieces > 1:
+            raise CaptureError(
+                f"Gradients of inputs are asked for at {current_line()}, and a device call has several micro-batches. "
+                "Leave out split_batch, and call backward() for each batch."
+            )
+        targets = {id(offset): batches[0].inputs[each].tensor for each, offset in zip(positions, step.offsets)}
+        pairs = list(zip(gradients.parameters, gradients.values))
+        found = [(targets[id(each)], value) for each, value in pairs if id(each) in targets]
+        inputs = [(each, value.to(each.dtype)) for each, value in found]
+        return dataclasses.replace(gradients, inputs=inputs, offsets=frozenset(targets))
 
     def _brings_gradients(self) -> bool:
         return True

@@ -89,9 +89,16 @@ class CapturedStep(ReadyStep):
     is_tried = True
     returns_writes = False
 
-    def __init__(self, model: nn.Module, update: CompiledUpdate, half: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, update: CompiledUpdate, half: bool = False, differentiates: bool = False
+    ) -> None:
         super().__init__(model, half)
         self.update = update
+        # The gradient of an input is that of a parameter of zeros which is added to it.
+        self.offsets = nn.ParameterList()
+        for position in update.graph.differentiated if differentiates else ():
+            shape, dtype = update.graph.inputs[position]
+            self.offsets.append(nn.Parameter(torch.zeros(shape, dtype=dtype)))
 
     def forward(self, *leaves: Any) -> Any:
         """Return `(loss, *outputs)` for the inputs of a micro-batch; where there are no outputs, the loss itself."""
@@ -118,6 +125,8 @@ class CapturedStep(ReadyStep):
         update, graph = self.update, self.update.graph
         shapes = [*graph.inputs, *[((), torch.float32)] * len(update.variable)]
         inputs = [leaf if shape else leaf.reshape(()) for leaf, (shape, _) in zip(leaves, shapes)]
+        for position, offset in zip(graph.differentiated, self.offsets):
+            inputs[position] = inputs[position] + offset
         numbers: List[Any] = list(update.numbers)
         for position, number in zip(sorted(update.variable), inputs[len(graph.inputs) :]):
             numbers[position] = number

@@ -80,6 +80,11 @@ class TrainingPrograms(abc.ABC):
         """True if stages run one after another that are to be pipelined."""
         return False
 
+    @property
+    def _differentiates(self) -> bool:
+        """True if programs bring back the gradients of inputs that are no weights."""
+        return False
+
     @abc.abstractmethod
     def _conversion(self) -> Union[Conversion, HostUpdates]:
         """Return the converted optimizer, or the updates on the host, for the programs."""
@@ -302,7 +307,7 @@ class TrainingPrograms(abc.ABC):
             first = CapturedStep(self.session.model, whole)
             split = checked_split(first, whole.leaves([batch]), wanted.split, wanted.graph, wanted.outputs)
             wanted = dataclasses.replace(wanted, split=split)
-        step = CapturedStep(self.session.model, wanted, self.config.half_products)
+        step = CapturedStep(self.session.model, wanted, self.config.half_products, self._differentiates)
         pipeline, make = self._places.training(self.one_after_another)
         resolved = self._resolved(wanted, pipeline)
         if not self.prepared:

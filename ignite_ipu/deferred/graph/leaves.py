@@ -79,9 +79,10 @@ class Input:
         weight: The trained weight of which the tensor is a copy, made before an update or before its model was known;
             None for all others.
         spent: Line where the value was computed, with gradients, if the tensor is a value whose update has run.
+        differentiated: Whether the loss is differentiated with respect to the tensor, which is no weight.
     """
 
-    __slots__ = ("_original", "_shape", "_writes", "model", "parameter", "spent", "tensor", "weight")
+    __slots__ = ("_original", "_shape", "_writes", "differentiated", "model", "parameter", "spent", "tensor", "weight")
 
     def __init__(
         self,
@@ -96,6 +97,7 @@ class Input:
         self.model = model
         self.weight: Optional[torch.Tensor] = None
         self.spent: Optional[Line] = None
+        self.differentiated = False
         self._writes = version_of(tensor) if parameter is None else 0
         # The original of a copy, and its version at that time.
         self._original: Optional[Tuple[torch.Tensor, int]] = None

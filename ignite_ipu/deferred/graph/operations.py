@@ -183,6 +183,9 @@ class CallSignature:
 USES: weakref.WeakSet[Operation] = weakref.WeakSet()
 """Functions that were called with weights of captured models, until their results go backward."""
 
+DIFFERENTIATED: weakref.WeakSet[Operation] = weakref.WeakSet()
+"""Operations of tensors that are no weights, with respect to which losses are differentiated."""
+
 NORM = CallSignature(
     None, flatten(((), {}), []), False, flatten(torch.empty(()), []), [Shape((), (), torch.float32, False)]
 )
@@ -225,6 +228,8 @@ class Operation:
             if type(leaf) is Input:
                 if leaf.parameter is not None and model is None:
                     USES.add(self)
+                elif leaf.differentiated:
+                    DIFFERENTIATED.add(self)
             elif type(leaf) is Value:
                 reference = weakref.ref(self)
                 leaf.consumers.append(reference)

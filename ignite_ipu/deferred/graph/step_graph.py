@@ -56,17 +56,19 @@ class StepGraph:
         losses: `(operation, result)` of each loss; their sum is differentiated.
         inputs: Shape and type of each input.
         loss: The loss if it is the device's own loss: the only one, and without dimensions.
+        differentiated: The positions of the inputs with respect to which the losses are differentiated.
     """
 
     steps: Tuple[GraphNode, ...]
     losses: Tuple[Tuple[int, int], ...]
     inputs: Tuple[Tuple[Tuple[int, ...], torch.dtype], ...]
     loss: Optional[Tuple[int, int]]
+    differentiated: Tuple[int, ...] = ()
 
     @functools.cached_property
     def key(self) -> Hashable:
         """Equal for graphs that compile to the same program."""
-        return (tuple([step.key for step in self.steps]), self.losses, self.inputs)
+        return (tuple([step.key for step in self.steps]), self.losses, self.inputs, self.differentiated)
 
     @functools.cached_property
     def description(self) -> str:
@@ -149,7 +151,7 @@ class MicroBatch:
         line, tensors = self.operations[0].line, []
         for item in self.inputs:
             item.check(line)
-            tensors.append(item.tensor)
+            tensors.append(item.tensor.detach() if item.differentiated else item.tensor)
         return tensors
 
 
@@ -198,6 +200,8 @@ class StepGraphs:
                 if place is None:
                     place = places[key] = len(inputs)
                     inputs.append(leaf)
+                elif leaf.differentiated:
+                    inputs[place] = leaf
                 trail.append(~place)
         for loss in losses:
             trail.append(positions[loss.value.operation] << _BITS | loss.value.index)
@@ -293,9 +297,9 @@ def _step_graph(
         steps.append(GraphNode(signature.function, *own))
     places = tuple(map(result_of, rest))
     shapes = tuple([(item.shape.size, item.shape.dtype) for item in inputs])
-    return StepGraph(
-        tuple(steps), places, shapes, places[0] if len(places) == 1 and not losses[0].value.shape.size else None
-    )
+    loss = places[0] if len(places) == 1 and not losses[0].value.shape.size else None
+    differentiated = tuple([position for position, item in enumerate(inputs) if item.differentiated])
+    return StepGraph(tuple(steps), places, shapes, loss, differentiated)
 
 
 def result_of(source: int) -> Tuple[int, int]:

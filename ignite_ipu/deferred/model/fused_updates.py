@@ -9,7 +9,7 @@ import torch
 
 from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
-from ignite_ipu.deferred.graph.operations import Operation, Value
+from ignite_ipu.deferred.graph.operations import DIFFERENTIATED, Operation, Value
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.ahead import losses_ahead, run_ahead
 from ignite_ipu.deferred.model.fused_gradients import FusedGradients
@@ -19,6 +19,7 @@ from ignite_ipu.deferred.model.leaving import leave_device
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import note_backward
 from ignite_ipu.deferred.model.turns import Values
+from ignite_ipu.deferred.tensor.inputs import refuse_differentiated
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.data_parallel import Reducer
@@ -120,6 +121,12 @@ class FusedUpdates:
         self._loop.edits.look()
         if self.standby is not None:
             self.standby.kept.check_saved(loss)
+        if DIFFERENTIATED and not DIFFERENTIATED.isdisjoint(loss.operations):
+            if self.may_leave:
+                self.leave_device(f"Gradients of inputs that require them are computed at {loss.line}.")
+                self._loop.updates.backward(loss)
+                return
+            refuse_differentiated(loss)
         try:
             reached = self.books.check_backward(loss)
         except CaptureError as error:

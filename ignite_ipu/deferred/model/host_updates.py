@@ -7,6 +7,7 @@ clearing, clipping, scaling, hooks, and the step of any optimizer.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from typing import (
     AbstractSet,
@@ -99,8 +100,7 @@ class HostGradients:
         """Return the gradients of a loss, as `torch.autograd.grad` does; None for parameters without any."""
         refuse_spent(loss)
         found = self.computed(loss)
-        by_id = {id(parameter): value for parameter, value in zip(found.parameters, found.values)}
-        return [by_id.get(id(parameter)) for parameter in parameters]
+        return found.of(parameters)
 
     def add(self, loss: Loss, ids: Container[int], weights: Optional[Values] = None) -> None:
         """Add the gradients of a loss that went backward before to those of some parameters.
@@ -144,7 +144,7 @@ class HostGradients:
         path = {} if loss.retained else gradient_path(loss.value)
         if ahead is not None and ahead.value is loss.value and ahead.changes == self._kept.changes:
             forget(path)
-            return ahead.gradients
+            return dataclasses.replace(ahead.gradients, retained=loss.retained)
         return self._compute(loss, lambda operation: operation.signature.trains and operation not in path)
 
     def _compute(self, loss: Loss, keeps: Callable[[Operation], bool], before: Optional[Values] = None) -> Gradients:

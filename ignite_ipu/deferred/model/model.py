@@ -113,7 +113,7 @@ class CapturedModel:
 
     def _answer(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
         grad, loop = torch.is_grad_enabled(), self.loop
-        if not (grad and (self.model.training or is_held(self.model, trained=True))):
+        if not (grad and (self.model.training or is_held(self.model, trained=True) or self._asks(args, kwargs))):
             if not self.continues_a_step(args, kwargs):
                 loop.setup.observer.called(self, recorded=False)
                 loop.buffers.before_evaluation(self.name)
@@ -132,6 +132,14 @@ class CapturedModel:
                 self._is_composed = True
         # Its code is the loop's, in which functions of weights are recorded.
         return type(self.model).__mro__[1].__call__(self.model, *args, **kwargs)
+
+    def _asks(self, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> bool:
+        """Return whether gradients of arguments may be asked for, which come to the host."""
+        updates = self.loop.updates
+        if not (updates.on_host or updates.may_leave):
+            return False
+        with DisableTorchFunctionSubclass():
+            return any(tensor.requires_grad for tensor in leaves_in((args, kwargs)))
 
     def _shown(self, arguments: Any, output: Any) -> Any:
         """Return the output of an inference program, which requires gradients if arguments do."""

@@ -28,7 +28,7 @@ def asked_gradients(
     """Return what `torch.autograd.grad` does, for gradients with respect to weights."""
     refusal = (
         f"torch.autograd.grad at {current_line()} asks for gradients that exist on the device alone; those with "
-        f"respect to weights come to the host with IPUConfig(update='host'). {ON_THE_HOST}"
+        f"respect to weights and inputs come to the host with IPUConfig(update='host'). {ON_THE_HOST}"
     )
     if create_graph:
         raise CaptureError(

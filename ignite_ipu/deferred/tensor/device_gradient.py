@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tupl
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.structure import mapped
@@ -23,10 +24,10 @@ from ignite_ipu.torch_names.modules import CONVERSION
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, make_wrapper_subclass
 
 ON_THE_HOST = (
-    "Gradients of inputs do not exist on the device: take them on the host, from a copy of the model, "
-    "copy.deepcopy(model), which is an ordinary one with the newest weights, in a loop with ipu_prepare or an "
-    "IPUAccelerator (under ignite-ipu run no copy goes backward). A loss that is computed from them is trained on the "
-    "host."
+    "Gradients of inputs come to the host with IPUConfig(update='host'). Those that are differentiated again are "
+    "taken on the host, from a copy of the model, copy.deepcopy(model), which is an ordinary one with the newest "
+    "weights, in a loop with ipu_prepare or an IPUAccelerator (under ignite-ipu run no copy goes backward). A loss "
+    "that is computed from them is trained on the host."
 )
 # Weakly, a function that returns the value of a parameter's gradient, and runs the update first if needed; None if
 # PyTorch has none.
@@ -34,6 +35,8 @@ GradientSource = Callable[[], Optional[Callable[[torch.Tensor], Optional[torch.T
 # Functions that convert or move the parameters of a module, each with its gradient.
 _CLIPPING = [inspect.unwrap(clip).__code__ for clip in (nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_)]
 # Without the names that PyTorch's dispatcher looks up on a tensor, which has no memory here.
+# Tensors that are no weights, and whose gradients came from the device.
+_RETURNED: Any = WeakTensorKeyDictionary()
 _METADATA = METADATA - word_set("dense_dim sparse_dim is_pinned is_same_size result_type")
 _ATTRIBUTES = _METADATA | {"requires_grad", "grad", "grad_fn"}
 
@@ -230,8 +233,25 @@ def refuse_weights_of_the_host(tensor: torch.Tensor, line: Line) -> None:
 
 def _weights_behind(tensor: torch.Tensor) -> List[str]:
     """Return the names of the captured parameters that a tensor of the host would be differentiated to."""
+    return sorted(owner[1] for owner in map(parameter_of, _leaves_behind(tensor)) if owner is not None)
+
+
+def _leaves_behind(tensor: torch.Tensor) -> List[torch.Tensor]:
+    """Return the leaves of the host's graph that a tensor would be differentiated to."""
+    if tensor.is_leaf:
+        return [tensor]
     start: List[Any] = [tensor.grad_fn]
     nodes = reached(start, lambda node: [before for before, _ in getattr(node, "next_functions", ())])
     # Nodes that add up the gradient of a leaf have the leaf.
-    leaves = [node.variable for node in nodes if hasattr(node, "variable")]
-    return sorted(owner[1] for owner in map(parameter_of, leaves) if owner is not None)
+    return [node.variable for node in nodes if hasattr(node, "variable")]
+
+
+def note_returned(tensor: torch.Tensor) -> None:
+    """Note that the device's gradient of a tensor has come to the host, and goes on from there."""
+    for leaf in _leaves_behind(tensor):
+        _RETURNED[leaf] = True
+
+
+def has_returned(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor that is no weight has had a gradient from the device."""
+    return tensor in _RETURNED

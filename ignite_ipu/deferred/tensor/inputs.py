@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from ignite_ipu.deferred.graph.leaves import Input, Shape
+from ignite_ipu.deferred.graph.operations import DIFFERENTIATED
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import arguments_of
+from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import refuse_sparse
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST, refuse_weights_of_the_host, withhold_gradient
 from ignite_ipu.errors import CaptureError
@@ -17,6 +19,7 @@ from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.user_code import Line
 from ignite_ipu.session.weights.access import is_watched
+from ignite_ipu.torch_names.tensors import gradient_hooks_of
 
 # Functions that write running statistics, those of TorchScript too.
 NORMALISATIONS = word_set(
@@ -44,23 +47,37 @@ def input_of(tensor: torch.Tensor, line: Line) -> Input:
         weight = Input(tensor, Shape.of(tensor, True), "")
         weight.set_aside()
         return weight
-    if requires_grad(tensor) and tensor.is_leaf and torch.is_grad_enabled():
-        withhold_gradient(tensor)
-    elif requires_grad(tensor):
+    differentiated = requires_grad(tensor) and torch.is_grad_enabled()
+    if differentiated and not tensor.is_leaf:
         refuse_weights_of_the_host(tensor, line)
-        raise CaptureError(
-            f"A tensor of shape {tuple(tensor.shape)} at {line} requires gradients, but it is no part of the "
-            "captured model, so the device could not train through it. Prepare the model that computed it, or call "
-            "detach() on it. "
-            f"{ON_THE_HOST}"
-        )
     if tensor.device.type != "cpu":
         raise CaptureError(
             f"A tensor on {tensor.device} takes part in the step at {line}; PopTorch copies from the host's "
             "memory. Leave it on the CPU."
         )
     refuse_sparse(tensor, line)
-    return Input(tensor, Shape.of(tensor, False))
+    found_input = Input(tensor, Shape.of(tensor, differentiated))
+    found_input.differentiated = differentiated
+    return found_input
+
+
+def refuse_differentiated(loss: Loss) -> None:
+    """Refuse a loss of tensors that require gradients where the device makes the updates.
+
+    A leaf without hooks takes part as a constant, and uses of its gradient are refused.
+    """
+    for operation in DIFFERENTIATED.intersection(loss.operations):
+        for leaf in operation.leaves:
+            if type(leaf) is not Input or not leaf.differentiated:
+                continue
+            if leaf.tensor.is_leaf and not gradient_hooks_of(leaf.tensor):
+                withhold_gradient(leaf.tensor)
+                continue
+            raise CaptureError(
+                f"A tensor of shape {tuple(leaf.tensor.shape)} at {operation.line} requires gradients, but it is no "
+                "part of the captured model, so a fused update does not compute them. Prepare the model that computed "
+                f"it, or call detach() on it. {ON_THE_HOST}"
+            )
 
 
 def refuse_statistics(

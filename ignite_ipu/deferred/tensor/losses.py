@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import List, NoReturn, Optional, Sequence, Tuple
 
 import torch
+from torch import nn
 
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import NORM, Operation, Value
@@ -62,15 +63,19 @@ def gradients_of(
         CaptureError: It may not, with `refusal` as the message, or the gradients are not those of captured weights.
     """
     line = current_line(above=3)
-    owners = [found[0] for found in map(parameter_of, parameters) if found is not None]
-    if value.operation.of_weights or len(owners) < len(parameters):
+    if value.operation.of_weights or not all(map(_is_leaf_of_loop, parameters)):
         raise CaptureError(refusal)
     ran_early = value.went_backward is not None  # for a read of the value; the change to the host takes it back
-    for model in dict.fromkeys(owners):
+    for model in models_of(ancestors(value), "grad()", line):
         model.loop.updates.leave_device(f"Gradients are computed at {line} without backward().", CaptureError(refusal))
     loop, loss = _loss_of(value, retained, line, ran_early)
     found: List[Optional[torch.Tensor]] = loop.updates.gradients.of_loss(loss, parameters)
     return found
+
+
+def _is_leaf_of_loop(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a captured weight, or one of the host that requires gradients."""
+    return parameter_of(tensor) is not None or (type(tensor) in (torch.Tensor, nn.Parameter) and tensor.requires_grad)
 
 
 def _loss_of(value: Value, retained: bool, line: Line, ran_early: bool = False) -> Tuple[CapturedLoop, Loss]:
