@@ -9,7 +9,21 @@ from __future__ import annotations
 import dataclasses
 import operator
 import weakref
-from typing import Any, Callable, Dict, Hashable, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Hashable,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import torch
 
@@ -127,6 +141,21 @@ class ModesThen(NamedTuple):
     parts: List[Any]
     attributes: SavedAttributes
     calls: Tuple[ModesThen, ...] = ()
+
+    def agrees_with(self, other: ModesThen) -> bool:
+        """Return whether they are equal; of moments of two models, whether the modules that both have are."""
+        if self.of is other.of:
+            return self == other
+        return all(
+            mine[each] == others[each]
+            for mine, others in zip(self._by_id(), other._by_id())
+            for each in mine.keys() & others.keys()
+        )
+
+    def _by_id(self) -> Iterator[Mapping[int, Any]]:
+        yield self.of.training_by_module(self)
+        yield {id(parameter): flag for parameter, flag in zip(self.of.parameters, self.trained)}
+        yield self.attributes.by_module()
 
     def difference(self, now: ModesThen) -> str:
         if self.training != now.training:

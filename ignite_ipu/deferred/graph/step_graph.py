@@ -227,11 +227,29 @@ class StepGraphs:
             for member in groups[number]:
                 group_of.update(dict.fromkeys(member.operations, number))
         batches = [self.micro_batch(members) for members in groups.values()]
-        unlike = len({id(batch.graph) for batch in batches}) > 1
-        if unlike or (len(batches) > 1 and any(map(modes_of_calls(batches[0]).__ne__, map(modes_of_calls, batches)))):
+        if len(batches) > 1 and not _are_alike(batches):
             (batch,) = batches = [self.micro_batch(losses)]
             batch.parts = len(groups)
         return sorted(batches, key=lambda batch: batch.operations[0].number)
+
+
+def _are_alike(batches: Sequence[MicroBatch]) -> bool:
+    """Return whether micro-batches have one graph, and make each call with the modes of the first.
+
+    Models that were joined in between have their modes together with those of others.
+    """
+    if len({id(batch.graph) for batch in batches}) > 1:
+        return False
+    firsts: Dict[int, ModesThen] = {}
+    known: Dict[Tuple[int, int], ModesThen] = {}
+    for batch in batches:
+        for position, then in enumerate(modes_of_calls(batch)):
+            before = known.setdefault((position, id(then.of)), then)
+            if before is then:
+                before = firsts.setdefault(position, then)
+            if before is not then and not before.agrees_with(then):
+                return False
+    return True
 
 
 def modes_of_calls(batch: MicroBatch) -> Tuple[ModesThen, ...]:

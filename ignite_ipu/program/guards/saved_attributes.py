@@ -30,6 +30,10 @@ class SavedAttributes:
     def __hash__(self) -> int:
         return 0
 
+    def by_module(self) -> Dict[int, Dict[str, Any]]:
+        """Return the values of each module, by the ids of their attributes."""
+        return {id(own): saved for own, saved in self._saved}
+
     @contextlib.contextmanager
     def put(self) -> Iterator[None]:
         """Have attributes that differ as they were, in the `with` block."""
