@@ -30,6 +30,7 @@ class Ingredient:
         gradients: Code between backward and the update.
         update: Code after the update. step: Code after gradients are cleared.
         end: How an epoch ends.
+        wording: Patterns in the lines of the loop, and the words in place of each.
         collate: The function that makes batches, if it is not PyTorch's.
         prepared: Names of models and optimizers beside `model` and `optimizer`.
         once: The group of an ingredient; a program has one of each at most.
@@ -52,6 +53,7 @@ class Ingredient:
     update: str = ""
     step: str = ""
     end: str = ""
+    wording: Tuple[Tuple[str, str], ...] = ()
     collate: str = ""
     prepared: Tuple[str, ...] = ()
     once: str = ""
@@ -65,7 +67,7 @@ class Ingredient:
         """Who can train with it: engines have a model and a loss, and only loops have the rest."""
         loops = (
             *(self.optimizer, self.setup, self.epoch, self.gradients, self.update, self.step, self.end),
-            self.collate,
+            *(self.wording, self.collate),
         )
         if any(loops) or "done" in self.loss or "note(" in self.loss + self.scores:
             return ("accelerate", "run")
@@ -335,6 +337,17 @@ INGREDIENTS: Dict[str, Ingredient] = {
         ),
         needs=("on_host",),
     ),
+    "model cleared": Ingredient(
+        wording=((r"(?<!\w)optimizer\.zero_grad\(", "model.zero_grad("),), needs=("trains_model_alone", "trains_all")
+    ),
+    "hook on a gradient": Ingredient(
+        setup="parameters[-1].register_hook(lambda gradient: gradient * 0.5)", needs=("on_host", "keeps_weights")
+    ),
+    "second schedule": Ingredient(
+        setup="second_schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)",
+        update="second_schedule.step()",
+        needs=("starts_fresh", "schedules_by_factors", "keeps_optimizer"),
+    ),
     # weights between updates
     "projected": Ingredient(step="with torch.no_grad():\n    parameters[-1].clamp_(-0.3, 0.3)"),
     "lookahead": Ingredient(
@@ -402,6 +415,14 @@ INGREDIENTS: Dict[str, Ingredient] = {
     "unfrozen later": Ingredient(
         end=_first_epoch('parameters[0].requires_grad_(True)\noptimizer.add_param_group({"params": parameters[:1]})'),
         needs=("trains_alone", "no_schedule", "starts_fresh"),
+        once="optimizers",
+    ),
+    "module added later": Ingredient(
+        model="late = nn.Linear(3, 3)\nlate.requires_grad_(False)",
+        scores="scores = scores + late(scores)",
+        end=_first_epoch("late.requires_grad_(True)\noptimizer.add_param_group({'params': list(late.parameters())})"),
+        prepared=("late",),
+        needs=("no_schedule", "starts_fresh"),
         once="optimizers",
     ),
     "layer wrapped later": Ingredient(

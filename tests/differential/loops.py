@@ -35,6 +35,9 @@ def loop_job(program: Program) -> List[str]:
 def _spoken(program: Program, lines: List[str]) -> List[str]:
     """Return lines in the words of who trains."""
     text = "\n".join(lines)
+    for name in program.ingredients:
+        for pattern, words in INGREDIENTS[name].wording:
+            text = re.sub(pattern, words, text)
     if program.front == "accelerate":
         text = re.sub(r"(\w+)\.backward\(\)", r"accelerator.backward(\1)", text)
         text = re.sub(r"(\w+)\.backward\((?=\w+=)", r"accelerator.backward(\1, ", text)

@@ -169,6 +169,66 @@ class Net(nn.Module):
         return (self.head.weight @ torch.tanh(self.inside(x)).t()).t()
 """,
     ),
+    "shared": Model(
+        "Net()",
+        classes="""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4)
+        self.inside = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.inside(self.embedding(x)))).mean(1)[:, :3]
+""",
+        inputs="torch.randint(0, 6, (n, 2))",
+    ),
+    "without gradients": Model(
+        "Net()",
+        classes="""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        with torch.no_grad():
+            features = torch.tanh(self.inside(x))
+        return self.head(features)
+""",
+    ),
+    "in place": Model(
+        "Net()",
+        classes="""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        y = self.inside(x)
+        y[:, :1].add_(1.0)
+        y *= 0.5
+        return self.head(torch.tanh(y))
+""",
+    ),
+    "checkpointed": Model(
+        "Net()",
+        classes="""
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(checkpoint(self.inside, x, use_reentrant=False))
+""",
+    ),
     "lazy": Model("nn.Sequential(nn.LazyLinear(5), nn.Tanh(), nn.Linear(5, 3))", lazy=True),
     "lazy convolution": Model(
         "nn.Sequential(nn.Unflatten(1, (1, 4)), nn.LazyConv1d(3, 2), nn.Flatten(), nn.LazyLinear(3))", lazy=True

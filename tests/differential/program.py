@@ -258,6 +258,20 @@ class Program:
         return self.front == "run" and not self.rebuilds and not self.waits
 
     @property
+    def trains_all(self) -> bool:
+        """Whether the optimizer holds every parameter of the model, and no edit freezes one."""
+        return self.groups not in ("frozen", "trained alone") and not any("freeze" in edit.what for edit in self.edits)
+
+    @property
+    def keeps_optimizer(self) -> bool:
+        return not any("make_optimizer" in INGREDIENTS[name].end for name in self.ingredients)
+
+    @property
+    def schedules_by_factors(self) -> bool:
+        """Whether schedules multiply the present rate, so that two go together."""
+        return self.schedule in ("none", "exponential", "steps", "factors")
+
+    @property
     def no_schedule(self) -> bool:
         return self.schedule == "none"
 
@@ -329,7 +343,7 @@ def _ingredients(random_: random.Random, program: Program) -> Tuple[str, ...]:
     fitting = {name: each for name, each in INGREDIENTS.items() if _fits(each, program)}
     number = random_.choice((0, 1, 2, 3, 4) if program.front in LOOPS else (0, 0, 1, 2))
     # Choices that fit few programs come more often in those.
-    weights = [1 + 2 * len(each.needs) for each in fitting.values()]
+    weights = [1 + 2 * len(each.needs) + (20 if "trains_alone" in each.needs else 0) for each in fitting.values()]
     return tuple(sorted(set(random_.choices(list(fitting), weights, k=number))))
 
 

@@ -47,6 +47,7 @@ _IMPORTS: Tuple[Tuple[str, Tuple[str, ...]], ...] = (
     ("ignite.metrics", ("Accuracy", "Average", "Loss", "MeanSquaredError", "RunningAverage")),
     ("torch", ("nn",)),
     ("torch.nn.utils", ("prune",)),
+    ("torch.utils.checkpoint", ("checkpoint",)),
     ("torch.utils.data", ("DataLoader", "IterableDataset", "TensorDataset", "WeightedRandomSampler")),
     ("", ()),
     ("ignite_ipu", ("IPUAccelerator", "create_ipu_evaluator", "create_ipu_trainer", "ipu_step")),

@@ -534,6 +534,25 @@ def test_what_one_step_cannot_do_trains_with_updates_on_the_host(run, natively, 
     assert sum("Weights are updated on the host from " in text for text in caplog.messages) == 1
 
 
+def test_hooks_change_the_gradients_that_are_asked_for(run, natively):
+    """By `torch.autograd.grad` and `backward(inputs=...)`, once each, and for the weights that are named alone."""
+    text = f"""{HEAD}
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+weights = list(model.parameters())
+for weight in weights:
+    weight.register_hook(lambda gradient: out.append(gradient.abs().sum().item()) or gradient * 0.5)
+for _ in range(2):
+    optimizer.zero_grad()
+    weights[0].grad = torch.autograd.grad(F.cross_entropy(model(x), y), weights[0])[0]
+    F.cross_entropy(model(x), y).backward(inputs=weights[1:])
+    optimizer.step()
+out += [weight.sum().item() for weight in weights]
+{TAIL}"""
+    found, expected = (json.loads(how(text)[-1]) for how in (lambda text: run(text).output, natively))
+    assert sorted(found) == pytest.approx(sorted(expected), rel=1e-5)
+
+
 def test_files_written_within_the_loop_are_the_native_ones(run, tmp_path, monkeypatch):
     """Of states, of whole models and of their parts: loading one needs the same classes, so weights only do, too."""
     pytest.importorskip("cloudpickle")

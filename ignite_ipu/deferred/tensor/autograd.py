@@ -12,6 +12,7 @@ from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.losses import gradients_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, gradient_hooks_of
 
 
 def asked_gradients(
@@ -48,7 +49,10 @@ def asked_gradients(
         total: Any = parts[0] if len(parts) == 1 else torch.stack([part.reshape(()) for part in parts]).sum()
     found = gradients_of(total.value, parameters, bool(retain_graph), refusal)
     for position, (parameter, gradient) in enumerate(zip(parameters, found)):
-        if gradient is None and materialize_grads:
+        if gradient is not None and gradient_hooks_of(parameter):
+            with DisableTorchFunctionSubclass():
+                (found[position],) = torch.autograd.grad(parameter, parameter, gradient)  # which calls the hooks
+        elif gradient is None and materialize_grads:
             found[position] = torch.zeros(parameter.shape, dtype=parameter.dtype)
         elif gradient is None and not allow_unused:
             raise RuntimeError(
