@@ -8,6 +8,7 @@ import torch
 
 from ignite_ipu.capabilities import GRADIENTS
 from ignite_ipu.deferred.graph.operations import Value
+from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.losses import gradients_of
 from ignite_ipu.errors import CaptureError
@@ -49,7 +50,7 @@ def asked_gradients(
         total: Any = parts[0] if len(parts) == 1 else torch.stack([part.reshape(()) for part in parts]).sum()
     found = gradients_of(total.value, parameters, bool(retain_graph), refusal)
     for position, (parameter, gradient) in enumerate(zip(parameters, found)):
-        if gradient is not None and gradient_hooks_of(parameter):
+        if gradient is not None and gradient_hooks_of(parameter) and parameter_of(parameter) is not None:
             with DisableTorchFunctionSubclass():
                 (found[position],) = torch.autograd.grad(parameter, parameter, gradient)  # which calls the hooks
         elif gradient is None and materialize_grads:

@@ -195,6 +195,17 @@ def asked(model: nn.Module, optimizer: torch.optim.Optimizer) -> Optional[torch.
     return torch.cat([each.flatten() for each in found])
 
 
+def asked_with_hooks(model: nn.Module, optimizer: torch.optim.Optimizer) -> Optional[torch.Tensor]:
+    """PyTorch calls each hook once."""
+    x, weight = inputs(), model.get_parameter("first.weight")
+    hooks = [each.register_hook(lambda gradient: 2 * gradient) for each in (x, weight)]
+    found = torch.autograd.grad(F.cross_entropy(model(x), Y), [x, weight])
+    for hook in hooks:
+        hook.remove()
+    train(model, optimizer)
+    return torch.cat([each.flatten() for each in found])
+
+
 def both(model: nn.Module, optimizer: torch.optim.Optimizer) -> Optional[torch.Tensor]:
     """One backward pass has the gradients of weights, of an input, and of one that the host alone uses."""
     x, other = inputs(), inputs()
@@ -251,7 +262,8 @@ def read_first(model: nn.Module, optimizer: torch.optim.Optimizer) -> Optional[t
 
 
 LOOPS: Dict[str, Iterate] = {
-    each.__name__: each for each in (signed, projected, asked, both, salient, retained, hooked, frozen, read_first)
+    each.__name__: each
+    for each in (signed, projected, asked, asked_with_hooks, both, salient, retained, hooked, frozen, read_first)
 }
 
 
