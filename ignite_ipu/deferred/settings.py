@@ -13,7 +13,7 @@ from ignite_ipu.program.options import own_options, training_options, with_repli
 
 _OF_THE_LOOP = (
     "in a captured step the loop decides: every optimizer.step() is one device call, with as many micro-batches as "
-    "went backward. Leave it at 1, and set gradient_accumulation_steps."
+    "went backward. Leave it at 1, and call backward() several times before optimizer.step()."
 )
 _REFUSED = {
     "device_iterations": _OF_THE_LOOP,

@@ -255,7 +255,7 @@ class BatchStep(nn.Module):
                     tensors.update({name: found[id(tensor)] for name, tensor in tensors.items() if tensor is not None})
         try:
             # Without gradients PyTorch's checkpoints warn that there are none.
-            with EAGER, without_checkpointing(training=False), without_generation_cache(self.model):
+            with EAGER, without_checkpointing(False, self.model), without_generation_cache(self.model):
                 with torch.inference_mode(False), torch.no_grad():
                     with torch.autocast("cpu", enabled=False), DisableTorchFunctionSubclass():
                         yield variable, counters, buffers

@@ -156,10 +156,17 @@ def _evaluated(context: str, mode: str = "eval") -> str:
 INGREDIENTS: Dict[str, Ingredient] = {
     # models
     "spectral norm": Ingredient(
-        model="nn.utils.parametrizations.spectral_norm(layer)", once="parametrized", writes_buffers=True
+        model="nn.utils.parametrizations.spectral_norm(layer)",
+        once="parametrized",
+        writes_buffers=True,
+        needs=("calls_layers_once",),
     ),
     "spectral norm by hooks": Ingredient(
-        model="nn.utils.spectral_norm(layer)", once="parametrized", writes_buffers=True, copied=False
+        model="nn.utils.spectral_norm(layer)",
+        once="parametrized",
+        writes_buffers=True,
+        copied=False,
+        needs=("calls_layers_once",),
     ),
     "weight norm by hooks": Ingredient(model="nn.utils.weight_norm(layer)", once="parametrized", copied=False),
     "parametrized": Ingredient(

@@ -258,6 +258,11 @@ class Program:
         return self.front == "run" and not self.rebuilds and not self.waits
 
     @property
+    def calls_layers_once(self) -> bool:
+        """False where PyTorch calls layers again for the gradients, and writes their buffers twice."""
+        return self.model != "checkpointed"
+
+    @property
     def trains_all(self) -> bool:
         """Whether the optimizer holds every parameter of the model, and no edit freezes one."""
         return self.groups not in ("frozen", "trained alone") and not any("freeze" in edit.what for edit in self.edits)

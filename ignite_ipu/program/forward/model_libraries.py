@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Iterator, List, Optional
+from typing import Any, Callable, ContextManager, Iterator, List, Optional
 from unittest import mock
 
 import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from ignite_ipu.errors import LossError
-from ignite_ipu.program.tensors.raw import requires_grad
+from ignite_ipu.errors import LossError, listed, logger
+from ignite_ipu.program.tensors.raw import plain, requires_grad
 from ignite_ipu.torch_names.dispatch import NESTED_FROM_MASK
 from ignite_ipu.torch_names.modules import CHECKPOINT_CALL, CHECKPOINT_GENERATORS
 
 # Arguments for causal masks, by PyTorch's layers that inspect the mask themselves if these are None.
 _HINTS = ((nn.TransformerEncoder, "is_causal"), (nn.TransformerDecoder, "tgt_is_causal"))
+
+_WARNED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 @contextmanager
@@ -105,24 +108,56 @@ def without_generation_cache(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def without_checkpointing(training: bool) -> Iterator[None]:
+def without_checkpointing(training: bool, writer: Optional[nn.Module] = None) -> Iterator[None]:
     """Let `torch.utils.checkpoint` call its function and nothing else in the `with` block.
 
     It saves memory by autograd, which takes no part in a trace: it requests PyTorch's module of the device "ipu", and
     detaches. Its inner functions are replaced, for those who imported `checkpoint` by name. In training gradients
     matter, which PyTorch's reentrant variant may not pass on.
+
+    PyTorch calls the function once more for the gradients. With a `writer`, a model, a warning names the buffers that
+    this call would write again.
     """
     module: Any = torch.utils.checkpoint
-    replaced = {CHECKPOINT_CALL: _called, **dict.fromkeys(CHECKPOINT_GENERATORS, _nothing_around)}
-    with mock.patch.object(module.CheckpointFunction, "apply", _called_reentrantly if training else _called):
+    watched: Callable[[], ContextManager[None]] = functools.partial(_warning_of_writes, writer)
+
+    def called(function: Callable[..., Any], preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> Any:
+        with watched():
+            return function(*args, **kwargs)
+
+    def nothing_around(*args: Any, **kwargs: Any) -> Iterator[None]:
+        """Yield once, where the checkpointed function is called."""
+        with watched():
+            yield
+
+    replaced = {CHECKPOINT_CALL: called, **dict.fromkeys(CHECKPOINT_GENERATORS, nothing_around)}
+    with mock.patch.object(module.CheckpointFunction, "apply", _called_reentrantly if training else called):
         with ExitStack() as stack:
             for name in filter(functools.partial(hasattr, module), replaced):
                 stack.enter_context(mock.patch.object(module, name, replaced[name]))
             yield
 
 
-def _called(function: Callable[..., Any], preserve_rng_state: bool = True, *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
+@contextmanager
+def _warning_of_writes(model: Optional[nn.Module]) -> Iterator[None]:
+    """Warn of the buffers of a model that code in the `with` block writes, while the model is in training mode."""
+    if model is None or not model.training:
+        yield
+        return
+    before = {name: plain(buffer).clone() for name, buffer in model.named_buffers()}
+    yield
+    written = [
+        name
+        for name, buffer in model.named_buffers()
+        if name in before and not torch.equal(plain(buffer), before[name])
+    ]
+    if written and model not in _WARNED:
+        _WARNED.add(model)
+        logger.warning(
+            "torch.utils.checkpoint calls a function that writes %s. PyTorch calls it again for the gradients, and so "
+            "writes twice in each step; a device writes once. Call the function without checkpoint to compare both.",
+            listed(written),
+        )
 
 
 def _called_reentrantly(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
@@ -132,8 +167,3 @@ def _called_reentrantly(function: Callable[..., Any], preserve_rng_state: bool, 
             "tensor that requires gradients, so PyTorch computes none for the layers in it. Pass use_reentrant=False."
         )
     return function(*args)
-
-
-def _nothing_around(*args: Any, **kwargs: Any) -> Iterator[None]:
-    """Yield once, where the checkpointed function is called."""
-    yield

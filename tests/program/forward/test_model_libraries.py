@@ -180,3 +180,23 @@ def test_checkpointing_that_passes_no_gradients_is_refused():
     trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.functional.cross_entropy)
     with pytest.raises(LossError, match="use_reentrant=False"):
         trainer.run([(torch.randn(8, 4), torch.randint(2, (8,)))])
+
+
+class CheckpointedNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside, self.last = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.last(checkpoint(self.inside, x, use_reentrant=False))
+
+
+@pytest.mark.parametrize("model", [CheckpointedNorm, lambda: Checkpointed(use_reentrant=False)])
+def test_buffers_that_a_checkpointed_function_writes_are_named(model, caplog):
+    """PyTorch writes them twice in each step. It is a warning, once for a model."""
+    model = model()
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss())
+    trainer.run([(torch.randn(4, 4), torch.tensor([0, 1, 0, 1]))] * 2)
+    found = [each.message for each in caplog.records if "torch.utils.checkpoint calls" in each.message]
+    assert len(found) == isinstance(model, CheckpointedNorm)
+    assert all("inside.1.running_mean" in each for each in found)
