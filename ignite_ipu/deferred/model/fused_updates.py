@@ -19,7 +19,7 @@ from ignite_ipu.deferred.model.leaving import leave_device
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.processes import note_backward
 from ignite_ipu.deferred.model.turns import Values
-from ignite_ipu.deferred.tensor.inputs import refuse_differentiated
+from ignite_ipu.deferred.tensor.inputs import gradients_return, refuse_differentiated
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.data_parallel import Reducer
@@ -121,7 +121,7 @@ class FusedUpdates:
         self._loop.edits.look()
         if self.standby is not None:
             self.standby.kept.check_saved(loss)
-        if DIFFERENTIATED and not DIFFERENTIATED.isdisjoint(loss.operations):
+        if DIFFERENTIATED and not DIFFERENTIATED.isdisjoint(loss.operations) and gradients_return(loss):
             if self.may_leave:
                 self.leave_device(f"Gradients of inputs that require them are computed at {loss.line}.")
                 self._loop.updates.backward(loss)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Sequence
+import weakref
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -59,6 +60,36 @@ def input_of(tensor: torch.Tensor, line: Line) -> Input:
     found_input = Input(tensor, Shape.of(tensor, differentiated))
     found_input.differentiated = differentiated
     return found_input
+
+
+def gradients_return(loss: Loss) -> bool:
+    """Return whether a loss has gradients for tensors of the host, which are no weights.
+
+    A leaf that no code holds any more becomes a constant: its gradient is read by nothing. This is the zero with
+    `requires_grad=True` to which a loop adds penalties.
+    """
+    by_tensor: Dict[int, List[Input]] = {}
+    for operation in DIFFERENTIATED.intersection(loss.operations):
+        for leaf in operation.leaves:
+            if type(leaf) is Input and leaf.differentiated:
+                by_tensor.setdefault(id(leaf.tensor), []).append(leaf)
+    return not all([_made_constant(leaves) for leaves in by_tensor.values()])
+
+
+def _made_constant(inputs: Sequence[Input]) -> bool:
+    """Make constants of the inputs of one tensor if nothing else holds it; return whether nothing does."""
+    tensor: Optional[torch.Tensor] = inputs[0].tensor
+    if type(tensor) is not torch.Tensor or not tensor.is_leaf or gradient_hooks_of(tensor):
+        return False
+    memory, held = tensor.detach(), weakref.ref(tensor)
+    for each in inputs:
+        each.tensor = memory
+    tensor = None
+    tensor = held()
+    for each in inputs:
+        each.differentiated = tensor is not None
+        each.tensor = memory if tensor is None else tensor
+    return tensor is None
 
 
 def refuse_differentiated(loss: Loss) -> None:

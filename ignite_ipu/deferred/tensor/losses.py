@@ -66,7 +66,8 @@ def gradients_of(
     if value.operation.of_weights or not all(map(_is_leaf_of_loop, parameters)):
         raise CaptureError(refusal)
     ran_early = value.went_backward is not None  # for a read of the value; the change to the host takes it back
-    for model in models_of(ancestors(value), "grad()", line):
+    owners = [found[0] for found in map(parameter_of, parameters) if found is not None]
+    for model in dict.fromkeys([*owners, *models_of(ancestors(value), "grad()", line)]):
         model.loop.updates.leave_device(f"Gradients are computed at {line} without backward().", CaptureError(refusal))
     loop, loss = _loss_of(value, retained, line, ran_early)
     found: List[Optional[torch.Tensor]] = loop.updates.gradients.of_loss(loss, parameters)
