@@ -156,8 +156,8 @@ REFUSALS: Tuple[Refusal, ...] = (
         ),
     ),
     Refusal(
-        "a layer that is pruned again, which replaces its mask",
-        "(Session|Capture|Replaced)Error",
+        "a layer that is pruned again, which replaces its mask, or one wrapped before the update of pending losses",
+        "(Session|Capture|Replaced)Error|RuntimeError",  # PyTorch's load_state_dict() raises one about any other
         "of the model was replaced, added or removed",
         lambda program: _edits("prune again")(program) or (program.waits and not program.keeps_weights),
     ),
@@ -195,7 +195,7 @@ REFUSALS: Tuple[Refusal, ...] = (
         "a second backward pass through a call that writes buffers which other calls write, too",
         "CaptureError|RunError",
         "once more, which has written the buffer",
-        lambda program: program.on_host and program.writes_buffers,
+        lambda program: program.writes_buffers and (program.on_host or "two backwards" in program.ingredients),
     ),
     Refusal(
         "gradients for one of several optimizers that are read before its step, on the device alone",
