@@ -16,10 +16,13 @@ _device: Callable[[torch.Tensor], torch.device] = torch.Tensor.device.__get__
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's memory; 0 if it has none."""
-    if _layout(tensor) is not torch.strided or _device(tensor).type != "cpu":
+    """Return the address of a tensor's memory; 0 if it has none, as undefined tensors and those of vmap."""
+    try:
+        if _layout(tensor) is not torch.strided or _device(tensor).type != "cpu":
+            return 0
+        return torch.Tensor.untyped_storage(tensor).data_ptr()
+    except RuntimeError:
         return 0
-    return torch.Tensor.untyped_storage(tensor).data_ptr()
 
 
 def tensors_at(addresses: Container[int], but: Container[int]) -> List[torch.Tensor]:
