@@ -6,6 +6,7 @@ out, which are no calls in newer versions of Python, and so is the emulator.
 
 from __future__ import annotations
 
+import gc
 import sys
 from types import FrameType
 from typing import Any, Callable, Counter, Iterator, List, Set, Tuple
@@ -79,14 +80,17 @@ def steady_calls(update: str) -> Counter[Tuple[str, str]]:
 
 
 def calls_in(work: Callable[[], Any]) -> Counter[Tuple[str, str]]:
-    """Return the calls of this package's functions, by module and name."""
+    """Return the calls of this package's functions, by module and name, without those of a garbage collection."""
     count = CallCounter()
     before = sys.getprofile()
+    gc.collect()
+    gc.disable()
     sys.setprofile(count)
     try:
         work()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return count.calls
 
 
