@@ -8,6 +8,7 @@ from typing import Iterator, NamedTuple, Optional, Set, Tuple
 from ignite_ipu.migration.analysis.kinds import default_of, device_test
 from ignite_ipu.migration.analysis.models import Model
 from ignite_ipu.migration.analysis.names import assignments, constant, dotted, walk
+from ignite_ipu.migration.analysis.number_values import ORDERS
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
 
@@ -95,6 +96,6 @@ def _compared(operator: ast.cmpop, left: object, right: object) -> Optional[bool
     if isinstance(operator, (ast.NotEq, ast.IsNot)):
         return left != right
     if isinstance(left, (int, float)) and isinstance(right, (int, float)):
-        orders = {ast.Lt: left < right, ast.LtE: left <= right, ast.Gt: left > right, ast.GtE: left >= right}
-        return orders.get(type(operator))
+        compared = ORDERS.get(type(operator))
+        return None if compared is None else bool(compared(left, right))
     return None

@@ -10,11 +10,11 @@ from __future__ import annotations
 import ast
 import enum
 import itertools
-import operator
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Type, Union
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Union
 
 from ignite_ipu.migration.analysis.kinds import Function, parameters_of
 from ignite_ipu.migration.analysis.names import dotted, names_bound, owner_of, walk
+from ignite_ipu.migration.analysis.number_values import count_iteration, length_of, value_of
 from ignite_ipu.migration.analysis.training import Training
 
 _ITERATIONS, _EPOCHS, _MOST_ITERATIONS = 8, 2, 32
@@ -23,21 +23,6 @@ _NOT_WRITES = ("zero_grad", "share_memory_", "apply_")
 _WRITES = ("write", "freeze")
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_OPERATORS: Dict[Type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-}
 
 
 class _Gradients(enum.Enum):
@@ -122,7 +107,7 @@ class _Text:
             name for kind in (ast.AugAssign, *_LOOPS) for node in self.file.nodes(kind) for name in names_bound(node)
         }
         assigned = [node for node in self.file.tree.body if isinstance(node, ast.Assign)]
-        single = {name: _value(node.value, {}) for node in assigned for name in names_bound(node)}
+        single = {name: value_of(node.value, {}) for node in assigned for name in names_bound(node)}
         # Numbers that the module assigns, and nothing changes.
         self.constants = {
             name: value
@@ -332,7 +317,7 @@ class _Run:
     def _branch(self, node: ast.If, variables: Dict[str, Any]) -> str:
         if any(isinstance(each, ast.Name) and each.id == "__name__" for each in walk(node.test)):
             return self.block(node.body, variables)
-        known = _value(node.test, variables)
+        known = value_of(node.test, variables)
         if known is None and any(map(self._matters, (*node.body, *node.orelse))):
             known = self._choice(ast.dump(node.test))
         if known is None:
@@ -359,13 +344,13 @@ class _Run:
         if isinstance(node, ast.For) and _over_parameters(node):
             self.block(node.body, variables)  # the same event for all of them
             return
-        count = None if isinstance(node, ast.While) else _length(node.iter, variables)
+        count = None if isinstance(node, ast.While) else length_of(node.iter, variables)
         nested = any(isinstance(each, _LOOPS) and each in self.text.eventful for each in walk(node)[1:])
         times = min(count, _MOST_ITERATIONS) if count is not None else _EPOCHS if nested else _ITERATIONS
         self._loops += 1
         for number in range(times):
             if not isinstance(node, ast.While):
-                _count(node, number, variables)
+                count_iteration(node, number, variables)
             if self.block(node.body, variables) in ("break", "return"):
                 break
         self._loops -= 1
@@ -391,8 +376,8 @@ class _Run:
             raise _Unclear
         own = isinstance(self.text.file.parents[function], ast.ClassDef)
         names = [each.arg for each in parameters_of(function)][own:]
-        given = {name: _value(value, variables) for name, value in zip(names, call.args)}
-        given.update((each.arg, _value(each.value, variables)) for each in call.keywords if each.arg is not None)
+        given = {name: value_of(value, variables) for name, value in zip(names, call.args)}
+        given.update((each.arg, value_of(each.value, variables)) for each in call.keywords if each.arg is not None)
         self._depth += 1
         known = {name: value for name, value in given.items() if value is not None}
         constants = {name: value for name, value in self.text.constants.items() if name not in names}
@@ -402,9 +387,9 @@ class _Run:
     def _assign(self, node: ast.stmt, variables: Dict[str, Any]) -> None:
         value = None
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            value = _value(node.value, variables)
+            value = value_of(node.value, variables)
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-            value = _value(ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value), variables)
+            value = value_of(ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value), variables)
         for name in names_bound(node):
             variables.pop(name, None)
             if value is not None:
@@ -440,64 +425,3 @@ class _Run:
     def _leave(self, node: ast.AST, reason: str) -> None:
         self.found = HostUpdate(node, reason)
         raise _End
-
-
-def _count(node: Union[ast.For, ast.AsyncFor], number: int, variables: Dict[str, Any]) -> None:
-    """Give the variables of a loop their values in an iteration."""
-    for name in names_bound(node.target):
-        variables.pop(name, None)
-    call = node.iter if isinstance(node.iter, ast.Call) else None
-    function = dotted(call.func) if call is not None else None
-    if call is None or function not in ("range", "enumerate"):
-        return
-    given = [_value(value, variables) for value in call.args]
-    if function == "enumerate":
-        starts = [_value(each.value, variables) for each in call.keywords if each.arg == "start"]
-        first = [*given[1:], *starts, 0][0]
-        target = node.target.elts[0] if isinstance(node.target, (ast.Tuple, ast.List)) else None
-    else:
-        first = 0 if len(given) == 1 else given[0]
-        number *= given[2] if len(given) == 3 and isinstance(given[2], int) else 1
-        target = node.target
-    if isinstance(target, ast.Name) and isinstance(first, int):
-        variables[target.id] = first + number
-
-
-def _length(node: ast.expr, variables: Mapping[str, Any]) -> Optional[int]:
-    """Return the length of what a loop runs over, None for unknown."""
-    if isinstance(node, ast.Call) and dotted(node.func) == "range":
-        given = [_value(value, variables) for value in node.args]
-        return len(range(*given)) if all(isinstance(value, int) for value in given) and given else None
-    return len(node.elts) if isinstance(node, (ast.List, ast.Tuple)) else None
-
-
-def _value(node: ast.AST, variables: Mapping[str, Any]) -> Any:
-    """Return the value of an expression of numbers, None for unknown."""
-    if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, (bool, int, float)) else None
-    if isinstance(node, ast.Name):
-        return variables.get(node.id)
-    if isinstance(node, ast.UnaryOp):
-        value = _value(node.operand, variables)
-        if value is None:
-            return None
-        return not value if isinstance(node.op, ast.Not) else -value if isinstance(node.op, ast.USub) else None
-    if isinstance(node, ast.BoolOp):
-        values = [_value(each, variables) for each in node.values]
-        ending = isinstance(node.op, ast.Or)
-        if any(value is not None and bool(value) is ending for value in values):
-            return ending
-        return None if None in values else not ending
-    pairs: List[Tuple[Type[ast.AST], Any, Any]] = []
-    if isinstance(node, ast.BinOp):
-        pairs = [(type(node.op), _value(node.left, variables), _value(node.right, variables))]
-    elif isinstance(node, ast.Compare):
-        values = [_value(each, variables) for each in (node.left, *node.comparators)]
-        pairs = [(type(each), *sides) for each, sides in zip(node.ops, zip(values, values[1:]))]
-    if not pairs or any(kind not in _OPERATORS or left is None or right is None for kind, left, right in pairs):
-        return None
-    try:
-        results = [_OPERATORS[kind](left, right) for kind, left, right in pairs]
-    except (ArithmeticError, TypeError):
-        return None
-    return results[0] if isinstance(node, ast.BinOp) else all(results)
