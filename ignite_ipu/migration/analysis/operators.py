@@ -87,16 +87,15 @@ _LAYERS = {
 class Problem:
     """Reason for which an operator or layer, named in front of it, does not compile, and its own way out, if any.
 
-    Operators that `run` replaces by others are handled.
+    Operators that `run` replaces by others are handled. `detail` stands in place of the message behind a name in a
+    sentence which says already that PopTorch does not compile it.
     """
 
     message: str
+    detail: str
     remedy: Optional[str] = None
     is_handled: bool = False
 
-
-NOT_COMPILED = "which PopTorch does not compile"
-"""The message of a problem, or its beginning, for an operator that the table has as refused."""
 
 _MADE_FROM = ".from_pretrained"
 
@@ -118,11 +117,13 @@ def problem(name: str) -> Optional[Problem]:
     else:
         part = operator_table.refused(plain)
         if part is None and not operator_table.compiles(plain) and not last.startswith("_"):
-            return Problem("which the table of operators does not have")
+            unknown = "which the table of operators does not have"
+            return Problem(unknown, f", {unknown}")
     if part is None:
         return None
     made_of = f" (it is made of {part})" if part and part != operator_table.canonical(plain) else ""
-    return Problem(NOT_COMPILED + made_of, operator_table.instead(part) or None, is_handled(name))
+    message = f"which PopTorch does not compile{made_of}"
+    return Problem(message, made_of, operator_table.instead(part) or None, is_handled(name))
 
 
 def is_handled(name: str, restriction: Optional[Restriction] = None) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.capabilities.traced import OPERATOR
-from ignite_ipu.migration.analysis.operators import NOT_COMPILED, is_dynamic, is_loss, is_made_here, problem
+from ignite_ipu.migration.analysis.operators import is_dynamic, is_loss, is_made_here, problem
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, hit_of
 
 SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
@@ -28,7 +28,7 @@ def check(program: Program) -> Hits:
         found = None if elsewhere else problem(fact.name)
         made_here = isinstance(fact.node, ast.Call) and is_made_here(program.names, fact.node)
         if found is not None and not made_here:
-            message = OPERATOR.reason(fact.where, f"{fact.name}, {found.message}".replace(f", {NOT_COMPILED}", ""))
+            message = OPERATOR.reason(fact.where, fact.name + found.detail)
             remedy = found.remedy or OPERATOR.remedy
             yield hit_of(fact, message, remedy, Outcome.HANDLED if found.is_handled else None)
     for model in program.models:
