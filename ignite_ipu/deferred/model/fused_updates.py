@@ -121,7 +121,7 @@ class FusedUpdates:
         self._loop.edits.look()
         if self.standby is not None:
             self.standby.kept.check_saved(loss)
-        if DIFFERENTIATED and not DIFFERENTIATED.isdisjoint(loss.operations) and gradients_return(loss):
+        if DIFFERENTIATED and gradients_return(loss):
             if self.may_leave:
                 self.leave_device(f"Gradients of inputs that require them are computed at {loss.line}.")
                 self._loop.updates.backward(loss)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
 
 from ignite_ipu.deferred.graph.leaves import Input, Shape
-from ignite_ipu.deferred.graph.operations import DIFFERENTIATED
+from ignite_ipu.deferred.graph.operations import DIFFERENTIATED, Operation
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import arguments_of
 from ignite_ipu.deferred.graph.step_graph import Loss
@@ -69,10 +69,8 @@ def gradients_return(loss: Loss) -> bool:
     `requires_grad=True` to which a loop adds penalties.
     """
     by_tensor: Dict[int, List[Input]] = {}
-    for operation in DIFFERENTIATED.intersection(loss.operations):
-        for leaf in operation.leaves:
-            if type(leaf) is Input and leaf.differentiated:
-                by_tensor.setdefault(id(leaf.tensor), []).append(leaf)
+    for _, leaf in _differentiated_in(loss):
+        by_tensor.setdefault(id(leaf.tensor), []).append(leaf)
     return not all([_made_constant(leaves) for leaves in by_tensor.values()])
 
 
@@ -97,18 +95,22 @@ def refuse_differentiated(loss: Loss) -> None:
 
     A leaf without hooks takes part as a constant, and uses of its gradient are refused.
     """
+    for operation, leaf in _differentiated_in(loss):
+        if leaf.tensor.is_leaf and not gradient_hooks_of(leaf.tensor):
+            withhold_gradient(leaf.tensor)
+            continue
+        raise CaptureError(
+            f"A tensor of shape {tuple(leaf.tensor.shape)} at {operation.line} requires gradients, but it is no "
+            "part of the captured model, so a fused update does not compute them. Prepare the model that computed "
+            f"it, or call detach() on it. {ON_THE_HOST}"
+        )
+
+
+def _differentiated_in(loss: Loss) -> Iterator[Tuple[Operation, Input]]:
     for operation in DIFFERENTIATED.intersection(loss.operations):
         for leaf in operation.leaves:
-            if type(leaf) is not Input or not leaf.differentiated:
-                continue
-            if leaf.tensor.is_leaf and not gradient_hooks_of(leaf.tensor):
-                withhold_gradient(leaf.tensor)
-                continue
-            raise CaptureError(
-                f"A tensor of shape {tuple(leaf.tensor.shape)} at {operation.line} requires gradients, but it is no "
-                "part of the captured model, so a fused update does not compute them. Prepare the model that computed "
-                f"it, or call detach() on it. {ON_THE_HOST}"
-            )
+            if type(leaf) is Input and leaf.differentiated:
+                yield operation, leaf
 
 
 def refuse_statistics(
