@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -89,32 +89,34 @@ class WeightCopies:
         tensors, before = self._crossed
         if counts(tensors) == before:
             return
-        now, host = self._versions(), self._host.tensors()
-        written = [name for name, count in self._host_versions.items() if now[name] != count]
+        written, host = self._written(), self._host.tensors()
         device = {name: executable.host_weight(name) for name in written if name in executable.weights}
         device.update(executable.buffers[0])
         edited = [name for name in written if not torch.equal(plain(host[name]).to(device[name].dtype), device[name])]
         if not edited:
             self._note_crossing()  # also on the device
             return
-        self.edits_reported = True
-        logger.warning(
-            "%s: edited on the host since the weights last crossed, and never uploaded. The device computes with its "
-            "own values, as with PopTorch: call copyWeightsToDevice() after editing weights.",
-            ", ".join(edited),
-        )
+        self._report(edited, "computes with its own values, as with PopTorch")
 
     def _report_edits(self) -> None:
         """Warn, once, of parameters and buffers that were changed on the host since they last crossed."""
-        now = self._versions()
-        edited = [name for name, count in self._host_versions.items() if now[name] != count]
+        edited = self._written()
         if edited and not self.edits_reported:
-            self.edits_reported = True
-            logger.warning(
-                "%s: edited on the host since the weights last crossed, and never uploaded. The device went on with "
-                "its own values, and these replace the edit now: call copyWeightsToDevice() after editing weights.",
-                ", ".join(edited),
-            )
+            self._report(edited, "went on with its own values, and these replace the edit now")
+
+    def _report(self, edited: Sequence[str], device: str) -> None:
+        self.edits_reported = True
+        logger.warning(
+            "%s: edited on the host since the weights last crossed, and never uploaded. The device %s: call "
+            "copyWeightsToDevice() after editing weights.",
+            ", ".join(edited),
+            device,
+        )
+
+    def _written(self) -> List[str]:
+        """Return the names of the tensors that the host has written since they last crossed."""
+        now = self._versions()
+        return [name for name, count in self._host_versions.items() if now[name] != count]
 
     def _note_crossing(self) -> None:
         """Record the host's tensors as the ones that the device has."""
