@@ -71,7 +71,7 @@ def refuse_host_training(substitutes: Substitutes, placed: PlacedModels) -> None
             if EAGER.is_on:  # in a forward
                 reason = GRADIENT.refusal(function_at(*line) or "The forward", what)
                 raise substitutes.remembered(RunError(line, reason))
-            raise substitutes.refusal(what, _reason(what, tensors), line)
+            raise substitutes.refusal(what, _reason(tensors), line)
         if EAGER.is_on:
             return original(*args, **kwargs)
         found = placed.named(set(map(id, _leaves(tensors))))
@@ -95,14 +95,13 @@ def refuse_host_training(substitutes: Substitutes, placed: PlacedModels) -> None
 _GRADIENTS = "torch.autograd.grad()"
 # The name of the argument with the tensors that go backward.
 _TENSORS = {"backward()": "self", _GRADIENTS: "outputs", "torch.autograd.backward()": "tensors"}
-_OF_INPUTS = " Gradients with respect to inputs exist inside the device's step alone."
 
 
 def _leaves(tensors: Union[torch.Tensor, Sequence[torch.Tensor]]) -> List[torch.Tensor]:
     return differentiated([tensors] if isinstance(tensors, torch.Tensor) else tensors)
 
 
-def _reason(what: str, tensors: Union[torch.Tensor, Sequence[torch.Tensor]]) -> str:
+def _reason(tensors: Union[torch.Tensor, Sequence[torch.Tensor]]) -> str:
     """Return why tensors that the program computed on the host may not go backward."""
     leaves, held = _leaves(tensors), held_parameters()
     parameters = [issubclass(type(each), nn.Parameter) for each in leaves]
@@ -110,7 +109,7 @@ def _reason(what: str, tensors: Union[torch.Tensor, Sequence[torch.Tensor]]) -> 
         return _LOOSE
     if any(parameters):
         return _WITHOUT_A_CALL
-    return _NOT_COMPUTED + (_OF_INPUTS if what == _GRADIENTS else "")
+    return _NOT_COMPUTED
 
 
 def _bound(function: Callable[..., Any], what: str) -> Callable[..., Any]:
