@@ -80,7 +80,7 @@ _REDUCERS: weakref.WeakKeyDictionary[nn.Module, Reducer] = weakref.WeakKeyDictio
 
 def has_reducers() -> bool:
     """Return whether any model is trained together by several processes."""
-    return Reducer.made > 0 and bool(_REDUCERS)
+    return bool(_REDUCERS)
 
 
 def reducer_of(model: nn.Module) -> Optional[Reducer]:

@@ -198,10 +198,8 @@ class TrainingCalls:
             # A parameter was accessed, which is also how one is frozen.
             self._looks = self._weights.detector.looks
             trained.follow_trainable()
-        resolved, decided = (
-            trained.resolved if call is None else trained.resolved_for(call),
-            program.step.layout.decided,
-        )
+        resolved = trained.resolved if call is None else trained.resolved_for(call)
+        decided = program.step.layout.decided
         if program.resolved is resolved and decided is not None:
             known = decided.leaves_of((x, y))
             if known is not None:

@@ -71,7 +71,7 @@ def own_backwards_refused() -> Iterator[None]:
         # Whether it may pass other gradients than the derivatives of its forward.
         own = cls.backward is not torch.autograd.Function.backward and cls.__module__.split(".")[0] not in _DERIVATIVES
         if own and torch.is_grad_enabled() and backend.poptorch().isRunningOnIpu():
-            raise LossError("{}:{}: ".format(*current_line().place) + OWN_BACKWARD.refusal(cls.__name__))
+            raise LossError(f"{current_line()}: {OWN_BACKWARD.refusal(cls.__name__)}")
         return original.__get__(None, cls)(*args, **kwargs)
 
     with mock.patch.object(torch.autograd.Function, "apply", classmethod(called)):
