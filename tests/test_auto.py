@@ -265,9 +265,11 @@ def test_a_notebooks_cells_run_in_any_order(tmp_path, monkeypatch):
 
 
 def _text(cell: Any) -> str:
-    parts = [output.get("text") or "\n".join(output.get("traceback", [])) for output in cell.outputs]
+    """Return the printed text of a cell, which may arrive in pieces of a line, then its tracebacks and its result."""
+    printed = "".join(output.get("text", "") for output in cell.outputs)
+    tracebacks = ["\n".join(output["traceback"]) for output in cell.outputs if "traceback" in output]
     data = [output["data"]["text/plain"] for output in cell.outputs if "data" in output]
-    return "\n".join(filter(None, [*parts, *data]))
+    return "\n".join(filter(None, [printed.rstrip("\n"), *tracebacks, *data]))
 
 
 def test_settings_spread_a_model_over_ipus():
