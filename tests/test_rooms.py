@@ -44,7 +44,6 @@ WIDE = {
     "emulator.runtime.training_step.GradientStep",
     "emulator.trace.active.Trace",
     "migration.analysis.expressions.Expressions",
-    "optimizers.link.OptimizerLink",
     "parity.recorder.Recorder",
     "pipeline.planning.plan.Plan",
     "poptorch_types.Options",

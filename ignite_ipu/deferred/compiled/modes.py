@@ -108,7 +108,9 @@ class Modes:
     def are(self, then: ModesThen) -> bool:
         """Return whether modules are in the modes of a moment, and the same parameters are trained."""
         state = self._state
-        return state is not None and state.training() == then.training and self.trained() == then.trained
+        if state is None or state.training() != then.training:
+            return False
+        return (self._trained if self._looks == self._weights.detector.looks else self.trained()) == then.trained
 
     def is_now(self, then: ModesThen) -> bool:
         """Return whether Python values are as at a moment, too."""
