@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import ast
-import contextlib
-import re
 from functools import reduce
-from typing import Dict, FrozenSet, Iterator, List, Mapping, Optional, Protocol, Sequence, Set, Tuple, Union, cast
+from typing import Dict, List, Mapping, Optional, Sequence, Union, cast
 
 from ignite_ipu.migration.analysis import tensor_methods
-from ignite_ipu.migration.analysis.conditions import Conditions, Runs
-from ignite_ipu.migration.analysis.kinds import (
-    Fact,
-    Function,
-    Kind,
-    attribute_named,
-    device_test,
-    parameters_of,
-    reads,
-)
-from ignite_ipu.migration.analysis.models import Model
-from ignite_ipu.migration.analysis.names import Names, constant, dotted, index_of, walk
+from ignite_ipu.migration.analysis.kinds import Function, Kind, attribute_named, device_test
+from ignite_ipu.migration.analysis.names import constant, dotted, index_of, walk
 from ignite_ipu.migration.analysis.operators import is_dynamic
+from ignite_ipu.migration.analysis.scope import Scope
 from ignite_ipu.migration.analysis.values import (
     COMPUTED,
     MODULE,
@@ -34,36 +23,8 @@ from ignite_ipu.migration.analysis.values import (
     join,
 )
 
-Environment = Dict[str, Value]
 _OF_PYTHON = ("torch.jit.", "torch.cuda.", "torch.backends.", "torch.distributed.is_", "torch.distributed.get_")
-# Functions whose result has another shape than their argument, or is a parameter.
-_OF_OTHER_SHAPE = frozenset(["cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "pad", "Parameter"])
-_GENERATORS = ("random.Random", "numpy.random.RandomState", "numpy.random.default_rng", "numpy.random.Generator")
 _WITH_STATES = ("torch.nn.LSTM", "torch.nn.GRU", "torch.nn.RNN", "torch.nn.MultiheadAttention")
-
-
-class Followed(Protocol):
-    """The file that expressions are a part of, and the facts found in it."""
-
-    names: Names
-    models: Dict[str, Model]
-    functions: Dict[str, Function]
-    conditions: Conditions
-    facts: Set[Fact]
-    outside: Set[Tuple[str, str]]
-    lambdas: Dict[ast.Lambda, Function]
-    shared: Dict[str, ast.expr]
-
-    def call(
-        self,
-        function: Function,
-        model: Optional[Model],
-        given: Sequence[Value],
-        keywords: Mapping[Optional[str], Value],
-        sure: bool = True,
-        outer: Optional[Expressions] = None,
-    ) -> Value:
-        """Analyse a function for arguments like these and return the description of its result."""
 
 
 def declared(kind: Kind, origin: Origin) -> Value:
@@ -72,61 +33,20 @@ def declared(kind: Kind, origin: Origin) -> Value:
 
 
 class Expressions:
-    """The expressions of one function, with the description of each local name."""
+    """The expressions of one function, which has the names of a scope."""
 
-    def __init__(
-        self,
-        analysis: Followed,
-        function: Function,
-        model: Optional[Model],
-        environment: Environment,
-        outer: Optional[Expressions] = None,
-    ) -> None:
-        self.analysis = analysis
-        self.names = analysis.names
-        self.model = model
-        self.where = f"{model.owner_of(function)}.{function.name}" if model and outer is None else function.name
-        parameters = parameters_of(function)
-        own = parameters[0].arg if model and parameters else ""
-        self.owner: str = own if outer is None else outer.owner
-        self.environment = environment
-        self.globals: FrozenSet[str] = frozenset()
-        self.tested: FrozenSet[str] = frozenset()
-        # Whether the code that is walked runs for sure, and the attribute that a loop over layers runs over.
-        self.sure = True
-        self.layers_of: Dict[str, str] = {}
-        # The functions that are defined within it.
-        self.inner: Dict[str, Function] = dict(outer.inner) if outer is not None else {}
-
-    def fact(self, kind: str, node: ast.expr, name: str = "") -> None:
-        self.analysis.facts.add(Fact(kind, node, name, self.where, self.sure))
-
-    def needs_value(self, kind: str, node: ast.expr, of: Origin, name: str = "") -> None:
-        """Note that code needs the values of a tensor, which it has got of constants."""
-        if of is not Origin.CONSTANT:
-            self.analysis.facts.add(Fact(kind, node, name, self.where, self.sure and of is Origin.COMPUTED))
-
-    @contextlib.contextmanager
-    def behind(self, sure: bool) -> Iterator[None]:
-        """Context in which code is walked that may not run."""
-        before, self.sure = self.sure, self.sure and sure
-        try:
-            yield
-        finally:
-            self.sure = before
-
-    def runs(self, test: ast.expr) -> Runs:
-        return self.analysis.conditions.runs(test, self.model, self.owner)
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
 
     def assign(self, target: ast.expr, kind: Value, value: Optional[ast.expr]) -> None:
         if isinstance(target, ast.Name):
-            self.environment[target.id] = kind
+            self.scope.environment[target.id] = kind
             if isinstance(value, ast.Lambda):
-                self.inner[target.id] = self.defined(value, self.where)
+                self.scope.inner[target.id] = self.defined(value, self.scope.where)
             else:
-                self.inner.pop(target.id, None)
-            if target.id in self.globals:
-                self.fact("mutation", target, target.id)
+                self.scope.inner.pop(target.id, None)
+            if target.id in self.scope.globals:
+                self.scope.fact("mutation", target, target.id)
         elif isinstance(target, (ast.Tuple, ast.List)):
             if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
                 for one, part in zip(target.elts, value.elts):
@@ -137,61 +57,16 @@ class Expressions:
         elif isinstance(target, ast.Starred):
             self.assign(target.value, kind._replace(kind=Kind.TENSORS) if kind.is_tensor else kind, None)
         elif isinstance(target, ast.Attribute):
-            if self.is_registered(target):
-                self.fact("rebound" if self.is_rebound(target, value) else "assigned", target, target.attr)
-            elif self.is_own(target) or (value is None and self.is_shared(target)):
-                self.mutation(target, dotted(target) or "", kind, value)
+            if self.scope.is_registered(target):
+                self.scope.fact("rebound" if self.scope.is_rebound(target, value) else "assigned", target, target.attr)
+            elif self.scope.is_own(target) or (value is None and self.scope.is_shared(target)):
+                self.scope.mutation(target, dotted(target) or "", kind, value)
         elif isinstance(target, ast.Subscript):
             self.expression(target.value)
             self.expression(index_of(target))
-            changed = self.is_own(target.value) or (value is None and self.is_shared(target.value))
+            changed = self.scope.is_own(target.value) or (value is None and self.scope.is_shared(target.value))
             if changed and not self.expression(target.value).is_tensor:
-                self.mutation(target, dotted(target.value) or "", kind, value)
-
-    def written(self, node: ast.Attribute) -> None:
-        """Note a write in place into a buffer of the model that has whole numbers."""
-        if self.model is not None and self.is_own(node) and _is_whole(self.model.buffers.get(node.attr), self.names):
-            self.fact("whole", node, node.attr)
-
-    def is_registered(self, node: ast.Attribute) -> bool:
-        """Return whether an attribute of the model itself is a buffer or a parameter."""
-        held = self.model.holds.get(node.attr) if self.model and self.is_own(node) else None
-        return held in (Kind.BUFFER, Kind.PARAMETER)
-
-    def is_rebound(self, node: ast.Attribute, value: Optional[ast.expr]) -> bool:
-        """Return whether an assignment puts a parameter, or a tensor of another shape, where a registered one is."""
-        assert self.model is not None
-        names = set() if value is None else {(dotted(each) or "").rpartition(".")[2] for each in ast.walk(value)}
-        return self.model.holds.get(node.attr) is Kind.PARAMETER or not names.isdisjoint(_OF_OTHER_SHAPE)
-
-    def mutation(self, node: ast.expr, name: str, kind: Value, value: Optional[ast.expr]) -> None:
-        """Note a change of Python state.
-
-        A value that is made if it is missing, unfit or already known is the same in every call. So are tensors that are
-        stored for other code to read.
-        """
-        own = value is None or reads(value, name)
-        left = kind.is_tensor and self.model is not None and not self.model.reads(name.rpartition(".")[2])
-        settled = not own and (kind.kind is Kind.PYTHON or name in self.tested or left)
-        self.fact("settled" if settled else "mutation", node, name)
-
-    def is_own(self, node: ast.AST) -> bool:
-        """Return whether a chain of names starts at the model itself."""
-        name = dotted(node)
-        return bool(self.owner) and name is not None and name.split(".")[0] == self.owner and "." in name
-
-    def is_shared(self, node: ast.AST) -> bool:
-        """Return whether a chain of names starts at a variable of the module."""
-        first = (dotted(node) or "").split(".")[0]
-        return first in self.analysis.shared and first not in self.environment
-
-    def generator_of(self, node: ast.expr) -> Optional[str]:
-        """Return the class of a random generator of Python's or numpy's that an attribute or a variable holds."""
-        name = (dotted(node) or "").rpartition(".")[2]
-        value = self.model.values.get(name) if self.model and self.is_own(node) else None
-        value = self.analysis.shared.get(name) if value is None and self.is_shared(node) else value
-        made = None if value is None else self.names.called(value)
-        return made if made in _GENERATORS else None
+                self.scope.mutation(target, dotted(target.value) or "", kind, value)
 
     def truth(self, node: ast.expr) -> None:
         """Evaluate an expression whose truth value Python asks for."""
@@ -203,22 +78,22 @@ class Expressions:
             return
         value = self.expression(node)
         if value.is_tensor:
-            self.needs_value("truth", node, value.origin)
+            self.scope.needs_value("truth", node, value.origin)
 
     def truths(self, node: ast.BoolOp, values: Sequence[ast.expr]) -> None:
         """Evaluate the first operands of `and` or `or`, of which the later ones may not be evaluated."""
-        before = self.sure
+        before = self.scope.sure
         for value in values:
             self.truth(value)
-            runs = self.runs(value)
-            self.sure = self.sure and (runs.if_true if isinstance(node.op, ast.And) else runs.if_false)
-        self.sure = before
+            runs = self.scope.runs(value)
+            self.scope.sure = self.scope.sure and (runs.if_true if isinstance(node.op, ast.And) else runs.if_false)
+        self.scope.sure = before
 
     def expression(self, node: ast.expr) -> Value:
         if isinstance(node, ast.Constant):
             return PYTHON
         if isinstance(node, ast.Name):
-            return self.environment.get(node.id, UNKNOWN)
+            return self.scope.environment.get(node.id, UNKNOWN)
         if isinstance(node, ast.Attribute):
             return self.attribute(node)
         if isinstance(node, ast.Call):
@@ -242,14 +117,14 @@ class Expressions:
             self.truths(node, node.values[:-1])
             return reduce(join, map(self.expression, node.values))
         if isinstance(node, ast.IfExp):
-            on_device = device_test(node.test, self.names)
+            on_device = device_test(node.test, self.scope.names)
             if on_device is not None:
                 return self.expression(node.body if on_device else node.orelse)
             self.truth(node.test)
-            runs = self.runs(node.test)
-            with self.behind(runs.if_true):
+            runs = self.scope.runs(node.test)
+            with self.scope.behind(runs.if_true):
                 first = self.expression(node.body)
-            with self.behind(runs.if_false):
+            with self.scope.behind(runs.if_false):
                 return join(first, self.expression(node.orelse))
         if isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict)):
             return container(map(self.expression, node.values if isinstance(node, ast.Dict) else node.elts))
@@ -264,13 +139,13 @@ class Expressions:
         return UNKNOWN
 
     def comprehension(self, node: Union[ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp]) -> Value:
-        outer = dict(self.environment)
+        outer = dict(self.scope.environment)
         for generator in node.generators:
             self.iterate(generator.target, generator.iter)
             for test in generator.ifs:
                 self.truth(test)
         element = self.expression(node.value if isinstance(node, ast.DictComp) else node.elt)
-        self.environment = outer
+        self.scope.environment = outer
         return container([element])
 
     def iterate(self, target: ast.expr, node: ast.expr) -> None:
@@ -279,8 +154,8 @@ class Expressions:
         called = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
         if called not in ("zip", "enumerate") or not isinstance(node, ast.Call):
             self.assign(target, kind.element, None)
-            if isinstance(target, ast.Name) and self.is_own(node):
-                self.layers_of[target.id] = (dotted(node) or "").rpartition(".")[2]
+            if isinstance(target, ast.Name) and self.scope.is_own(node):
+                self.scope.layers_of[target.id] = (dotted(node) or "").rpartition(".")[2]
             return
         parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else []
         if called == "enumerate" and node.args and len(parts) == 2:
@@ -294,12 +169,12 @@ class Expressions:
             self.assign(target, found if found.has_tensors else UNKNOWN, None)
 
     def attribute(self, node: ast.Attribute) -> Value:
-        if isinstance(node.value, ast.Name) and node.value.id == self.owner and self.owner:
-            held = self.model.holds.get(node.attr) if self.model else None
+        if isinstance(node.value, ast.Name) and node.value.id == self.scope.owner and self.scope.owner:
+            held = self.scope.model.holds.get(node.attr) if self.scope.model else None
             if held is Kind.UNREGISTERED:
-                self.fact("plain", node, node.attr)
+                self.scope.fact("plain", node, node.attr)
             if held is not None:
-                written = self.model is not None and node.attr in self.model.written
+                written = self.scope.model is not None and node.attr in self.scope.model.written
                 constant_here = held is Kind.UNREGISTERED or (held is Kind.BUFFER and not written)
                 origin = Origin.CONSTANT if constant_here else Origin.COMPUTED
                 return Value(Kind.TENSOR, origin) if held.is_tensor else declared(held, Origin.UNKNOWN)
@@ -320,7 +195,7 @@ class Expressions:
             indices = [index] if parts is None else list(map(self.expression, parts))
             masks = [each for each in indices if each.kind is Kind.MASK]
             if masks and isinstance(node.ctx, ast.Load):
-                self.needs_value("mask", node, combined(masks))
+                self.scope.needs_value("mask", node, combined(masks))
             return base._replace(origin=combined([base, *(each for each in indices if each.is_tensor)]))
         return base.element
 
@@ -342,25 +217,25 @@ class Expressions:
     def call(self, node: ast.Call) -> Value:
         given = [self.expression(argument) for argument in node.args]
         keywords = {keyword.arg: self.expression(keyword.value) for keyword in node.keywords}
-        name = self.names.resolve(node.func)
+        name = self.scope.names.resolve(node.func)
         if name is not None:
-            if self.sure and "." in name:
-                self.analysis.outside.add((self.model.name if self.model else self.where, name))
+            if self.scope.sure and "." in name:
+                self.scope.analysis.outside.add((self.scope.model.name if self.scope.model else self.scope.where, name))
             return self.named_call(node, name, [*given, *keywords.values()])
         function = node.func
         if isinstance(function, ast.Name):
-            if function.id in self.inner:
-                return self.enter(self.inner[function.id], given, keywords)
-            known = self.analysis.functions.get(function.id)
+            if function.id in self.scope.inner:
+                return self.enter(self.scope.inner[function.id], given, keywords)
+            known = self.scope.analysis.functions.get(function.id)
             if known is not None:
-                return self.analysis.call(known, None, given, keywords, self.sure)
+                return self.scope.analysis.call(known, None, given, keywords, self.scope.sure)
             if self.expression(function).kind is Kind.MODULE:
-                return self.layer_call(self.layers_of.get(function.id, ""), given, keywords)
+                return self.layer_call(self.scope.layers_of.get(function.id, ""), given, keywords)
             return UNKNOWN
         if isinstance(function, ast.Attribute):
             return self.method_call(node, function, given, keywords)
         if isinstance(function, ast.Lambda):
-            return self.enter(self.defined(function, self.where), given, keywords)
+            return self.enter(self.defined(function, self.scope.where), given, keywords)
         if self.expression(function).kind is not Kind.MODULE:
             return UNKNOWN
         owner = dotted(function.value) if isinstance(function, ast.Subscript) else None
@@ -368,44 +243,44 @@ class Expressions:
 
     def enter(self, function: Function, given: Sequence[Value], keywords: Mapping[Optional[str], Value]) -> Value:
         """Analyse a call of a function within this one, which has its variables."""
-        return self.analysis.call(function, self.model, given, keywords, self.sure, self)
+        return self.scope.analysis.call(function, self.scope.model, given, keywords, self.scope.sure, self.scope)
 
     def defined(self, node: ast.Lambda, where: str) -> Function:
         """Return a function that does as a lambda; refusals name the function around it."""
-        known = self.analysis.lambdas.get(node)
+        known = self.scope.analysis.lambdas.get(node)
         if known is None:
             body: List[ast.stmt] = [ast.copy_location(ast.Return(node.body), node.body)]
             made = ast.FunctionDef(name=where, args=node.args, body=body, decorator_list=[])
-            known = self.analysis.lambdas[node] = ast.copy_location(made, node)
+            known = self.scope.analysis.lambdas[node] = ast.copy_location(made, node)
         return known
 
     def named_call(self, node: ast.Call, name: str, given: Sequence[Value]) -> Value:
         first = given[0] if given else UNKNOWN
         if name == "print" or name.startswith("logging."):
-            self.fact("print", node, name)
+            self.scope.fact("print", node, name)
             return PYTHON
         reads = name in ("int", "float", "bool", "complex", "numpy.asarray", "numpy.array") or name.startswith("math.")
         if reads and first.is_tensor:
-            self.needs_value("host", node, first.origin, name)
+            self.scope.needs_value("host", node, first.origin, name)
             return PYTHON
         counts = [value for value in given if value.is_tensor] if name == "range" else []
         if counts:
-            self.needs_value("count", node, combined(counts), name)
+            self.scope.needs_value("count", node, combined(counts), name)
         if name.startswith(("random.", "numpy.random.")):
-            self.fact("random", node, name)
+            self.scope.fact("random", node, name)
             return PYTHON
         if name in ("map", "filter") and isinstance(node.args[0] if node.args else None, ast.Lambda):
-            mapped = self.defined(cast(ast.Lambda, node.args[0]), self.where)
+            mapped = self.defined(cast(ast.Lambda, node.args[0]), self.scope.where)
             return container([self.enter(mapped, [each.element for each in given[1:]], {})])
         if name in ("max", "min", "sum", "abs", "reversed", "list", "tuple", "sorted"):
             if name in ("list", "tuple", "reversed") and first.is_tensor:
                 return first._replace(kind=Kind.TENSORS)
             return Value(Kind.TENSOR, combined(given)) if any(value.has_tensors for value in given) else first
-        if name == "setattr" and len(node.args) == 3 and (dotted(node.args[0]) or "").split(".")[0] == self.owner:
-            self.mutation(node, attribute_named(node), given[2], node.args[2])
+        if name == "setattr" and len(node.args) == 3 and (dotted(node.args[0]) or "").split(".")[0] == self.scope.owner:
+            self.scope.mutation(node, attribute_named(node), given[2], node.args[2])
             return PYTHON
         if name in ("torch.autograd.grad", "torch.autograd.backward"):
-            self.fact("gradient", node, name)
+            self.scope.fact("gradient", node, name)
             return Value(Kind.TENSORS, Origin.COMPUTED)
         if name.startswith("torch."):
             return self.torch_call(node, name, given)
@@ -417,59 +292,59 @@ class Expressions:
             return PYTHON
         self.operator(node, name, given, by_values=name == "torch.where" and len(node.args) + len(node.keywords) == 1)
         if last == "repeat_interleave" and any(value.is_tensor for value in given[1:2]):
-            self.needs_value("repeat", node, given[1].origin, name)
+            self.scope.needs_value("repeat", node, given[1].origin, name)
         if last[:1].isupper():
             return MODULE if name.startswith("torch.nn.") else Value(Kind.UNKNOWN)
         return _result(last, given, alone=len(node.args) == 1)
 
     def operator(self, node: ast.Call, name: str, given: Sequence[Value], by_values: bool) -> None:
         """Note the call of an operator, and whether the size of its result depends on values."""
-        self.fact("call", node, name)
+        self.scope.fact("call", node, name)
         if by_values or is_dynamic(name):
-            self.needs_value("dynamic", node, combined(given), name)
+            self.scope.needs_value("dynamic", node, combined(given), name)
 
     def method_call(
         self, node: ast.Call, function: ast.Attribute, given: List[Value], keywords: Dict[Optional[str], Value]
     ) -> Value:
-        if self.is_own(function) and isinstance(function.value, ast.Name) and self.model is not None:
-            method = self.model.method(function.attr)
+        if self.scope.is_own(function) and isinstance(function.value, ast.Name) and self.scope.model is not None:
+            method = self.scope.model.method(function.attr)
             if method is not None:
-                return self.analysis.call(method, self.model, given, keywords, self.sure)
-            value = self.model.values.get(function.attr)
+                return self.scope.analysis.call(method, self.scope.model, given, keywords, self.scope.sure)
+            value = self.scope.model.values.get(function.attr)
             if isinstance(value, ast.Lambda):
-                made = self.defined(value, f"{self.model.name}.__init__")
-                return self.analysis.call(made, None, given, keywords, self.sure)
-            held = self.model.holds.get(function.attr)
+                made = self.defined(value, f"{self.scope.model.name}.__init__")
+                return self.scope.analysis.call(made, None, given, keywords, self.scope.sure)
+            held = self.scope.model.holds.get(function.attr)
             return self.layer_call(function.attr, given, keywords) if held is Kind.MODULE else UNKNOWN
         if function.attr == "apply" and isinstance(function.value, ast.Name):
-            self.fact("custom", node, function.value.id)
+            self.scope.fact("custom", node, function.value.id)
             return Value(Kind.TENSOR, combined(given))
-        if self.generator_of(function.value) is not None:
-            self.fact("random", node, dotted(function) or "")
+        if self.scope.generator_of(function.value) is not None:
+            self.scope.fact("random", node, dotted(function) or "")
             return PYTHON
         base = self.expression(function.value)
         if base.is_tensor:
             return self.tensor_method(node, function.attr, base, [*given, *keywords.values()])
         if function.attr in ("backward", "item", "numpy", "tolist") and base.kind is Kind.UNKNOWN:
             if function.attr == "backward":
-                self.fact("gradient", node, function.attr)
+                self.scope.fact("gradient", node, function.attr)
             elif function.attr == "item":
-                self.needs_value("host", node, base.origin, function.attr)
+                self.scope.needs_value("host", node, base.origin, function.attr)
             return PYTHON
         if base.kind is Kind.MODULE:
             return UNKNOWN
         if function.attr in ("info", "debug", "warning") and (dotted(function.value) or "").lower().find("log") >= 0:
-            self.fact("print", node, dotted(function) or "")
+            self.scope.fact("print", node, dotted(function) or "")
             return PYTHON
-        kept = self.is_shared(function.value) and not any(value.has_tensors for value in given)
-        if (kept or self.is_own(function.value)) and function.attr in tensor_methods.MUTATORS:
-            self.fact("mutation", node, dotted(function.value) or "")
+        kept = self.scope.is_shared(function.value) and not any(value.has_tensors for value in given)
+        if (kept or self.scope.is_own(function.value)) and function.attr in tensor_methods.MUTATORS:
+            self.scope.fact("mutation", node, dotted(function.value) or "")
             return UNKNOWN
         if function.attr in ("append", "extend") and isinstance(function.value, ast.Name):
             if any(value.has_tensors for value in given):
-                current = self.environment.get(function.value.id, UNKNOWN)
+                current = self.scope.environment.get(function.value.id, UNKNOWN)
                 more = [current.element] if current.has_tensors else []
-                self.environment[function.value.id] = container([*more, *given])
+                self.scope.environment[function.value.id] = container([*more, *given])
             return PYTHON
         if function.attr not in ("values", "items", "pop", "get") or base.kind is not Kind.TENSORS:
             return UNKNOWN
@@ -477,15 +352,15 @@ class Expressions:
 
     def layer_call(self, attribute: str, given: List[Value], keywords: Dict[Optional[str], Value]) -> Value:
         """Return the result of a layer that the model holds, and analyse the file's own models in it."""
-        model, origin = self.model, combined([*given, *keywords.values()])
+        model, origin = self.scope.model, combined([*given, *keywords.values()])
         value = model.values.get(attribute) if model else None
-        name = self.names.called(value) if value is not None else None
+        name = self.scope.names.called(value) if value is not None else None
         several = name in _WITH_STATES
-        for part in sorted(model.constructed_in(attribute) & self.analysis.models.keys() if model else ()):
-            inner = self.analysis.models[part]
+        for part in sorted(model.constructed_in(attribute) & self.scope.analysis.models.keys() if model else ()):
+            inner = self.scope.analysis.models[part]
             forward = inner.method("forward")
             if forward is not None:
-                self.analysis.call(forward, inner, given, keywords, self.sure)
+                self.scope.analysis.call(forward, inner, given, keywords, self.scope.sure)
                 returned = [node.value for node in walk(forward) if isinstance(node, ast.Return)]
                 several |= any(isinstance(each, (ast.Tuple, ast.List, ast.Dict)) for each in returned)
         # Layers of the library have weights, or draw numbers, or keep the origin.
@@ -494,34 +369,22 @@ class Expressions:
 
     def tensor_method(self, node: ast.Call, name: str, base: Value, given: Sequence[Value]) -> Value:
         if name in tensor_methods.HOST_READS:
-            self.needs_value("host", node, base.origin, name)
+            self.scope.needs_value("host", node, base.origin, name)
             return PYTHON if name != "cpu" else base
         if name == "to" and node.args and isinstance(node.args[0], ast.Constant) and node.args[0].value == "cpu":
-            self.needs_value("host", node, base.origin, 'to("cpu")')
+            self.scope.needs_value("host", node, base.origin, 'to("cpu")')
             return base
         if name in ("backward", "register_hook", "retain_grad"):
-            self.fact("gradient", node, name)
+            self.scope.fact("gradient", node, name)
             return PYTHON
         if name in tensor_methods.PYTHON_METHODS:
             return PYTHON
         self.operator(node, f"Tensor.{name}", [base, *given], by_values=False)
         if name.endswith("_") and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Attribute):
-            self.written(node.func.value)
+            self.scope.written(node.func.value)
         if name == "repeat_interleave" and any(value.is_tensor for value in given[:1]):
-            self.needs_value("repeat", node, given[0].origin, name)
+            self.scope.needs_value("repeat", node, given[0].origin, name)
         return _result(name, [base, *given], alone=not given)
-
-
-def _is_whole(value: Optional[ast.expr], names: Names) -> bool:
-    """Return whether a tensor is made of whole numbers or booleans, by the call that makes it."""
-    if not isinstance(value, ast.Call):
-        return False
-    dtype = next((names.resolve(keyword.value) for keyword in value.keywords if keyword.arg == "dtype"), None)
-    if dtype is not None or (isinstance(value.func, ast.Attribute) and value.func.attr in ("long", "int", "bool")):
-        return dtype is None or re.search(r"torch\.(u?int\d*|long|short|bool)$", dtype) is not None
-    literals = [node.value for each in value.args for node in walk(each) if isinstance(node, ast.Constant)]
-    whole = bool(literals) and all(isinstance(each, int) for each in literals)
-    return whole and names.called(value) in ("torch.tensor", "torch.arange", "torch.as_tensor")
 
 
 def _result(operator: str, given: Sequence[Value], alone: bool) -> Value:

@@ -6,7 +6,7 @@ import ast
 from typing import Dict, Mapping, Optional, Sequence, Set, Tuple
 
 from ignite_ipu.migration.analysis.conditions import Conditions
-from ignite_ipu.migration.analysis.expressions import Environment, Expressions, declared
+from ignite_ipu.migration.analysis.expressions import Expressions, declared
 from ignite_ipu.migration.analysis.kinds import (
     Fact,
     Function,
@@ -20,6 +20,7 @@ from ignite_ipu.migration.analysis.kinds import (
 from ignite_ipu.migration.analysis.models import Model
 from ignite_ipu.migration.analysis.names import assignments
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
+from ignite_ipu.migration.analysis.scope import Environment, Scope
 from ignite_ipu.migration.analysis.values import PYTHON, UNKNOWN, Origin, Value, combined, join
 
 
@@ -78,7 +79,7 @@ class ForwardAnalysis:
         given: Sequence[Value],
         keywords: Mapping[Optional[str], Value],
         sure: bool = True,
-        outer: Optional[Expressions] = None,
+        outer: Optional[Scope] = None,
     ) -> Value:
         """Analyse a function for arguments like these and return the description of its result.
 
@@ -100,8 +101,9 @@ class ForwardAnalysis:
         self.visited[key] = UNKNOWN
         if function.args.vararg:
             environment[function.args.vararg.arg] = Value(Kind.TENSORS, Origin.PARTLY)
-        walker = _Statements(self, function, model, environment, outer)
-        walker.sure = sure
+        scope = Scope(self, function, model, environment, outer)
+        scope.sure = sure
+        walker = _Statements(scope)
         walker.block(function.body)
         self.visited[key] = walker.result or PYTHON
         return self.visited[key]
@@ -116,7 +118,7 @@ class _Statements(Expressions):
         for number, statement in enumerate(statements):
             self.statement(statement)
             if isinstance(statement, ast.If) and any(isinstance(each, ast.Return) for each in statement.body[-1:]):
-                with self.behind(self.runs(statement.test).if_false):
+                with self.scope.behind(self.scope.runs(statement.test).if_false):
                     self.block(statements[number + 1 :])
                 return
 
@@ -153,51 +155,51 @@ class _Statements(Expressions):
         elif isinstance(node, ast.Try):
             self.block(node.body)
             for handler in node.handlers:
-                with self.behind(False):
+                with self.scope.behind(False):
                     self.block(handler.body)
             self.block([*node.orelse, *node.finalbody])
         elif isinstance(node, (ast.Global, ast.Nonlocal)):
-            self.globals |= frozenset(node.names)
+            self.scope.globals |= frozenset(node.names)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            self.inner[node.name] = node
+            self.scope.inner[node.name] = node
         # A raise ends the trace with any message; nested functions are followed only when called.
 
     def twice(self, body: Sequence[ast.stmt]) -> None:
         """Walk a loop body until the kinds assigned at its end are known at its start."""
-        before = dict(self.environment)
+        before = dict(self.scope.environment)
         for _ in range(2):
             self.block(body)
-            self.merge(before, self.environment)
+            self.merge(before, self.scope.environment)
 
     def branch(self, node: ast.If) -> None:
-        on_device = device_test(node.test, self.names)
+        on_device = device_test(node.test, self.scope.names)
         if on_device is not None:
             self.block(node.body if on_device else node.orelse)
             return
         self.truth(node.test)
-        before, tested = dict(self.environment), self.tested
-        self.tested = tested | settled_by(node)
-        runs = self.runs(node.test)
-        with self.behind(runs.if_true):
+        before, tested = dict(self.scope.environment), self.scope.tested
+        self.scope.tested = tested | settled_by(node)
+        runs = self.scope.runs(node.test)
+        with self.scope.behind(runs.if_true):
             self.block(node.body)
-        after_body, self.tested = self.environment, tested
-        self.environment = dict(before)
-        with self.behind(runs.if_false):
+        after_body, self.scope.tested = self.scope.environment, tested
+        self.scope.environment = dict(before)
+        with self.scope.behind(runs.if_false):
             self.block(node.orelse)
-        self.merge(after_body, self.environment)
+        self.merge(after_body, self.scope.environment)
 
     def merge(self, first: Environment, second: Environment) -> None:
         both = {name: join(first[name], second[name]) for name in first.keys() & second.keys()}
-        self.environment = {**first, **second, **both}
+        self.scope.environment = {**first, **second, **both}
 
     def augmented(self, node: ast.AugAssign) -> None:
         kind, target = self.expression(node.value), node.target
         if isinstance(target, ast.Name):
-            current = self.environment.get(target.id, UNKNOWN)
+            current = self.scope.environment.get(target.id, UNKNOWN)
             changed = Value(Kind.TENSOR, combined([current, kind])) if current.is_tensor else join(current, kind)
             self.assign(target, changed, None)
-        elif isinstance(target, ast.Subscript) or not self.is_registered(target):
+        elif isinstance(target, ast.Subscript) or not self.scope.is_registered(target):
             # `self.buffer += x` changes the buffer in place, which an IPU keeps.
             self.assign(target, UNKNOWN, None)
         if isinstance(target, ast.Attribute):
-            self.written(target)
+            self.scope.written(target)

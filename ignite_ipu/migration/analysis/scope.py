@@ -1,0 +1,148 @@
+"""The names of a function whose code is walked, and the facts that are found there."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import re
+from typing import Dict, FrozenSet, Iterator, Mapping, Optional, Protocol, Sequence, Set, Tuple
+
+from ignite_ipu.migration.analysis.conditions import Conditions, Runs
+from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, parameters_of, reads
+from ignite_ipu.migration.analysis.models import Model
+from ignite_ipu.migration.analysis.names import Names, dotted, walk
+from ignite_ipu.migration.analysis.values import Origin, Value
+
+Environment = Dict[str, Value]
+# Functions whose result has another shape than their argument, or is a parameter.
+_OF_OTHER_SHAPE = frozenset(["cat", "concat", "concatenate", "stack", "hstack", "vstack", "dstack", "pad", "Parameter"])
+_GENERATORS = ("random.Random", "numpy.random.RandomState", "numpy.random.default_rng", "numpy.random.Generator")
+
+
+class Followed(Protocol):
+    """The file that expressions are a part of, and the facts found in it."""
+
+    names: Names
+    models: Dict[str, Model]
+    functions: Dict[str, Function]
+    conditions: Conditions
+    facts: Set[Fact]
+    outside: Set[Tuple[str, str]]
+    lambdas: Dict[ast.Lambda, Function]
+    shared: Dict[str, ast.expr]
+
+    def call(
+        self,
+        function: Function,
+        model: Optional[Model],
+        given: Sequence[Value],
+        keywords: Mapping[Optional[str], Value],
+        sure: bool = True,
+        outer: Optional[Scope] = None,
+    ) -> Value:
+        """Analyse a function for arguments like these and return the description of its result."""
+
+
+class Scope:
+    """The names of one function, each with the description of its value, and the place of what is walked in it."""
+
+    def __init__(
+        self,
+        analysis: Followed,
+        function: Function,
+        model: Optional[Model],
+        environment: Environment,
+        outer: Optional[Scope] = None,
+    ) -> None:
+        self.analysis = analysis
+        self.names = analysis.names
+        self.model = model
+        self.where = f"{model.owner_of(function)}.{function.name}" if model and outer is None else function.name
+        parameters = parameters_of(function)
+        own = parameters[0].arg if model and parameters else ""
+        self.owner: str = own if outer is None else outer.owner
+        self.environment = environment
+        self.globals: FrozenSet[str] = frozenset()
+        self.tested: FrozenSet[str] = frozenset()
+        # Whether the code that is walked runs for sure, and the attribute that a loop over layers runs over.
+        self.sure = True
+        self.layers_of: Dict[str, str] = {}
+        # The functions that are defined within it.
+        self.inner: Dict[str, Function] = dict(outer.inner) if outer is not None else {}
+
+    def fact(self, kind: str, node: ast.expr, name: str = "") -> None:
+        self.analysis.facts.add(Fact(kind, node, name, self.where, self.sure))
+
+    def needs_value(self, kind: str, node: ast.expr, of: Origin, name: str = "") -> None:
+        """Note that code needs the values of a tensor, which it has got of constants."""
+        if of is not Origin.CONSTANT:
+            self.analysis.facts.add(Fact(kind, node, name, self.where, self.sure and of is Origin.COMPUTED))
+
+    @contextlib.contextmanager
+    def behind(self, sure: bool) -> Iterator[None]:
+        """Context in which code is walked that may not run."""
+        before, self.sure = self.sure, self.sure and sure
+        try:
+            yield
+        finally:
+            self.sure = before
+
+    def runs(self, test: ast.expr) -> Runs:
+        return self.analysis.conditions.runs(test, self.model, self.owner)
+
+    def written(self, node: ast.Attribute) -> None:
+        """Note a write in place into a buffer of the model that has whole numbers."""
+        if self.model is not None and self.is_own(node) and _is_whole(self.model.buffers.get(node.attr), self.names):
+            self.fact("whole", node, node.attr)
+
+    def is_registered(self, node: ast.Attribute) -> bool:
+        """Return whether an attribute of the model itself is a buffer or a parameter."""
+        held = self.model.holds.get(node.attr) if self.model and self.is_own(node) else None
+        return held in (Kind.BUFFER, Kind.PARAMETER)
+
+    def is_rebound(self, node: ast.Attribute, value: Optional[ast.expr]) -> bool:
+        """Return whether an assignment puts a parameter, or a tensor of another shape, where a registered one is."""
+        assert self.model is not None
+        names = set() if value is None else {(dotted(each) or "").rpartition(".")[2] for each in ast.walk(value)}
+        return self.model.holds.get(node.attr) is Kind.PARAMETER or not names.isdisjoint(_OF_OTHER_SHAPE)
+
+    def mutation(self, node: ast.expr, name: str, kind: Value, value: Optional[ast.expr]) -> None:
+        """Note a change of Python state.
+
+        A value that is made if it is missing, unfit or already known is the same in every call. So are tensors that are
+        stored for other code to read.
+        """
+        own = value is None or reads(value, name)
+        left = kind.is_tensor and self.model is not None and not self.model.reads(name.rpartition(".")[2])
+        settled = not own and (kind.kind is Kind.PYTHON or name in self.tested or left)
+        self.fact("settled" if settled else "mutation", node, name)
+
+    def is_own(self, node: ast.AST) -> bool:
+        """Return whether a chain of names starts at the model itself."""
+        name = dotted(node)
+        return bool(self.owner) and name is not None and name.split(".")[0] == self.owner and "." in name
+
+    def is_shared(self, node: ast.AST) -> bool:
+        """Return whether a chain of names starts at a variable of the module."""
+        first = (dotted(node) or "").split(".")[0]
+        return first in self.analysis.shared and first not in self.environment
+
+    def generator_of(self, node: ast.expr) -> Optional[str]:
+        """Return the class of a random generator of Python's or numpy's that an attribute or a variable holds."""
+        name = (dotted(node) or "").rpartition(".")[2]
+        value = self.model.values.get(name) if self.model and self.is_own(node) else None
+        value = self.analysis.shared.get(name) if value is None and self.is_shared(node) else value
+        made = None if value is None else self.names.called(value)
+        return made if made in _GENERATORS else None
+
+
+def _is_whole(value: Optional[ast.expr], names: Names) -> bool:
+    """Return whether a tensor is made of whole numbers or booleans, by the call that makes it."""
+    if not isinstance(value, ast.Call):
+        return False
+    dtype = next((names.resolve(keyword.value) for keyword in value.keywords if keyword.arg == "dtype"), None)
+    if dtype is not None or (isinstance(value.func, ast.Attribute) and value.func.attr in ("long", "int", "bool")):
+        return dtype is None or re.search(r"torch\.(u?int\d*|long|short|bool)$", dtype) is not None
+    literals = [node.value for each in value.args for node in walk(each) if isinstance(node, ast.Constant)]
+    whole = bool(literals) and all(isinstance(each, int) for each in literals)
+    return whole and names.called(value) in ("torch.tensor", "torch.arange", "torch.as_tensor")
