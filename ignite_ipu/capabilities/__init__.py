@@ -13,13 +13,14 @@ from __future__ import annotations
 from ignite_ipu.capabilities.gpu import gpu_capability, gpu_functions
 from ignite_ipu.capabilities.gradients import GRADIENTS
 from ignite_ipu.capabilities.optimizers import ARGUMENTS, OPTIMIZERS, argument_capability, optimizer_capability
-from ignite_ipu.capabilities.precision import PRECISION
+from ignite_ipu.capabilities.precision import LACKED_FORMATS, PRECISION
 from ignite_ipu.capabilities.table import Capability, Table, Treatment
 from ignite_ipu.capabilities.wrappers import WRAPPERS
 
 __all__ = [
     "ARGUMENTS",
     "GRADIENTS",
+    "LACKED_FORMATS",
     "OPTIMIZERS",
     "PRECISION",
     "WRAPPERS",

@@ -36,3 +36,6 @@ PRECISION = Table(
         ],
     ]
 )
+
+LACKED_FORMATS = frozenset(entry.name for entry in PRECISION.with_treatment(Treatment.REFUSED))
+"""The names of the number formats that an IPU lacks, and that are not narrowed to others."""

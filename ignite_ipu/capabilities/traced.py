@@ -56,6 +56,19 @@ OPERATOR = Restriction(
     "{where} uses an operator that PopTorch does not compile",
     "Rewrite it with supported operators: docs/operators.md lists them.",
 )
+ARGUMENT = Restriction(
+    "{where} uses an operator with an argument that PopTorch does not compile",
+    "PopTorch's message names the form that compiles.",
+)
+FORMAT = Restriction(
+    "{where} computes in a number format that an IPU lacks",
+    "Use float32, or model.half() for half precision.",
+)
+WEIGHT = Restriction(
+    "{where} writes into a weight, and a compiled program would write into a copy of its own",
+    "Write it in the loop, before the model is called: under torch.no_grad(), weight.copy_(...). Or compute with the "
+    "new value (w = F.normalize(weight)).",
+)
 OWN_BACKWARD = Restriction(
     "{where} is an autograd.Function with a backward of its own, which no IPU runs: the device differentiates the "
     "operators of its forward",
@@ -69,5 +82,7 @@ OF_COMPILER: Dict[str, Restriction] = {
     "DYNAMIC_SHAPE": SHAPE,
     "GRADIENT": GRADIENT,
     "UNSUPPORTED_OPERATOR": OPERATOR,
+    "RESTRICTED_ARGUMENT": ARGUMENT,
+    "NUMBER_FORMAT": FORMAT,
 }
 """The restrictions that PopTorch's compiler finds, by the kind of its refusal."""

@@ -36,6 +36,7 @@ class Refusal(enum.Enum):
     DYNAMIC_SHAPE = "a shape depends on values"
     UNSUPPORTED_OPERATOR = "an operator does not compile"
     RESTRICTED_ARGUMENT = "an operator does not compile with these arguments"
+    NUMBER_FORMAT = "a weight, buffer or constant has a type that the device lacks"
     REPLACED_TENSOR = "forward puts another tensor in the place of a parameter or buffer"
 
 

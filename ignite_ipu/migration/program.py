@@ -105,6 +105,14 @@ class Program(ParsedFile):
         """Yield the facts of the given kinds in the order of the text."""
         return (fact for fact in self.facts if fact.kind in kinds)
 
+    def may_call(self, made: ast.Call) -> bool:
+        """Return whether traced code may call a layer by its construction: no model does that never reads its name."""
+        for model in self.models:
+            name = next((name for name, value in model.values.items() if value is made), None)
+            if name is not None and made in walk(model.node):
+                return model.reads(name) or model.reads("children") or model.reads("modules")
+        return True
+
     def detail_of(self, fact: Fact) -> str:
         """Return the name that a fact has, or else the code, for brackets behind a sentence."""
         return fact.name or f"`{self.text_of(fact.node)}`"

@@ -56,6 +56,7 @@ class Restriction:
     likely: bool = False  # whether it is read from PopTorch's sources alone, and not shown by its tests
     replaced: bool = False  # whether `becomes` takes the argument's place before the operator computes
     becomes: Any = None
+    breaks: str = "ARGUMENT"  # the restriction of traced code that it breaks, as `capabilities.traced` names it
     loss: bool = False  # whether it only matters for the loss that is differentiated
 
     @property

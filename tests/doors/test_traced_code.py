@@ -114,6 +114,8 @@ TRAINED = {
     "a lambda of shapes": ("", "scale = lambda z: z * z.shape[0]\nreturn scale(self.fc(x))"),
     "a loop over constants": ("", "for k in torch.arange(3): x = x + int(k)\nreturn self.fc(x)"),
     "a comparison of shapes": ("", "if torch.tensor(x.shape).prod() > 2: x = -x\nreturn self.fc(x)"),
+    "a layer that no forward calls": ("self.pool = nn.MaxPool1d(2, return_indices=True)", "return self.fc(x)"),
+    "a number format behind a flag that is off": ("", "if self.flag: x = x.bfloat16()\nreturn self.fc(x)"),
     "a settled shape": ("", "assert x.shape[0] == 2\nreturn self.fc(x)"),
 }
 REFUSED = {
@@ -173,6 +175,30 @@ REFUSED = {
         "self.seen = torch.cat([self.seen, x.mean(0)[:1].detach()])\nreturn self.fc(x) * self.seen.mean()",
     ),
     "an operator that does not compile": ("", "return torch.linalg.svd(self.fc(x)).S"),
+    "an argument of a layer": (
+        "self.table = nn.Embedding(4, 4, scale_grad_by_freq=True)",
+        "return self.fc(x) + self.table(torch.arange(2))",
+    ),
+    "an argument of layers in a list": (
+        "self.tables = nn.ModuleList(nn.Embedding(4, 4, scale_grad_by_freq=True) for _ in range(2))",
+        "for table in self.tables: x = x + table(torch.arange(2))\nreturn self.fc(x)",
+    ),
+    "an argument of a function": ("", "return F.max_pool1d(self.fc(x)[None], 2, return_indices=True)[0]"),
+    "an argument that writes weights": (
+        "self.table = nn.Embedding(4, 4, max_norm=1.0)",
+        "return self.fc(x) + self.table(torch.arange(2))",
+    ),
+    "an argument that counts in a buffer": (
+        "self.norm = nn.BatchNorm1d(4, momentum=None)",
+        "return self.norm(self.fc(x))",
+    ),
+    "a layer that does not compile": (
+        "self.pool = nn.MaxUnpool1d(2)",
+        "return self.pool(self.fc(x)[None], torch.zeros(1, 2, 4).long())",
+    ),
+    "a number format": ("", "return self.fc(x).to(torch.bfloat16).float()"),
+    "a number format as a method": ("", "return self.fc(x).bfloat16().float()"),
+    "complex numbers": ("", "return self.fc(x).to(torch.complex64).real"),
     "a backward of its own": ("", "return Reversed.apply(self.fc(x))"),
     "a constant written with inputs": (
         "",

@@ -19,7 +19,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import BackwardHook
 
-from ignite_ipu.emulator.errors import backend_error
+from ignite_ipu.emulator.errors import Refusal, backend_error
 from ignite_ipu.emulator.trace import calls, number_formats, operators, type_inference
 from ignite_ipu.emulator.trace.active import IPU, TO, IpuTensor, Trace, active, may_vary, memory_of, running
 from ignite_ipu.emulator.trace.autocasting import Autocast, Policy
@@ -89,6 +89,12 @@ class Capture(Trace):
     def _placeholder(self, name: str, tensor: torch.Tensor, requires_grad: bool) -> IpuTensor:
         node = self.graph.placeholder(identifier(name))
         node.target = node.name
+        if tensor.dtype in number_formats.LACKED and operators.strict():
+            raise backend_error(
+                f"Unsupported type {tensor.dtype} of {node.name}: the device has no such numbers. Convert it on the "
+                "host.",
+                kind=Refusal.NUMBER_FORMAT,
+            )
         with self.outside():
             dtype = number_formats.narrow(tensor.dtype)
             meta = torch.empty_strided(tuple(tensor.shape), tensor.stride(), dtype=dtype, device=_META)

@@ -22,6 +22,9 @@ from ignite_ipu.operators.words import words
 Kernel = Callable[..., Any]
 
 _NARROW = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+LACKED = (torch.bfloat16, torch.complex64, torch.complex128)
+"""Types that the device lacks, and that are not narrowed to others that it has."""
+
 _TENSOR_TYPE = type(torch.FloatTensor)
 # They move or make values without computing: an infinity or NaN that they produce was asked for.
 _NO_ARITHMETIC = frozenset(

@@ -6,6 +6,7 @@ import ast
 from functools import reduce
 from typing import Dict, List, Mapping, Optional, Sequence, Union, cast
 
+from ignite_ipu.capabilities import LACKED_FORMATS
 from ignite_ipu.migration.analysis import tensor_methods
 from ignite_ipu.migration.analysis.kinds import Function, Kind, attribute_named, device_test
 from ignite_ipu.migration.analysis.names import constant, dotted, index_of, walk
@@ -218,6 +219,7 @@ class Expressions:
         given = [self.expression(argument) for argument in node.args]
         keywords = {keyword.arg: self.expression(keyword.value) for keyword in node.keywords}
         name = self.scope.names.resolve(node.func)
+        self.formats(node)
         if name is not None:
             if self.scope.sure and "." in name:
                 self.scope.analysis.outside.add((self.scope.model.name if self.scope.model else self.scope.where, name))
@@ -230,7 +232,7 @@ class Expressions:
             if known is not None:
                 return self.scope.analysis.call(known, None, given, keywords, self.scope.sure)
             if self.expression(function).kind is Kind.MODULE:
-                return self.layer_call(self.scope.layers_of.get(function.id, ""), given, keywords)
+                return self.layer_call(node, self.scope.layers_of.get(function.id, ""), given, keywords)
             return UNKNOWN
         if isinstance(function, ast.Attribute):
             return self.method_call(node, function, given, keywords)
@@ -239,7 +241,17 @@ class Expressions:
         if self.expression(function).kind is not Kind.MODULE:
             return UNKNOWN
         owner = dotted(function.value) if isinstance(function, ast.Subscript) else None
-        return self.layer_call((owner or "").rpartition(".")[2], given, keywords)
+        return self.layer_call(node, (owner or "").rpartition(".")[2], given, keywords)
+
+    def formats(self, node: ast.Call) -> None:
+        """Note a number format that an IPU lacks among the arguments of a call, but for `autocast`, another rule's."""
+        names = self.scope.names
+        named = (names.resolve(each) for each in (*node.args, *(keyword.value for keyword in node.keywords)))
+        name = next((each for each in named if each in LACKED_FORMATS), None)
+        if isinstance(node.func, ast.Attribute) and f"torch.{node.func.attr}" in LACKED_FORMATS:
+            name = f"torch.{node.func.attr}" if self.expression(node.func.value).is_tensor else name
+        if name is not None and names.called(node) != "torch.amp.autocast":
+            self.scope.fact("format", node, name)
 
     def enter(self, function: Function, given: Sequence[Value], keywords: Mapping[Optional[str], Value]) -> Value:
         """Analyse a call of a function within this one, which has its variables."""
@@ -315,7 +327,7 @@ class Expressions:
                 made = self.defined(value, f"{self.scope.model.name}.__init__")
                 return self.scope.analysis.call(made, None, given, keywords, self.scope.sure)
             held = self.scope.model.holds.get(function.attr)
-            return self.layer_call(function.attr, given, keywords) if held is Kind.MODULE else UNKNOWN
+            return self.layer_call(node, function.attr, given, keywords) if held is Kind.MODULE else UNKNOWN
         if function.attr == "apply" and isinstance(function.value, ast.Name):
             self.scope.fact("custom", node, function.value.id)
             return Value(Kind.TENSOR, combined(given))
@@ -350,18 +362,22 @@ class Expressions:
             return UNKNOWN
         return base if function.attr in ("values", "items") else base.element
 
-    def layer_call(self, attribute: str, given: List[Value], keywords: Dict[Optional[str], Value]) -> Value:
+    def layer_call(
+        self, node: ast.Call, attribute: str, given: List[Value], keywords: Dict[Optional[str], Value]
+    ) -> Value:
         """Return the result of a layer that the model holds, and analyse the file's own models in it."""
         model, origin = self.scope.model, combined([*given, *keywords.values()])
         value = model.values.get(attribute) if model else None
         name = self.scope.names.called(value) if value is not None else None
         several = name in _WITH_STATES
+        if value is not None:
+            self.scope.layers_made(node, value)
         for part in sorted(model.constructed_in(attribute) & self.scope.analysis.models.keys() if model else ()):
             inner = self.scope.analysis.models[part]
             forward = inner.method("forward")
             if forward is not None:
                 self.scope.analysis.call(forward, inner, given, keywords, self.scope.sure)
-                returned = [node.value for node in walk(forward) if isinstance(node, ast.Return)]
+                returned = [each.value for each in walk(forward) if isinstance(each, ast.Return)]
                 several |= any(isinstance(each, (ast.Tuple, ast.List, ast.Dict)) for each in returned)
         # Layers of the library have weights, or draw numbers, or keep the origin.
         known = origin is Origin.COMPUTED or (name or "").startswith("torch.nn.")

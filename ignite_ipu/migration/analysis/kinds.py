@@ -51,14 +51,16 @@ class Fact:
             every call), "assigned" (a buffer is), "rebound" (a parameter is assigned, or a buffer a tensor of another
             shape), "whole" (a buffer of whole numbers is written), "call" (of the operator `name`), "mask"
             (selects by a boolean tensor), "dynamic" (calls an operator whose result has a size that depends on
-            values), "repeat" (repeats rows as often as a tensor's values), "random" (draws a Python or numpy number),
-            "gradient" (backward and the like), "plain" (reads an unregistered tensor), "custom" (a custom autograd
-            function).
+            values), "layer" (calls a layer of the class `name`, which `made` constructs), "format" (names a number
+            format that an IPU lacks), "repeat" (repeats rows as often as a tensor's values), "random" (draws a Python
+            or numpy number), "gradient" (backward and the like), "plain" (reads an unregistered tensor), "custom" (a
+            custom autograd function).
         node: Where.
         name: The operator, attribute or function concerned.
         where: The method or function it happens in.
         certain: Whether it happens for sure: behind no test that may turn out either way, and, if it needs a tensor's
             value, of a tensor that is computed from inputs or weights.
+        made: The construction of the layer that is called.
     """
 
     kind: str
@@ -66,6 +68,7 @@ class Fact:
     name: str
     where: str
     certain: bool = True
+    made: Optional[ast.Call] = None
 
 
 def join_kinds(first: Kind, second: Kind) -> Kind:

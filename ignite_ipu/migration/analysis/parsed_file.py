@@ -143,6 +143,27 @@ class ParsedFile:
                 return above
         return None
 
+    def where(self, node: ast.AST) -> str:
+        """Return the innermost function around a node, a method with its class: `Net.forward`; else "The forward"."""
+        function = self.function_of(node)
+        if function is None:
+            return "The forward"
+        above = self.parents[function]
+        return f"{above.name}.{function.name}" if isinstance(above, ast.ClassDef) else function.name
+
+    def first_call(self, made: ast.Call) -> ast.Call:
+        """Return the first call of an object by the name that its construction is assigned to, or the construction.
+
+        It may be one of several parts that are constructed together.
+        """
+        for target, value in self.assigned:
+            whole = value is made or (self.names.called(value) or "").startswith("torch.nn.")
+            if whole and len(self.values[target]) == 1 and made in walk(value):
+                last = target.rpartition(".")[2]
+                calls = (each for each in self._calls_by_last_name.get(last, ()) if dotted(each.func) == target)
+                return min(calls, key=_PLACE, default=made)
+        return made
+
     def follows(self, node: ast.expr, first: ast.expr) -> bool:
         """Return whether a node stands in a later line than another, in the same function."""
         return node.lineno > first.lineno and self.function_of(node) is self.function_of(first)

@@ -73,6 +73,13 @@ class Scope:
     def fact(self, kind: str, node: ast.expr, name: str = "") -> None:
         self.analysis.facts.add(Fact(kind, node, name, self.where, self.sure))
 
+    def layers_made(self, node: ast.Call, value: ast.expr) -> None:
+        """Note the layers of PyTorch that a call calls, by the value that constructs them."""
+        for made in (each for each in walk(value) if isinstance(each, ast.Call)):
+            name = self.names.called(made) or ""
+            if name.startswith("torch.nn.") and name.rpartition(".")[2][:1].isupper():
+                self.analysis.facts.add(Fact("layer", node, name, self.where, self.sure, made))
+
     def needs_value(self, kind: str, node: ast.expr, of: Origin, name: str = "") -> None:
         """Note that code needs the values of a tensor, which it has got of constants."""
         if of is not Origin.CONSTANT:

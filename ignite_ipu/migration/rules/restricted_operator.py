@@ -16,33 +16,61 @@ Example:
 from __future__ import annotations
 
 import ast
-from typing import Iterator, Tuple
+from typing import Iterator, Optional, Tuple
 
+from ignite_ipu.capabilities.traced import ARGUMENT, OPERATOR, WEIGHT, WHOLE
+from ignite_ipu.migration.analysis.kinds import Fact
 from ignite_ipu.migration.analysis.operators import is_handled, is_loss, problem, refused_arguments
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, hit_of
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
+# Restrictions of traced code that a run finds before the compiler sees the argument, each with its way out.
+_FOUND_BEFORE = {"WEIGHT": WEIGHT, "WHOLE": WHOLE}
+
 
 def check(program: Program) -> Hits:
-    for call, name in _calls(program):
-        found = problem(name) if is_loss(name) else None
-        if found is not None and not program.without_gradients(call):
-            yield Hit(call, f"{name}, {found.message}", found.remedy, run=Outcome.HANDLED if found.is_handled else None)
-        for node, restriction in refused_arguments(program, name, call):
-            doubt = ", as PopTorch's sources read" if restriction.likely else ""
-            severity, run = None, Outcome.HANDLED if is_handled(name, restriction) else None
-            if run is None and not restriction.refused:
-                severity, run = Severity.NOTE, Outcome.UNCHANGED
-            yield Hit(node, f"{name}: {restriction.says}{doubt}", restriction.instead, severity, run)
+    called = {fact.made: fact for fact in program.facts_of("layer") if fact.made is not None}
+    for call, name, used in _calls(program):
+        if call not in called:
+            yield from _hits(program, call, name, used)
+    for fact in called.values():
+        assert fact.made is not None
+        yield from _hits(program, fact.made, fact.name, fact)
 
 
-def _calls(program: Program) -> Iterator[Tuple[ast.Call, str]]:
+def _hits(program: Program, call: ast.Call, name: str, used: Optional[Fact]) -> Hits:
+    """Yield the hits for a call; a refused layer is placed where a model or the program calls it, as by a run."""
+    found = problem(name) if is_loss(name) else None
+    place = used or _use(program, call, name)
+    if found is not None and not program.without_gradients(call):
+        handled = Outcome.HANDLED if found.is_handled else None
+        yield hit_of(place, OPERATOR.reason(place.where, name + found.detail), found.remedy or OPERATOR.remedy, handled)
+    for node, restriction in refused_arguments(program, name, call):
+        if restriction.refused and not is_handled(name, restriction):
+            broken = _FOUND_BEFORE.get(restriction.breaks, ARGUMENT)
+            remedy = restriction.instead if broken is ARGUMENT else broken.remedy
+            yield hit_of(place, broken.reason(place.where, f"{name}: {restriction.says}"), remedy)
+            continue
+        doubt = ", as PopTorch's sources read" if restriction.likely else ""
+        severity, run = None, Outcome.HANDLED if is_handled(name, restriction) else None
+        if run is None:
+            severity, run = Severity.NOTE, Outcome.UNCHANGED
+        yield Hit(node, f"{name}: {restriction.says}{doubt}", restriction.instead, severity, run)
+
+
+def _use(program: Program, call: ast.Call, name: str) -> Fact:
+    """Return the use of a layer or function outside of models: its first call, if its name shows that."""
+    node = program.first_call(call) if name[9:10].isupper() else call
+    return Fact("layer", node, name, program.where(node), program.may_call(call), call)
+
+
+def _calls(program: Program) -> Iterator[Tuple[ast.Call, str, Optional[Fact]]]:
     """Yield layers and losses at any place, and the other operators of traced code."""
     for call, name in program.calls("torch.nn.*"):
         if name[9:10].isupper() or is_loss(name):
-            yield call, name
+            yield call, name, None
     for fact in program.facts_of("call"):
         layer = fact.name.startswith("torch.nn.") and fact.name[9:10].isupper()
         if isinstance(fact.node, ast.Call) and not layer and not is_loss(fact.name):
-            yield fact.node, fact.name
+            yield fact.node, fact.name, fact

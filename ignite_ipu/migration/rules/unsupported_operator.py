@@ -16,8 +16,9 @@ from __future__ import annotations
 import ast
 
 from ignite_ipu.capabilities.traced import OPERATOR
+from ignite_ipu.migration.analysis.kinds import Fact
 from ignite_ipu.migration.analysis.operators import is_dynamic, is_loss, is_made_here, problem
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, hit_of
+from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, hit_of
 
 SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
@@ -31,10 +32,20 @@ def check(program: Program) -> Hits:
             message = OPERATOR.reason(fact.where, fact.name + found.detail)
             remedy = found.remedy or OPERATOR.remedy
             yield hit_of(fact, message, remedy, Outcome.HANDLED if found.is_handled else None)
+    called = list(program.facts_of("layer"))
+    known = {fact.made for fact in called}
+    for fact in called:
+        yield from _layer(fact)
     for model in program.models:
-        for name, value in sorted(model.values.items()):
-            layer = program.names.called(value)
-            found = problem(layer) if layer is not None and layer.startswith("torch.nn.") else None
-            if found is not None and not is_loss(layer or ""):
-                message = f"{model.name}.{name} is a {layer}, {found.message}"
-                yield Hit(value, message, found.remedy, run=Outcome.HANDLED if found.is_handled else None)
+        for _, value in sorted(model.values.items()):
+            layer = program.names.called(value) or ""
+            if isinstance(value, ast.Call) and value not in known and layer.startswith("torch.nn."):
+                yield from _layer(Fact("layer", value, layer, f"{model.name}.forward", program.may_call(value), value))
+
+
+def _layer(fact: Fact) -> Hits:
+    found = None if is_loss(fact.name) else problem(fact.name)
+    if found is not None:
+        message = OPERATOR.reason(fact.where, fact.name + found.detail)
+        handled = Outcome.HANDLED if found.is_handled else None
+        yield hit_of(fact, message, found.remedy or OPERATOR.remedy, handled)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ignite_ipu.capabilities.traced import WHOLE
+from ignite_ipu.capabilities.traced import WEIGHT, WHOLE
 from ignite_ipu.errors import SessionError
 from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.program.user_code import current_line
@@ -58,12 +58,7 @@ class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if memory in self._constants:
                     raise SessionError(refusal_at(WHOLE, current_line().place, "The forward", self._constants[memory]))
                 if memory in self._weights:
-                    raise SessionError(
-                        f"A forward writes into the weight {self._weights[memory]} at {current_line()}, and a compiled "
-                        "program would write into a copy of its own. Write it in the loop, before the model is "
-                        "called: under torch.no_grad(), weight.copy_(...). Or compute with the new value "
-                        "(w = F.normalize(weight))."
-                    )
+                    raise SessionError(refusal_at(WEIGHT, current_line().place, "The forward", self._weights[memory]))
 
 
 def _is_idle(model: nn.Module, name: str) -> bool:

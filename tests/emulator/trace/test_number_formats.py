@@ -152,3 +152,17 @@ def test_training_by_default_in_doubles_is_training_in_floats(make):
     found = trained(torch.float64)
     assert found.dtype is torch.float32
     assert torch.equal(found, trained(torch.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64])
+def test_a_buffer_of_a_type_that_the_device_lacks_is_refused(dtype):
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("table", torch.ones(2, dtype=dtype))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * self.table).abs().float()
+
+    with pytest.raises(poptorch.Error, match=f"Unsupported type {dtype} of"):
+        poptorch.inferenceModel(Model())(torch.ones(2))

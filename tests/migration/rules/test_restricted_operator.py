@@ -143,3 +143,27 @@ def test_losses(lines):
             error = F.huber_loss(output, y)
     """
     assert lines(RULE, code) == [4, 5, 6, 7]
+
+
+def test_a_layer_is_reported_where_it_is_called(findings):
+    """As a run does: in forward, or where the program calls it by its name; else where it is made."""
+    code = """
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.table = nn.Embedding(10, 4, max_norm=1.0)
+            def forward(self, x):
+                return self.table(x)
+
+        criterion = nn.CTCLoss(reduction="none")
+        def train(output):
+            return criterion(output, y, lengths, lengths).mean()
+        nn.MaxPool2d(2, return_indices=True)
+    """
+    assert [(found.line, found.message.split()[0]) for found in findings(RULE, code)] == [
+        (8, "Net.forward"),
+        (12, "train"),
+        (13, "The"),
+    ]

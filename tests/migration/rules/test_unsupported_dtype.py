@@ -25,3 +25,13 @@ def test_half_and_float(lines):
         x = torch.zeros(2, dtype=torch.float16)
     """
     assert lines(RULE, code) == []
+
+
+def test_a_format_that_a_test_chooses(findings):
+    """No text shows which one it is: a note, as for a flag of the command line."""
+    code = """
+        import torch
+        dtype = torch.bfloat16 if args.bf16 else torch.float32
+    """
+    (found,) = findings(RULE, code)
+    assert found.severity.value == "note"

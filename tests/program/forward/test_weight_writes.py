@@ -47,10 +47,10 @@ def test_a_forward_that_writes_into_weights_is_refused(write: Callable[[torch.Te
     before = [model.table.weight.detach().clone() for model in models]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
     captured, _ = IPUAccelerator().prepare(models[0], optimizers[0])
-    with pytest.raises(SessionError, match=r"writes into the weight table\.weight at .*test_weight_writes\.py:\d+"):
+    with pytest.raises(SessionError, match=r"test_weight_writes\.py:\d+: .* writes into a weight.*\(table\.weight\)"):
         captured(X)
     trainer = create_ipu_trainer(models[1], optimizers[1], nn.CrossEntropyLoss())
-    with pytest.raises(SessionError, match=r"writes into the weight table\.weight"):
+    with pytest.raises(SessionError, match=r"writes into a weight.*\(table\.weight\)"):
         trainer.run([(X, torch.zeros(8, dtype=torch.long))])
     for model, weight in zip(models, before):
         assert torch.equal(model.table.weight, weight)
