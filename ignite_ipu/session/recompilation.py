@@ -12,7 +12,6 @@ from torch import nn
 from ignite_ipu.capabilities.traced import STATE
 from ignite_ipu.errors import SessionError, logger
 from ignite_ipu.program.guards.python_state import named_by
-from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.traced_places import changing_place, refusal_at
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.compiled_program import CompiledProgram
@@ -47,8 +46,8 @@ class ModelChanges:
         self._weights = weights
         self._compile_again = compile_again
         self._hooks = hooks
-        # The counts at the time when the model had the tensors of the session.
-        self._registrations = REGISTRATIONS.count
+        # The count of changes of tensors at the time when the model had the tensors of the session.
+        self._changes = weights.held.changes
         self._reported: Set[str] = set()
 
     def refuse_replaced(self) -> None:
@@ -61,7 +60,7 @@ class ModelChanges:
                 "hold the tensors of that time. Change parameters in place (with copy_() under torch.no_grad(), or "
                 "load_state_dict), or call trainer.ipu.close() and create the engines again."
             )
-        self._registrations = REGISTRATIONS.count
+        self._changes = self._weights.held.changes
 
     def _replaced(self) -> Tuple[Sequence[str], Sequence[str]]:
         """Return the names of replaced tensors of the model, and of those beside it."""
@@ -69,7 +68,7 @@ class ModelChanges:
 
     def follow(self, program: ModelProgram) -> None:
         """Compile a program again if its constants have changed."""
-        if self._registrations != REGISTRATIONS.count:
+        if self._changes != self._weights.held.changes:
             self.refuse_replaced()
         compiled = program.state
         if not isinstance(compiled, CompiledProgram):
@@ -96,7 +95,7 @@ class ModelChanges:
 
         With other tensors, which the next call finds, it is another module.
         """
-        if self._registrations != REGISTRATIONS.count and any(self._replaced()):
+        if self._changes != self._weights.held.changes and any(self._replaced()):
             return
         compiled = program.compiled
         calls = 0 if compiled is None else compiled.trace.retrace.calls

@@ -394,13 +394,32 @@ def test_weights_that_are_replaced_between_a_loss_and_its_update_are_refused() -
         net(X)
 
 
-def test_a_bias_that_is_taken_off_is_noticed_with_the_next_mode() -> None:
-    """PyTorch does not report it."""
+def remove_bias(net: Any) -> None:
+    net.second.bias = None
+
+
+def put_bias(net: Any) -> None:
+    net.second._parameters["bias"] = nn.Parameter(torch.ones(2))
+
+
+def put_buffer(net: Any) -> None:
+    net._buffers["shift"] = net.shift + 1
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+@pytest.mark.parametrize("change", [remove_bias, put_bias, put_buffer])
+def test_replacements_that_pytorch_does_not_report_are_noticed_with_the_next_call(
+    change: Callable[[Any], Any], evaluates: bool
+) -> None:
+    """Calls before and after are those of the eager model, without a call of `train()` or `eval()` between them."""
     net, optimizer = prepared()
     train(net, optimizer, lambda net, number: None)
-    net.second.bias = None
-    native = copy.deepcopy(net)
-    torch.testing.assert_close(net.eval()(X), native.eval()(X))
+    net.train(not evaluates)
+    with torch.no_grad():
+        net(X)
+    change(net)
+    with torch.no_grad():
+        torch.testing.assert_close(net(X), copy.deepcopy(net)(X))
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -377,14 +377,20 @@ def test_a_parameter_replaced_after_compilation_is_refused():
         trainer.run(loader())
 
 
+@pytest.mark.parametrize("reported", [False, True])
 @pytest.mark.parametrize("evaluates", [False, True])
-def test_a_parameter_replaced_within_an_epoch_is_refused_in_the_next_iteration(evaluates):
+def test_a_parameter_replaced_within_an_epoch_is_refused_in_the_next_iteration(evaluates, reported):
+    """Also one that PyTorch does not report to hooks."""
     model, optimizer = pair()
     trainer = trainer_for(model, optimizer)
     engine = create_ipu_evaluator(model) if evaluates else trainer
 
     def replace():
-        model[2].weight = nn.Parameter(torch.zeros_like(model[2].weight))
+        weight = nn.Parameter(torch.zeros_like(model[2].weight))
+        if reported:
+            model[2].weight = weight
+        else:
+            model[2]._parameters["weight"] = weight
 
     engine.add_event_handler(Events.ITERATION_COMPLETED(once=2), replace)
     with pytest.raises(SessionError, match=r"2\.weight of the model was replaced"):

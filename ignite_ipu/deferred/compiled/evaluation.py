@@ -155,11 +155,6 @@ class CapturedEvaluation:
         with DisableTorchFunctionSubclass():
             return any(requires_grad(weight) for each in self._encoders[model] for weight in each.parameters())
 
-    def look_again(self) -> None:
-        """Look for parameters again before the next call, of which there may be others now."""
-        for modes in self._modes.values():
-            modes.look_again()
-
     def _new(
         self, model: nn.Module, structure: Any, tensors: Sequence[torch.Tensor], grows: bool, grad: bool
     ) -> ModelProgram:

@@ -13,7 +13,7 @@ from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.errors import CaptureError, listed
 from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.guards.saved_attributes import SavedAttributes
-from ignite_ipu.program.module_state import NEVER, REGISTRATIONS
+from ignite_ipu.program.module_state import NEVER
 from ignite_ipu.program.tensors.raw import requires_grad, set_requires_grad
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.weights.tracker import Weights
@@ -31,15 +31,15 @@ class Modes:
     """The modes of one model, or of a part of a `whole` one, exact at every call.
 
     Modules are checked every time, if `PythonState` has to. Parameters, in the order of `ModesThen.trained`, are
-    checked if one of them was accessed since, and searched for if a module was given one since.
+    checked if one of them was accessed since, and searched for if a module has others since.
     """
 
     def __init__(self, model: nn.Module, weights: Weights, whole: Optional[nn.Module] = None) -> None:
         self._model, self._whole = model, whole or model
         self._weights = weights
         self._state: Optional[PythonState] = None
-        # The count of `REGISTRATIONS` at the last look for other parameters.
-        self._registrations = NEVER
+        # The count of changes of held tensors at the last look for other parameters.
+        self._changes = NEVER
         self.parameters: List[torch.Tensor] = list(model.parameters())
         self._trained: List[bool] = []
         self._looks = -1
@@ -47,18 +47,15 @@ class Modes:
         self._moments: List[ModesThen] = []  # beginning with the newest
         self._seen: Tuple[Any, ...] = ()
 
-    def look_again(self) -> None:
-        """Look for parameters again at the next call, when there may be others."""
-        self._registrations = NEVER
-
     def now(self) -> ModesThen:
         state, then = self._state, self._then
         if state is None or not state.complete:
             state = self._state = PythonState(self._model)
-            self._registrations = NEVER
-        if self._registrations != REGISTRATIONS.count:
+            self._changes = NEVER
+        changes = self._weights.held.changes
+        if self._changes != changes:
             refuse_replaced(self._weights, self._whole)
-            self._registrations = REGISTRATIONS.count
+            self._changes = changes
             self.parameters = list(self._model.parameters())
             self._looks = -1
         trained = self._trained if self._looks == self._weights.detector.looks else self.trained()

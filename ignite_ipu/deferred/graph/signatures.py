@@ -43,7 +43,7 @@ _INFERRED = Bounded()
 class Signatures:
     """Signatures by the arguments of calls, and as `templates` by their structure and shapes."""
 
-    def __init__(self, deferred: type) -> None:
+    def __init__(self, *deferred: type) -> None:
         self._deferred = deferred
         self._signatures = Bounded()
         self.templates = Bounded()
@@ -62,7 +62,7 @@ class Signatures:
             if kind in PLAIN and kind not in numbers:
                 key += (kind, value)
                 continue
-            if kind is deferred:
+            if kind in deferred:
                 own = value.value
                 tensor = own.tensor
                 if tensor is None:

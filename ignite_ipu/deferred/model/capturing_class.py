@@ -51,11 +51,8 @@ def capturing_class(base: Any) -> Any:
 
     def train(self: Any, mode: bool = True) -> Any:
         capture = self.__dict__.get(CAPTURE)
-        if capture is not None:
-            capture.loop.modes.look_again()
-            capture.loop.evaluation.look_again()
-            if mode != self.training:
-                capture.session.end_pass(always=False)
+        if capture is not None and mode != self.training:
+            capture.session.end_pass(always=False)
         return base.train(self, mode)
 
     def zero_grad(self: Any, set_to_none: bool = True) -> None:

@@ -12,7 +12,7 @@ from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures
 from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
 from ignite_ipu.deferred.model.loop import Loop
-from ignite_ipu.deferred.tensor.tensor import DeferredTensor, as_leaf, deferred_results
+from ignite_ipu.deferred.tensor.tensor import DeferredTensor, WeightView, as_leaf, deferred_results
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.left_behind import put
 from ignite_ipu.program.user_code import Line, current_line
@@ -67,7 +67,7 @@ class RecordedCalls:
             if then is modes and with_grad is grad:
                 return signatures
         equal = [signatures for then, with_grad, signatures in self._known if with_grad is grad and then == modes]
-        signatures = equal[0] if equal else Signatures(DeferredTensor)
+        signatures = equal[0] if equal else Signatures(DeferredTensor, WeightView)
         others = [known for known in self._known if known[2] is not signatures]
         self._known = [(modes, grad, signatures), *others[: _MOST_MODES - 1]]
         return signatures

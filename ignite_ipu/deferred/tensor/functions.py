@@ -6,7 +6,9 @@ from typing import Any, Dict, Optional, Tuple
 
 import torch
 
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.operators.words import word_set
+from ignite_ipu.program.user_code import current_line
 
 METADATA = word_set(
     "shape dtype device ndim layout itemsize nbytes is_cuda is_cpu is_ipu is_meta is_mps is_xpu is_sparse "
@@ -53,3 +55,18 @@ def written(name: str, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optiona
         return args[0] if in_place else None
     # PyTorch's initialisers hand the tensor on by its name.
     return next((each for each in kwargs.values() if isinstance(each, torch.Tensor)), None)
+
+
+def cast_type(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[torch.dtype]:
+    """Return the other type that `tensor.to(...)` asks for, None if it asks for none; only the host is a device."""
+    own = args[0].dtype
+    for value in (*args[1:], *kwargs.values()):
+        if isinstance(value, (str, torch.device)) and torch.device(value).type not in ("cpu", "ipu"):
+            raise CaptureError(
+                f".to({str(value)!r}) at {current_line()}: the step runs on an IPU, and its results are on "
+                "the host. Use accelerator.device, or remove the call."
+            )
+        wanted = value.dtype if isinstance(value, torch.Tensor) else value
+        if isinstance(wanted, torch.dtype) and wanted is not own:
+            return wanted
+    return None

@@ -26,6 +26,7 @@ from ignite_ipu.deferred.tensor.functions import (
     REFUSED,
     TENSOR_PROPERTIES,
     attribute_of,
+    cast_type,
     written,
 )
 from ignite_ipu.deferred.tensor.in_place import diagonal_masked, recorded_as
@@ -34,6 +35,7 @@ from ignite_ipu.deferred.tensor.inputs import NORMALISATIONS, input_of, is_weigh
 from ignite_ipu.deferred.tensor.losses import RecordedNode, mark_loss
 from ignite_ipu.deferred.tensor.reads import is_of_evaluations, read
 from ignite_ipu.deferred.tensor.views import is_own_view, written_values
+from ignite_ipu.deferred.tensor.weight_views import WeightMemory, viewed_weights
 from ignite_ipu.deferred.tensor.without_graph import without_graph
 from ignite_ipu.deferred.tensor.written_tensors import (
     WrittenTensor,
@@ -43,6 +45,7 @@ from ignite_ipu.deferred.tensor.written_tensors import (
     write_back,
 )
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.tensors import (
@@ -57,6 +60,8 @@ _TWICE = GRADIENTS["torch.Tensor.backward(create_graph)"]
 # The factor of torch.add and torch.sub, which has to be a Python number.
 _ALPHA = "alpha"
 _CPU = torch.device("cpu")
+# Functions that set attributes of a tensor.
+_NOT_WRITING = word_set("__set__ __delete__ requires_grad_")
 # Functions that were recorded before, and types of numbers among their arguments that may change.
 _RECORDED: Dict[Callable[..., Any], FrozenSet[type]] = {}
 
@@ -97,6 +102,10 @@ class DeferredTensor(torch.Tensor):
                 return deferred_results(Operation(signature, None, leaves, current_line(above=1)))
         if WrittenTensor in types:
             args, kwargs = in_place_of_written(args, kwargs or {})
+        if WeightView in types:
+            target = written_weights(func, args, kwargs or {})
+            if target is not None:
+                return write_weights(func, target, args, kwargs or {})
         with DisableTorchFunctionSubclass():
             return _call(func, args, kwargs or {})
 
@@ -177,9 +186,55 @@ class DeferredTensor(torch.Tensor):
         return read(self.value, "a copy").clone()
 
 
-def resolved(structure: Any, what: str = "its value") -> Any:
-    """Return nested values with every deferred tensor replaced by its value; `what` says in words how it is read."""
-    return mapped(structure, lambda leaf: read(leaf.value, what) if isinstance(leaf, DeferredTensor) else leaf)
+class WeightView(DeferredTensor):
+    """A view of a weight, which each use records anew: it has the values that the weight has then.
+
+    A write into it, without gradients, is one into the weight.
+
+    Attributes:
+        memory: The memory that it shows.
+    """
+
+    memory: WeightMemory
+
+    @property
+    def value(self) -> Value:  # type: ignore[override]
+        value = self.memory.record()
+        value.handle = weakref.ref(self)
+        return value
+
+
+def written_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Any]:
+    """Return what a function writes into if views of weights are among it, None for all others."""
+    name = getattr(func, "__name__", "")
+    target = None if name in _NOT_WRITING else written(name, args, kwargs)
+    found = target is not None and any(isinstance(each, WeightView) for each in leaves_in(target))
+    return target if found else None
+
+
+def write_weights(func: Callable[..., Any], target: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """Call a function that writes into views of weights, one of which `target` is or has, on the host."""
+    views = [each for each in leaves_in(target) if isinstance(each, WeightView)]
+    if torch.is_grad_enabled() and any(view.requires_grad for view in views):
+        raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
+    args, kwargs = resolved((args, kwargs), name_of(func), views)
+    func(*args, **kwargs)
+    return target
+
+
+def resolved(structure: Any, what: str = "its value", views: Sequence[WeightView] = ()) -> Any:
+    """Return nested values with every deferred tensor replaced by its value; `what` says in words how it is read.
+
+    These views of weights are replaced by tensors of the host, through which code may write.
+    """
+    hosts = {id(view): view.memory.of_host() for view in views}
+
+    def known(leaf: Any) -> Any:
+        if id(leaf) in hosts:
+            return hosts[id(leaf)]
+        return read(leaf.value, what) if isinstance(leaf, DeferredTensor) else leaf
+
+    return mapped(structure, known)
 
 
 def deferred_values(structure: Any) -> List[Value]:
@@ -227,11 +282,17 @@ def deferred_results(operation: Operation) -> Any:
     """Return the results of an operation as the user gets them."""
     signature, tensor = operation.signature, None
     found: List[DeferredTensor] = []
+    views = viewed_weights(operation) if operation.of_weights and signature.aliases else ()
     for value in operation.give():
         shape = value.shape
-        tensor = make_wrapper_subclass(DeferredTensor, shape.size, strides=shape.stride, dtype=shape.dtype, device=_CPU)
-        tensor.value = value
-        value.handle = weakref.ref(tensor)
+        memory = views[value.index] if views else None
+        kind = DeferredTensor if memory is None else WeightView
+        tensor = make_wrapper_subclass(kind, shape.size, strides=shape.stride, dtype=shape.dtype, device=_CPU)
+        if memory is None:
+            tensor.value = value
+            value.handle = weakref.ref(tensor)
+        else:
+            tensor.memory = memory
         if not signature.single:
             found.append(tensor)
     return tensor if signature.single else unflatten(signature.result, found)
@@ -275,7 +336,7 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
         wanted = getattr(torch, wanted.rpartition(".")[2]) if isinstance(wanted, str) else wanted
         name, args, kwargs = "to", (args[0], getattr(wanted, "dtype", wanted)), {}  # a class of tensors has a type
     if name == "to":
-        dtype = _cast(args, kwargs)
+        dtype = cast_type(args, kwargs)
         if dtype is None:
             return args[0]
         args, kwargs = (args[0], dtype), {}
@@ -311,21 +372,6 @@ def _property(func: Callable[..., Any], tensor: DeferredTensor) -> Any:
     if name in TENSOR_PROPERTIES:
         return _record(getattr, (tensor, name), {})
     return func(read(tensor.value, f"its attribute {name}"))
-
-
-def _cast(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[torch.dtype]:
-    """Return the other type that `tensor.to(...)` asks for, None if it asks for none; only the host is a device."""
-    own = args[0].dtype
-    for value in (*args[1:], *kwargs.values()):
-        if isinstance(value, (str, torch.device)) and torch.device(value).type not in ("cpu", "ipu"):
-            raise CaptureError(
-                f".to({str(value)!r}) at {current_line()}: the step runs on an IPU, and its results are on "
-                "the host. Use accelerator.device, or remove the call."
-            )
-        wanted = value.dtype if isinstance(value, torch.Tensor) else value
-        if isinstance(wanted, torch.dtype) and wanted is not own:
-            return wanted
-    return None
 
 
 def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any], in_place: bool = False) -> Any:
@@ -473,4 +519,4 @@ def _on_host(tensor: torch.Tensor) -> Optional[torch.Tensor]:
     return read(tensor.value, "an index") if isinstance(tensor, DeferredTensor) else tensor
 
 
-_SIGNATURES = Signatures(DeferredTensor)
+_SIGNATURES = Signatures(DeferredTensor, WeightView)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import weakref
+from itertools import chain
 from typing import ContextManager, Dict, List
 
 import torch
@@ -11,7 +13,7 @@ from torch import nn
 
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import named_tensors, with_tensors
-from ignite_ipu.torch_names.modules import modules_of
+from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, modules_of
 
 
 class HeldTensors:
@@ -27,16 +29,18 @@ class HeldTensors:
     def __init__(self, model: nn.Module) -> None:
         self._model, self._named = weakref.ref(model), named_tensors(model)
         REGISTRATIONS.follow()
-        self._registrations = REGISTRATIONS.count
+        self._registrations, self._changes = REGISTRATIONS.count, 0
         self.names: List[str] = list(self._named)
         self.tensors: List[torch.Tensor] = list(self._named.values())
         self._beside: weakref.WeakKeyDictionary[nn.Module, Dict[str, torch.Tensor]] = weakref.WeakKeyDictionary()
+        self._look()
 
     def include(self, step: nn.Module) -> List[torch.Tensor]:
         """Include the tensors of a training program's module beside the model, and return the new ones."""
         named = _beside_the_model(step)
         if named:
             self._beside[step] = named
+            self._look()
         known = {id(tensor) for tensor in self.tensors}
         new = {name: tensor for name, tensor in named.items() if id(tensor) not in known}
         self.names += new
@@ -46,6 +50,32 @@ class HeldTensors:
     def leave_out(self, step: nn.Module) -> None:
         """Allow the tensors of an included module beside the model to be replaced again."""
         self._beside.pop(step, None)
+
+    @property
+    def changes(self) -> int:
+        """The number of times so far that tensors or modules were found to be registered, replaced or removed.
+
+        PyTorch does not report all of these: `layer.bias = None` and `del layer.weight` are among the others.
+        """
+        same = (
+            self._registrations == REGISTRATIONS.count
+            and list(map(len, self._tables)) == self._sizes
+            and all(map(operator.is_, chain.from_iterable(map(dict.values, self._tables)), self._entries))
+        )
+        if not same:
+            self._registrations = REGISTRATIONS.count
+            self._changes += 1
+            self._look()
+        return self._changes
+
+    def _look(self) -> None:
+        """Note the tensors that are in the tables of all modules."""
+        model = self._model()
+        beside = [part for step in self._beside for name, part in modules_of(step).items() if name != "model" and part]
+        modules = [] if model is None else [each for part in (model, *beside) for each in part.modules()]
+        self._tables = [vars(module)[kind] for module in modules for kind in (PARAMETERS, BUFFERS)]
+        self._sizes = list(map(len, self._tables))
+        self._entries = list(chain.from_iterable(map(dict.values, self._tables)))
 
     def replaced(self, model: nn.Module) -> List[str]:
         """Return the names of parameters and buffers that are not the ones that the model had at first."""
@@ -67,7 +97,7 @@ class HeldTensors:
         Those that came in the meantime are on no device.
         """
         model = self._model()
-        changed = {} if self._registrations == REGISTRATIONS.count else self._named
+        changed = {} if not self.changes else self._named
         return contextlib.nullcontext() if model is None else with_tensors(model, changed)
 
 
