@@ -43,7 +43,6 @@ WIDE = {
     "emulator.runtime.program.DeviceProgram",
     "emulator.runtime.training_step.GradientStep",
     "emulator.trace.active.Trace",
-    "parity.recorder.Recorder",
     "pipeline.planning.plan.Plan",
     "poptorch_types.Options",
     "program.config.IPUConfig",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import itertools
@@ -15,24 +14,22 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, TextIO, T
 
 import torch
 import torch.optim.swa_utils
-from ignite.engine import Engine, Events
+from ignite.engine import Engine
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ignite_ipu.deferred.events import LoopObserver, has_gradient, observe
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
-from ignite_ipu.engines.call_loader import CallLoader
-from ignite_ipu.engines.trainer import IPUTrainer
 from ignite_ipu.errors import CaptureError, ParityError
 from ignite_ipu.optimizers.step_hooks import CallHook
+from ignite_ipu.parity.engine_values import EngineValues
 from ignite_ipu.parity.fingerprints import fingerprint, fingerprints, leaves
+from ignite_ipu.parity.names import ModelNames
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import gradient_of, plain
 from ignite_ipu.program.user_code import OURS, Owner, is_users_file, owner_of
 from ignite_ipu.running.patches import Patches
-from ignite_ipu.session.session import session_of
-from ignite_ipu.torch_names.modules import buffers_of, parameters_of
 from ignite_ipu.torch_names.optimizers import pre_hooks_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunction
 
@@ -50,15 +47,6 @@ Values of engines have the number of `batches` of their iterations, and whether 
 An entry of many values of one kind has `names`, and their fingerprints as `many`. One after a device call of several
 updates has their number as `updates`, and the last of them as `update`.
 """
-
-
-@dataclasses.dataclass(frozen=True)
-class _Names:
-    """Names of an optimizer's parameters in its order, and of buffers with the tables of modules that hold them."""
-
-    key: Tuple[int, int, List[int]]
-    parameters: List[str]
-    buffers: List[Tuple[str, Dict[str, Any], str]]
 
 
 class EnoughUpdates(BaseException):
@@ -81,16 +69,10 @@ class Recorder:
         self._updates, self._everything = updates, everything
         self._made = 0
         self._patches = Patches()
-        # Modules whose `parameters()` were called, in this order.
-        self._modules: List[weakref.ref[nn.Module]] = []
         self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
-        self._names: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Names] = weakref.WeakKeyDictionary()
-        # Prefixes of models that an optimizer trains: models of several may have the same names inside.
-        self._prefixes: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self._engines: weakref.WeakKeyDictionary[Engine, str] = weakref.WeakKeyDictionary()
         # Those that are collected keep theirs.
-        self._numbers_of_optimizers, self._numbers_of_engines = itertools.count(), itertools.count()
-        self._numbers_of_models = itertools.count()
+        self._numbers = itertools.count()
+        self._names, self._engines = ModelNames(), EngineValues(self)
         self._calls = _Calls()
         # Deferred values, and whether their sums are recorded.
         self._pending: List[Tuple[Entry, torch.Tensor, bool]] = []
@@ -108,10 +90,11 @@ class Recorder:
         self._wrap(torch.autograd, "backward", self._autograd_backward)
         self._wrap(nn.Module, "named_parameters", self._named_parameters)
         self._wrap(nn.Module, "__call__", self._call)
-        self._wrap(Engine, "run", self._engine_run)
+        self._wrap(Engine, "run", self._engines.run)
         self._wrap(torch, "save", self._save)
         self._wrap(torch.optim.swa_utils, "update_bn", self._update_bn)
-        patches.set(sys, "stdout", _Lines(sys.stdout, self._printed))
+        printed = functools.partial(self.record, "printed line", "standard output")
+        patches.set(sys, "stdout", _Lines(sys.stdout, printed))
 
     def stop(self) -> None:
         """Stop observing, and resolve deferred values."""
@@ -140,6 +123,10 @@ class Recorder:
             entry["value"] = fingerprint(known, self._everything)
         return entry
 
+    def defer(self, entry: Entry, tensor: torch.Tensor, summed: bool = False) -> None:
+        """Record a deferred value, or its sum, for an entry once its update has run."""
+        self._pending.append((entry, tensor, summed))
+
     def _record_all(self, kind: str, names: Sequence[str], values: Sequence[Any], line: Optional[str]) -> None:
         """Record many values; of tensors that a device has, all are brought to the host by the first of their class."""
         looked_at: Set[type] = set()
@@ -157,7 +144,7 @@ class Recorder:
         self._refuse_more()
         entry = self.record("loss", "loss", None if deferred else tensor.detach().sum())
         if deferred:
-            self._pending.append((entry, tensor.detach(), True))
+            self.defer(entry, tensor.detach(), summed=True)
 
     def evaluated(self, module: Any, output: Any) -> None:
         """Record the output of a call of a model without training, unless it is a part of another such call."""
@@ -191,8 +178,8 @@ class Recorder:
 
     def _named_parameters(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # This library calls copies of models, and modules around them, for their parameters, too.
-        if not _is_called_by_us() and all(known() is not module for known in self._modules):
-            self._modules.append(weakref.ref(module))
+        if not _is_called_by_us():
+            self._names.note(module)
         return original(module, *args, **kwargs)
 
     def _call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -222,7 +209,7 @@ class Recorder:
     def _before_step(self, optimizer: torch.optim.Optimizer, updates: int) -> None:
         self._refuse_more(updates)
         if optimizer not in self._optimizers:
-            self._optimizers[optimizer] = f"{type(optimizer).__name__} {next(self._numbers_of_optimizers)}"
+            self._optimizers[optimizer] = f"{type(optimizer).__name__} {next(self._numbers)}"
         name = self._optimizers[optimizer]
         line = users_line()
         for number, group in enumerate(optimizer.param_groups):
@@ -237,7 +224,7 @@ class Recorder:
         self._made += updates - 1
         line = users_line()
         order = [each for group in optimizer.param_groups for each in group["params"]]
-        names = self._names_of(optimizer, order)
+        names = self._names.of(optimizer, order, self._optimizers.get(optimizer, type(optimizer).__name__))
         with DisableTorchFunction():  # as for subclasses, so for the guards of hooks against reads of gradients
             gradients = [gradient_of(each) is not None or has_gradient(each) for each in order]
         # Of a trainer whose steps are device calls it is not known.
@@ -267,43 +254,6 @@ class Recorder:
             entry["updates"] = updates
         self._made += 1
 
-    def _names_of(self, optimizer: torch.optim.Optimizer, order: Sequence[torch.Tensor]) -> _Names:
-        """Return the names of an optimizer's parameters and of the buffers beside them, looked for when they change."""
-        key = (REGISTRATIONS.count, len(self._modules), [id(each) for each in order])
-        known = self._names.get(optimizer)
-        if known is not None and known.key == key:
-            return known
-        trained = self._trained(order)
-        found: Dict[int, str] = {}
-        buffers: List[Tuple[str, Dict[str, Any], str]] = []
-        for prefix, root in trained.items():
-            for name, parameter in _parameters(root).items():
-                found.setdefault(id(parameter), prefix + name)
-            for path, part in root.named_modules():
-                table = buffers_of(part)
-                buffers += [(f"{prefix}{path}.{each}" if path else prefix + each, table, each) for each in table]
-        label = self._optimizers.get(optimizer, type(optimizer).__name__)
-        called = [found.get(id(each), f"{label}, parameter {number}") for number, each in enumerate(order)]
-        names = self._names[optimizer] = _Names(key, called, buffers)
-        return names
-
-    def _trained(self, order: Sequence[torch.Tensor]) -> Dict[str, nn.Module]:
-        """Return the models that have parameters of an optimizer, by prefixes of names; the first has none if alone."""
-        known = [module for module in (reference() for reference in self._modules) if module is not None]
-        inner = {id(child) for module in known for child in module.modules() if child is not module}
-        roots = [module for module in known if id(module) not in inner]
-        of = {id(parameter): root for root in reversed(roots) for parameter in _parameters(root).values()}
-        found: List[nn.Module] = []
-        for parameter in order:
-            root = of.get(id(parameter))
-            if root is not None and all(each is not root for each in found):
-                found.append(root)
-        for root in found:
-            if root not in self._prefixes:
-                number = next(self._numbers_of_models)
-                self._prefixes[root] = f"{type(root).__name__} {number}." if number or len(found) > 1 else ""
-        return {self._prefixes[root]: root for root in found}
-
     def _resolve(self) -> None:
         pending, self._pending = self._pending, []
         for entry, tensor, summed in pending:
@@ -315,32 +265,6 @@ class Recorder:
             except Exception as error:
                 entry["value"] = fingerprint(f"is not known: {type(error).__name__}")
 
-    def _engine_run(self, original: Any, engine: Engine, *args: Any, **kwargs: Any) -> Any:
-        if engine not in self._engines:
-            name = self._engines[engine] = f"engine {next(self._numbers_of_engines)}"
-            engine.add_event_handler(Events.ITERATION_COMPLETED, self._iteration, name)
-            for event in (Events.EPOCH_COMPLETED, Events.COMPLETED):
-                engine.add_event_handler(event, self._event, name, event.name)
-        return original(engine, *args, **kwargs)
-
-    def _iteration(self, engine: Engine, name: str) -> None:
-        batches = _batches_of_a_call(engine)
-        for place, part in leaves(engine.state.output):
-            if isinstance(part, (int, float, torch.Tensor)):
-                is_deferred = isinstance(part, DeferredTensor)
-                entry = self.record("engine output", f"{name}{place}", None if is_deferred else part)
-                entry.update(batches=batches, mean=batches > 1 and _returns_all(engine))
-                if isinstance(part, DeferredTensor):
-                    self._pending.append((entry, part.detach(), False))
-
-    def _event(self, engine: Engine, name: str, event: str) -> None:
-        self.record("event", f"{name}, {event}", f"epoch {engine.state.epoch}")
-        iterations = self.record("event", f"{name}, {event}, iterations", float(engine.state.iteration))
-        iterations["batches"] = _batches_of_a_call(engine)
-        for metric, value in engine.state.metrics.items():
-            for place, part in leaves(value):
-                self.record("metric", f"{name}, {metric}{place}", part)
-
     def _save(self, original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         name = f if isinstance(f, str) else getattr(f, "name", type(f).__name__)
         name = _TEMPORARY.sub("a temporary file", os.path.basename(str(name)))
@@ -350,22 +274,6 @@ class Recorder:
                 if part is not None or "['state']" not in place:
                     self.record("saved file", f"{name}{place}", "None" if part is None else part)
         return original(obj, f, *args, **kwargs)
-
-    def _printed(self, line: str) -> None:
-        self.record("printed line", "standard output", line)
-
-
-def _batches_of_a_call(engine: Engine) -> int:
-    """Return the number of batches in an iteration of an engine: as many iterations of Ignite's own engine."""
-    data = engine.state.dataloader
-    return data.micro_batches if isinstance(data, CallLoader) else 1
-
-
-def _returns_all(engine: Engine) -> bool:
-    """Return whether numbers in an engine's output are means over all batches of a device call."""
-    session = session_of(engine)
-    program = None if session is None else session.training if isinstance(engine, IPUTrainer) else session.active
-    return program is None or program.resolved.output_mode != "Final"
 
 
 class _Calls(threading.local):
@@ -400,7 +308,7 @@ class _DeviceObserver(LoopObserver):
 class _Lines:
     """A text stream that hands every complete line on, besides writing it."""
 
-    def __init__(self, stream: TextIO, printed: Callable[[str], None]) -> None:
+    def __init__(self, stream: TextIO, printed: Callable[[str], object]) -> None:
         self._stream, self._printed = stream, printed
         self._begun = ""
 
@@ -463,16 +371,6 @@ def users_frame_calls() -> bool:
     """Return whether the user's own code made the observed call, and no function of a library."""
     file = sys._getframe(3).f_code.co_filename
     return is_users_file(file) and not file.startswith("<")
-
-
-def _parameters(module: nn.Module) -> Dict[str, nn.Parameter]:
-    """Return the parameters of a module by name, without a call that the recorder observes."""
-    found = {}
-    for path, part in module.named_modules():
-        for name, parameter in parameters_of(part).items():
-            if parameter is not None:
-                found[f"{path}.{name}" if path else name] = parameter
-    return found
 
 
 def _digest(state: torch.Tensor) -> str:

@@ -121,11 +121,6 @@ class BatchGeometry:
             found.append(BatchGeometry(size, 1, each // size, replicas))
         return found
 
-    def row(self, device_iteration: int, accumulation_step: int, slot: int, row: int) -> int:
-        """Return the row of an input where row `row` of one micro-batch lies."""
-        step = device_iteration * self.gradient_accumulation + accumulation_step
-        return (step * self.input_slots + slot) * self.micro_batch_size + row
-
     def steps_per_epoch(self, samples: int, drop_last: bool = True) -> int:
         """Return the device calls in one pass over `samples` samples; an incomplete last one counts unless dropped."""
         return samples // self.global_batch_size if drop_last else -(-samples // self.global_batch_size)
@@ -174,15 +169,6 @@ class BatchGeometry:
             for iteration in iterations
             for step in range(first_step, a)
             for replica in range(r)
-        ]
-
-    def returned_rows(self, output_mode: Any, return_period: int = 1) -> List[int]:
-        """Return which rows of the inputs the rows of an output belong to; see `returned_micro_batches`."""
-        size = self.micro_batch_size
-        return [
-            block * size + row
-            for block in self.returned_micro_batches(output_mode, return_period)
-            for row in range(size)
         ]
 
     def factors(self, between: str = " x ") -> str:

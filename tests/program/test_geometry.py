@@ -34,33 +34,29 @@ def nested_rows(geometry: BatchGeometry) -> Dict[Any, List[int]]:
     }
 
 
+def returned_rows(geometry: BatchGeometry, mode: str, period: int = 1) -> List[int]:
+    """Return the rows of the inputs that the rows of an output belong to."""
+    size = geometry.micro_batch_size
+    return [block * size + row for block in geometry.returned_micro_batches(mode, period) for row in range(size)]
+
+
 def test_worked_example() -> None:
     """D=2, A=3, R=2, B=4: 48 rows a call, 24 an update, two updates; the guide's own example."""
     geometry = BatchGeometry(4, device_iterations=2, gradient_accumulation=3, replication_factor=2)
     assert geometry.global_batch_size == 48
     assert geometry.accumulated_batch_size == 24
     assert (geometry.updates_per_call, geometry.micro_batches) == (2, 12)
-    assert geometry.row(0, 1, 0, 0) == 8 and geometry.row(1, 0, 0, 0) == 24
-    assert geometry.returned_rows("Final") == list(range(40, 48))
-    assert geometry.returned_rows("EveryN", 2) == list(range(24, 48))
+    assert returned_rows(geometry, "Final") == list(range(40, 48))
+    assert returned_rows(geometry, "EveryN", 2) == list(range(24, 48))
     assert geometry.explain() == (
         "4 (micro-batch) x 3 (gradientAccumulation) x 2 (replicationFactor) = 24 samples per weight update; "
         "x 2 (deviceIterations) = 48 samples per device call"
     )
 
 
-@given(geometries)
-def test_rows_are_dealt_out_in_order(geometry: BatchGeometry) -> None:
-    """`row` finds each row where counting in [D][A][R][B] order puts it."""
-    dealt = nested_rows(geometry)
-    assert sum(len(rows) for rows in dealt.values()) == geometry.global_batch_size
-    for (d, a, r), rows in dealt.items():
-        assert rows == [geometry.row(d, a, r, b) for b in range(geometry.micro_batch_size)]
-
-
 @given(geometries, st.data())
 def test_returned_rows_are_those_of_the_micro_batches_kept(geometry: BatchGeometry, data: st.DataObject) -> None:
-    """Labels picked by `returned_rows` belong to the micro-batches each output mode keeps, in its order."""
+    """Labels of these rows belong to the micro-batches each output mode keeps, in its order."""
     dealt = nested_rows(geometry)
     last_d, last_a = geometry.device_iterations - 1, geometry.gradient_accumulation - 1
     divisors = [n for n in range(1, geometry.device_iterations + 1) if geometry.device_iterations % n == 0]
@@ -72,7 +68,7 @@ def test_returned_rows_are_those_of_the_micro_batches_kept(geometry: BatchGeomet
     }
     for mode, keeps in kept.items():
         expected = [row for (d, a, _), rows in dealt.items() if keeps(d, a) for row in rows]
-        assert geometry.returned_rows(mode, period) == expected
+        assert returned_rows(geometry, mode, period) == expected
 
 
 def test_processes_share_an_update() -> None:
@@ -113,7 +109,7 @@ def test_replicas_of_a_group_share_their_input() -> None:
 def test_modes_without_rows_of_their_own_are_refused(mode: str) -> None:
     """A sum over micro-batches has no labels."""
     with pytest.raises(ValueError, match=f"Output mode {mode} returns the outputs of no particular micro-batch"):
-        BatchGeometry(1).returned_rows(mode)
+        BatchGeometry(1).returned_micro_batches(mode)
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, True])

@@ -1,0 +1,90 @@
+"""Names of the parameters and buffers of the models that a script trains, alike on the host and on the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import weakref
+from typing import Any, Dict, List, Sequence, Tuple
+
+import torch
+from torch import nn
+
+from ignite_ipu.program.module_state import REGISTRATIONS
+from ignite_ipu.torch_names.modules import buffers_of, parameters_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Names:
+    """Names of an optimizer's parameters in its order, and of buffers with the tables of modules that hold them."""
+
+    key: Tuple[int, int, List[int]]
+    parameters: List[str]
+    buffers: List[Tuple[str, Dict[str, Any], str]]
+
+
+class ModelNames:
+    """Finds the models of a script, and the names of what an optimizer trains in them."""
+
+    def __init__(self) -> None:
+        # Modules whose `parameters()` were called, in this order.
+        self._modules: List[weakref.ref[nn.Module]] = []
+        self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, Names] = weakref.WeakKeyDictionary()
+        # Prefixes of models that an optimizer trains: models of several may have the same names inside. Those that are
+        # collected keep theirs.
+        self._prefixes: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._numbers = itertools.count()
+
+    def note(self, module: nn.Module) -> None:
+        """Note that the script asks a module for its parameters."""
+        if all(known() is not module for known in self._modules):
+            self._modules.append(weakref.ref(module))
+
+    def of(self, optimizer: torch.optim.Optimizer, order: Sequence[torch.Tensor], label: str) -> Names:
+        """Return the names of an optimizer's parameters and of the buffers beside them, looked for when they change.
+
+        A parameter of no known model is named by the `label` of the optimizer.
+        """
+        key = (REGISTRATIONS.count, len(self._modules), [id(each) for each in order])
+        known = self._known.get(optimizer)
+        if known is not None and known.key == key:
+            return known
+        trained = self._trained(order)
+        found: Dict[int, str] = {}
+        buffers: List[Tuple[str, Dict[str, Any], str]] = []
+        for prefix, root in trained.items():
+            for name, parameter in _parameters(root).items():
+                found.setdefault(id(parameter), prefix + name)
+            for path, part in root.named_modules():
+                table = buffers_of(part)
+                buffers += [(f"{prefix}{path}.{each}" if path else prefix + each, table, each) for each in table]
+        called = [found.get(id(each), f"{label}, parameter {number}") for number, each in enumerate(order)]
+        names = self._known[optimizer] = Names(key, called, buffers)
+        return names
+
+    def _trained(self, order: Sequence[torch.Tensor]) -> Dict[str, nn.Module]:
+        """Return the models that have parameters of an optimizer, by prefixes of names; the first has none if alone."""
+        known = [module for module in (reference() for reference in self._modules) if module is not None]
+        inner = {id(child) for module in known for child in module.modules() if child is not module}
+        roots = [module for module in known if id(module) not in inner]
+        of = {id(parameter): root for root in reversed(roots) for parameter in _parameters(root).values()}
+        found: List[nn.Module] = []
+        for parameter in order:
+            root = of.get(id(parameter))
+            if root is not None and all(each is not root for each in found):
+                found.append(root)
+        for root in found:
+            if root not in self._prefixes:
+                number = next(self._numbers)
+                self._prefixes[root] = f"{type(root).__name__} {number}." if number or len(found) > 1 else ""
+        return {self._prefixes[root]: root for root in found}
+
+
+def _parameters(module: nn.Module) -> Dict[str, nn.Parameter]:
+    """Return the parameters of a module by name, without a call that the recorder observes."""
+    found = {}
+    for path, part in module.named_modules():
+        for name, parameter in parameters_of(part).items():
+            if parameter is not None:
+                found[f"{path}.{name}" if path else name] = parameter
+    return found
