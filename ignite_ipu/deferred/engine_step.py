@@ -12,6 +12,7 @@ from ignite.engine.deterministic import DeterministicEngine
 from torch import nn
 
 from ignite_ipu import backend
+from ignite_ipu.deferred.graph.owners import OPTIMIZERS
 from ignite_ipu.deferred.graph.step_graph import CALL
 from ignite_ipu.deferred.model.capturing import capture_model
 from ignite_ipu.deferred.model.joined import captured_by
@@ -21,6 +22,7 @@ from ignite_ipu.deferred.settings import refuse_for_capture
 from ignite_ipu.deferred.tensor.tensor import known_in
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.config import Configuration, IPUConfig
+from ignite_ipu.program.guards.names import Named
 from ignite_ipu.program.refusal_frames import brief_refusals
 from ignite_ipu.program.user_code import loaded_by
 from ignite_ipu.session.data_parallel import adopt
@@ -53,8 +55,9 @@ def ipu_step(
 
     Args:
         train_step: Called with engine and batch.
-        model: The model that is trained. When None, it is found among the variables that the function uses. So are
-            models without parameters that require gradients, whose calls are part of the step.
+        model: The model that is trained. When None, it is found among the objects that the function's code names:
+            variables, attributes, and elements of containers. So are models without parameters that require gradients,
+            whose calls are part of the step. Objects that are not there yet are found at the first call.
         optimizer: Its optimizer, found in the same way when None.
         config: Everything else: an `IPUConfig`, a mapping or the path of a file.
         options, replication_factor, max_grad_norm, seed: As in `IPUConfig`. deviceIterations and gradientAccumulation
@@ -88,27 +91,30 @@ def _captured(
     model: Optional[nn.Module],
     optimizer: Optional[torch.optim.Optimizer],
     is_called: bool,
-) -> Optional[List[CapturedModel]]:
-    """Capture the models of a step; None, unless it is called, if its variables have yet to be assigned."""
+) -> List[CapturedModel]:
+    """Capture the models and optimizers that a step uses; none before it is called, if some have yet to be assigned."""
     missing: List[str] = []
-    found = list(_used_by(train_step, set(), missing))
+    found = [*_used_by(train_step, set(), missing), *Named([("", train_step)]).objects]
     if missing and not is_called and (model is None or optimizer is None):
-        return None
+        return []
     models = [model] if model is not None else _models(found)
     optimizers = [optimizer] if optimizer is not None else _unique(found, torch.optim.Optimizer)
     name = getattr(train_step, "__name__", type(train_step).__name__)
     for what, objects in (("model", models), ("optimizer", optimizers)):
-        if not objects:
+        if not objects and is_called:
             raise CaptureError(
                 f"{name} uses no {what} that could be found among its variables, attributes and arguments. Name it: "
                 f"ipu_step({name}, {what}=...)."
             )
+        if not objects:
+            return []
     remedy = "remove the call and use ipu_step(..., max_grad_norm=...)"
     for module in models:
         adopt(module)
     captures = [capture_model(unwrapped(module), settings, clip_remedy=remedy) for module in models]
     for each in optimizers:
-        capture_optimizer(each)
+        if each not in OPTIMIZERS:
+            capture_optimizer(each)
         captured_by(each)
     return captures
 
@@ -130,21 +136,20 @@ def with_known_values(step: Step, *args: Any, **kwargs: Any) -> Any:
 class _Step:
     """The step function, whose results hold plain tensors as soon as their update has run.
 
-    Models and optimizers are captured at once; by the first call where the step is defined before the variables that it
-    uses are assigned.
+    Models and optimizers are captured at once, and by the first call those that were not there yet.
     """
 
-    def __init__(self, train_step: Step, capture: Callable[[bool], Optional[List[CapturedModel]]]) -> None:
+    def __init__(self, train_step: Step, capture: Callable[[bool], List[CapturedModel]]) -> None:
         self._train_step, self._capture = train_step, capture
-        self._captures = capture(False)
+        capture(False)
+        self._captures: List[CapturedModel] = []
         functools.update_wrapper(self, train_step)
 
     @property
     def captures(self) -> List[CapturedModel]:
         """The captured models."""
-        if self._captures is None:
+        if not self._captures:
             self._captures = self._capture(True)
-            assert self._captures is not None
         return self._captures
 
     @property

@@ -168,15 +168,15 @@ def test_methods_and_partials_are_searched() -> None:
 
 def test_what_is_not_found_can_be_named() -> None:
     """The error explains the way out."""
-    held = {"model": network()}
+    model = network()
 
-    def train_step(engine: Engine, batch: Any) -> Any:
-        return held["model"](batch[0]).sum()
+    def train_step(engine: Any, batch: Any) -> Any:
+        return engine.state.model(batch[0]).sum()
 
     with pytest.raises(CaptureError, match=r"ipu_step\(train_step, model=...\)"):
-        ipu_step(train_step)
-    optimizer = torch.optim.SGD(held["model"].parameters(), lr=0.1)
-    assert ipu_step(train_step, model=held["model"], optimizer=optimizer)
+        ipu_step(train_step)(None, (X, Y))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert ipu_step(train_step, model=model, optimizer=optimizer)
 
 
 def test_gradients_on_the_host_are_refused() -> None:
@@ -278,6 +278,45 @@ def test_a_step_may_be_defined_before_what_it_uses() -> None:
     )
     torch.testing.assert_close(model.state_dict(), native.state_dict(), rtol=1e-4, atol=1e-5)
     assert captured(model) is not None
+
+
+class LateTrainer(Trainer):
+    """Registers its step first, keeps optimizers in a dictionary, and has a second model that comes last."""
+
+    def __init__(self, wrap: Callable[[Any], Any]) -> None:
+        self.engine = Engine(wrap(self.step))
+        self.parts = {"body": nn.Linear(6, 8)}
+        self.optimizers = {"body": torch.optim.SGD(self.parts["body"].parameters(), lr=0.1)}
+
+    def add_head(self) -> None:
+        """Add a model and its optimizer."""
+        self.head = nn.Linear(8, 2)
+        self.optimizers["head"] = torch.optim.SGD(self.head.parameters(), lr=0.2)
+
+    def step(self, engine: Engine, batch: Any) -> Any:
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad()
+        loss = F.cross_entropy(self.head(self.parts["body"](batch[0]).tanh()), batch[1])
+        loss.backward()
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+        return loss.detach()
+
+
+@pytest.mark.parametrize("wraps", ["first", "between"])
+def test_objects_in_containers_are_found_and_those_that_come_later(wraps: str) -> None:
+    """A step is searched again by its first call."""
+    runs = []
+    for wrap in (lambda step: step, ipu_step):
+        torch.manual_seed(1)
+        trainer = LateTrainer(wrap if wraps == "first" else lambda step: step)
+        if wraps == "between":
+            trainer.engine = Engine(wrap(trainer.step))
+        trainer.add_head()
+        output = trainer.engine.run(data(), max_epochs=2).output
+        runs.append([output, *trainer.head.parameters(), *trainer.parts["body"].parameters()])
+    assert captured(trainer.head) is not None and captured(trainer.parts["body"]) is not None
+    torch.testing.assert_close(runs[1], runs[0], rtol=1e-4, atol=1e-6)
 
 
 def test_a_step_that_never_gets_what_it_uses_is_refused_when_it_is_called() -> None:

@@ -35,6 +35,23 @@ class Tasks(nn.Module):
 model = Tasks().to(device)
 """
 SCRIPTS = {
+    "an order that forward draws from a generator of its own": """
+class Shuffled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+    def forward(self, x):
+        order = torch.randperm(4, generator=torch.Generator().manual_seed(3))
+        return self.layer(x[:, order.tolist()] + x[:, order])
+model = Shuffled().to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for i in range(3):
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+out.append(loss.item())
+""",
     "a language model whose hidden state is passed on, detached": """
 class Language(nn.Module):
     def __init__(self):

@@ -146,9 +146,13 @@ class HostConstants(FunctionContext):
         return result
 
     def _on_host(self, func: Callable[..., Any], name: str, args: _Args, kwargs: _Kwargs) -> Optional[Tuple[Any]]:
-        """Return, in a tuple, the result of a call with values of the host; None where it has none, or draws some."""
-        if kwargs.get("out") is not None or any(isinstance(each, torch.Generator) for each in kwargs.values()):
+        """Return, in a tuple, the result of a call with values of the host; None where it has none, or draws some.
+
+        Draws from a generator of the forward's own are values: it is seeded by each call, or another guard refuses it.
+        """
+        if kwargs.get("out") is not None:
             return None
+        generators = [(each, each.get_state()) for each in kwargs.values() if isinstance(each, torch.Generator)]
         made = not tensors_in((args, kwargs))
 
         def value_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -175,6 +179,8 @@ class HostConstants(FunctionContext):
                 drew = not torch.equal(before, torch.get_rng_state())
                 if drew:
                     torch.set_rng_state(before)
+                for generator, state in generators:
+                    generator.set_state(state)
             if drew or any(each.numel() > _MOST_ELEMENTS or each.requires_grad for each in tensors_in(result)):
                 return None
         return (result,)

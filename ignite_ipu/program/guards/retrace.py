@@ -30,6 +30,8 @@ MOST_CALLS = 256
 _MOST_TRACES = 3
 # An operator, its arguments, and those with names.
 _Operation = Tuple[Any, Hashable, Hashable]
+# The class of PyTorch's generators; a script may see another under its name.
+_GENERATOR = type(torch.default_generator)
 # In the place of a generator that an operator draws from, before its state.
 _DRAWN = "a torch.Generator"
 _PLACE = "_ignite_ipu_place"
@@ -99,7 +101,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return tuple(map(self._of, value))
         if isinstance(value, dict):
             return tuple([(key, self._of(item)) for key, item in value.items()])
-        if type(value) is torch.Generator:  # isinstance() takes PyTorch longer than all the rest
+        if type(value) is _GENERATOR:  # isinstance() takes PyTorch longer than all the rest
             # One that the call has seeded is in the same state in another call; torch's own never counts as seeded.
             return _DRAWN, object() if value.initial_seed() == SEED else value.get_state().numpy().tobytes()
         # A float that is no number is equal to itself here.
