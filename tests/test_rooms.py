@@ -34,7 +34,6 @@ ASKS_THE_EMULATOR = {
 # Classes of many members: interfaces of PopTorch's, public ones, and those that wait to be split.
 WIDE = {
     "deferred.accelerator.IPUAccelerator",
-    "deferred.compiled.training.TrainingPrograms",
     "deferred.model.buffers.BufferBook",
     "deferred.model.fused_update.FusedUpdate",
     "deferred.model.loop.Loop",
@@ -46,7 +45,6 @@ WIDE = {
     "pipeline.planning.plan.Plan",
     "poptorch_types.Options",
     "program.config.IPUConfig",
-    "program.guards.python_state.PythonState",
     "program.step.BatchStep",
     "session.session.IPUSession",
 }

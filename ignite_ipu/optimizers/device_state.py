@@ -41,6 +41,7 @@ class DeviceState:
 
     Attributes:
         scaling: Factor on the velocities at hand, be they on the device or wait to be uploaded.
+        was_sent, given_up: Whether a state was sent since the last update, and whether `give_up` was called since.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class DeviceState:
         self._device, self._copying = conversion.optimizer, copying
         self.names, self._shapes = names, shapes
         self.scaling = scaling
-        self._loaded = self._given_up = False
+        self.was_sent = self.given_up = False
         # Before it has any state.
         self._stand_in = copy.copy(self._device)
 
@@ -112,7 +113,7 @@ class DeviceState:
         )
         if only is not None:
             converted = {name: tensor for name, tensor in converted.items() if parameter_of(name) in only}
-        self._loaded = True
+        self.was_sent = True
         self._device.set_state_dict({"ipu_state": converted, "ipu_param": current.get("ipu_param") or {}})
 
     def rescale(self, scaling: Any) -> None:
@@ -127,20 +128,16 @@ class DeviceState:
                 self._device.set_state_dict({**current, "ipu_state": values})
         self.scaling = float(scaling)
 
-    def note_update(self) -> None:
-        """Note that the device has trained with its state."""
-        self._loaded = self._given_up = False
-
     @property
     def loaded(self) -> bool:
         """True if a state was loaded that the device has not trained with yet."""
-        ask = self._is_the_users and not self._given_up
-        return self._loaded or (ask and bool(self._device.ipu_state_is_dirty))
+        ask = self._is_the_users and not self.given_up
+        return self.was_sent or (ask and bool(self._device.ipu_state_is_dirty))
 
     def give_up(self) -> None:
         """Expect nothing newer from the device, which may no longer answer: the values read last are the newest."""
         # A state that detaching keeps for the next time has not been loaded by anybody.
-        self._loaded, self._given_up = self.loaded, True
+        self.was_sent, self.given_up = self.loaded, True
         self._device.host_state_is_dirty = False
         newest = self._device.state_dict()
         if newest.get("ipu_state") is not None:

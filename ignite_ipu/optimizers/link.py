@@ -128,7 +128,7 @@ class OptimizerLink:
     def stepped(self, updates: int) -> None:
         """Count `updates` weight updates of the device, for reads of the state and schedules by steps."""
         self._shown.is_old = True
-        self._device.note_update()
+        self._device.was_sent = self._device.given_up = False
         self.steps += updates
         source = vars(self.conversion.source)
         source[STEPPED] = True

@@ -15,7 +15,7 @@ from ignite_ipu.deferred.compiled.places import Places
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, needed_values
 from ignite_ipu.deferred.compiled.update_gradients import UpdateGradients, reached_by
-from ignite_ipu.deferred.graph.operations import ModesThen, Operation
+from ignite_ipu.deferred.graph.operations import ModesThen, Operation, keep_inputs
 from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, StepGraph, Tape, describe_change
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.errors import CaptureError, OptimizerError, logger
@@ -96,15 +96,15 @@ class FusedPrograms(TrainingPrograms):
         called = [operation.signature.modes for loss in losses for operation in loss.operations]
         return next((then for then in called if then is not None and then.of is self.modes), last).trained
 
-    @property
-    def keeps_inputs(self) -> bool:
-        """True if the loop may write into inputs of a step between `backward()` and the update, as it did before."""
-        return self._last is None or self._inputs_change
+    def keep_inputs(self, loss: Loss, waits: bool) -> None:
+        """Copy inputs of a loss that went backward, if the loop may write into them before the update.
 
-    @property
-    def accumulates(self) -> bool:
-        """True if an update may have several micro-batches, as the last one had."""
-        return self._compiled is None or self._compiled.count > 1
+        The update `waits` if others go backward before it, as they may if the last one had several micro-batches.
+        """
+        # The loop may write into any of them until an update shows that it does not.
+        every = self._last is None or self._inputs_change
+        if every or waits or self._compiled is None or self._compiled.count > 1:
+            keep_inputs(loss.operations, every)
 
     def change_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Let another optimizer make the next updates; the previous one gets its state, and the program is dropped."""
@@ -127,7 +127,7 @@ class FusedPrograms(TrainingPrograms):
         """
         batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
         needed = needed_values(batches, keeps)
-        modes = self._modes_of(batches, losses)
+        modes = self._update_modes.of(batches, losses, self.own, self._last)
         last = self._last
         known = last is not None and last.graph is batches[0].graph and last.modes == modes
         if self.own is None and self.modes.are(modes) and (known or self.modes.is_now(modes)):

@@ -116,7 +116,7 @@ class HostPrograms(TrainingPrograms):
         """
         batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
         needed = needed_values(batches, keeps)
-        modes = self._modes_of(batches, losses)
+        modes = self._update_modes.of(batches, losses, self.own, self._last)
         with self.modes.as_then(modes), self.session.weights.with_others(older) if older else contextlib.nullcontext():
             compiled, results, gradients = self._called(batches, needed, modes)
         self._last = compiled
@@ -175,11 +175,11 @@ class HostPrograms(TrainingPrograms):
         logger.warning(
             "replication_factor is %d, but each backward() at %s is a device call of %d micro-batches: it runs on %d "
             "replicas. IPUConfig(split_batch=%d) cuts each batch for all of them.",
-            self.replicas,
+            self._options.replicas,
             current_line(),
             count,
-            math.gcd(count, self.replicas),
-            self.replicas,
+            math.gcd(count, self._options.replicas),
+            self._options.replicas,
         )
 
     def _say_what_it_costs(self) -> None:

@@ -5,44 +5,32 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, Dict, FrozenSet, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, FrozenSet, List, Optional, Sequence, Union
 
 import torch
 
-from ignite_ipu import backend
+from ignite_ipu.deferred.compiled.compilations import Compilations
 from ignite_ipu.deferred.compiled.memory import refuse_shared_between
 from ignite_ipu.deferred.compiled.modes import Modes
-from ignite_ipu.deferred.compiled.places import Places, placed_options
+from ignite_ipu.deferred.compiled.places import Places
+from ignite_ipu.deferred.compiled.program_options import ProgramOptions
 from ignite_ipu.deferred.compiled.splitting import WHOLE, asked_split, checked_split
-from ignite_ipu.deferred.compiled.statistics import refuse_later_statistics
 from ignite_ipu.deferred.compiled.step import CapturedStep
 from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed
-from ignite_ipu.deferred.graph.operations import ModesThen, Operation
-from ignite_ipu.deferred.graph.step_graph import (
-    Loss,
-    MicroBatch,
-    StepGraphs,
-    describe_change,
-    modes_of_calls,
-)
-from ignite_ipu.errors import CaptureError, logger, out_of_memory
+from ignite_ipu.deferred.compiled.update_modes import UpdateModes
+from ignite_ipu.deferred.graph.operations import ModesThen
+from ignite_ipu.deferred.graph.step_graph import MicroBatch, StepGraphs
+from ignite_ipu.errors import CaptureError, out_of_memory
 from ignite_ipu.optimizers.conversion import Conversion
 from ignite_ipu.optimizers.host_link import HostUpdates, Link
-from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import IPUConfig
-from ignite_ipu.program.options import set_replicas
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.random_streams import continue_stream, read_stream
-from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.training import Trained
 
-if TYPE_CHECKING:
-    from ignite_ipu.pipeline import PipelineRequest
-
-_MOST_CHANGES = 3
 _MOST_PROGRAMS = 8
 
 
@@ -52,27 +40,22 @@ class TrainingPrograms(abc.ABC):
     Attributes:
         optimizer: The optimizer that makes the updates, None before it is known and for updates on the host.
         own: Ids of the parameters that are trained, where the others are another optimizer's; None for all.
-        compilations: How many programs were compiled.
+        compilations: Counts the programs that were compiled.
         trained: The session's trainer for these programs; None before the optimizer has been converted.
-        replicas: Replicas that share the micro-batches of an update.
     """
 
     def __init__(self, session: IPUSession, config: IPUConfig, modes: Modes, places: Places) -> None:
         self.session, self.config, self.modes = session, config, modes
         self.optimizer: Optional[torch.optim.Optimizer] = None
         self.own: Optional[FrozenSet[int]] = None
-        self.compilations = 0
-        self._places = places
-        self._base = Resolved.of(placed_options(config, places), True)
-        self.replicas = self._base.replicas
+        self.compilations = Compilations()
+        self._options = ProgramOptions(config, places)
+        self._update_modes = UpdateModes(modes)
         self._graphs = StepGraphs()
         self._compiled: Optional[CompiledUpdate] = None
         # The program of the last update, also if it was compiled for another optimizer.
         self._last: Optional[CompiledUpdate] = None
         self.trained: Optional[Trained] = None
-        # Modes, and the same without the parameters of other optimizers.
-        self._seen: Tuple[Optional[ModesThen], Optional[ModesThen]] = (None, None)
-        self._reported: Set[str] = set()
         self._random_state: Optional[List[int]] = None
 
     @property
@@ -138,7 +121,8 @@ class TrainingPrograms(abc.ABC):
             serving = (each for each in self._aside if _update_of(each).serves(batches, needed, modes, gradients))
             kept = next(serving, None)
             if kept is not None:
-                compiled = self._resume(kept)
+                self.session.with_trainer().resume(kept)
+                compiled = self._compiled = _update_of(kept)
             else:
                 compiled = self._compile(self._wanted(batches, needed, modes), batches[0])
             if len(self._aside) >= _MOST_PROGRAMS:
@@ -167,86 +151,9 @@ class TrainingPrograms(abc.ABC):
             self.session.release_after_failure()
             raise too_large from error
 
-    def _own_modes(self, modes: ModesThen) -> ModesThen:
-        """Return modes in which parameters of other optimizers are frozen, as they are for this one's programs."""
-        if self.own is None:
-            return modes
-        if modes is not self._seen[0]:
-            parameters = self.modes.parameters
-            trained = [known and id(each) in self.own for known, each in zip(modes.trained, parameters)]
-            self._seen = modes, modes._replace(trained=trained)
-        assert self._seen[1] is not None
-        return self._seen[1]
-
-    def _modes_of(self, batches: Sequence[MicroBatch], losses: Sequence[Loss]) -> ModesThen:
-        if self._last is None or self._last.graph is not batches[0].graph:
-            refuse_later_statistics(losses)
-        first: Optional[Operation] = None
-        modes: Optional[ModesThen] = None
-        calls = [call for batch in batches for call in batch.operations if call.model is not None]
-        if self.own is not None:
-            calls.sort(key=self._has_weights_of, reverse=True)
-        for call in calls:
-            others = call.signature.modes
-            if others is None or others is modes:
-                continue
-            if others.of is not self.modes:
-                # A part of a model that was called before it was known to be one.
-                parts = [each.signature.modes for each in calls if each.signature.modes]
-                return self._with_calls(self._own_modes(self.modes.with_parts(parts)), batches, losses)
-            if self.own is not None:
-                own = self._own_modes(others)
-                # Whether a model is frozen that another optimizer trains makes no difference to this one's update.
-                others = own if modes is None or self._has_weights_of(call) else own._replace(trained=modes.trained)
-            if first is None or modes is None:
-                first, modes = call, others
-            elif others != modes:
-                modes = self._with_calls(modes, batches, losses)
-                break
-        return self._own_modes(self.modes.now()) if modes is None else modes
-
-    def _with_calls(self, modes: ModesThen, batches: Sequence[MicroBatch], losses: Sequence[Loss]) -> ModesThen:
-        """Return the modes of an update with those of each of its calls, if these differ.
-
-        Raises:
-            CaptureError: One program cannot make calls that differ so.
-        """
-        firsts: Dict[int, Tuple[Operation, ModesThen]] = {}
-        differ = False
-        for call in [call for batch in batches for call in batch.operations if call.model is not None]:
-            then = call.signature.modes
-            if then is None:
-                continue
-            first, others = firsts.setdefault(id(then.of), (call, then))
-            problem: Optional[str] = None
-            if then != others:
-                differ = True
-                same = then.training == others.training and then.values == others.values
-                if same or (then.trained != others.trained and (self.own is None or self._has_weights_of(call))):
-                    problem = others.difference(then._replace(training=others.training))
-            problem = then.of.lost(then) if problem is None else problem
-            if problem is not None:
-                raise CaptureError(
-                    f"The model was called at {first.line}, and again for the same update at {call.line}, but in "
-                    f"between {problem}. The calls of one update are one program: change the model after "
-                    "optimizer.step()."
-                )
-        if not differ:
-            return modes
-        refuse_later_statistics(losses)
-        calls = modes_of_calls(batches[0])
-        # Checks of the program look for modules that are in training mode in any call.
-        alike = [then.training for then in calls if then.of is self.modes]
-        training = [any(flags) for flags in zip(*alike)] if alike else modes.training
-        return modes._replace(training=training, calls=calls)
-
-    def _has_weights_of(self, call: Operation) -> bool:
-        assert call.model is not None and self.own is not None
-        return not self.own.isdisjoint(call.model.parameter_ids())
-
     def _wanted(self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen) -> CompiledUpdate:
         split = asked_split(batches[0].graph, self.config.split_batch, self._last is None)
-        count, replicas = len(batches) * split.pieces, self.replicas
+        count, replicas = len(batches) * split.pieces, self._options.replicas
         if self._compiled is None and count % replicas:
             self._check_shared(count)
         columns = enumerate(zip(*[batch.numbers for batch in batches]))
@@ -266,10 +173,11 @@ class TrainingPrograms(abc.ABC):
 
     def _check_shared(self, count: int) -> None:
         """Refuse an update of so many micro-batches that its replicas do not have the same number each."""
+        replicas = self._options.replicas
         raise CaptureError(
-            f"replicationFactor is {self.replicas}, but {count} micro-batches went backward before optimizer.step(): "
+            f"replicationFactor is {replicas}, but {count} micro-batches went backward before optimizer.step(): "
             "replicas share the micro-batches of an update. Use gradient accumulation over a multiple of "
-            f"{self.replicas} micro-batches, or fewer replicas."
+            f"{replicas} micro-batches, or fewer replicas."
         )
 
     @property
@@ -277,15 +185,9 @@ class TrainingPrograms(abc.ABC):
         """Programs that are not used at the moment."""
         return () if self.trained is None else self.trained.aside
 
-    def _resume(self, program: ModelProgram) -> CompiledUpdate:
-        """Use an earlier program from now on; returns the update that it was compiled for."""
-        self.session.with_trainer().resume(program)
-        self._compiled = _update_of(program)
-        return self._compiled
-
     def _compile(self, wanted: CompiledUpdate, batch: MicroBatch) -> CompiledUpdate:
         """Make the program to use from now on; returns the update that it will be compiled for when it runs."""
-        modes = self._own_modes(self.modes.now())._replace(calls=wanted.modes.calls)
+        modes = self._update_modes.now(self.own)._replace(calls=wanted.modes.calls)
         if modes != wanted.modes:
             called_at = next(step.line for step in wanted.graph.steps if step.function is None)
             raise CaptureError(
@@ -295,11 +197,12 @@ class TrainingPrograms(abc.ABC):
             )
         narrower = next((each for each in self._aside if _update_of(each).computes_like(wanted)), None)
         if narrower is not None:
-            self._resume(narrower)
+            self.session.with_trainer().resume(narrower)
+            self._compiled = _update_of(narrower)
         before = self._compiled
         if before is not None:
             wanted = wanted.extended_by(before)
-            self._report(before, wanted)
+            self.compilations.warn(before, wanted)
         if not wanted.graph.inputs and not wanted.variable:
             raise CaptureError("The training step reads no tensor, so there is nothing to hand to the device.")
         if wanted.split.pieces > 1:
@@ -308,8 +211,8 @@ class TrainingPrograms(abc.ABC):
             split = checked_split(first, whole.leaves([batch]), wanted.split, wanted.graph, wanted.outputs)
             wanted = dataclasses.replace(wanted, split=split)
         step = CapturedStep(self.session.model, wanted, self.config.half_products, self._differentiates)
-        pipeline, make = self._places.training(self.one_after_another)
-        resolved = self._resolved(wanted, pipeline)
+        pipeline, make = self._options.places.training(self.one_after_another)
+        resolved = self._options.of(wanted, pipeline)
         if not self.prepared:
             refuse_shared_between(self.session.model)
             self.trained = self.session.prepare_training(
@@ -325,50 +228,8 @@ class TrainingPrograms(abc.ABC):
         assert program is not None
         program.kind.gradients = self._anchored() if wanted.gradients else None
         self._compiled = wanted
-        self.compilations += 1
+        self.compilations.count += 1
         return wanted
-
-    def _resolved(self, wanted: CompiledUpdate, pipeline: Optional[PipelineRequest]) -> Resolved:
-        """Return the options of a program, which is of this process alone or of all."""
-
-        def change(options: Options) -> None:
-            set_replicas(options, wanted.replicas)
-            options.Training.gradientAccumulation(wanted.micro_batches)
-            # Several backward calls add their gradients up in PyTorch; loops that want the mean divide the loss.
-            options.Training.accumulationAndReplicationReductionType(backend.poptorch().ReductionType.Sum)
-
-        base, alone = self._base, wanted.processes == 1
-        if alone and base.geometry.processes > 1:
-            base = Resolved.of(placed_options(self.config, self._places, alone), True)
-        return Resolved.for_training(base.copied(change), pipeline, alone)
-
-    def _report(self, before: CompiledUpdate, wanted: CompiledUpdate) -> None:
-        if before.graph.key != wanted.graph.key:
-            what = describe_change(before.graph, wanted.graph)
-        elif before.count != wanted.count:
-            what = f"{wanted.count} micro-batches make an update, it was {before.count}"
-        elif before.modes != wanted.modes:
-            what = before.modes.difference(wanted.modes)
-        elif before.gradients != wanted.gradients:
-            what = "its gradients are read"
-        elif before.variable != wanted.variable:
-            changed = [before.numbers[position] for position in sorted(wanted.variable - before.variable)]
-            what = f"numbers in it change ({changed}); from now on they are inputs"
-        else:
-            what = "other values of it are read"
-        if what not in self._reported:
-            logger.warning(
-                "The body of the training loop changed, so it is compiled again: %s. Later ones like it are not "
-                "reported.",
-                what,
-            )
-            self._reported.add(what)
-        if self.compilations == _MOST_CHANGES:
-            logger.warning(
-                "This was recompilation number %d. On IPUs each takes minutes: keep the loop's body and the shapes of "
-                "its batches the same (drop_last=True leaves out an incomplete last batch).",
-                self.compilations,
-            )
 
 
 def _update_of(program: ModelProgram) -> CompiledUpdate:

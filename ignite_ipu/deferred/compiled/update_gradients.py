@@ -61,7 +61,8 @@ class _Norm(NamedTuple):
 class UpdateGradients:
     """Gradients of a captured model's updates. Programs bring them back from the first read on.
 
-    `returned` has the ids of the parameters that have gradients, if these are `available`.
+    `returned` has the ids of the parameters that have gradients, if these are `available`; `norms` are to come with the
+    pending update.
     """
 
     def __init__(self, session: IPUSession) -> None:
@@ -71,7 +72,7 @@ class UpdateGradients:
         self._program: Callable[[], Optional[ModelProgram]] = lambda: None
         self._found: Dict[int, Optional[torch.Tensor]] = {}
         self._factors: Dict[float, torch.Tensor] = {}
-        self._norms: List[_Norm] = []
+        self.norms: List[_Norm] = []
 
     def look_for_readers(self) -> None:
         """Want them if code reads gradients that is running, or that it names: it may do so after the update."""
@@ -93,19 +94,15 @@ class UpdateGradients:
         self, value: Value, parameters: Optional[List[torch.Tensor]], kind: float, clipped: Optional[float]
     ) -> None:
         """Let a value become the norm of the pending update's gradients, of some parameters or all."""
-        self._norms.append(_Norm(weakref.ref(value), parameters, kind, clipped))
+        self.norms.append(_Norm(weakref.ref(value), parameters, kind, clipped))
 
     def awaits(self, norm: Operation) -> bool:
         """Return whether a norm is to come with the pending update."""
         return any(value.operation is norm for value, _ in self._awaited())
 
-    @property
-    def awaited(self) -> bool:
-        return bool(self._norms)
-
     def needed(self) -> bool:
         """Return whether the pending update has to bring them back, for code that reads them or for a norm."""
-        for value, _ in self._awaited() if self._norms and not self.wanted else ():
+        for value, _ in self._awaited() if self.norms and not self.wanted else ():
             if value.is_needed(set()):
                 self.want(str(value.operation.line))
         return self.wanted
@@ -132,7 +129,7 @@ class UpdateGradients:
         self._all()
 
     def settle_norms(self) -> None:
-        awaited, self._norms = self._awaited(), []
+        awaited, self.norms = self._awaited(), []
         for value, norm in awaited:
             value.take(self.norm(norm.parameters, norm.kind, norm.clipped))
             value.operation.finish()
@@ -155,10 +152,10 @@ class UpdateGradients:
         """Let norms of an update that will not be made never be known, for a reason."""
         for value, _ in self._awaited():
             value.operation.problem = problem
-        self._norms = []
+        self.norms = []
 
     def _awaited(self) -> List[Tuple[Value, _Norm]]:
-        return [(value, norm) for value, norm in [(norm.value(), norm) for norm in self._norms] if value is not None]
+        return [(value, norm) for value, norm in [(norm.value(), norm) for norm in self.norms] if value is not None]
 
     @property
     def available(self) -> bool:

@@ -104,9 +104,9 @@ class FusedGradients:
         for update in updates:
             if update.early is not None and not update.early.awaited:
                 return True
-        for entry in self.books.gradients.of(ids):
+        for entry in self.books.gradients.entries:
             for loss in entry.losses:
-                if not loss.value.operation.done:
+                if not (loss.value.operation.done or ids.isdisjoint(entry.ids)):
                     return True
         views = self.books.views
         return bool(views.held) and views.are_held(ids)

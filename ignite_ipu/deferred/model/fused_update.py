@@ -11,7 +11,7 @@ import torch
 
 from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
-from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, keep_inputs, keep_weights
+from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, keep_weights
 from ignite_ipu.deferred.graph.owners import held_by, held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.early_update import EarlyUpdate
@@ -240,11 +240,9 @@ class FusedUpdate:
 
     def backward(self, loss: Loss) -> None:
         """Let a loss go backward, which was checked before."""
-        keeps, entries, waits = self.training.keeps_inputs, self.books.gradients.within(self.own), False
-        for entry in entries:
-            waits = waits or bool(entry.losses)
-        if keeps or waits or self.training.accumulates or self.loop.setup.postponed() is not None:
-            keep_inputs(loss.operations, keeps)
+        entries = self.books.gradients.within(self.own)
+        waits = any([entry.losses for entry in entries]) or self.loop.setup.postponed() is not None
+        self.training.keep_inputs(loss, waits)
         for entry in entries:
             entry.losses.append(loss)
         if USES:
@@ -374,8 +372,8 @@ class FusedUpdate:
                 "gradients that no update follows are those of copy.deepcopy(model), on the host, in a loop with "
                 "ipu_prepare or an IPUAccelerator."
             )
-        awaited = self.training.gradients.awaited
-        if dropped or self.shown or awaited or (self.older and not self.books.awaits_backward):
+        awaited = self.training.gradients.norms
+        if dropped or self.shown or awaited or (self.older.kept and not self.books.awaits_backward):
             self.discard(f"its gradients were dropped by zero_grad() at {current_line()}", dropped)
 
     def use(self, optimizer: torch.optim.Optimizer) -> None:

@@ -269,7 +269,7 @@ class Loop:
     @property
     def compilations(self) -> int:
         """Number of training programs that were compiled."""
-        return sum(programs.compilations for programs in self.updates.programs)
+        return sum(programs.compilations.count for programs in self.updates.programs)
 
     def adopt(self, model: Captured) -> None:
         """Make a captured model one of the loop."""

@@ -133,21 +133,18 @@ class Older:
 
 
 class OlderWeights:
-    """Weights of other optimizers before their steps, by the parameters that each holds."""
+    """Weights of other optimizers before their steps: `kept` has them by the parameters that each holds."""
 
     def __init__(self) -> None:
-        self._kept: Dict[Reach, Older] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._kept)
+        self.kept: Dict[Reach, Older] = {}
 
     def clear(self) -> None:
-        self._kept.clear()
+        self.kept.clear()
 
     def keep(self, stepping: Reach, operations: Sequence[Operation], session: IPUSession) -> None:
         """Keep the weights that another optimizer is about to change, if pending operations have used them."""
-        if stepping not in self._kept and any(map(stepping.uses, operations)):
-            self._kept[stepping] = Older.of(session, stepping.own)
+        if stepping not in self.kept and any(map(stepping.uses, operations)):
+            self.kept[stepping] = Older.of(session, stepping.own)
 
     def values(self, steps: Sequence[Tuple[Reach, int]], operations: Sequence[Operation]) -> Values:
         """Return the weights of other optimizers with which operations were recorded, if these have stepped since.
@@ -161,7 +158,7 @@ class OlderWeights:
             stale = [operation for operation in used if operation.number <= stepped]
             if not stale:
                 continue
-            known = self._kept.get(reach)
+            known = self.kept.get(reach)
             if known is None or any(operation.number > known.taken for operation in used):
                 raise CaptureError(
                     f"The update at {current_line()} needs values computed at {stale[0].line} with weights that "

@@ -73,6 +73,39 @@ class _Settings:
         return [own.get(name) for names, modules in self._alike for own in modules for name in names]
 
 
+class _Values:
+    """The values of a model's code, compared with those of the last call of this.
+
+    Attributes:
+        objects: The objects that had these values.
+    """
+
+    def __init__(self, reads: Sequence[Callable[[], Any]], settings: _Settings) -> None:
+        self._reads, self._settings = reads, settings
+        self.objects: List[Any] = []
+        self._changeable: List[Any] = []
+        self._contents: List[Hashable] = []
+        self._values: List[Hashable] = []
+
+    def __call__(self) -> List[Hashable]:
+        """Return the values of this moment, comparable; the same list while nothing has changed."""
+        found = [read() for read in self._reads] if self._reads else []
+        try:
+            for read_row, layers in self._settings.rows:
+                found += chain.from_iterable(map(read_row, layers))
+        except KeyError:
+            found = [*found[: len(self._reads)], *self._settings.incomplete()]
+        same = len(found) == len(self.objects) and all(map(operator.is_, found, self.objects))
+        if not same:
+            self.objects = found
+            self._changeable = [value for value in found if not isinstance(value, FUNCTIONS) and not is_fixed(value)]
+        # While they are the same objects, only those can have other values that are changed in place.
+        contents = list(map(_read, self._changeable))
+        if not same or contents != self._contents:
+            self._contents, self._values = contents, list(map(_read, found))
+        return self._values
+
+
 class PythonState:
     """The attributes of a model's modules, and the variables that its code names, which a trace reads as constants.
 
@@ -88,6 +121,8 @@ class PythonState:
         parts: The modules within the model and the others, and their hooks.
         words: All names that the code reads.
         iterators: The iterators and random generators among them.
+        values: Returns the values of this moment.
+        moded: The attributes of the modules that `training` is about.
     """
 
     def __init__(self, model: nn.Module, *others: Any, named: Optional[Named] = None) -> None:
@@ -101,7 +136,7 @@ class PythonState:
         # A hook of a library's may read it, too: that of a spectral norm does.
         hooked = [any(vars(part)[kind] for kind in FORWARD_HOOKS) for part in modules]
         # The wrapper of torch.compile has no mode of its own, but that of the module within.
-        self._moded = [
+        self.moded = [
             vars(part)
             for part, has in zip(modules, hooked)
             if (part is model or has or reads[part.__class__]) and _MODE in vars(part)
@@ -123,13 +158,9 @@ class PythonState:
         self._leads = [read for (_, read), is_value in zip(named.places, values) if not is_value]
         self._leading = [read() for read in self._leads]
         places = [place for place, is_value in zip(named.places, values) if is_value]
-        self._settings = _Settings(named.settings)
-        self.names = [name for name, _ in places] + self._settings.names
-        self._reads = [read for _, read in places]
-        self._found: List[Any] = []
-        self._changeable: List[Any] = []
-        self._contents: List[Hashable] = []
-        self._values: List[Hashable] = []
+        settings = _Settings(named.settings)
+        self.names = [name for name, _ in places] + settings.names
+        self.values = _Values([read for _, read in places], settings)
 
     @property
     def within(self) -> str:
@@ -152,42 +183,19 @@ class PythonState:
 
     def training(self) -> List[bool]:
         """Return whether each module is in training mode that reads that, and the model; the same list for the same."""
-        modes = list(map(_is_training, self._moded))
+        modes = list(map(_is_training, self.moded))
         if modes != self._modes:
             self._modes = modes
         return self._modes
 
     def set_training(self, modes: Sequence[bool]) -> None:
         """Put each module in training mode or not, as `training` returned."""
-        for attributes, mode in zip(self._moded, modes):
+        for attributes, mode in zip(self.moded, modes):
             attributes["training"] = mode
 
     def attributes(self) -> SavedAttributes:
         """Return the present Python values in attributes of modules, to have them again later."""
         return SavedAttributes(self._attributes)
-
-    @property
-    def moded(self) -> Sequence[Dict[str, Any]]:
-        """The attributes of the modules that `training` is about."""
-        return self._moded
-
-    def values(self) -> List[Hashable]:
-        """Return the values of this moment, comparable; the same list while nothing has changed."""
-        found = [read() for read in self._reads] if self._reads else []
-        try:
-            for read_row, layers in self._settings.rows:
-                found += chain.from_iterable(map(read_row, layers))
-        except KeyError:
-            found = [*found[: len(self._reads)], *self._settings.incomplete()]
-        same = len(found) == len(self._found) and all(map(operator.is_, found, self._found))
-        if not same:
-            self._found = found
-            self._changeable = [value for value in found if not isinstance(value, FUNCTIONS) and not is_fixed(value)]
-        # While they are the same objects, only those can have other values that are changed in place.
-        contents = list(map(_read, self._changeable))
-        if not same or contents != self._contents:
-            self._contents, self._values = contents, list(map(_read, found))
-        return self._values
 
     def left_behind(
         self, before: Sequence[Hashable], made: Callable[[torch.Tensor], bool], used: Container[int], everywhere: bool
@@ -205,7 +213,7 @@ class PythonState:
         """
         own = {id(value) for attributes in self._attributes for value in attributes.values()}
         found = {}
-        for number, (old, new, value) in enumerate(zip(before, self.values(), self._found)):
+        for number, (old, new, value) in enumerate(zip(before, self.values(), self.values.objects)):
             pairs = replaced_tensors(old, new) if everywhere or id(value) in own else None
             if pairs and all(made(tensor) and id(former) not in used for former, tensor in pairs):
                 found[number] = [tensor for _, tensor in pairs]
@@ -222,7 +230,7 @@ class PythonState:
         """Let tensors among the values count for nothing, here and where others look at these values."""
         for tensor in tensors:
             leave_behind(tensor)
-        self._found = []  # which is compared by its contents
+        self.values.objects = []  # which are compared by their contents
 
     def changed(self, before: List[Hashable], but: Container[int] = ()) -> List[str]:
         """Return the names of the attributes that had other values before, `but` those of these numbers."""

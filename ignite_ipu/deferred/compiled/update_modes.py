@@ -1,0 +1,120 @@
+"""The modes of an update: those in which its calls of the models were made, by one optimizer."""
+
+from __future__ import annotations
+
+import functools
+from typing import Dict, FrozenSet, Optional, Sequence, Tuple
+
+from ignite_ipu.deferred.compiled.modes import Modes
+from ignite_ipu.deferred.compiled.statistics import refuse_later_statistics
+from ignite_ipu.deferred.compiled.update import CompiledUpdate
+from ignite_ipu.deferred.graph.operations import ModesThen, Operation
+from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, modes_of_calls
+from ignite_ipu.errors import CaptureError
+
+
+class UpdateModes:
+    """Finds the modes of a loop's updates.
+
+    Its methods take the ids of the optimizer's `own` parameters where others train the rest, None for all.
+    """
+
+    def __init__(self, modes: Modes) -> None:
+        self._modes = modes
+        # Modes, the parameters of an optimizer, and the same modes without the parameters of others.
+        self._seen: Tuple[Optional[ModesThen], Optional[FrozenSet[int]], Optional[ModesThen]] = (None, None, None)
+
+    def now(self, own: Optional[FrozenSet[int]]) -> ModesThen:
+        """Return the modes that the models are in."""
+        return self._own(self._modes.now(), own)
+
+    def of(
+        self,
+        batches: Sequence[MicroBatch],
+        losses: Sequence[Loss],
+        own: Optional[FrozenSet[int]],
+        last: Optional[CompiledUpdate],
+    ) -> ModesThen:
+        """Return the modes of an update of losses, after the `last` one.
+
+        Raises:
+            CaptureError: One program cannot make calls that differ so.
+        """
+        if last is None or last.graph is not batches[0].graph:
+            refuse_later_statistics(losses)
+        first: Optional[Operation] = None
+        modes: Optional[ModesThen] = None
+        calls = [call for batch in batches for call in batch.operations if call.model is not None]
+        if own is not None:
+            calls.sort(key=functools.partial(_has_weights_of, own), reverse=True)
+        for call in calls:
+            others = call.signature.modes
+            if others is None or others is modes:
+                continue
+            if others.of is not self._modes:
+                # A part of a model that was called before it was known to be one.
+                parts = [each.signature.modes for each in calls if each.signature.modes]
+                return self._with_calls(self._own(self._modes.with_parts(parts), own), batches, losses, own)
+            if own is not None:
+                alone = self._own(others, own)
+                # Whether a model is frozen that another optimizer trains makes no difference to this one's update.
+                others = alone if modes is None or _has_weights_of(own, call) else alone._replace(trained=modes.trained)
+            if first is None or modes is None:
+                first, modes = call, others
+            elif others != modes:
+                modes = self._with_calls(modes, batches, losses, own)
+                break
+        return self.now(own) if modes is None else modes
+
+    def _with_calls(
+        self,
+        modes: ModesThen,
+        batches: Sequence[MicroBatch],
+        losses: Sequence[Loss],
+        own: Optional[FrozenSet[int]],
+    ) -> ModesThen:
+        """Return the modes of an update with those of each of its calls, if these differ."""
+        firsts: Dict[int, Tuple[Operation, ModesThen]] = {}
+        differ = False
+        for call in [call for batch in batches for call in batch.operations if call.model is not None]:
+            then = call.signature.modes
+            if then is None:
+                continue
+            first, others = firsts.setdefault(id(then.of), (call, then))
+            problem: Optional[str] = None
+            if then != others:
+                differ = True
+                same = then.training == others.training and then.values == others.values
+                if same or (then.trained != others.trained and (own is None or _has_weights_of(own, call))):
+                    problem = others.difference(then._replace(training=others.training))
+            problem = then.of.lost(then) if problem is None else problem
+            if problem is not None:
+                raise CaptureError(
+                    f"The model was called at {first.line}, and again for the same update at {call.line}, but in "
+                    f"between {problem}. The calls of one update are one program: change the model after "
+                    "optimizer.step()."
+                )
+        if not differ:
+            return modes
+        refuse_later_statistics(losses)
+        calls = modes_of_calls(batches[0])
+        # Checks of the program look for modules that are in training mode in any call.
+        alike = [then.training for then in calls if then.of is self._modes]
+        training = [any(flags) for flags in zip(*alike)] if alike else modes.training
+        return modes._replace(training=training, calls=calls)
+
+    def _own(self, modes: ModesThen, own: Optional[FrozenSet[int]]) -> ModesThen:
+        """Return modes in which parameters of other optimizers are frozen, as they are for this one's programs."""
+        if own is None:
+            return modes
+        if modes is not self._seen[0] or own is not self._seen[1]:
+            parameters = self._modes.parameters
+            trained = [known and id(each) in own for known, each in zip(modes.trained, parameters)]
+            self._seen = modes, own, modes._replace(trained=trained)
+        assert self._seen[2] is not None
+        return self._seen[2]
+
+
+def _has_weights_of(own: FrozenSet[int], call: Operation) -> bool:
+    assert call.model is not None
+    return not own.isdisjoint(call.model.parameter_ids())
