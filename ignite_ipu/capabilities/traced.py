@@ -69,6 +69,11 @@ WEIGHT = Restriction(
     "Write it in the loop, before the model is called: under torch.no_grad(), weight.copy_(...). Or compute with the "
     "new value (w = F.normalize(weight)).",
 )
+HOST_TENSOR = Restriction(
+    "{where} uses a tensor of the host, which is neither a parameter nor a buffer of its model",
+    'Make it one: self.scale = nn.Parameter(torch.ones(4)) is trained, self.register_buffer("scale", torch.ones(4)) is '
+    "not.",
+)
 OWN_BACKWARD = Restriction(
     "{where} is an autograd.Function with a backward of its own, which no IPU runs: the device differentiates the "
     "operators of its forward",
@@ -84,5 +89,6 @@ OF_COMPILER: Dict[str, Restriction] = {
     "UNSUPPORTED_OPERATOR": OPERATOR,
     "RESTRICTED_ARGUMENT": ARGUMENT,
     "NUMBER_FORMAT": FORMAT,
+    "HOST_TENSOR": HOST_TENSOR,
 }
 """The restrictions that PopTorch's compiler finds, by the kind of its refusal."""

@@ -168,6 +168,31 @@ LOOPS = {
         "    (model(x) - 1).pow(2).mean().backward()\n    with torch.no_grad():\n"
         "        for w, e in zip(model.parameters(), moved):\n            w.sub_(e)\n    optimizer.step()\n",
     ),
+    "functions of weights, without a call of their model": (
+        SGD,
+        PLAIN.replace(
+            "model(x)",
+            "nn.functional.linear(torch.tanh(nn.functional.linear(x, *model[0].parameters())), *model[2].parameters())",
+        ),
+    ),
+    "parameters of no module": (
+        "weight, bias = nn.Parameter(torch.ones(4, 1)), nn.Parameter(torch.zeros(1))\n"
+        "optimizer = torch.optim.SGD([weight, bias], lr=0.1)",
+        PLAIN.replace("model(x)", "(x @ weight + bias)"),
+    ),
+    "a tensor that is no parameter": (
+        "weight = torch.ones(4, 1, requires_grad=True)\noptimizer = torch.optim.SGD([weight], lr=0.1)",
+        PLAIN.replace("model(x)", "(x @ weight)"),
+    ),
+    "a tensor beside the model's weights": (
+        "scale = torch.ones(1, requires_grad=True)\noptimizer = torch.optim.SGD([*model.parameters(), scale], lr=0.1)",
+        PLAIN.replace("model(x)", "(scale * model(x))"),
+    ),
+    "an input that is trained, of a frozen model": (
+        "model.requires_grad_(False)\nimage = torch.ones(4, 4).requires_grad_()\n"
+        "optimizer = torch.optim.Adam([image], lr=0.1)",
+        PLAIN.replace("model(x)", "model(image)"),
+    ),
 }
 
 

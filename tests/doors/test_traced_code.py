@@ -199,6 +199,10 @@ REFUSED = {
     "a number format": ("", "return self.fc(x).to(torch.bfloat16).float()"),
     "a number format as a method": ("", "return self.fc(x).bfloat16().float()"),
     "complex numbers": ("", "return self.fc(x).to(torch.complex64).real"),
+    "a tensor that is trained and no parameter": (
+        "self.scale = torch.ones(1, requires_grad=True)",
+        "return self.fc(x) * self.scale",
+    ),
     "a backward of its own": ("", "return Reversed.apply(self.fc(x))"),
     "a constant written with inputs": (
         "",

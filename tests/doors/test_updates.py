@@ -45,4 +45,9 @@ def test_the_text_of_plain_updates_shows_that_the_device_can_make_them():
         "an average of weights",
         "an older output is used",
         "weights are clamped after the step",
+        "functions of weights, without a call of their model",
+        "parameters of no module",
+        "a tensor that is no parameter",
+        "a tensor beside the model's weights",
+        "an input that is trained, of a frozen model",
     ]

@@ -79,6 +79,13 @@ def parameter_of(tensor: torch.Tensor) -> Optional[Tuple[Captured, str]]:
     return (model, name) if model is not None and model.owns(name, tensor) else None
 
 
+def capture_held(weights: Sequence[torch.Tensor]) -> bool:
+    """Capture weights by an optimizer that holds one of them, and return whether there is one that captures them."""
+    own = set(map(id, weights))
+    holding = (each for each in list(OPTIMIZERS) if not own.isdisjoint(held_by(each)))
+    return any(optimizer.__dict__[WATCH].capture(weights) for optimizer in holding)
+
+
 def captured_last() -> List[Captured]:
     """Return the model that was captured last, which is nothing where there is none any more."""
     models = (reference() for reference, _ in reversed(list(OWNED.values())))

@@ -44,13 +44,23 @@ def capture_model(
         part.loop.close(optimizers=False)
         owners.discard(part)
     part_of = next((owner.loop for owner in owners if _is_within(model, owner.model)), None)
-    setup = Setup(config, _updates, joined_by_optimizers, postponed, clip_remedy, observer)
+    setup = setup_of(config, postponed, clip_remedy, observer)
     capture = CapturedModel(model, setup, part_of)
     observer.captured(capture)
     model.__dict__[CAPTURE] = capture
     own_class: Any = type(model)
     model.__class__ = capturing_class(own_class)
     return capture
+
+
+def setup_of(
+    config: IPUConfig,
+    postponed: Callable[[], Optional[str]] = lambda: None,
+    clip_remedy: Optional[str] = None,
+    observer: CaptureObserver = IGNORING,
+) -> Setup:
+    """Return the settings with which models are captured, by those arguments of `Setup` that differ."""
+    return Setup(config, _updates, joined_by_optimizers, postponed, clip_remedy, observer)
 
 
 def _updates(loop: Loop) -> Updates:

@@ -164,24 +164,7 @@ class CapturedModel:
 
     def beside(self, weights: Sequence[torch.Tensor]) -> CapturedModel:
         """Return the captured model of weights that no model has, to be trained together with this one."""
-        for weight in weights:
-            self.loop.setup.observer.uses(weight)
-        own = {id(weight) for weight in weights}
-        if own - held_parameters():
-            raise CaptureError(
-                f"The loss that goes backward at {current_line()} is computed from parameters that no optimizer holds "
-                "and no captured model has. Prepare their model, or call requires_grad_(False) on them."
-            )
-        optimizers = [each for each in list(OPTIMIZERS) if not own.isdisjoint(held_by(each))]
-        held = map(held_tensors, optimizers)
-        loose = {id(each): each for each in itertools.chain(weights, *held) if parameter_of(each) is None}
-        if not loose:
-            return self
-        module = LooseParameters(list(loose.values()))
-        model = CapturedModel(module, self.loop.setup, Loop(module, [module], self.loop.setup, {}))
-        for optimizer in optimizers:
-            optimizer.__dict__[WATCH].keep(model)
-        return model
+        return capture_weights(weights, self.loop.setup) or self
 
     def called_with(self, call: Operation, tensors: Sequence[torch.Tensor]) -> Any:
         """Return the results of a call, computed on the host as the model was at the call, without a trace there.
@@ -239,6 +222,33 @@ class CapturedModel:
 
 class LooseParameters(nn.ParameterList):
     """The module of parameters that are no module's, as the temperatures and uncertainties that a loss weighs with."""
+
+
+def capture_weights(weights: Sequence[torch.Tensor], setup: Setup) -> Optional[CapturedModel]:
+    """Capture the models of weights, and return that of those which are no module's; None if there are none.
+
+    Raises:
+        CaptureError: No optimizer holds some of the weights.
+    """
+    for weight in weights:
+        setup.observer.uses(weight)
+    own = {id(weight) for weight in weights}
+    if own - held_parameters():
+        raise CaptureError(
+            f"The loss that goes backward at {current_line()} is computed from parameters that no optimizer holds "
+            "and no captured model has. Prepare their model, or call requires_grad_(False) on them."
+        )
+    optimizers = [each for each in list(OPTIMIZERS) if not own.isdisjoint(held_by(each))]
+    held = map(held_tensors, optimizers)
+    loose = {id(each): each for each in itertools.chain(weights, *held) if parameter_of(each) is None}
+    if not loose:
+        return None
+    module = LooseParameters(list(loose.values()))
+    model = CapturedModel(module, setup, Loop(module, [module], setup, {}))
+    setup.observer.captured(model)
+    for optimizer in optimizers:
+        optimizer.__dict__[WATCH].keep(model)
+    return model
 
 
 def owner_of(tensor: torch.Tensor) -> Optional[CapturedModel]:

@@ -12,6 +12,7 @@ from types import MethodType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 
 import torch
+from torch import nn
 
 from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.graph.owners import MODEL, OPTIMIZERS, WATCH, held_tensors, parameter_of
@@ -19,8 +20,8 @@ from ignite_ipu.deferred.model.capturing import owners_of
 from ignite_ipu.deferred.model.fused_update import FusedUpdate
 from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.joined import captured_by, known_update, trained_by
-from ignite_ipu.deferred.model.loop import Loop
-from ignite_ipu.deferred.model.model import loops_of
+from ignite_ipu.deferred.model.loop import Loop, Setup
+from ignite_ipu.deferred.model.model import capture_weights, loops_of
 from ignite_ipu.deferred.tensor.on_weights import record_on_weights
 from ignite_ipu.errors import CaptureError, OptimizerError
 from ignite_ipu.optimizers.host_link import note_step
@@ -38,13 +39,16 @@ from ignite_ipu.torch_names.optimizers import (
 )
 
 
-def capture_optimizer(optimizer: torch.optim.Optimizer, alone: bool = False) -> None:
+def capture_optimizer(optimizer: torch.optim.Optimizer, alone: bool = False, setup: Optional[Setup] = None) -> None:
     """Let an optimizer run captured updates from now on, if it holds the parameters of a captured model.
 
-    If `alone`, functions of its weights are recorded also before a model is captured that has one of them.
+    Args:
+        optimizer: The optimizer.
+        alone: Whether functions of its weights are recorded also before a model is captured that has one of them.
+        setup: Settings with which the weights of a loss are captured that calls no model; None refuses such losses.
     """
     OPTIMIZERS.add(optimizer)
-    optimizer.__dict__[WATCH] = HeldWeights(optimizer, alone)
+    optimizer.__dict__[WATCH] = HeldWeights(optimizer, alone, setup)
     optimizer.__dict__["step"] = MethodType(_step, optimizer)
     optimizer.__dict__["zero_grad"] = MethodType(_zero_grad, optimizer)
     optimizer.__dict__["add_param_group"] = MethodType(_add_param_group, optimizer)
@@ -62,8 +66,9 @@ def _no_loop() -> None:
 class HeldWeights(SessionHooks):
     """Has functions recorded of an optimizer's parameters that no captured model has, yet or at all."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, alone: bool) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, alone: bool, setup: Optional[Setup]) -> None:
         super().__init__()
+        self._setup = setup
         self._optimizer = weakref.ref(optimizer)
         self._alone = alone
         self._kept: List[Any] = []
@@ -73,6 +78,10 @@ class HeldWeights(SessionHooks):
         optimizer = self._optimizer()
         assert optimizer is not None
         self._parameters = held_tensors(optimizer)
+        # A tensor that an optimizer trains is recorded as a parameter of no module.
+        self._plain = [each for each in self._parameters if self._alone and type(each) is torch.Tensor]
+        for each in self._plain:
+            each.__class__ = nn.Parameter
         watch_tensors(self._parameters)
         self._loop: Callable[[], Optional[Loop]] = _no_loop
         mine = [each for each in self._parameters if is_watched(type(each))]
@@ -98,6 +107,12 @@ class HeldWeights(SessionHooks):
         self._alone = self._alone or any(parameter_of(each) is not None for each in self._parameters)
         return record_on_weights(func, args, kwargs) if self._alone else NotImplemented
 
+    def capture(self, weights: Sequence[torch.Tensor]) -> bool:
+        """Capture weights of a loss that calls no model, and return whether the optimizer was captured for that."""
+        if self._setup is not None:
+            capture_weights(weights, self._setup)
+        return self._setup is not None
+
     def keep(self, model: Any) -> None:
         """Keep a captured model of parameters that are no module's as long as the optimizer that trains them."""
         self._kept.append(model)
@@ -108,6 +123,9 @@ class HeldWeights(SessionHooks):
     def end(self) -> None:
         self._accesses.ended = True
         unwatch_tensors(self._parameters, always=False)
+        for each in self._plain:
+            if type(each) is nn.Parameter:
+                object.__setattr__(each, "__class__", torch.Tensor)
 
 
 @brief_refusals

@@ -9,7 +9,7 @@ from torch import nn
 
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import NORM, Operation, Value
-from ignite_ipu.deferred.graph.owners import CapturedLoop, captured_last, parameter_of
+from ignite_ipu.deferred.graph.owners import CapturedLoop, capture_held, captured_last, parameter_of
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
 from ignite_ipu.deferred.tensor.reads import models_of
 from ignite_ipu.errors import CaptureError
@@ -131,10 +131,12 @@ def _find_weights(operations: Sequence[Operation], line: Line) -> None:
     ]
     loose = {id(weight): weight for _, _, weight in used if parameter_of(weight) is None}
     if loose:
-        models = models_of(operations, "backward()", line) or captured_last()
-        if not models:
-            return
-        owner = models[0].beside(list(loose.values()))  # which lives by this name until they belong to it
+        models = models_of(operations, "backward()", line)
+        if models or not capture_held(list(loose.values())):
+            models = models or captured_last()
+            if not models:
+                return
+            owner = models[0].beside(list(loose.values()))  # which lives by this name until they belong to it
     for operation, leaf, weight in used:
         found = parameter_of(weight)
         assert found is not None

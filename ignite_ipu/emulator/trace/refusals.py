@@ -102,7 +102,7 @@ def foreign(tensor: torch.Tensor) -> Error:
             f"Expected an IPU tensor but got a tensor of torch.vmap or another transform of torch.func ({described}): "
             "an operator cannot take it together with a tensor from outside of the transform in a traced model. Write "
             "the dimension that is mapped over out, with broadcasting, torch.bmm or torch.einsum.",
-            kind=Refusal.HOST_TENSOR,
+            kind=Refusal.UNSUPPORTED_OPERATOR,
         )
     return backend_error(
         f"Expected an IPU tensor but got tensor ({described} on {tensor.device}), {call_sites.here()}: operators of a "

@@ -29,10 +29,6 @@ _NOT_COMPUTED = (
     "this tensor was not computed by a model that is trained, so it would run on the host. Make the optimizer before "
     "the model is called in evaluation mode, or call the model in training mode with gradients enabled."
 )
-_LOOSE = (
-    "it is computed from a tensor that an optimizer trains and that is no nn.Parameter, so it would run on the host. "
-    "Make the tensor a parameter, as in log_alpha = nn.Parameter(torch.zeros(1))."
-)
 _WITHOUT_A_CALL = (
     "it is computed from weights, or from copies of them, without a call of their model, so it would run on the host. "
     "Compute the loss from the output of a call of the model. A compiled program has one backward pass: inner updates "
@@ -103,13 +99,8 @@ def _leaves(tensors: Union[torch.Tensor, Sequence[torch.Tensor]]) -> List[torch.
 
 def _reason(tensors: Union[torch.Tensor, Sequence[torch.Tensor]]) -> str:
     """Return why tensors that the program computed on the host may not go backward."""
-    leaves, held = _leaves(tensors), held_parameters()
-    parameters = [issubclass(type(each), nn.Parameter) for each in leaves]
-    if any(id(each) in held and not known for each, known in zip(leaves, parameters)):
-        return _LOOSE
-    if any(parameters):
-        return _WITHOUT_A_CALL
-    return _NOT_COMPUTED
+    parameters = any(issubclass(type(each), nn.Parameter) for each in _leaves(tensors))
+    return _WITHOUT_A_CALL if parameters else _NOT_COMPUTED
 
 
 def _bound(function: Callable[..., Any], what: str) -> Callable[..., Any]:

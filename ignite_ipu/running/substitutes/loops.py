@@ -20,7 +20,7 @@ from ignite_ipu.deferred import CapturedModel, capture_model, capture_optimizer,
 from ignite_ipu.deferred.compiled.evaluation import CapturedEvaluation
 from ignite_ipu.deferred.compiled.places import Places
 from ignite_ipu.deferred.graph.owners import held_by, held_parameters, held_tensors, is_held, release_optimizer
-from ignite_ipu.deferred.model.capturing import consists_of_captured
+from ignite_ipu.deferred.model.capturing import consists_of_captured, setup_of
 from ignite_ipu.deferred.model.capturing_class import refuse_transforms
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.prepare import host_step_reason
@@ -238,7 +238,7 @@ class CapturedLoops(CaptureObserver):
         if type(optimizer).__module__.startswith(_OURS):
             return
         self._optimizers[optimizer] = optimizer.register_step_pre_hook(self._refuse_host_step)
-        capture_optimizer(optimizer, alone=True)
+        capture_optimizer(optimizer, alone=True, setup=setup_of(self._config, observer=self))
         self._note_roots(optimizer)
 
     def _session_that_trains(self, module: nn.Module) -> Optional[IPUSession]:
