@@ -34,7 +34,6 @@ ASKS_THE_EMULATOR = {
 # Classes of many members: interfaces of PopTorch's, public ones, and those that wait to be split.
 WIDE = {
     "deferred.accelerator.IPUAccelerator",
-    "deferred.model.buffers.BufferBook",
     "deferred.model.fused_update.FusedUpdate",
     "deferred.model.loop.Loop",
     "emulator.executor.executor.PoplarExecutor",

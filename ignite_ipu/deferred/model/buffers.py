@@ -14,33 +14,20 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import torch
 from torch import nn
 
-from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
-from ignite_ipu.deferred.graph.operations import CLOCK, NORM, Operation, by_number, replayed, shown_input
+from ignite_ipu.deferred.compiled.modes import Modes
+from ignite_ipu.deferred.graph.operations import CLOCK, Operation, by_number
 from ignite_ipu.deferred.graph.owners import CapturedLoop
 from ignite_ipu.deferred.graph.step_graph import Loss
-from ignite_ipu.deferred.graph.structure import unflatten
+from ignite_ipu.deferred.model.call_replays import CallReplays, Replay, chain_of, is_awaited
 from ignite_ipu.deferred.model.edits import WeightEdits
-from ignite_ipu.deferred.model.turns import draws, is_statistic, written_buffers
-from ignite_ipu.errors import CaptureError, EarlyReadError, listed, logger
-from ignite_ipu.program.forward.assigned_buffers import assignments_written
+from ignite_ipu.deferred.model.turns import is_statistic, written_buffers
+from ignite_ipu.errors import CaptureError, EarlyReadError, listed
 from ignite_ipu.program.forward.eager import EAGER
-from ignite_ipu.program.forward.left_behind import called_beside
-from ignite_ipu.program.forward.model_libraries import without_generation_cache
-from ignite_ipu.program.forward.randomness import draws_put_back
 from ignite_ipu.program.module_state import REGISTRATIONS
-from ignite_ipu.program.reached import reached
 from ignite_ipu.program.tensors.raw import plain
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.hooks import Edited
 from ignite_ipu.session.weights.tracker import Weights
-from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
-
-
-class _Replay(NamedTuple):
-    """A replayed call: the buffers that it writes, by name, as they were before it; and its results on the host."""
-
-    before: Dict[str, torch.Tensor]
-    results: List[torch.Tensor]
 
 
 class _Overwritten(NamedTuple):
@@ -60,15 +47,16 @@ class BufferBook:
     """
 
     def __init__(self, modes: Modes, edits: WeightEdits, weights: Weights) -> None:
-        self._modes, self._edits, self._weights = modes, edits, weights
+        self._edits, self._weights = edits, weights
+        self._calls = CallReplays(modes, edits, weights)
         self.waiting: Dict[int, Operation] = {}
-        self._replays: Dict[int, _Replay] = {}
-        self._taken: Dict[int, _Replay] = {}  # replays of the last update's calls, which it began without
+        self._replays: Dict[int, Replay] = {}
+        self._taken: Dict[int, Replay] = {}  # replays of the last update's calls, which it began without
         # By `id`, buffers that evaluations have written since the last update: previous contents, and time of the
         # write.
         self._overwritten: Dict[int, _Overwritten] = {}
         self._passed: Set[int] = set()  # those that have waited while another optimizer stepped
-        self._is_settling = self._has_told = False
+        self._is_settling = False
         REGISTRATIONS.observers.add(self)
 
     def record(self, call: Operation) -> None:
@@ -94,8 +82,9 @@ class BufferBook:
             return
         problem = self._settle(self._pending())
         if problem is not None:
+            first = _writes(self._pending()[0])
             raise EarlyReadError(
-                f"A buffer is read at {current_line()}, and {self._first()} with the update that it is part of. The "
+                f"A buffer is read at {current_line()}, and {first} with the update that it is part of. The "
                 f"host cannot replay the call: {problem}. Read buffers after optimizer.step()."
             )
 
@@ -125,8 +114,9 @@ class BufferBook:
         """Replay the pending calls, or refuse the evaluation: PyTorch evaluates with the buffers that they write."""
         problem = self._settle(self._pending())
         if problem is not None:
+            first = _writes(self._pending()[0])
             raise CaptureError(
-                f"{name} is evaluated at {current_line()}, but its call in training mode at {self._first()}, such as "
+                f"{name} is evaluated at {current_line()}, but its call in training mode at {first}, such as "
                 "batch statistics, and waits for optimizer.step(). PyTorch would evaluate with the buffers that "
                 f"it has written, and the host cannot replay it: {problem}. Evaluate after optimizer.step()."
             )
@@ -148,7 +138,7 @@ class BufferBook:
         """
         operations = [operation for loss in losses for operation in loss.operations]
         made = {operation.number for operation in operations}
-        later = [call for call in self.waiting.values() if call.number not in made and waits and _is_awaited(call)]
+        later = [call for call in self.waiting.values() if call.number not in made and waits and is_awaited(call)]
         waiting = {call.number for call in later}
         pending = self._pending()
         left = [call for number, call in self.waiting.items() if number not in made and number not in waiting]
@@ -157,8 +147,9 @@ class BufferBook:
         together = late or not all(_may_wait(call, operations) for call in later)
         problem = self._settle([call for call in pending if together or call in left])
         if problem is not None:
+            first = _writes(next(call for call in self._pending() if call.number not in made))
             raise CaptureError(
-                f"The call of {loop.name} in training mode at {self._first(made)}, such as batch statistics, but no "
+                f"The call of {loop.name} in training mode at {first}, such as batch statistics, but no "
                 f"loss of the update at {current_line()} was computed from it. The host cannot replay the call: "
                 f"{problem}. For a forward pass without training, call model.eval() and use "
                 "torch.no_grad(); leave out a batch before the model is called."
@@ -252,7 +243,7 @@ class BufferBook:
     def settle_unused(self) -> None:
         """Replay the calls that can be part of no update, if possible."""
         for call in self._pending():
-            if not _is_awaited(call):
+            if not is_awaited(call):
                 ahead = [each for each in self._pending() if each.number < call.number and _write_the_same(each, call)]
                 if ahead or self._settle([call]) is not None:
                     return
@@ -277,7 +268,7 @@ class BufferBook:
     def _pending(self) -> List[Operation]:
         """Return the calls that have not been replayed, in their order; entries that no update awaits are dropped."""
         for number in list(self._replays):
-            if not _is_awaited(self.waiting[number]):
+            if not is_awaited(self.waiting[number]):
                 del self._replays[number], self.waiting[number]
         return [call for number, call in sorted(self.waiting.items()) if number not in self._replays]
 
@@ -295,7 +286,7 @@ class BufferBook:
             for call in calls:
                 if call.number not in self.waiting or call.number in self._replays:
                     continue
-                problem = self._problem_of(call, older)
+                problem = self._calls.problem_of(call, self._passed, older)
                 if problem is not None:
                     return problem
                 self._replay(call)
@@ -306,89 +297,31 @@ class BufferBook:
             self._is_settling = was_settling
         return None
 
-    def _problem_of(self, call: Operation, older: bool) -> Optional[str]:
-        """Return why a call cannot be replayed now, None if it can."""
-        try:
-            now, then = self._modes.now(), call.signature.modes
-        except ReplacedError:
-            return "weights or buffers of the model were replaced since"
-        if call.number in self._passed:
-            return "weights have changed since"
-        if then is None or then.of is not now.of:
-            return "the model was called before it was known to be a part of a larger one"
-        lost = self._modes.lost(then)
-        if lost is not None:
-            return f"{lost} since"
-        if not (older or self._edits.older_than(call)):
-            return "weights or buffers were written since"
-        for each in _chain(call):
-            if each.signature is NORM or (each.done and each is not call):
-                return f"it is computed from a value of an update, of {each.line}"
-            if draws(each) and (each is not call or _is_awaited(call)):
-                return f"{each.name} at {each.line} draws random numbers, which the device draws in the update"
-        return None
-
     def _replay(self, call: Operation) -> None:
         """Make a call on the host, for the buffers that it writes."""
-        if not self._has_told and _is_awaited(call):
-            self._has_told = True
-            logger.warning(
-                "Buffers are used at %s that the call at %s writes, and its update has not run, so the host replays "
-                "the call, here and in the steps to come: each time a forward pass on the CPU, with a copy of the "
-                "weights. Read buffers after optimizer.step() to save both.",
-                current_line(),
-                call.line,
-            )
-        chain = sorted(_chain(call), key=by_number)
         known: Dict[Operation, List[torch.Tensor]] = {}
-        for each in chain[:-1]:
+        for each in sorted(chain_of(call), key=by_number)[:-1]:
             book = None if each.model is None else _book_of(each)
             if book is not None and each.signature.writes:
                 if book is not self:
                     book.before_read()
                 known[each] = book._replays[each.number].results
-        self._weights.to_host()
-        before = {name: plain(buffer).clone() for name, buffer in written_buffers(call).items()}
-        with draws_put_back():
-            results = replayed([each for each in chain if each not in known], shown_input, self._called, known)[call]
-        if _is_awaited(call):
-            self._replays[call.number] = _Replay(before, results)
+        replay = self._calls.replay(call, known)
+        if is_awaited(call):
+            self._replays[call.number] = replay
         else:
-            call.settle(results)
+            call.settle(replay.results)
             del self.waiting[call.number]
 
-    def _called(self, call: Operation, leaves: List[Any]) -> Any:
-        """Return the result of a model's call on the host, which writes its buffers there."""
-        assert call.model is not None and call.signature.modes is not None
-        loop: Any = call.model.loop
-        model, modes = call.model.model, loop.modes
-        args, kwargs = unflatten(call.signature.structure, leaves)
-        loop.session.weights.to_host()
-        modes.now()
-        with modes.at(call.signature.modes):
-            with EAGER, without_generation_cache(model), torch.no_grad(), DisableTorchFunctionSubclass():
-                with assignments_written(model):
-                    return called_beside(call.signature.left, lambda: model(*args, **kwargs))
 
-    def _first(self, but: Set[int] = frozenset()) -> str:  # type: ignore[assignment]
-        call = next(call for number, call in self.waiting.items() if number not in but and number not in self._replays)
-        return f"{call.line} writes buffers ({listed(call.signature.writes)})"
+def _writes(call: Operation) -> str:
+    return f"{call.line} writes buffers ({listed(call.signature.writes)})"
 
 
 def _book_of(call: Operation) -> BufferBook:
     loop: Any = call.model and call.model.loop
     book: BufferBook = loop.buffers
     return book
-
-
-def _chain(call: Operation) -> Sequence[Operation]:
-    """Return a call and the operations that its arguments have yet to be computed by."""
-    return list(reached([call], lambda each: [leaf.operation for leaf in each.value_leaves if not leaf.known]))
-
-
-def _is_awaited(call: Operation) -> bool:
-    """Return whether any result of a call is still referenced, so that it may go backward."""
-    return call.problem is None and bool(call.values)
 
 
 def _write_the_same(one: Operation, other: Operation) -> bool:

@@ -1,0 +1,107 @@
+"""Calls of captured models that are replayed on the host, for the buffers that they write."""
+
+from __future__ import annotations
+
+from typing import Any, Container, Dict, List, NamedTuple, Optional, Sequence
+
+import torch
+
+from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
+from ignite_ipu.deferred.graph.operations import NORM, Operation, by_number, replayed, shown_input
+from ignite_ipu.deferred.graph.structure import unflatten
+from ignite_ipu.deferred.model.edits import WeightEdits
+from ignite_ipu.deferred.model.turns import draws, written_buffers
+from ignite_ipu.errors import logger
+from ignite_ipu.program.forward.assigned_buffers import assignments_written
+from ignite_ipu.program.forward.eager import EAGER
+from ignite_ipu.program.forward.left_behind import called_beside
+from ignite_ipu.program.forward.model_libraries import without_generation_cache
+from ignite_ipu.program.forward.randomness import draws_put_back
+from ignite_ipu.program.reached import reached
+from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.program.user_code import current_line
+from ignite_ipu.session.weights.tracker import Weights
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+
+
+class Replay(NamedTuple):
+    """A replayed call: the buffers that it writes, by name, as they were before it; and its results on the host."""
+
+    before: Dict[str, torch.Tensor]
+    results: List[torch.Tensor]
+
+
+class CallReplays:
+    """Replays calls of captured models that are trained together."""
+
+    def __init__(self, modes: Modes, edits: WeightEdits, weights: Weights) -> None:
+        self._modes, self._edits, self._weights = modes, edits, weights
+        self._has_told = False
+
+    def problem_of(self, call: Operation, passed: Container[int], older: bool) -> Optional[str]:
+        """Return why a call cannot be replayed now, None if it can.
+
+        Args:
+            passed: Numbers of calls that weights have changed after.
+            older: Whether the host has the weights from before the last writes.
+        """
+        try:
+            now, then = self._modes.now(), call.signature.modes
+        except ReplacedError:
+            return "weights or buffers of the model were replaced since"
+        if call.number in passed:
+            return "weights have changed since"
+        if then is None or then.of is not now.of:
+            return "the model was called before it was known to be a part of a larger one"
+        lost = self._modes.lost(then)
+        if lost is not None:
+            return f"{lost} since"
+        if not (older or self._edits.older_than(call)):
+            return "weights or buffers were written since"
+        for each in chain_of(call):
+            if each.signature is NORM or (each.done and each is not call):
+                return f"it is computed from a value of an update, of {each.line}"
+            if draws(each) and (each is not call or is_awaited(call)):
+                return f"{each.name} at {each.line} draws random numbers, which the device draws in the update"
+        return None
+
+    def replay(self, call: Operation, known: Dict[Operation, List[torch.Tensor]]) -> Replay:
+        """Make a call on the host, from the results of calls before it that are known there."""
+        if not self._has_told and is_awaited(call):
+            self._has_told = True
+            logger.warning(
+                "Buffers are used at %s that the call at %s writes, and its update has not run, so the host replays "
+                "the call, here and in the steps to come: each time a forward pass on the CPU, with a copy of the "
+                "weights. Read buffers after optimizer.step() to save both.",
+                current_line(),
+                call.line,
+            )
+        chain = [each for each in sorted(chain_of(call), key=by_number) if each not in known]
+        self._weights.to_host()
+        before = {name: plain(buffer).clone() for name, buffer in written_buffers(call).items()}
+        with draws_put_back():
+            results = replayed(chain, shown_input, self._called, known)[call]
+        return Replay(before, results)
+
+    def _called(self, call: Operation, leaves: List[Any]) -> Any:
+        """Return the result of a model's call on the host, which writes its buffers there."""
+        assert call.model is not None and call.signature.modes is not None
+        loop: Any = call.model.loop
+        model, modes = call.model.model, loop.modes
+        args, kwargs = unflatten(call.signature.structure, leaves)
+        loop.session.weights.to_host()
+        modes.now()
+        with modes.at(call.signature.modes):
+            with EAGER, without_generation_cache(model), torch.no_grad(), DisableTorchFunctionSubclass():
+                with assignments_written(model):
+                    return called_beside(call.signature.left, lambda: model(*args, **kwargs))
+
+
+def chain_of(call: Operation) -> Sequence[Operation]:
+    """Return a call and the operations that its arguments have yet to be computed by."""
+    return list(reached([call], lambda each: [leaf.operation for leaf in each.value_leaves if not leaf.known]))
+
+
+def is_awaited(call: Operation) -> bool:
+    """Return whether any result of a call is still referenced, so that it may go backward."""
+    return call.problem is None and bool(call.values)
