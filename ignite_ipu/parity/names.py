@@ -24,26 +24,33 @@ class Names:
 
 
 class ModelNames:
-    """Finds the models of a script, and the names of what an optimizer trains in them."""
+    """Finds the models of a script, and the names of its optimizers and of what they train in the models."""
 
     def __init__(self) -> None:
         # Modules whose `parameters()` were called, in this order.
         self._modules: List[weakref.ref[nn.Module]] = []
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, Names] = weakref.WeakKeyDictionary()
+        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
         # Prefixes of models that an optimizer trains: models of several may have the same names inside. Those that are
         # collected keep theirs.
         self._prefixes: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        self._numbers = itertools.count()
+        self._numbers, self._numbers_of_optimizers = itertools.count(), itertools.count()
 
     def note(self, module: nn.Module) -> None:
         """Note that the script asks a module for its parameters."""
         if all(known() is not module for known in self._modules):
             self._modules.append(weakref.ref(module))
 
-    def of(self, optimizer: torch.optim.Optimizer, order: Sequence[torch.Tensor], label: str) -> Names:
+    def of_optimizer(self, optimizer: torch.optim.Optimizer) -> str:
+        """Return the name of an optimizer: its class, and a number in the order of first updates."""
+        if optimizer not in self._optimizers:
+            self._optimizers[optimizer] = f"{type(optimizer).__name__} {next(self._numbers_of_optimizers)}"
+        return self._optimizers[optimizer]
+
+    def of_weights(self, optimizer: torch.optim.Optimizer, order: Sequence[torch.Tensor]) -> Names:
         """Return the names of an optimizer's parameters and of the buffers beside them, looked for when they change.
 
-        A parameter of no known model is named by the `label` of the optimizer.
+        A parameter of no known model is named by the optimizer.
         """
         key = (REGISTRATIONS.count, len(self._modules), [id(each) for each in order])
         known = self._known.get(optimizer)
@@ -58,6 +65,7 @@ class ModelNames:
             for path, part in root.named_modules():
                 table = buffers_of(part)
                 buffers += [(f"{prefix}{path}.{each}" if path else prefix + each, table, each) for each in table]
+        label = self.of_optimizer(optimizer)
         called = [found.get(id(each), f"{label}, parameter {number}") for number, each in enumerate(order)]
         names = self._known[optimizer] = Names(key, called, buffers)
         return names

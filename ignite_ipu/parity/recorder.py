@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import threading
-import weakref
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, TextIO, Tuple
 
 import torch
@@ -17,6 +16,7 @@ import torch.optim.swa_utils
 from ignite.engine import Engine
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ignite_ipu.deferred.events import LoopObserver, has_gradient, observe
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
@@ -36,6 +36,7 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunction
 # Names that Python's `tempfile` draws.
 _TEMPORARY = re.compile(r"^tmp[a-z0-9_]{8}(?=$|\.)")
 _OURS = ("ignite_ipu.", "poptorch.")
+_SCALER: Any = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
 # Substitutes, through which the script's own calls pass.
 _PASSING_ON = tuple(os.path.join(OURS, name) + os.sep for name in ("parity", "running"))
 
@@ -69,11 +70,9 @@ class Recorder:
         self._updates, self._everything = updates, everything
         self._made = 0
         self._patches = Patches()
-        self._optimizers: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
-        # Those that are collected keep theirs.
-        self._numbers = itertools.count()
         self._names, self._engines = ModelNames(), EngineValues(self)
         self._calls = _Calls()
+        self._scaled = _ScaledLosses()
         # Deferred values, and whether their sums are recorded.
         self._pending: List[Tuple[Entry, torch.Tensor, bool]] = []
 
@@ -88,6 +87,7 @@ class Recorder:
         patches.on_undo(observe(_DeviceObserver(self)))
         self._wrap(torch.Tensor, "backward", self._backward)
         self._wrap(torch.autograd, "backward", self._autograd_backward)
+        self._wrap(_SCALER, "scale", self._scaled.scale)
         self._wrap(nn.Module, "named_parameters", self._named_parameters)
         self._wrap(nn.Module, "__call__", self._call)
         self._wrap(Engine, "run", self._engines.run)
@@ -142,6 +142,7 @@ class Recorder:
     def loss(self, tensor: torch.Tensor, deferred: bool) -> None:
         """Record a loss that goes backward; a deferred one is read once its update has run."""
         self._refuse_more()
+        tensor = self._scaled.unscaled(tensor)
         entry = self.record("loss", "loss", None if deferred else tensor.detach().sum())
         if deferred:
             self.defer(entry, tensor.detach(), summed=True)
@@ -208,9 +209,7 @@ class Recorder:
 
     def _before_step(self, optimizer: torch.optim.Optimizer, updates: int) -> None:
         self._refuse_more(updates)
-        if optimizer not in self._optimizers:
-            self._optimizers[optimizer] = f"{type(optimizer).__name__} {next(self._numbers)}"
-        name = self._optimizers[optimizer]
+        name = self._names.of_optimizer(optimizer)
         line = users_line()
         for number, group in enumerate(optimizer.param_groups):
             for key, value in group.items():
@@ -224,7 +223,7 @@ class Recorder:
         self._made += updates - 1
         line = users_line()
         order = [each for group in optimizer.param_groups for each in group["params"]]
-        names = self._names.of(optimizer, order, self._optimizers.get(optimizer, type(optimizer).__name__))
+        names = self._names.of_weights(optimizer, order)
         with DisableTorchFunction():  # as for subclasses, so for the guards of hooks against reads of gradients
             gradients = [gradient_of(each) is not None or has_gradient(each) for each in order]
         # Of a trainer whose steps are device calls it is not known.
@@ -274,6 +273,24 @@ class Recorder:
                 if part is not None or "['state']" not in place:
                     self.record("saved file", f"{name}{place}", "None" if part is None else part)
         return original(obj, f, *args, **kwargs)
+
+
+class _ScaledLosses:
+    """Losses by those that a `GradScaler` has scaled. It scales on the host alone."""
+
+    def __init__(self) -> None:
+        self._unscaled: Any = WeakTensorKeyDictionary()
+
+    def scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
+        """Scale losses by the `original` method of a scaler."""
+        scaled = original(scaler, outputs)
+        if isinstance(outputs, torch.Tensor) and scaled is not outputs:
+            self._unscaled[scaled] = outputs.detach()
+        return scaled
+
+    def unscaled(self, loss: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self._unscaled.get(loss, loss)
+        return found
 
 
 class _Calls(threading.local):

@@ -223,6 +223,51 @@ def weights_written_by_hand(prepare):
 
 
 @loop
+def weights_moved_along_their_gradients_and_back(prepare):
+    """Sharpness-aware minimisation."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    prepare(optimizer, model)
+    seen = []
+    for x, y in BATCHES:
+        F.cross_entropy(model(x), y).backward()
+        before = [each.detach().clone() for each in model.parameters()]
+        with torch.no_grad():
+            for each in model.parameters():
+                each.add_(each.grad, alpha=0.5)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        with torch.no_grad():
+            for each, value in zip(model.parameters(), before):
+                each.copy_(value)
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(loss.item())
+    return seen, left(model)
+
+
+@loop
+def a_penalty_on_slopes_of_a_copy(prepare):
+    """The gradients of the copy are its own: PyTorch copies none."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    prepare(optimizer, model)
+    for x, y in BATCHES:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        twin = copy.deepcopy(model)
+        probe = x.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(twin(probe).sum(), probe, create_graph=True)
+        slope.pow(2).mean().backward()
+        for each, other in zip(model.parameters(), twin.parameters()):
+            if other.grad is not None:
+                each.grad += other.grad
+        optimizer.step()
+    return left(model)
+
+
+@loop
 def a_state_loaded_in_between(prepare):
     model = network(norm=True)
     optimizer = torch.optim.Adam(model.parameters(), 0.01)

@@ -6,7 +6,7 @@ import textwrap
 from typing import Dict, List
 
 from tests.differential import parts
-from tests.differential.ingredients import lines_of
+from tests.differential.ingredients import AUTOCAST, in_contexts, lines_of
 from tests.differential.program import Edit, Program
 
 # : Handlers attached to a trainer; `loss` stands for the loss in its output.
@@ -201,6 +201,7 @@ def _step_trainer(program: Program) -> List[str]:
     first, last = ([], zero) if "late zero" in program.handlers else (zero, [])
     more = lines_of(program.ingredients, "scores"), lines_of(program.ingredients, "loss")
     forward = ["scores = model(inputs)", *more[0], "loss = loss_fn(scores, targets)", *more[1]]
+    forward = in_contexts(program.ingredients, forward)
     if program.period > 1:
         body = [
             *(["if engine.state.iteration % STEPS == 1:", *_indented(first)] if first else []),
@@ -225,7 +226,7 @@ def _step_trainer(program: Program) -> List[str]:
     else:
         body = [*first, *forward, "loss.backward()", *clip, "optimizer.step()", *last]
         body.append(f"return {returned.replace('LOSS', 'loss.item()')}")
-    text = "\n".join(body).replace("STEPS", str(steps))
+    text = "\n".join(body).replace("STEPS", str(steps)).replace("AUTOCAST", AUTOCAST)
     wrapped = f"ipu_step(train_step{f', max_grad_norm={program.clip}' if program.clip else ''})"
     return [
         "def train_step(engine, batch):",

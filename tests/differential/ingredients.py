@@ -1,84 +1,15 @@
-"""Ingredients of loops and models beyond the simplest: lines of source text for places of a script, by name.
-
-Ingredients go together in any number; a script has the lines of each in the places that it has them for.
-"""
+"""Ingredients of loops and models beyond the simplest, by name."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
 import textwrap
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence
 
+from tests.differential.gradients import GRADIENTS
+from tests.differential.ingredient import Ingredient
 
-@dataclasses.dataclass(frozen=True)
-class Ingredient:
-    """Something that a program does beside its plain training.
-
-    In scope are `model`, `layer` (its first linear layer), `parameters`, `x` and, in a loop, `optimizer`, `epoch`,
-    `done` (updates so far), `inputs`, `targets`, `scores` and `loss`. `CLIP` stands for the call that clips gradients.
-
-    Attributes:
-        classes: Definitions before the job.
-        model: Changes of the model before its optimizer is made.
-        optimizer: Changes of the optimizer before its schedule is made.
-        setup: Code before the loop.
-        epoch: How an epoch starts.
-        scores: Code after the model's call.
-        loss: Code after the loss function.
-        cleanup: Code after the losses of all ingredients.
-        gradients: Code between backward and the update.
-        update: Code after the update. step: Code after gradients are cleared.
-        end: How an epoch ends.
-        wording: Patterns in the lines of the loop, and the words in place of each.
-        collate: The function that makes batches, if it is not PyTorch's.
-        prepared: Names of models and optimizers beside `model` and `optimizer`.
-        once: The group of an ingredient; a program has one of each at most.
-        needs: Properties that a program must have, as names of `Program`.
-        writes_buffers: Whether a call of the model in training mode writes into buffers.
-        copied: Whether a copy of such a model is another model. PyTorch copies none that holds results of a call, and
-            hooks of a copy write where the model's do.
-        replaces: Whether it puts other weights into the model while it trains.
-    """
-
-    classes: str = ""
-    model: str = ""
-    optimizer: str = ""
-    setup: str = ""
-    epoch: str = ""
-    scores: str = ""
-    loss: str = ""
-    cleanup: str = ""
-    gradients: str = ""
-    update: str = ""
-    step: str = ""
-    end: str = ""
-    wording: Tuple[Tuple[str, str], ...] = ()
-    collate: str = ""
-    prepared: Tuple[str, ...] = ()
-    once: str = ""
-    needs: Tuple[str, ...] = ()
-    writes_buffers: bool = False
-    copied: bool = True
-    replaces: bool = False
-
-    @property
-    def fronts(self) -> Tuple[str, ...]:
-        """Who can train with it: engines have a model and a loss, and only loops have the rest."""
-        loops = (
-            *(self.optimizer, self.setup, self.epoch, self.gradients, self.update, self.step, self.end),
-            *(self.wording, self.collate),
-        )
-        if any(loops) or "done" in self.loss or "note(" in self.loss + self.scores:
-            return ("accelerate", "run")
-        inside = self.scores or "inputs" in self.loss or ".backward(" in self.loss
-        return ("step", "accelerate", "run") if inside else ("engine", "step", "accelerate", "run", "ignite")
-
-    @property
-    def needs_weights(self) -> bool:
-        """Whether weights have to be there before the first call of the model."""
-        return bool(re.search(r"\blayer\b|model\)|parameters|prepared", self.model + self.setup))
-
+AUTOCAST = 'torch.autocast("cuda", dtype=torch.float16)'
+"""The words of scripts for GPUs; without a GPU PyTorch switches it off."""
 
 _SWAP = """
 def swap(model, old, new):
@@ -299,62 +230,7 @@ INGREDIENTS: Dict[str, Ingredient] = {
         end='note("moving", copy.deepcopy(moving.module.state_dict()))',
         needs=("copied", "keeps_weights"),
     ),
-    # gradients
-    "changing norm": Ingredient(
-        gradients="CLIP(model.parameters(), 0.5 if done < 2 else 0.2)", once="clipped", needs=("clips",)
-    ),
-    "norm sometimes": Ingredient(
-        gradients="if done % 2:\n    CLIP(model.parameters(), 0.3)", once="clipped", needs=("clips",)
-    ),
-    "own norm": Ingredient(
-        gradients="norm = CLIP(model.parameters(), 0.5 + 0.1 * epoch)",
-        step='note("norm", float(norm))',
-        once="clipped",
-        needs=("clips",),
-    ),
-    "norm alone": Ingredient(
-        gradients='size = CLIP(model.parameters(), float("inf"))', step='note("size", float(size))'
-    ),
-    "gradients read": Ingredient(
-        gradients='note("gradients", [None if p.grad is None else p.grad.clone() for p in model.parameters()])'
-    ),
-    "gradients halved": Ingredient(
-        gradients="for p in model.parameters():\n    if p.grad is not None:\n        p.grad.mul_(0.5)",
-        needs=("on_host",),
-    ),
-    "values clipped": Ingredient(
-        # PyTorch clips no empty list.
-        gradients="if any(p.grad is not None for p in model.parameters()):\n    CLIP_VALUE(model.parameters(), 0.05)",
-        needs=("on_host",),
-    ),
-    "layers clipped": Ingredient(
-        gradients="for p in model.parameters():\n    nn.utils.clip_grad_norm_([p], 0.1 + 0.1 * (done % 2))",
-        once="clipped",
-        needs=("on_host",),
-    ),
-    "gradient left out": Ingredient(
-        gradients="if done % 2:\n    parameters[-1].grad = None", needs=("on_host", "keeps_weights")
-    ),
-    "stepped twice": Ingredient(update="if done % 2:\n    optimizer.step()", needs=("on_host", "updates_each_batch")),
-    "cleared to zeros": Ingredient(step="optimizer.zero_grad(set_to_none=False)", needs=("on_host",)),
-    "gradient penalty by hand": Ingredient(
-        gradients=(
-            "total = sum(p.grad.pow(2).sum() for p in model.parameters() if p.grad is not None)\n"
-            "for p in model.parameters():\n    if p.grad is not None:\n        p.grad.div_(1 + total.sqrt())"
-        ),
-        needs=("on_host",),
-    ),
-    "model cleared": Ingredient(
-        wording=((r"(?<!\w)optimizer\.zero_grad\(", "model.zero_grad("),), needs=("trains_model_alone", "trains_all")
-    ),
-    "hook on a gradient": Ingredient(
-        setup="parameters[-1].register_hook(lambda gradient: gradient * 0.5)", needs=("on_host", "keeps_weights")
-    ),
-    "second schedule": Ingredient(
-        setup="second_schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)",
-        update="second_schedule.step()",
-        needs=("starts_fresh", "schedules_by_factors", "keeps_optimizer"),
-    ),
+    **GRADIENTS,
     # weights between updates
     "projected": Ingredient(step="with torch.no_grad():\n    parameters[-1].clamp_(-0.3, 0.3)"),
     "lookahead": Ingredient(
@@ -476,3 +352,10 @@ def lines_of(names: Sequence[str], place: str) -> List[str]:
     """Return the lines of ingredients for a place of the script."""
     places = ("loss", "cleanup") if place == "loss" else (place,)
     return [line for each in places for name in names for line in getattr(INGREDIENTS[name], each).strip().splitlines()]
+
+
+def in_contexts(names: Sequence[str], lines: List[str]) -> List[str]:
+    """Return lines in the contexts of ingredients."""
+    for context in lines_of(names, "context"):
+        lines = [f"with {context}:", *textwrap.indent("\n".join(lines), "    ").splitlines()]
+    return lines

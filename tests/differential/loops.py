@@ -7,7 +7,7 @@ from typing import List
 
 from tests.differential import parts
 from tests.differential.engines import edit_lines
-from tests.differential.ingredients import INGREDIENTS, lines_of
+from tests.differential.ingredients import AUTOCAST, INGREDIENTS, in_contexts, lines_of
 from tests.differential.program import Program
 
 
@@ -21,7 +21,7 @@ def loop_job(program: Program) -> List[str]:
     lines += _prepared(program) if program.front == "accelerate" else []
     if "early state" in program.handlers:
         lines.append("early = model.state_dict()")
-    lines += [*_restored(program), "done = 0", *(["count = 0"] if _carries(program) else [])]
+    lines += [*_bound(program), *_restored(program), "done = 0", *(["count = 0"] if _carries(program) else [])]
     lines += [f"for epoch in range({_first_epoch(program)}, {program.epochs}):", *_indented(_epoch(program))]
     lines.append('note("weights", copy.deepcopy(model.state_dict()))')
     lines.append('note("optimizer", copy.deepcopy(optimizer.state_dict()))')
@@ -41,9 +41,10 @@ def _spoken(program: Program, lines: List[str]) -> List[str]:
     if program.front == "accelerate":
         text = re.sub(r"(\w+)\.backward\(\)", r"accelerator.backward(\1)", text)
         text = re.sub(r"(\w+)\.backward\((?=\w+=)", r"accelerator.backward(\1, ", text)
+        text = text.replace("AUTOCAST", "accelerator.autocast()")
         text = text.replace("CLIP_VALUE(", "accelerator.clip_grad_value_(")
         return text.replace("CLIP(", "accelerator.clip_grad_norm_(").splitlines()
-    text = text.replace("CLIP_VALUE(", "nn.utils.clip_grad_value_(")
+    text = text.replace("AUTOCAST", AUTOCAST).replace("CLIP_VALUE(", "nn.utils.clip_grad_value_(")
     return text.replace("CLIP(", "nn.utils.clip_grad_norm_(").splitlines()
 
 
@@ -119,12 +120,42 @@ def _scheduled(program: Program) -> str:
 
 def _forward(program: Program) -> List[str]:
     scores, loss = lines_of(program.ingredients, "scores"), lines_of(program.ingredients, "loss")
-    return ["scores = model(inputs)", *scores, "loss = loss_fn(scores, targets)", *loss]
+    lines = ["scores = model(inputs)", *scores, "loss = loss_fn(scores, targets)", *loss]
+    return in_contexts(program.ingredients, lines)
+
+
+def _has_closure(program: Program) -> bool:
+    return any(INGREDIENTS[name].closure for name in program.ingredients)
+
+
+def _closure(program: Program) -> List[str]:
+    """Return the function that computes the loss in the optimizer's step."""
+    lines = [*([] if "late zero" in program.handlers else [_zero(program)]), *_forward(program), "loss.backward()"]
+    lines += [*_gradients(program), "return loss"]
+    return ["def closure():", f"    nonlocal {', '.join(_assigned(lines))}", *_indented(lines), ""]
+
+
+def _assigned(lines: List[str]) -> List[str]:
+    """Return the names that lines assign."""
+    found = [re.match(r"\s*\(?(\w+(?:, \w+)*),?\)? = ", line) for line in lines]
+    return list(dict.fromkeys(name for match in found if match for name in match[1].split(", ")))
+
+
+def _bound(program: Program) -> List[str]:
+    """Return the line that makes the names of a closure those of the job."""
+    if not _has_closure(program):
+        return []
+    names = next(line for line in _closure(program) if line.startswith("    nonlocal ")).split(maxsplit=1)[1]
+    return [f"{names.replace(', ', ' = ')} = None"]
 
 
 def _update(program: Program) -> List[str]:
+    step = "optimizer.step()"
+    if _has_closure(program):
+        # accelerate's optimizers return nothing.
+        step = f"{'loss = ' if program.front == 'run' else ''}optimizer.step(closure)"
     return [
-        "optimizer.step()",
+        step,
         *lines_of(program.ingredients, "update"),
         *([_scheduled(program)] if program.unit == "iteration" else []),
         *([_zero(program)] if "late zero" in program.handlers else []),
@@ -133,7 +164,7 @@ def _update(program: Program) -> List[str]:
 
 def _gradients(program: Program) -> List[str]:
     clip = [f"CLIP(model.parameters(), {program.clip})"] if program.clip else []
-    return [*clip, *lines_of(program.ingredients, "gradients")]
+    return [*lines_of(program.ingredients, "complete"), *clip, *lines_of(program.ingredients, "gradients")]
 
 
 def _early(program: Program) -> List[str]:
@@ -150,6 +181,8 @@ def _accelerate_batch(program: Program) -> List[str]:
         *_early(program),
         *_update(program),
     ]
+    if _has_closure(program):
+        body = [*_closure(program), *_update(program)]
     after = _after(program)
     if "gather" in program.handlers:
         after.insert(2, 'note("gathered", *accelerator.gather_for_metrics((scores.argmax(-1), targets)))')
@@ -163,6 +196,8 @@ def _accelerate_batch(program: Program) -> List[str]:
 
 def _plain_batch(program: Program) -> List[str]:
     steps, zero = program.period, [] if "late zero" in program.handlers else [_zero(program)]
+    if _has_closure(program):
+        return [*_closure(program), *_update(program), *_after(program)]
     update = [*_gradients(program), *_early(program), *_update(program), *_after(program)]
     if steps == 1:
         return [*zero, *_forward(program), "loss.backward()", *update]

@@ -20,6 +20,7 @@ class Model:
         mixes: Whether the samples of a batch have to do with each other.
         writes_buffers: Whether a call in training mode writes into buffers.
         parametrized: Whether the first layer's weight is computed.
+        detaches: Whether its inputs get no gradients.
         lazy: Whether weights are made by the first call.
         evaluation_writes: Whether a call in evaluation mode writes into buffers, too.
     """
@@ -31,6 +32,7 @@ class Model:
     mixes: bool = False
     writes_buffers: bool = False
     parametrized: bool = False
+    detaches: bool = False
     lazy: bool = False
     evaluation_writes: bool = False
 
@@ -50,7 +52,9 @@ MODELS: Dict[str, Model] = {
         "nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(9, 3))"
     ),
     "embedding": Model(
-        "nn.Sequential(nn.Embedding(6, 4), nn.Flatten(), nn.Linear(8, 3))", inputs="torch.randint(0, 6, (n, 2))"
+        "nn.Sequential(nn.Embedding(6, 4), nn.Flatten(), nn.Linear(8, 3))",
+        inputs="torch.randint(0, 6, (n, 2))",
+        detaches=True,
     ),
     "lstm": Model(
         "Net()",
@@ -184,6 +188,7 @@ class Net(nn.Module):
         return self.head(torch.tanh(self.inside(self.embedding(x)))).mean(1)[:, :3]
 """,
         inputs="torch.randint(0, 6, (n, 2))",
+        detaches=True,
     ),
     "without gradients": Model(
         "Net()",
@@ -199,6 +204,7 @@ class Net(nn.Module):
             features = torch.tanh(self.inside(x))
         return self.head(features)
 """,
+        detaches=True,
     ),
     "in place": Model(
         "Net()",

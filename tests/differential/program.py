@@ -7,7 +7,8 @@ import random
 from typing import Any, Iterable, List, Sequence, Tuple
 
 from tests.differential import parts
-from tests.differential.ingredients import INGREDIENTS, Ingredient
+from tests.differential.ingredient import Ingredient
+from tests.differential.ingredients import INGREDIENTS
 
 FRONTS = ("engine", "step", "accelerate", "run", "ignite")
 LOOPS = ("accelerate", "run")
@@ -215,6 +216,11 @@ class Program:
         return self.model != "pruned" and self.made and all(INGREDIENTS[name].copied for name in self.ingredients)
 
     @property
+    def copies_go_backward(self) -> bool:
+        """Whether a copy of the model may be trained on the host, as in code that was ported."""
+        return self.copied and self.front == "accelerate"
+
+    @property
     def keeps_weights(self) -> bool:
         return not any(INGREDIENTS[name].replaces for name in self.ingredients)
 
@@ -275,6 +281,21 @@ class Program:
     def schedules_by_factors(self) -> bool:
         """Whether schedules multiply the present rate, so that two go together."""
         return self.schedule in ("none", "exponential", "steps", "factors")
+
+    @property
+    def plain_loop(self) -> bool:
+        """Whether the loop is written out, and no library makes its updates."""
+        return self.front == "run"
+
+    @property
+    def reads_after_steps(self) -> bool:
+        """Whether nothing is read between a loss and the step of its optimizer."""
+        return "loss before step" not in self.handlers
+
+    @property
+    def reaches_inputs(self) -> bool:
+        """Whether inputs may have gradients."""
+        return not parts.MODELS[self.model].detaches
 
     @property
     def no_schedule(self) -> bool:

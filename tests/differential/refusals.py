@@ -93,6 +93,18 @@ REFUSALS: Tuple[Refusal, ...] = (
         lambda program: any(INGREDIENTS[name].once == "clipped" for name in program.ingredients),
     ),
     Refusal(
+        "a step that computes the loss by a closure, on the device alone",
+        "CaptureError|RunError",
+        "evaluates the loss several times",
+        lambda program: program.update == "device" and "closure" in program.ingredients,
+    ),
+    Refusal(
+        "gradients that are differentiated again",
+        "CaptureError|RunError",
+        "asks for gradients that can be differentiated again",
+        lambda program: "penalty on slopes" in program.ingredients,
+    ),
+    Refusal(
         "hooks around several updates of one call",
         "OptimizerError",
         "but each device call makes",

@@ -54,3 +54,18 @@ def test_an_output_of_an_engine_whose_gradients_were_dropped_is_not_known():
 def test_a_saved_object_without_tensors_is_recorded_by_its_type(value):
     entry = Recorder(1).record("saved file", "file", value)
     assert entry["value"] == {"kind": "text", "value": type(value).__name__}
+
+
+@pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="PyTorch has no scaler for CPUs")
+def test_a_loss_is_recorded_as_it_is_before_it_is_scaled():
+    """A device scales no loss of a loop."""
+    weight = nn.Parameter(torch.ones(3))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    recorder = Recorder(1)
+    recorder.start()
+    try:
+        scaler.scale(weight.sum()).backward()
+    finally:
+        recorder.stop()
+    assert [entry["value"]["value"] for entry in recorder.entries] == [3.0]
+    assert weight.grad.tolist() == [8.0] * 3

@@ -121,8 +121,7 @@ class DeviceGradient(torch.Tensor):
             view.release_all(bool(found))
         if all(view.writable for view in views):
             args, kwargs = mapped((args, kwargs), _as_held)
-            with DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
+            return func(*args, **kwargs)
         if found:
             raise _error(found)
         of: Dict[int, DeviceGradient] = {}
@@ -144,8 +143,7 @@ class DeviceGradient(torch.Tensor):
             return part
 
         args, kwargs = mapped((args, kwargs), values)
-        with DisableTorchFunctionSubclass():
-            result = func(*args, **kwargs)
+        result = func(*args, **kwargs)  # as other classes of the arguments, such as weights, have it
         if isinstance(result, (tuple, list)) and result and isinstance(result[0], torch.Tensor):
             return mapped(result, unwritable)
         return unwritable(result)

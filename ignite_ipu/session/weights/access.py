@@ -14,7 +14,6 @@ averages by `parameter.data.mul_(...)`.
 from __future__ import annotations
 
 import contextlib
-import copy
 import copyreg
 import weakref
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
@@ -23,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ignite_ipu.program.tensors.raw import GRADIENT, gradient_of, plain
+from ignite_ipu.program.tensors.raw import GRADIENT, plain
 from ignite_ipu.session.hooks import Gradients, SessionHooks
 from ignite_ipu.session.weights.aliases import Aliases
 from ignite_ipu.torch_names.tensors import COUNT_OF_WRITES, DisableTorchFunctionSubclass, base_of, make_subclass
@@ -252,6 +251,9 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
         if func == _SET_DATA and not _same_memory(*args):
             for accesses in holder:
                 accesses.replaced = True
+        others = [each for each in types if not hasattr(each, _ACCESS)]
+        if others:  # such as that of a gradient; without hooks here, PyTorch calls no other
+            return others[0].__torch_function__(func, others, args, kwargs or {})
         with DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
             viewed = _viewed(found)
@@ -276,11 +278,8 @@ def _watch(tensor_class: Any, accesses: AccessTracker) -> None:
 
 
 def _deepcopy(tensor: torch.Tensor, memo: Dict[int, Any]) -> torch.Tensor:
-    duplicate = _ordinary(tensor.detach().clone(), tensor)
-    if isinstance(duplicate, nn.Parameter):
-        with DisableTorchFunctionSubclass():
-            duplicate.grad = copy.deepcopy(gradient_of(tensor), memo)
-    memo[id(tensor)] = duplicate
+    # As of PyTorch's parameters, gradients are not copied.
+    duplicate = memo[id(tensor)] = _ordinary(tensor.detach().clone(), tensor)
     return duplicate
 
 

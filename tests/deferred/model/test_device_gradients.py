@@ -68,6 +68,21 @@ def after_step(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
     return seen
 
 
+def beside_weights(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
+    """Operations on a gradient and its weight, in both orders, have the newest values of both."""
+    seen = []
+    for update in range(3):
+        optimizer.zero_grad()
+        loss(model, update).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        with torch.no_grad():
+            trained = [(p.grad, p) for p in model.parameters() if p.grad is not None]
+            seen += [part for gradient, p in trained for part in (gradient * p, p * gradient)]
+            for gradient, p in trained:
+                p.add_(gradient, alpha=-0.01)
+    return seen
+
+
 def accumulated(model: nn.Module, optimizer: Any, clip: Any) -> Seen:
     seen = []
     for update in range(8):
@@ -213,6 +228,7 @@ def test_those_of_the_host_are_by_the_buffers_that_the_calls_before_have_written
     [
         (before_step, 1),
         (after_step, 1),
+        (beside_weights, 1),
         (accumulated, 1),
         (accumulated, 2),
         (so_far, 1),
