@@ -122,9 +122,12 @@ class WeightEdits:
             last = max([last, *[edit[unless_kept] for edit in edits if edit is not None]])
         return last
 
-    def ignore(self) -> None:
-        """Do not count current edits as the loop's."""
-        self._weights.notice_edits()
+    def ignore(self, unwatched: bool = False) -> None:
+        """Do not count current edits as the loop's; some may be `unwatched`, as those of a step on the host."""
+        if unwatched:
+            self._weights.look()
+        else:
+            self._weights.notice_edits()
         self._seen = self._weights.detector.edits
         self._found.clear()
         self._written.clear()
@@ -132,11 +135,10 @@ class WeightEdits:
     def check(
         self, operations: Iterable[Operation], loop: CapturedLoop, what: str = "The update", unless_kept: bool = False
     ) -> None:
-        """Refuse an update, or a read, of operations on other weights than the current ones.
+        """Refuse an update, or a read, of operations on other weights than the current ones, by the last look.
 
         With `unless_kept`, it is enough that the previous values are known.
         """
-        self.look()
         for operation in operations:
             if operation.number > self._newest[unless_kept] or operation.number > self._last(operation, unless_kept):
                 continue

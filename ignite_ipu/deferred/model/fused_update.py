@@ -400,6 +400,7 @@ class FusedUpdate:
         operations = chosen[0].operations
         if len(chosen) != 1:
             operations = [operation for loss in chosen for operation in loss.operations]
+        loop.edits.look()
         loop.edits.check(operations, loop)
         if loop.evaluations.waiting:
             loop.evaluations.before_weights_change(but=set(operations))

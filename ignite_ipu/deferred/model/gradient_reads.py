@@ -61,6 +61,7 @@ def show_host_gradients(update: FusedUpdate, line: Line) -> bool:
     pending = update.pending
     if update.shown != len(pending):
         operations = [operation for loss in pending for operation in loss.operations]
+        update.loop.edits.look()
         update.loop.edits.check(operations, update.loop, "The gradient")
         update.loop.buffers.settle_unused()
         update.training.gradients.compute(pending)

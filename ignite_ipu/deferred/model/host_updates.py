@@ -108,6 +108,7 @@ class HostGradients:
         `weights` has all weights as they were then, if they are kept.
         """
         path = {} if loss.retained else gradient_path(loss.value)
+        self._loop.edits.look()
         found = self._compute(loss, lambda operation: operation.signature.trains and operation not in path, weights)
         with DisableTorchFunctionSubclass(), torch.no_grad():
             for parameter, value in zip(found.parameters, found.values):
@@ -124,11 +125,13 @@ class HostGradients:
             # One program has all calls of the loss, as for backward().
             self._loop.joined(models, loss.line)[0].updates.run_ahead(frozenset(), [loss])
             return
+        self._loop.edits.look()
         gradients = self._compute(loss, lambda operation: True)
         self._ahead = _Ahead(loss.value, gradients, self._kept.changes)
 
     def backward_on_host(self, loss: Loss) -> None:
         """Compute a loss from weights alone, as a penalty, and its gradients by PyTorch: no program has no inputs."""
+        self._loop.edits.look()
         self._loop.edits.check(loss.operations, self._loop, "The gradient")
         with torch.enable_grad():
             results = replayed(loss.operations, lambda leaf, operation: leaf.tensor)
@@ -148,10 +151,10 @@ class HostGradients:
         return self._compute(loss, lambda operation: operation.signature.trains and operation not in path)
 
     def _compute(self, loss: Loss, keeps: Callable[[Operation], bool], before: Optional[Values] = None) -> Gradients:
+        """Have the device compute the gradients of a loss, after a look for edits."""
         loop, operations = self._loop, loss.operations
         if loop.buffers.waiting:
             loop.buffers.before_update([loss], loop, waits=True, steps=False)
-        loop.edits.look()
         self._kept.follow_edits()
         if before is None:
             loop.edits.check(operations, loop, "The gradient", unless_kept=True)
@@ -261,8 +264,7 @@ class HostUpdates:
             now, loop = _versions(held), self._loop.now  # a closure may have joined it with others
             loop.updates.note_changes([id(each) for each, one, other in zip(held, before, now) if one != other])
             before = now
-            loop.session.weights.look()
-            loop.edits.ignore()
+            loop.edits.ignore(unwatched=True)
 
         with weights.detector.host_steps.stepping() as as_before:
 

@@ -390,6 +390,7 @@ class Loop:
 
     def check_unwritten(self, operations: Sequence[Operation]) -> None:
         """Refuse to read a value of operations that were recorded before weights were written."""
+        self.edits.look()
         self.edits.check(operations, self, "The read", unless_kept=self.updates.on_host)
 
     def show_weights(self, operations: Sequence[Operation]) -> None:
