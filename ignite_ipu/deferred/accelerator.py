@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 import json
 import os
-from typing import Any, ContextManager, Dict, Iterable, List, Optional, Tuple, Union
+from typing import Any, Callable, ContextManager, Dict, Iterable, List, Optional, Tuple, Union
 
 import torch
 from torch import nn
@@ -41,11 +41,11 @@ from ignite_ipu.checkpoints.random_states import read_device_states
 from ignite_ipu.deferred.accelerator_refusals import refuse_arguments, refuse_environment, refuse_state
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
 from ignite_ipu.deferred.graph.owners import release_optimizer
-from ignite_ipu.deferred.model.capturing import capture_model, captured
+from ignite_ipu.deferred.model.capturing import capture_model, captured, setup_of
 from ignite_ipu.deferred.model.gradient_clipping import clip_gradients
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.optimizer import capture_optimizer
-from ignite_ipu.deferred.settings import IGNORING, captured_options, leaving_device
+from ignite_ipu.deferred.settings import IGNORING, CaptureObserver, captured_options, leaving_device
 from ignite_ipu.deferred.tensor.device_gradient import refuse_weights_of_the_host
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
 from ignite_ipu.errors import CaptureError, OptionsError, UnsupportedArgumentError
@@ -172,7 +172,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         inner = unwrapped(model)
         wrapper = self._wrapper(model if is_compiled(model) else inner) if not evaluation_mode else None
         if next(inner.parameters(), None) is not None:
-            capture_model(inner, leaving_device(self.config), self._postponed, _CLIP_REMEDY, self._observer)
+            capture_model(inner, *self._settings())
         prepared: nn.Module = super().prepare_model(
             model if is_compiled(model) else inner,
             device_placement=device_placement,
@@ -207,8 +207,12 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             setattr(optimizer, PREPARED, True)
         prepared = super().prepare_optimizer(optimizer, device_placement=device_placement)
         prepared.__class__ = _PreparedOptimizer
-        capture_optimizer(_wrapped(prepared))
+        capture_optimizer(_wrapped(prepared), setup=setup_of(*self._settings()))
         return prepared
+
+    def _settings(self) -> Tuple[IPUConfig, Callable[[], Optional[str]], str, CaptureObserver]:
+        """Return the settings of captured models, the arguments of `setup_of`."""
+        return leaving_device(self.config), self._postponed, _CLIP_REMEDY, self._observer
 
     def _postponed(self) -> Optional[str]:
         if self.gradient_state.sync_gradients:

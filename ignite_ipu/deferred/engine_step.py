@@ -114,7 +114,7 @@ def _captured(
     captures = [capture_model(unwrapped(module), settings, clip_remedy=remedy) for module in models]
     for each in optimizers:
         if each not in OPTIMIZERS:
-            capture_optimizer(each)
+            capture_optimizer(each, setup=captures[0].loop.setup)
         captured_by(each)
     return captures
 

@@ -71,9 +71,11 @@ def ipu_prepare(
     models = [each for each in models if next(each.parameters(), None) is not None]
     for model in sorted(models, key=lambda model: -sum(1 for _ in model.modules())):  # those with others in them first
         capture_model(model, settings, clip_remedy=_CLIP_REMEDY)
+    loops = [captured(each) for each in given if isinstance(each, nn.Module)]
+    setup = next((loop.setup for loop in loops if loop is not None), None)
     for each in given:
         if isinstance(each, torch.optim.Optimizer) and _refuse_host_step not in pre_hooks_of(each).values():
-            capture_optimizer(each, alone=True)
+            capture_optimizer(each, alone=True, setup=setup)
             if settings.update != "host":
                 each.register_step_pre_hook(_refuse_host_step)
     return first

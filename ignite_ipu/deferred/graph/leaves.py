@@ -27,7 +27,7 @@ _META = torch.device("meta")
 # By a written tensor: tensors that share its memory for recorded operations. It outlives none of them.
 _RECORDED: Any = WeakTensorKeyDictionary()
 # Before PyTorch 2.1 no storage shows whether PyTorch owns its memory; then no memory counts as PyTorch's.
-_is_resizable: Callable[[Any], bool] = getattr(torch.UntypedStorage, "resizable", lambda storage: False)
+is_resizable: Callable[[Any], bool] = getattr(torch.UntypedStorage, "resizable", lambda storage: False)
 
 
 @dataclasses.dataclass(eq=False)
@@ -59,6 +59,11 @@ class Shape:
 def recorded_of(tensor: torch.Tensor) -> List[weakref.ref[torch.Tensor]]:
     """Return the tensors that share the memory of a written one for recorded operations, which follow its versions."""
     return [each for each in _RECORDED.get(tensor, ()) if each() is not None]
+
+
+def add_recorded(tensor: torch.Tensor, sharer: torch.Tensor) -> None:
+    """Note that recorded operations have the memory of a written tensor by another one."""
+    _RECORDED[tensor] = [*recorded_of(tensor), weakref.ref(sharer)]
 
 
 class Number:
@@ -142,7 +147,7 @@ class Input:
             # Operations recorded before `tensor += loss` read the previous value, which its memory still has.
             with DisableTorchFunctionSubclass():
                 written, self.tensor = self.tensor, self.tensor.detach()
-            _RECORDED[written] = [*recorded_of(written), weakref.ref(self.tensor)]
+            add_recorded(written, self.tensor)
         if version_of(self.tensor) != self._writes:
             use = f"A tensor of shape {self.shape.size} was used"
             change = f"changed in place afterwards{_described_writes(self.tensor)}"
@@ -165,7 +170,7 @@ class Input:
         tensor = self.tensor
         if self.parameter is not None or type(tensor) is not torch.Tensor or version_of(tensor) != self._writes:
             return
-        if every or not _is_resizable(tensor.untyped_storage()):
+        if every or not is_resizable(tensor.untyped_storage()):
             self._original = tensor, version_of(tensor)
             copy = copies.get(id(tensor))
             self.tensor = copies[id(tensor)] = tensor.clone() if copy is None else copy

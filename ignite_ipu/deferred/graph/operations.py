@@ -30,13 +30,13 @@ import torch
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.owners import Captured, CapturedLoop
 from ignite_ipu.deferred.graph.structure import LEAF, Structure, flatten, leaves_in, unflatten
-from ignite_ipu.errors import EarlyReadError
+from ignite_ipu.errors import CaptureError, EarlyReadError
 from ignite_ipu.program.forward.left_behind import Place
 from ignite_ipu.program.guards.saved_attributes import SavedAttributes
 from ignite_ipu.program.reached import reached
 from ignite_ipu.program.tensors.strides import with_strides
 from ignite_ipu.program.user_code import Line
-from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
 by_number: Callable[[Operation], int] = operator.attrgetter("number")
 
@@ -65,13 +65,16 @@ class Value:
         went_backward: Called when it goes backward, if its update has run before; None for all others.
     """
 
-    __slots__ = (*("__weakref__", "consumers", "handle", "index", "operation", "shape", "tensor", "went_backward"),)
+    __slots__ = (
+        *("__weakref__", "_writes", "consumers", "handle", "index", "operation", "shape", "tensor", "went_backward"),
+    )
 
     def __init__(self, operation: Operation, index: int, shape: Shape) -> None:
         self.operation = operation
         self.index = index
         self.shape = shape
         self.tensor: Optional[torch.Tensor] = None
+        self._writes = 0  # those into the tensor that were before
         self.handle: Callable[[], Optional[torch.Tensor]] = _nobody
         self.consumers: List[weakref.ref[Operation]] = []
         self.went_backward: Optional[Callable[[], None]] = None
@@ -105,6 +108,37 @@ class Value:
         shape = self.shape
         tensor = tensor if tensor.dtype is shape.dtype else tensor.to(shape.dtype)
         self.tensor = tensor if tensor.stride() == shape.stride else with_strides(tensor, shape.size, shape.stride)
+        self._writes = 0 if tensor.is_inference() else version_of(self.tensor)
+
+    def read_by(self, operation: Operation) -> torch.Tensor:
+        """Return the tensor for an operation that was recorded before it was known; refuse one written since."""
+        tensor = self.get()
+        if not tensor.is_inference() and version_of(tensor) != self._writes:
+            raise CaptureError(
+                f"{operation.name} at {operation.line} was recorded before its operand of shape {self.shape.size} was "
+                "known. It is computed when it is first read, and the operand was written in place before that. Read "
+                "the value before the write, as by item() right after optimizer.step(); or write into a clone()."
+            )
+        return tensor
+
+    def keep_for_readers(self) -> None:
+        """Let operations that have yet to be computed from it have its present values: code may write into its memory.
+
+        Views are computed now, since they share the memory.
+        """
+        pending = [each for each in self.readers() if not each.done]
+        if not pending or not self.known:
+            return
+        kept = Value(self.operation, self.index, self.shape)
+        kept.take(self.get().clone())
+        for each in pending:
+            if each.signature.aliases and each.computable:
+                each.compute()
+                for view in each.values:
+                    view.keep_for_readers()
+            else:
+                each.leaves = [kept if leaf is self else leaf for leaf in each.leaves]
+                kept.consumers.append(weakref.ref(each))
 
     def is_needed(self, device: Set[Operation]) -> bool:
         """Return whether this value may be read beside the operations on the device."""
@@ -358,7 +392,7 @@ def replayed(
 
     def read(leaf: Any, operation: Operation) -> Any:
         if type(leaf) is Value:
-            return results[leaf.operation][leaf.index] if leaf.operation in results else leaf.get()
+            return results[leaf.operation][leaf.index] if leaf.operation in results else leaf.read_by(operation)
         return leaf.value if type(leaf) is Number else tensor_of(leaf, operation)
 
     with DisableTorchFunctionSubclass():

@@ -86,12 +86,6 @@ def capture_held(weights: Sequence[torch.Tensor]) -> bool:
     return any(optimizer.__dict__[WATCH].capture(weights) for optimizer in holding)
 
 
-def captured_last() -> List[Captured]:
-    """Return the model that was captured last, which is nothing where there is none any more."""
-    models = (reference() for reference, _ in reversed(list(OWNED.values())))
-    return [model for model in models if model is not None][:1]
-
-
 def owned_tensors() -> Iterator[Tuple[Captured, str, torch.Tensor]]:
     """Yield the parameters and buffers of all captured models, with their names there."""
     models = {id(model): model for model in [reference() for reference, _ in list(OWNED.values())] if model is not None}

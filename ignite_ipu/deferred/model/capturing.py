@@ -30,7 +30,7 @@ def capture_model(
 ) -> CapturedModel:
     """Capture a model's calls from now on, and return the captured model; the same again for a captured one.
 
-    Arguments are those of `Setup`.
+    Arguments are those of `setup_of`.
 
     Raises:
         SessionError: Another engine trains it, or some of it is not on the CPU.

@@ -25,6 +25,8 @@ READS = word_set(
     "unique_consecutive is_set_to to_sparse to_dense histc bincount __cuda_array_interface__ "
     "__array_wrap__ __array_priority__ save"
 )
+EXPOSING = word_set("numpy __array__ data_ptr untyped_storage storage _typed_storage __dlpack__ share_memory_")
+"""Those of `READS` by which code gets the memory of a tensor, into which it may write."""
 TENSOR_PROPERTIES = word_set("T mT H mH real imag")
 REFUSED = {
     "requires_grad_": "the model's parameters decide which weights are trained",

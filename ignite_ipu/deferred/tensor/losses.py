@@ -9,7 +9,7 @@ from torch import nn
 
 from ignite_ipu.deferred.graph.leaves import Input
 from ignite_ipu.deferred.graph.operations import NORM, Operation, Value
-from ignite_ipu.deferred.graph.owners import CapturedLoop, capture_held, captured_last, parameter_of
+from ignite_ipu.deferred.graph.owners import CapturedLoop, capture_held, parameter_of
 from ignite_ipu.deferred.graph.step_graph import Loss, ancestors
 from ignite_ipu.deferred.tensor.reads import models_of
 from ignite_ipu.errors import CaptureError
@@ -103,7 +103,7 @@ def _loss_of(value: Value, retained: bool, line: Line, ran_early: bool = False) 
         raise CaptureError(
             f"The loss at {line} is computed by no call of a captured model and from no weight of one, so its "
             "gradients would be the host's. A model is captured when it is given to ipu_prepare together with its "
-            "optimizer."
+            "optimizer. Give the optimizer of a parameter of no module to the same call."
         )
     loops = [models[0].loop] if len(models) == 1 else list(dict.fromkeys([model.loop for model in models]))
     if value.shape.size and max(value.shape.size) != 1:
@@ -131,12 +131,12 @@ def _find_weights(operations: Sequence[Operation], line: Line) -> None:
     ]
     loose = {id(weight): weight for _, _, weight in used if parameter_of(weight) is None}
     if loose:
+        weights = list(loose.values())
         models = models_of(operations, "backward()", line)
-        if models or not capture_held(list(loose.values())):
-            models = models or captured_last()
-            if not models:
-                return
-            owner = models[0].beside(list(loose.values()))  # which lives by this name until they belong to it
+        if models:
+            owner = models[0].beside(weights)  # which lives by this name until they belong to it
+        elif not capture_held(weights):
+            return
     for operation, leaf, weight in used:
         found = parameter_of(weight)
         assert found is not None

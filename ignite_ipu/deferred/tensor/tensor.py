@@ -20,6 +20,7 @@ from ignite_ipu.deferred.tensor.autograd import accumulate_to, asked_gradients
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.frames import is_argument_check, passes_argument_on, refuse_function, refuse_script
 from ignite_ipu.deferred.tensor.functions import (
+    EXPOSING,
     METADATA,
     OPERATORS,
     READS,
@@ -41,7 +42,8 @@ from ignite_ipu.deferred.tensor.written_tensors import (
     WrittenTensor,
     answered,
     in_place_of_written,
-    refuse_sharers,
+    refuse_shared,
+    shares_memory,
     write_back,
 )
 from ignite_ipu.errors import CaptureError
@@ -54,6 +56,7 @@ from ignite_ipu.torch_names.tensors import (
     GRADIENT_ATTRIBUTES,
     DisableTorchFunctionSubclass,
     make_wrapper_subclass,
+    memory_of,
 )
 
 _TWICE = GRADIENTS["torch.Tensor.backward(create_graph)"]
@@ -313,6 +316,9 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
         # PopTorch leaves these checks out of a trace.
         return True
     if name in READS or (name == "where" and len(args) + len(kwargs) == 1):
+        if name in EXPOSING:
+            read(args[0].value, f"{name_of(func)}()")
+            args[0].value.keep_for_readers()
         return func(*resolved(args, f"{name_of(func)}()"), **resolved(kwargs, f"{name_of(func)}()"))
     if name in ("cpu", "pin_memory") and not args[0].value.known:
         return args[0]
@@ -394,10 +400,21 @@ def _record(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
         if owner is not None:
             owner[0].loop.show_weights(())
     result = func(*resolved(args), **resolved(kwargs))
+    _keep_for_readers(result, all_values((args, kwargs)))
     if apart is None:
         return result
     reason = f"A backward pass reached a result of {name_of(func)} at {current_line()}, which the host has computed."
     return without_graph(result, f"{reason} {apart}")
+
+
+def _keep_for_readers(result: Any, values: Sequence[Value]) -> None:
+    """Keep values for their readers if an ordinary tensor shares their memory, through which code may write."""
+    sources = [(value, value.tensor) for value in values if value.tensor is not None and value.consumers]
+    if sources:
+        shared = {memory_of(each) for each in leaves_in(result)}
+        for value, tensor in sources:
+            if memory_of(tensor) in shared:
+                value.keep_for_readers()
 
 
 def recorded(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -452,6 +469,8 @@ def _record_in_place(
         if value is not None and not value.known:
             value.take(read(value, name_of(func)))
         if not _is_awaited(target):
+            if value is not None:
+                value.keep_for_readers()
             return func(*resolved(args), **resolved(kwargs))
     if name == "requires_grad_" and value is not None and value.shape.requires_grad:
         return target
@@ -460,8 +479,14 @@ def _record_in_place(
         return NotImplemented
     if name == "__setitem__" and value is not None and is_own_view(args[2], value, args[1]):
         return None
-    if ordinary:
-        refuse_sharers(target, name)
+    memory = target if ordinary else target.origin
+    if memory is not None and _needs_gradients(late):
+        refuse_shared(memory, name)
+    elif memory is not None and shares_memory(memory, name):
+        # The others are to have the values at once, and there is no way to let them wait.
+        if value is not None and not value.known:
+            value.take(read(value, name_of(func)))
+        return func(*resolved(args, name_of(func)), **resolved(kwargs, name_of(func)))
     if name == "fill_diagonal_":
         args, kwargs = diagonal_masked(*args, **kwargs), {}
     result = _record(plain, args, kwargs, in_place=True)

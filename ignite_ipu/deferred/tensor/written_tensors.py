@@ -14,12 +14,14 @@ from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.deferred.graph.leaves import recorded_of
+from ignite_ipu.deferred.graph.leaves import add_recorded, is_resizable, recorded_of
 from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.deferred.graph.step_graph import ancestors
 from ignite_ipu.deferred.graph.structure import mapped
 from ignite_ipu.deferred.tensor.functions import METADATA, OPERATORS, attribute_of
 from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.program.tensors.sharing import address_of, tensors_at
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, base_of, sharers_of
 
@@ -113,29 +115,44 @@ def write_back(value: Value, target: torch.Tensor, successor: torch.Tensor) -> N
         target.successor = successor
 
 
-def refuse_sharers(target: torch.Tensor, name: str) -> None:
-    """Refuse a write of values to come into a tensor of the host whose memory others have.
+def shares_memory(target: torch.Tensor, name: str, arrays: bool = True) -> bool:
+    """Return whether others see a write of values to come into a tensor of the host before these have come.
 
-    Of `view += value` it is not asked: Python makes it of `x[index] += value`, and parts of `x` may have other views.
-
-    Raises:
-        CaptureError: Other tensors or arrays than its base share the memory.
+    Its base, and tensors that were written before by parts, wait for the values as it does itself. With `arrays`,
+    memory that is not PyTorch's alone counts as shared: it is an array's, or was once handed out by `numpy()`.
     """
     base = base_of(target)
-    adds = name in OPERATORS
-    if adds and base is not None:
-        return
-    views = [each for each in target.__dict__.get("views", ()) if each() is not None] + recorded_of(target)
+    owners = [target] if base is None else [target, base]
+    if arrays and not is_resizable(torch.Tensor.untyped_storage(target)):
+        return True
+    waiting = [reference for owner in owners for reference in (*owner.__dict__.get("views", ()), *recorded_of(owner))]
+    known = {id(each): each for each in owners}
+    for write in [given() for given in list(WAITING)]:
+        if write is not None and any(each is write.target or each is write.base for each in owners):
+            known[id(write.target)] = write.target
+            waiting += write.views
+    known.update({id(each): each for each in [reference() for reference in waiting] if each is not None})
     sharers = sharers_of(target)
-    if not adds if sharers is None else sharers > 1 + (base is not None) + len(views):
-        written = "x[...] = y" if name == "__setitem__" else name
-        share = "may share, which PyTorch 2.0 does not count" if sharers is None else "share"
-        raise CaptureError(
-            f"{written} at {current_line()} writes values that do not exist yet into a tensor of shape "
-            f"{tuple(target.shape)}, whose memory other tensors or arrays {share}. Compute a new tensor (torch.where, "
-            "torch.cat, x.scatter() without the underscore), copy it first (x = x.clone()), or write after "
-            "optimizer.step()."
-        )
+    if sharers is not None:
+        return sharers > len(known)
+    return name not in OPERATORS or bool(tensors_at([address_of(target)], known))
+
+
+def refuse_shared(target: torch.Tensor, name: str) -> None:
+    """Refuse a write of values to come, through which gradients flow, into memory that others have.
+
+    Raises:
+        CaptureError: Others see it.
+    """
+    if not shares_memory(target, name, arrays=False):
+        return
+    written = "x[...] = y" if name == "__setitem__" else name
+    raise CaptureError(
+        f"{written} at {current_line()} writes values that do not exist yet into a tensor of shape "
+        f"{tuple(target.shape)}, whose memory other tensors or arrays share. Compute a new tensor (torch.where, "
+        "torch.cat, x.scatter() without the underscore), copy it first (x = x.clone()), or write after "
+        "optimizer.step()."
+    )
 
 
 def _take_over(tensor: WrittenTensor, value: Any) -> None:
@@ -173,6 +190,7 @@ def write_known() -> None:
                 write = known.popleft()
                 with torch.no_grad(), DisableTorchFunctionSubclass():
                     write.target.copy_(write.value.get())
+                    _share_memory(write)
                     for written in (write.target, write.base, *[view() for view in write.views]):
                         if type(written) is WrittenTensor and id(written) not in awaited:
                             written.__class__ = torch.Tensor  # type: ignore[assignment]
@@ -180,6 +198,18 @@ def write_known() -> None:
         finally:
             # One whose value cannot be computed raises when it is read, and does not prevent writes of others.
             WAITING.extend(map(_kept, known))
+
+
+def _share_memory(write: _Write) -> None:
+    """Let the name that is bound to the new value have the memory of the tensor that it was written into."""
+    value, target = write.value, write.target
+    successor: Any = target.__dict__.get("successor")
+    if getattr(successor, "value", None) is not value or value.shape.dtype is not target.dtype:
+        return
+    if target.stride() == value.shape.stride:
+        value.keep_for_readers()
+        value.take(plain(target))
+        add_recorded(target, value.tensor)
 
 
 def _kept(write: _Write) -> _Given:

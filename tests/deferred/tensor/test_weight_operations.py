@@ -265,3 +265,20 @@ def test_a_parameter_of_no_module_has_a_loss_and_an_optimizer_of_its_own(update:
         return [*found, temperature.detach().clone(), *[each.detach().clone() for each in model.parameters()]]
 
     torch.testing.assert_close(played(True), played(False), rtol=1e-5, atol=1e-6)
+
+
+def test_a_parameter_of_no_module_has_the_settings_of_its_optimizer() -> None:
+    """Also where a model with others was captured later; an optimizer that was prepared without a model has none."""
+    temperature = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([temperature], 0.1)
+    models = Network(), Network()
+    ipu_prepare(optimizer, models[0], config=IPUConfig(update="host"))
+    ipu_prepare(torch.optim.SGD(models[1].parameters(), 0.1), models[1], config=IPUConfig(update="device"))
+    (temperature * torch.tensor(3.0)).sum().backward()
+    optimizer.step()
+    assert temperature.item() == pytest.approx(-0.3) and temperature.grad == torch.tensor([3.0])
+    alone = nn.Parameter(torch.zeros(1))
+    kept = ipu_prepare(torch.optim.SGD([alone], 0.1))
+    with pytest.raises(CaptureError, match="Give the optimizer of a parameter of no module to the same call"):
+        (alone * 2).sum().backward()
+    assert kept.param_groups
