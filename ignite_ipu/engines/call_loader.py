@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import traceback
-import warnings
 from typing import Any, Iterator, List, Optional, Sequence
 
 import torch
@@ -17,6 +16,7 @@ from torch.utils.data import IterableDataset
 
 from ignite_ipu.engines.resume.position import RewindableSampler
 from ignite_ipu.errors import LoaderError, RowsError, logger
+from ignite_ipu.program.ignored_warnings import ignored_warnings
 from ignite_ipu.program.micro_batches import NotJoined, join_to_show
 from ignite_ipu.program.tensors.rows import row_count, row_range
 from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
@@ -137,9 +137,8 @@ class CallLoader:
     def __iter__(self) -> Iterator[Any]:
         _check_size_kept(self.loader)
         # Begun now and not with the first batch: it draws from the host's random numbers.
-        with warnings.catch_warnings():
-            # There is nothing to pin for: an IPU reads batches from ordinary memory.
-            warnings.filterwarnings("ignore", message=".*pin_memory.*")
+        # There is nothing to pin for: an IPU reads batches from ordinary memory.
+        with ignored_warnings(".*pin_memory"):
             batches = iter(self.loader if self.source.loader is None else self.source.loader)
         return self._explaining(self._calls(batches))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import warnings
 from typing import TYPE_CHECKING, Any, Iterator, List, NamedTuple, Sequence, Tuple
 
 from ignite.engine import Engine, Events
@@ -15,6 +14,7 @@ from ignite_ipu.engines.counting import CountEvents
 from ignite_ipu.engines.schedulers import scheduling_handlers
 from ignite_ipu.errors import listed
 from ignite_ipu.program.geometry import BatchGeometry
+from ignite_ipu.program.ignored_warnings import ignored_warnings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -107,8 +107,7 @@ def planned_rates(
     handlers, left_out = scheduling_handlers(trainer)
     used = [each for handler in handlers for each in handler.schedulers]
     rows: List[Rate] = []
-    with _kept(trainer, optimizer, used), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's, about an optimizer that has made no step
+    with _kept(trainer, optimizer, used), ignored_warnings():  # by torch, about an optimizer that has made no step
         state: Any = trainer.state
         counts = {"weight_updates": 0, "micro_batches": 0, "samples": 0}
         vars(state).update(iteration=0, epoch=0, epoch_length=len(epoch), max_epochs=max_epochs, **counts)

@@ -9,7 +9,7 @@ from torch import nn
 
 from ignite_ipu.capabilities.traced import STATE
 from ignite_ipu.program.guards.python_state import named_by
-from ignite_ipu.program.traced_places import changing_place, function_at, refusal_at, split_place
+from ignite_ipu.program.traced_places import PLACE, changing_place, function_at, refusal_at, split_place
 
 SEEN = {"calls": 0}
 
@@ -73,3 +73,9 @@ def test_a_line_within_a_message_is_not_its_beginning():
     text = f"A tensor was used at {__file__}:12 and changed afterwards"
     assert split_place(text) == (None, text)
     assert split_place(f"Doubled.apply() at {__file__}:12: a message")[0] is None
+
+
+def test_places_in_messages():
+    """A run puts the line in front of a message only if it does not name it."""
+    assert PLACE.findall("At /a/b.py:60, weight of the model was replaced") == [("/a/b.py", "60")]
+    assert PLACE.findall("It is used at /a/b.py:7. That at c.py:8 is not") == [("/a/b.py", "7"), ("c.py", "8")]

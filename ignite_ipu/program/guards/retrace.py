@@ -5,7 +5,6 @@ Every Python value that a forward reads, in any way, shows in the operators that
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from hashlib import sha256
 from itertools import chain
@@ -17,6 +16,7 @@ from ignite_ipu.errors import BatchError, CaptureError
 from ignite_ipu.program.forward.randomness import GLOBAL, SEED, draws_put_back, moved, name_of, state_of
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.guards.python_state import PythonState
+from ignite_ipu.program.ignored_warnings import ignored_warnings
 from ignite_ipu.program.tensors.raw import dtype_of, plain, shape_of
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of
@@ -214,8 +214,7 @@ class Retrace:
 
     def _record(self, watched: int = -1) -> OperatorRecorder:
         recorder = OperatorRecorder(watched)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the first call gives them
+        with ignored_warnings():  # the first call gives them
             self.result = self._call(recorder)
         return recorder
 
