@@ -12,18 +12,19 @@ import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar, Union
 
 from ignite_ipu.cli.terminal import following
 from ignite_ipu.errors import SourceError, UserError
+from ignite_ipu.migration.analysis.executed import Executed, executed
 from ignite_ipu.migration.findings import Finding, Outcome, Rule, Severity, place_hit
 from ignite_ipu.migration.program import Program
 from ignite_ipu.migration.rules import all_rules
 from ignite_ipu.migration.source.discovery import discover
 from ignite_ipu.migration.source.file import Source, read_source
-from ignite_ipu.migration.verdict import Judgement, Programs, Verdict, judge
+from ignite_ipu.migration.verdict import Judgement, Latent, Programs, Verdict, judge
 
 if TYPE_CHECKING:
     from ignite_ipu.migration.trial.trial import Trial
@@ -146,6 +147,11 @@ def judge_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
     except SourceError as error:
         cell, line = source.locate(error.line)
         return [_unreadable(source.path, str(error), line, cell)], 0, Judgement()
+    inner = executed(program) if source.notebook is None else []
+    if inner:
+        # It has the variables of the file around it.
+        whole = "\n".join([source.text, *(each.text for each in inner)])
+        program = Program(replace(source, text=whole))
     findings: List[Finding] = []
     suppressed = 0
     for rule in all_rules().values() if rules is None else rules:
@@ -157,16 +163,32 @@ def judge_source(source: Source, rules: Optional[Iterable[Rule]] = None) -> Tupl
                 suppressed += 1
             else:
                 findings.append(place_hit(program, rule, hit))
+    if inner:
+        findings = [_placed(each, source, inner) for each in findings]
     judged = judge(program, findings, _latent(program))
     if program.is_automatic or program.is_ported:
         findings = [each for each in findings if not _is_handled(program, each)]
     return sorted(set(findings), key=lambda f: (f.cell or 0, f.line, f.column, f.rule, f.message)), suppressed, judged
 
 
-def _latent(program: Program) -> Iterator[Finding]:
+def _placed(finding: Finding, source: Source, inner: Sequence[Executed]) -> Finding:
+    """Return a finding in code of a string, which is behind the text of the file, at the line that executes it."""
+    end = source.text.count("\n") + 1
+    if finding.line <= end:
+        return finding
+    for each in inner:
+        end += each.text.count("\n") + 1
+        if finding.line <= end:
+            return replace(finding, line=each.line, end_line=each.line, column=1, end_column=1)
+    return finding
+
+
+def _latent(program: Program) -> Iterator[Latent]:
     """Yield the findings in functions that count if traced code of another file calls them."""
     for rule in all_rules().values():
-        yield from (place_hit(program, rule, hit) for hit in rule.latent(program)) if rule.latent is not None else ()
+        for function, takes, facts in () if rule.latent is None else program.latent:
+            for hit in () if rule.latent is None else rule.latent(program, facts):
+                yield Latent(function, takes, place_hit(program, rule, hit))
 
 
 def _is_handled(program: Program, finding: Finding) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import enum
 from dataclasses import dataclass
-from typing import Callable, Iterator, Optional
+from typing import Callable, Iterable, Iterator, Optional
 
 from ignite_ipu.capabilities import Capability, Treatment
 from ignite_ipu.capabilities.traced import Restriction
@@ -85,7 +85,7 @@ class Rule:
         summary, rationale, remedy: The finding, the reason why it matters on an IPU, and the way out.
         example: A smallest program that breaks the rule and the same program mended, as their difference.
         check: Yields the places that break the rule. None when only a trace shows them (`check --run`).
-        latent: Yields the places in functions that break it if traced code of another file calls them; None for none.
+        latent: Yields those facts of functions that break it if traced code of another file calls them; None for none.
         rewritten: True if `run` handles such code by substitutes for PyTorch's own names, so that `migrate` has to
             rewrite it. Code that captured loops and engines handle may stay.
     """
@@ -98,7 +98,7 @@ class Rule:
     remedy: str
     example: str
     check: Optional[Callable[[Program], Hits]]
-    latent: Optional[Callable[[Program], Hits]]
+    latent: Optional[Callable[[Program, Iterable[Fact]], Hits]]
     rewritten: bool
 
     @property
@@ -129,14 +129,17 @@ def each_fact(kind: str, message: str) -> Callable[[Program], Hits]:
     return check
 
 
-def each_breach(restriction: Restriction, *kinds: str, latent: bool = False) -> Callable[[Program], Hits]:
-    """Return a check that reports every fact of some kinds as a breach of a restriction of traced code.
+def each_breach(restriction: Restriction, *kinds: str) -> Callable[[Program], Hits]:
+    """Return a check that reports every fact of some kinds in traced code as a breach of a restriction."""
+    breaches = breaches_of(restriction, *kinds)
+    return lambda program: breaches(program, program.facts)
 
-    If `latent`, it reports those of functions that traced code of other files may call.
-    """
 
-    def check(program: Program) -> Hits:
-        for fact in program.latent_facts if latent else program.facts:
+def breaches_of(restriction: Restriction, *kinds: str) -> Callable[[Program, Iterable[Fact]], Hits]:
+    """Return a check that reports those of given facts that are of some kinds as breaches of a restriction."""
+
+    def check(program: Program, facts: Iterable[Fact]) -> Hits:
+        for fact in facts:
             if fact.kind in kinds:
                 yield breach_of(fact, restriction, program.detail_of(fact))
 

@@ -17,6 +17,7 @@ from typing import Iterator, List, Optional, Set, Tuple
 import libcst as cst
 
 from ignite_ipu.errors import SourceError
+from ignite_ipu.migration.analysis.executed import executed
 from ignite_ipu.migration.checker import check_source, judge_source
 from ignite_ipu.migration.findings import Finding, Outcome, Severity
 from ignite_ipu.migration.program import AUTO, Program
@@ -96,6 +97,9 @@ def _migrated(source: Source, program: Program, found: List[Finding], judged: Ju
         refused = [each for each in found if each.run is Outcome.REFUSED and judged.counts(each)]
         errors = [each for each in refused if each.severity is Severity.ERROR]
         return Migration(source, source.text, blocked=True, remarks=_reasons(source, errors or refused))
+    inner = executed(program)
+    if inner:
+        return _by_one_line(source, program, judged, [Remark(inner[0].line, "migrate", "code in a string is executed")])
     on_host = [finding for finding in found if finding.run is Outcome.ON_HOST]
     if on_host:
         # The rewritten code refuses such updates, which the import makes on the host.

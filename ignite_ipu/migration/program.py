@@ -10,14 +10,15 @@ import tokenize
 from collections import defaultdict
 from dataclasses import replace
 from functools import cached_property
-from typing import Dict, Iterable, Iterator, List, Set, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Sequence, Set, Tuple
 
 from ignite_ipu.migration.analysis.forward import ForwardAnalysis
-from ignite_ipu.migration.analysis.kinds import Fact, Kind
+from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, parameters_of
 from ignite_ipu.migration.analysis.models import Model
 from ignite_ipu.migration.analysis.names import walk
 from ignite_ipu.migration.analysis.operators import is_dynamic
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
+from ignite_ipu.migration.analysis.scope import OutsideCall
 from ignite_ipu.migration.analysis.training import Training
 from ignite_ipu.migration.analysis.values import Origin
 
@@ -31,6 +32,18 @@ _WITH_WEIGHTS = re.compile(
 )
 EVERY_RULE = "*"
 _SUPPRESSION = re.compile(r"#\s*ignite-ipu:\s*ignore(?:\[(?P<rules>[^\]]*)\])?(?=\s|#|$)")
+
+
+_CHANGES = ("mutation", "random")
+_READS = ("truth", "count", "host", "mask", "dynamic", "repeat")
+
+
+class LatentFacts(NamedTuple):
+    """Facts of a function, which hold if it is called; some only if it `takes` a tensor that is computed."""
+
+    function: str
+    takes: bool
+    facts: List[Fact]
 
 
 class Program(ParsedFile):
@@ -65,23 +78,30 @@ class Program(ParsedFile):
         return _in_order(found)
 
     @property
-    def outside(self) -> Set[Tuple[str, str]]:
-        """The functions of other modules that traced code calls for sure, each with the class or function that does."""
+    def outside(self) -> Set[OutsideCall]:
+        """The calls of functions of other modules that traced code makes for sure."""
         return self._traced_code[1]
 
     @cached_property
-    def latent_facts(self) -> List[Fact]:
-        """Facts of functions that change globals, or draw, which count if traced code of other files calls them."""
-        analysis = ForwardAnalysis(self)
-        for function in self.functions.values():
+    def latent(self) -> List[LatentFacts]:
+        """Facts of functions that count if traced code of other files calls them."""
+        found: List[LatentFacts] = []
+        for name, function in self.functions.items():
             nodes = walk(function)
             draws = any((self.names.called(node) or "").startswith(("random.", "numpy.random.")) for node in nodes)
             if draws or any(isinstance(node, ast.Global) for node in nodes):
-                analysis.run(function, origin=Origin.UNKNOWN)
-        return _in_order({fact for fact in analysis.facts if fact.certain and fact.kind in ("mutation", "random")})
+                found.append(LatentFacts(name, False, self._facts_of(function, Origin.UNKNOWN, _CHANGES)))
+            if name not in self.training.loss_functions and parameters_of(function):
+                found.append(LatentFacts(name, True, self._facts_of(function, Origin.COMPUTED, _READS)))
+        return [each for each in found if each.facts]
+
+    def _facts_of(self, function: Function, origin: Origin, kinds: Sequence[str]) -> List[Fact]:
+        analysis = ForwardAnalysis(self)
+        analysis.run(function, origin=origin)
+        return _in_order({fact for fact in analysis.facts if fact.certain and fact.kind in kinds})
 
     @cached_property
-    def _traced_code(self) -> Tuple[Set[Fact], Set[Tuple[str, str]]]:
+    def _traced_code(self) -> Tuple[Set[Fact], Set[OutsideCall]]:
         # The analysis refers to the file, which would be a circle.
         analysis = ForwardAnalysis(self)
         analysis.run_models([model for model in self.models if not self._is_loop_loss(model)])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Dict, FrozenSet, Iterable, Mapping, Set, Tuple
+from typing import Dict, FrozenSet, Iterable, Mapping, NamedTuple, Set, Tuple
 
 from ignite_ipu.migration.analysis.library_loops import library_loops
 from ignite_ipu.migration.analysis.reach import CodeBase, Import, imports_of
+from ignite_ipu.migration.analysis.scope import OutsideCall
 from ignite_ipu.migration.analysis.uses import CHOICE, MODULE, Uses, used_scopes, uses_of
 from ignite_ipu.migration.findings import Finding, Outcome, Program, Severity
 
@@ -24,6 +25,20 @@ class Verdict(str, enum.Enum):
     NOTHING = "has nothing to do"
 
 
+class Latent(NamedTuple):
+    """A finding in a function, which counts if traced code of another file calls it.
+
+    Attributes:
+        function: Its name.
+        takes: Whether the finding holds only if the function is given a tensor that is computed.
+        finding: The finding.
+    """
+
+    function: str
+    takes: bool
+    finding: Finding
+
+
 @dataclass(frozen=True)
 class Judgement:
     """Facts of a file that decide about the programs that it is a part of.
@@ -34,8 +49,8 @@ class Judgement:
         outcomes: Scopes with the outcomes of the findings in them, but for notes, which refuse nothing.
         imports: The modules that it imports.
         uses: The names that its scopes use.
-        outside: Scopes whose traced code calls functions of other modules, with the dotted names of these.
-        latent: Scopes of functions with findings that count if traced code of another file calls them.
+        outside: Calls of functions of other modules by traced code.
+        latent: Findings in functions that count if traced code of another file calls these.
     """
 
     trains: bool = False
@@ -43,8 +58,8 @@ class Judgement:
     outcomes: FrozenSet[Tuple[str, Outcome]] = frozenset()
     imports: FrozenSet[Import] = frozenset()
     uses: Uses = field(default_factory=lambda: Uses({MODULE: frozenset()}, ()))
-    outside: FrozenSet[Tuple[str, str]] = frozenset()
-    latent: FrozenSet[Tuple[str, Finding]] = frozenset()
+    outside: FrozenSet[OutsideCall] = frozenset()
+    latent: FrozenSet[Latent] = frozenset()
 
     @property
     def verdict(self) -> Verdict:
@@ -68,14 +83,14 @@ def trains(program: Program) -> bool:
     return any(True for _ in library_loops(program, training))
 
 
-def judge(program: Program, findings: Iterable[Finding], latent: Iterable[Finding] = ()) -> Judgement:
+def judge(program: Program, findings: Iterable[Finding], latent: Iterable[Latent] = ()) -> Judgement:
     """Return the facts of a file, by all that rules find in it, and in functions that traced code may call."""
     uses = uses_of(program.tree)
     outcomes = frozenset((_scope_of(uses, each), each.run) for each in findings if each.severity is not Severity.NOTE)
-    of_functions = frozenset((_scope_of(uses, each), each) for each in latent)
-    outside = frozenset(program.outside)
     imports = imports_of(program.tree)
-    return Judgement(trains(program), program.is_automatic, outcomes, imports, uses, outside, of_functions)
+    return Judgement(
+        trains(program), program.is_automatic, outcomes, imports, uses, frozenset(program.outside), frozenset(latent)
+    )
 
 
 def _scope_of(uses: Uses, finding: Finding) -> str:
@@ -123,12 +138,14 @@ class Programs:
     def called(self, path: str) -> Set[Finding]:
         """Return the findings in functions that traced code of other files of a program calls for sure."""
         parts, used = self._used(path)
-        names = {name for each in parts for scope, name in parts[each].outside if scope in used[each]}
+        calls = {call for each in parts for call in parts[each].outside if call.scope in used[each]}
         return {
-            finding
+            latent.finding
             for each in parts
-            for scope, finding in parts[each].latent
-            if any(_is_function(name, scope, each) for name in names)
+            for latent in parts[each].latent
+            if any(
+                _is_function(call.name, latent.function, each) for call in calls if call.computed or not latent.takes
+            )
         }
 
     def _used(self, path: str) -> Tuple[Dict[str, Judgement], Dict[str, Set[str]]]:

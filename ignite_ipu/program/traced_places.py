@@ -17,7 +17,7 @@ from ignite_ipu.program.user_code import Line, codes_in
 FileLine = Tuple[str, int]
 
 _FILE = r"([^\s:](?:(?! at )[^\n:])*):(\d+)"
-PLACE = re.compile(rf"(?:^|\b[Aa]t ){_FILE}\b")
+PLACE = re.compile(rf"(?:\b[Aa]t |^){_FILE}\b")
 """The file and the number of a line, at the beginning of a message or behind "at" in it."""
 _BEGINNING = re.compile(rf"{_FILE}: ")
 

@@ -113,6 +113,55 @@ def test_a_counter_in_another_module_counts_where_traced_code_calls_it(line, scr
     assert outcomes[paths["train"]] == ("left alone" if verdict is Verdict.REFUSED else "migrated")
 
 
+READS = """\
+import torch
+def scale_of(x):
+    return x.abs().max().item()
+def clipped(x):
+    return x * 0 if x.mean() > 3 else x
+def kept(x):
+    return x[x.sigmoid() > 0.5]
+def size_of(x):
+    return x.shape[0]
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("return self.layer(x) / scale_of(x)", 3),
+        ("return clipped(self.layer(x))", 5),
+        ("return kept(self.layer(x))", 7),
+        ("return self.layer(x) / size_of(x)", None),
+        ("return self.layer(x) / scale_of(torch.ones(3))", None),
+        ("if self.slow: x = x / scale_of(x)\n        return self.layer(x)", None),
+    ],
+)
+def test_a_function_of_another_module_that_reads_values_counts_where_traced_code_gives_it_some(
+    line, found, code_base, tmp_path
+):
+    """Of constants a trace has values."""
+    nets = "import torch\nfrom reads import clipped, kept, scale_of, size_of\n" + NETS.replace(
+        "return self.layer(x)", line
+    )
+    paths = code_base(reads=READS, nets=nets, train=train())
+    report = check_paths([str(tmp_path)])
+    assert report.verdicts[paths["train"]] is (Verdict.TRAINS if found is None else Verdict.REFUSED)
+    refused = [each.line for each in report.findings if each.path == paths["reads"] and each.run is Outcome.REFUSED]
+    assert refused == ([] if found is None else [found])
+
+
+def test_code_in_strings_is_a_part_of_the_program(code_base, tmp_path):
+    """It is found at the line that executes it, and captured by the import."""
+    head, _, loop = train().partition("for x in batches")
+    script = f'{head}LOOP = """for x in batches{loop}"""\nexec(compile(LOOP, \'loop\', \'exec\'))\n'
+    paths = code_base(nets=NETS, train=script, idle="exec('print(1)')\n")
+    report = check_paths([str(tmp_path)])
+    assert report.verdicts == {paths["train"]: Verdict.TRAINS}
+    assert {each.line for each in report.findings if each.rule == "hand-written-step"} == {script.count("\n")}
+    assert migrated(tmp_path) == {paths["train"]: AUTO + script}
+
+
 def test_a_script_whose_modules_train_is_judged_by_them(code_base, tmp_path):
     paths = code_base(
         nets=NETS, engine=f"def fit():\n{train()}".replace("\n", "\n    "), main="import engine\nengine.fit()\n"

@@ -11,7 +11,7 @@ from ignite_ipu.migration.analysis import tensor_methods
 from ignite_ipu.migration.analysis.kinds import Function, Kind, attribute_named, device_test
 from ignite_ipu.migration.analysis.names import constant, dotted, index_of, walk
 from ignite_ipu.migration.analysis.operators import is_dynamic
-from ignite_ipu.migration.analysis.scope import Scope
+from ignite_ipu.migration.analysis.scope import OutsideCall, Scope
 from ignite_ipu.migration.analysis.values import (
     COMPUTED,
     MODULE,
@@ -222,7 +222,10 @@ class Expressions:
         self.formats(node)
         if name is not None:
             if self.scope.sure and "." in name:
-                self.scope.analysis.outside.add((self.scope.model.name if self.scope.model else self.scope.where, name))
+                within = self.scope.model.name if self.scope.model else self.scope.where
+                values = (*given, *keywords.values())
+                computed = any(value.is_tensor and value.origin is Origin.COMPUTED for value in values)
+                self.scope.analysis.outside.add(OutsideCall(within, name, computed))
             return self.named_call(node, name, [*given, *keywords.values()])
         function = node.func
         if isinstance(function, ast.Name):

@@ -20,7 +20,7 @@ from ignite_ipu.migration.analysis.kinds import (
 from ignite_ipu.migration.analysis.models import Model
 from ignite_ipu.migration.analysis.names import assignments
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
-from ignite_ipu.migration.analysis.scope import Environment, Scope
+from ignite_ipu.migration.analysis.scope import Environment, OutsideCall, Scope
 from ignite_ipu.migration.analysis.values import PYTHON, UNKNOWN, Origin, Value, combined, join
 
 
@@ -44,8 +44,8 @@ class ForwardAnalysis:
             name for model in file.models for each in model.values for name in model.constructed_in(each)
         } & self.models.keys()
         self.facts: Set[Fact] = set()
-        # Functions of other modules that code calls for sure, each with the name of the class or function that does.
-        self.outside: Set[Tuple[str, str]] = set()
+        # Calls of functions of other modules that code makes for sure.
+        self.outside: Set[OutsideCall] = set()
         self.lambdas: Dict[ast.Lambda, Function] = {}
         # The variables of the module.
         self.shared = dict(pair for statement in file.tree.body for pair in assignments(statement))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
-from typing import Dict, FrozenSet, Iterator, Mapping, Optional, Protocol, Sequence, Set, Tuple
+from typing import Dict, FrozenSet, Iterator, Mapping, NamedTuple, Optional, Protocol, Sequence, Set
 
 from ignite_ipu.migration.analysis.conditions import Conditions, Runs
 from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, parameters_of, reads
@@ -19,6 +19,20 @@ _OF_OTHER_SHAPE = frozenset(["cat", "concat", "concatenate", "stack", "hstack", 
 _GENERATORS = ("random.Random", "numpy.random.RandomState", "numpy.random.default_rng", "numpy.random.Generator")
 
 
+class OutsideCall(NamedTuple):
+    """A call of a function of another module.
+
+    Attributes:
+        scope: The class or function that calls it.
+        name: Its dotted name.
+        computed: Whether it is given a tensor that is computed from inputs or weights.
+    """
+
+    scope: str
+    name: str
+    computed: bool
+
+
 class Followed(Protocol):
     """The file that expressions are a part of, and the facts found in it."""
 
@@ -27,7 +41,7 @@ class Followed(Protocol):
     functions: Dict[str, Function]
     conditions: Conditions
     facts: Set[Fact]
-    outside: Set[Tuple[str, str]]
+    outside: Set[OutsideCall]
     lambdas: Dict[ast.Lambda, Function]
     shared: Dict[str, ast.expr]
 

@@ -17,9 +17,8 @@ In forward:
 from __future__ import annotations
 
 from ignite_ipu.capabilities.traced import VALUE
-from ignite_ipu.migration.findings import Outcome, Severity, each_breach
+from ignite_ipu.migration.findings import Outcome, Severity, breaches_of, each_breach
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
-
-check = each_breach(VALUE, "truth", "count")
+check, latent = each_breach(VALUE, "truth", "count"), breaches_of(VALUE, "truth", "count")

@@ -14,14 +14,23 @@ In forward:
 
 from __future__ import annotations
 
+from typing import Iterable
+
 from ignite_ipu.capabilities.traced import VALUE
+from ignite_ipu.migration.analysis.kinds import Fact
 from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, breach_of
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
 
 def check(program: Program) -> Hits:
+    yield from latent(program, program.facts)
+
+
+def latent(program: Program, facts: Iterable[Fact]) -> Hits:
     """Find reads of values; a move alone is left out if this library calls the model."""
-    for fact in program.facts_of("host"):
+    for fact in facts:
+        if fact.kind != "host":
+            continue
         moved = Outcome.HANDLED if fact.name in ("cpu", 'to("cpu")') else None
         yield breach_of(fact, VALUE, fact.name, moved)

@@ -19,11 +19,11 @@ In forward:
 from __future__ import annotations
 
 from ignite_ipu.capabilities.traced import STATE
-from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, breach_of, each_breach
+from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, breach_of, breaches_of
 
 SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
-latent = each_breach(STATE, "mutation", latent=True)
+latent = breaches_of(STATE, "mutation")
 
 
 def check(program: Program) -> Hits:

@@ -25,8 +25,8 @@ Example:
 from __future__ import annotations
 
 from ignite_ipu.capabilities.traced import STATE
-from ignite_ipu.migration.findings import Outcome, Severity, each_breach
+from ignite_ipu.migration.findings import Outcome, Severity, breaches_of, each_breach
 
 SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
-check, latent = each_breach(STATE, "random"), each_breach(STATE, "random", latent=True)
+check, latent = each_breach(STATE, "random"), breaches_of(STATE, "random")
