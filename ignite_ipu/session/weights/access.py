@@ -110,7 +110,7 @@ class AccessTracker:
         self.read = False
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """Keep the value of a tensor that is about to be written, for `value_before`."""
+        """Keep the value of a tensor that is about to be written, for `with_values_before`."""
         if id(tensor) not in self._before:
             self._before[id(tensor)] = (tensor, plain(tensor).clone())
 
@@ -123,10 +123,10 @@ class AccessTracker:
         finally:
             self._before = before
 
-    def value_before(self, tensor: torch.Tensor) -> Optional[torch.Tensor]:
-        """Return the value that a tensor had when it was last looked at; None if that was not kept."""
-        found = self._before.get(id(tensor))
-        return None if found is None else found[1]
+    def with_values_before(self, tensors: Iterable[torch.Tensor]) -> List[Tuple[torch.Tensor, Optional[torch.Tensor]]]:
+        """Return tensors, each with its value when it was last looked at; None for a value that was not kept."""
+        kept = {key: value for key, (_, value) in self._before.items()}
+        return [(tensor, kept.get(id(tensor))) for tensor in tensors]
 
     def written_uncounted(self) -> List[torch.Tensor]:
         """Return the tensors with a known write that PyTorch does not count."""
@@ -392,8 +392,10 @@ class HostSteps:
 
         def make_ordinary() -> None:
             self.active = True
-            kinds = [(tensor, type(tensor)) for tensor in self._tensors]  # which a closure may change
-            watched[:] = [each for each in kinds if is_watched(each[1]) and issubclass(each[1], nn.Parameter)]
+            # A closure may change the classes.
+            kinds = {kind for kind in set(map(type, self._tensors)) if is_watched(kind)}
+            kinds = {kind for kind in kinds if issubclass(kind, nn.Parameter)}
+            watched[:] = [(tensor, type(tensor)) for tensor in self._tensors if type(tensor) in kinds]
             for tensor, _ in watched:
                 object.__setattr__(tensor, "__class__", nn.Parameter)
 

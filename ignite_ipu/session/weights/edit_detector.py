@@ -154,7 +154,7 @@ class EditDetector:
         if accesses is None:
             return [(tensor, None) for tensor in found.values()]
         found.update({id(tensor): tensor for tensor in accesses.written_uncounted()})
-        return [(tensor, accesses.value_before(tensor)) for tensor in found.values()]
+        return accesses.with_values_before(found.values())
 
     def _note_first_access(self, brings: bool) -> None:
         """Detect writes without an access now: an access downloads, and so overwrites them."""
