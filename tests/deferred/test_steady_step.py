@@ -60,10 +60,11 @@ CAPTURED = {
 """Functions of captured loops that are called, by the module."""
 
 
-def steady_calls(update: str) -> Counter[Tuple[str, str]]:
-    """Return the calls of one iteration, after the loop has made ten."""
+def steady_calls(update: str, hidden: int = 0) -> Counter[Tuple[str, str]]:
+    """Return the calls of one iteration, after the loop has made ten, of a model with so many hidden layers."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    layers = [nn.Linear(8, 8) for _ in range(hidden)]
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), *layers, nn.Linear(8, 2))
     optimizer = torch.optim.Adam(model.parameters())
     ipu_prepare(optimizer, model, config=IPUConfig(update=update))
     x, y = torch.randn(3, 4), torch.randint(2, (3,))
@@ -113,6 +114,10 @@ def test_a_steady_iteration_makes_few_calls(update: str) -> None:
     most, files = MOST[update]
     assert sum(calls.values()) <= most
     assert len({file for file, _ in calls}) <= files
+
+
+def test_updates_on_the_host_make_no_call_for_each_parameter() -> None:
+    assert steady_calls("host", hidden=9) == steady_calls("host")
 
 
 def test_a_steady_step_of_a_trainer_makes_few_calls() -> None:
