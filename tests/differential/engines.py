@@ -6,7 +6,7 @@ import textwrap
 from typing import Dict, List
 
 from tests.differential import parts
-from tests.differential.ingredients import AUTOCAST, in_contexts, lines_of
+from tests.differential.ingredients import PLAIN, in_contexts, in_words, lines_of
 from tests.differential.program import Edit, Program
 
 # : Handlers attached to a trainer; `loss` stands for the loss in its output.
@@ -196,7 +196,8 @@ def _step_trainer(program: Program) -> List[str]:
     returned = '{"loss": LOSS, "scores": scores.detach()}' if "predictions" in program.handlers else "LOSS"
     clip = ["if not device:", *_indented(_clipped(program))] if program.clip else []
     if program.front == "ignite":
-        clip = _clipped(program)
+        added = lines_of(program.ingredients, "gradients")
+        clip = [*lines_of(program.ingredients, "complete"), *_clipped(program), *added]
     zero = ["optimizer.zero_grad()"]
     first, last = ([], zero) if "late zero" in program.handlers else (zero, [])
     more = lines_of(program.ingredients, "scores"), lines_of(program.ingredients, "loss")
@@ -226,11 +227,13 @@ def _step_trainer(program: Program) -> List[str]:
     else:
         body = [*first, *forward, "loss.backward()", *clip, "optimizer.step()", *last]
         body.append(f"return {returned.replace('LOSS', 'loss.item()')}")
-    text = "\n".join(body).replace("STEPS", str(steps)).replace("AUTOCAST", AUTOCAST)
+    text = "\n".join(body).replace("STEPS", str(steps))
     wrapped = f"ipu_step(train_step{f', max_grad_norm={program.clip}' if program.clip else ''})"
     return [
         "def train_step(engine, batch):",
-        *_indented(["model.train()", "inputs, targets = batch", *text.splitlines()]),
+        *_indented(
+            ["model.train()", "inputs, targets = batch", *in_words(program.ingredients, text.splitlines(), PLAIN)]
+        ),
         "",
         "trainer = Engine(train_step)"
         if program.front == "ignite"

@@ -69,16 +69,17 @@ class Ingredient:
     replaces: bool = False
 
     @property
-    def fronts(self) -> Tuple[str, ...]:
-        """Who can train with it: engines have a model and a loss, and only loops have the rest."""
-        loops = (
-            *(self.optimizer, self.setup, self.epoch, self.gradients, self.update, self.step, self.end),
-            *(self.wording, self.collate, self.closure),
-        )
-        if any(loops) or "done" in self.loss or "note(" in self.loss + self.scores:
+    def places(self) -> Tuple[str, ...]:
+        """Where it can be, as in `Program.place`: engines have a model and a loss, and only loops have everything."""
+        loops = self.optimizer, self.epoch, self.update, self.step, self.end, self.collate, self.closure
+        used = " ".join((self.scores, self.loss, self.complete, self.gradients))
+        if any(loops) or re.search(r"\b(done|epoch)\b", used):
             return ("accelerate", "run")
-        inside = self.scores or self.context or "inputs" in self.loss or ".backward(" in self.loss
-        return ("step", "accelerate", "run") if inside else ("engine", "step", "accelerate", "run", "ignite")
+        if self.setup or self.complete or self.gradients or self.wording or "note(" in used:
+            return ("ignite step", "accelerate", "run")
+        if self.scores or self.context or "inputs" in self.loss or ".backward(" in self.loss:
+            return ("step", "ignite step", "accelerate", "run")
+        return ("engine", "step", "ignite", "ignite step", "accelerate", "run")
 
     @property
     def needs_weights(self) -> bool:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
-from typing import Dict, List, Sequence
+from typing import Dict, List, Mapping, Sequence
 
 from tests.differential.gradients import GRADIENTS
 from tests.differential.ingredient import Ingredient
 
-AUTOCAST = 'torch.autocast("cuda", dtype=torch.float16)'
-"""The words of scripts for GPUs; without a GPU PyTorch switches it off."""
+PLAIN = {
+    "AUTOCAST": 'torch.autocast("cuda", dtype=torch.float16)',  # without a GPU PyTorch switches it off
+    "CLIP_VALUE": "nn.utils.clip_grad_value_",
+    "CLIP": "nn.utils.clip_grad_norm_",
+}
+"""The calls that words of ingredients stand for, in plain PyTorch."""
 
 _SWAP = """
 def swap(model, old, new):
@@ -359,3 +364,13 @@ def in_contexts(names: Sequence[str], lines: List[str]) -> List[str]:
     for context in lines_of(names, "context"):
         lines = [f"with {context}:", *textwrap.indent("\n".join(lines), "    ").splitlines()]
     return lines
+
+
+def in_words(names: Sequence[str], lines: List[str], calls: Mapping[str, str]) -> List[str]:
+    """Return lines in the wording of ingredients, and with the calls that their words stand for."""
+    text = "\n".join(lines)
+    for pattern, words in (each for name in names for each in INGREDIENTS[name].wording):
+        text = re.sub(pattern, words, text)
+    for word, call in calls.items():
+        text = re.sub(rf"\b{word}\b", call, text)
+    return text.splitlines()

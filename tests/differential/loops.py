@@ -7,8 +7,14 @@ from typing import List
 
 from tests.differential import parts
 from tests.differential.engines import edit_lines
-from tests.differential.ingredients import AUTOCAST, INGREDIENTS, in_contexts, lines_of
+from tests.differential.ingredients import INGREDIENTS, PLAIN, in_contexts, in_words, lines_of
 from tests.differential.program import Program
+
+_ACCELERATOR = {
+    "AUTOCAST": "accelerator.autocast()",
+    "CLIP_VALUE": "accelerator.clip_grad_value_",
+    "CLIP": "accelerator.clip_grad_norm_",
+}
 
 
 def loop_job(program: Program) -> List[str]:
@@ -34,18 +40,11 @@ def loop_job(program: Program) -> List[str]:
 
 def _spoken(program: Program, lines: List[str]) -> List[str]:
     """Return lines in the words of who trains."""
-    text = "\n".join(lines)
-    for name in program.ingredients:
-        for pattern, words in INGREDIENTS[name].wording:
-            text = re.sub(pattern, words, text)
-    if program.front == "accelerate":
-        text = re.sub(r"(\w+)\.backward\(\)", r"accelerator.backward(\1)", text)
-        text = re.sub(r"(\w+)\.backward\((?=\w+=)", r"accelerator.backward(\1, ", text)
-        text = text.replace("AUTOCAST", "accelerator.autocast()")
-        text = text.replace("CLIP_VALUE(", "accelerator.clip_grad_value_(")
-        return text.replace("CLIP(", "accelerator.clip_grad_norm_(").splitlines()
-    text = text.replace("AUTOCAST", AUTOCAST).replace("CLIP_VALUE(", "nn.utils.clip_grad_value_(")
-    return text.replace("CLIP(", "nn.utils.clip_grad_norm_(").splitlines()
+    if program.front != "accelerate":
+        return in_words(program.ingredients, lines, PLAIN)
+    text = "\n".join(in_words(program.ingredients, lines, _ACCELERATOR))
+    text = re.sub(r"(\w+)\.backward\(\)", r"accelerator.backward(\1)", text)
+    return re.sub(r"(\w+)\.backward\((?=\w+=)", r"accelerator.backward(\1, ", text).splitlines()
 
 
 def _prepared(program: Program) -> List[str]:

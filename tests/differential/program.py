@@ -196,9 +196,14 @@ class Program:
         return self.model != "linear"
 
     @property
+    def place(self) -> str:
+        """The code that trains: the front, or "ignite step" for a step of a script's engine that is written out."""
+        return "ignite step" if self.front == "ignite" and not self.inside else self.front
+
+    @property
     def on_host(self) -> bool:
         """Whether PyTorch may make updates of gradients that the device computes."""
-        return self.front in LOOPS and self.update != "device"
+        return self.place in (*LOOPS, "ignite step") and self.update != "device"
 
     @property
     def made(self) -> bool:
@@ -284,8 +289,8 @@ class Program:
 
     @property
     def plain_loop(self) -> bool:
-        """Whether the loop is written out, and no library makes its updates."""
-        return self.front == "run"
+        """Whether updates are written out, and no library makes them."""
+        return self.place in ("run", "ignite step")
 
     @property
     def reads_after_steps(self) -> bool:
@@ -376,7 +381,7 @@ def _ingredients(random_: random.Random, program: Program) -> Tuple[str, ...]:
 def _fits(ingredient: Ingredient, program: Program) -> bool:
     if ingredient.needs_weights and not program.made:
         return False
-    return program.front in ingredient.fronts and all(getattr(program, need) for need in ingredient.needs)
+    return program.place in ingredient.places and all(getattr(program, need) for need in ingredient.needs)
 
 
 def _edits(random_: random.Random, model: str, calls: int, epochs: int) -> Tuple[Edit, ...]:
