@@ -8,7 +8,8 @@ from typing import Any, Dict, Iterable, Mapping
 import torch
 
 _KEYS = ("dtype", "shape", "base64")
-_PLAIN = frozenset([int, float, str, bool, type(None)])
+PLAIN = frozenset([int, float, str, bool, type(None)])
+"""Types of values that are copies of themselves."""
 
 
 def are_plain(values: Iterable[Any]) -> bool:
@@ -16,7 +17,7 @@ def are_plain(values: Iterable[Any]) -> bool:
 
     A random state is a list of thousands of numbers. One look at all their types saves a call for each.
     """
-    return _PLAIN.issuperset(map(type, values))
+    return PLAIN.issuperset(map(type, values))
 
 
 def comparable(value: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import re
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from ignite_ipu.checkpoints.reading import check_complete, read_checkpoint
-from ignite_ipu.checkpoints.writing import without_methods
+from ignite_ipu.checkpoints.writing import copied
 from ignite_ipu.errors import CheckpointError, listed, logger
 
 _SHOWN = 8
@@ -87,7 +86,7 @@ def load_checkpoint(path: Folder, to_load: Mapping[str, Any]) -> None:
     try:
         # Large ones come last.
         for name, target in sorted(to_load.items(), key=lambda item: isinstance(item[1], _LARGE)):
-            before[name] = copy.deepcopy(without_methods(target.state_dict()))
+            before[name] = copied(target.state_dict())
             target.load_state_dict(content[name])
     except BaseException as error:
         for changed, state in before.items():

@@ -9,15 +9,16 @@ import operator
 import os
 import shutil
 import types
+from collections import OrderedDict
 from pathlib import Path
-from typing import Any, List, Mapping, Optional, Protocol, Union
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Union
 
 import ignite.distributed as idist
 import torch
 from ignite.handlers.checkpoint import BaseSaveHandler
 
 from ignite_ipu.checkpoints.atomic_files import remove_unfinished, whole_file
-from ignite_ipu.checkpoints.comparable import are_plain
+from ignite_ipu.checkpoints.comparable import PLAIN, are_plain
 from ignite_ipu.errors import CheckpointError
 
 _DEEPEST = 16
@@ -127,6 +128,31 @@ def without_methods(state: Any, depth: int = 0) -> Any:
         items = [without_methods(item, depth + 1) for item in state]
         return state if all(map(operator.is_, items, state)) else type(state)(items)
     return state
+
+
+def copied(state: Any) -> Any:
+    """Return a deep copy of a state, without the methods that `without_methods` leaves out.
+
+    Lists of numbers, such as random states, are copied as a whole.
+    """
+    return _copied(state, {})
+
+
+def _copied(state: Any, known: Dict[int, Any]) -> Any:
+    kind = type(state)
+    if kind in PLAIN:
+        return state
+    if id(state) in known:
+        return known[id(state)]
+    if kind is dict or (kind is OrderedDict and not vars(state)):  # that of a module has attributes
+        made = known[id(state)] = kind()
+        made.update([(key, _copied(value, known)) for key, value in state.items() if not _is_method(value)])
+        return made
+    if kind is list:
+        made = known[id(state)] = []
+        made += state if are_plain(state) else [_copied(item, known) for item in state]
+        return made
+    return copy.deepcopy(without_methods(state), known)
 
 
 def _is_method(value: Any) -> bool:

@@ -68,9 +68,12 @@ class DeviceState:
 
     def copied(self) -> _Parts:
         """Return a copy of the newest state in PopTorch's structure, for `put_back`."""
+        parts = self.parts()
+        if not self._is_the_users:
+            return parts  # PopTorch makes new tensors in each copy from the device, and here nothing writes into them
         return {
             name: None if tensors is None else {key: tensor.detach().clone() for key, tensor in tensors.items()}
-            for name, tensors in self.parts().items()
+            for name, tensors in parts.items()
         }
 
     def put_back(self, saved: SavedState) -> None:

@@ -196,7 +196,7 @@ class OptimizerLink:
 
     def read(self) -> SavedState:
         """Return a copy of the newest state, for `put_back`."""
-        device, groups = self._device.copied(), copy.deepcopy(self._numbers.groups())
+        device, groups = self._device.copied(), self._numbers.groups()
         return SavedState(device, self._device.scaling, self.settings, groups, self.steps)
 
     def put_back(self, saved: SavedState, steps: Optional[int] = None) -> None:

@@ -7,6 +7,7 @@ moments of the update formulas. Which is which stands in `kinds.py`.
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Union
@@ -19,6 +20,8 @@ from ignite_ipu.errors import OptimizerError
 from ignite_ipu.optimizers.kinds import RMSPROP, OptimizerKind, kind_of_device, kind_of_torch
 
 STEP = "Step"
+# Types of hyper-parameters that cannot be written into.
+_FIXED = (int, float, str, type(None))
 
 
 def state_to_torch(
@@ -214,6 +217,16 @@ def _refuse_other_names(device_state: Mapping[str, Any], names: Collection[str],
 
 
 def numbered_groups(groups: Sequence[Mapping[str, Any]], sizes: Sequence[int]) -> List[Dict[str, Any]]:
-    """Return parameter groups of these sizes with numbers for parameters, as torch writes them."""
+    """Return copies of parameter groups of these sizes with numbers for parameters, as torch writes them."""
     starts = [0, *itertools.accumulate(sizes)]
-    return [{**group, "params": list(range(start, start + size))} for group, start, size in zip(groups, starts, sizes)]
+    return [
+        {
+            **{name: _own(value) for name, value in group.items() if name != "params"},
+            "params": [*range(start, start + size)],
+        }
+        for group, start, size in zip(groups, starts, sizes)
+    ]
+
+
+def _own(value: Any) -> Any:
+    return value if isinstance(value, _FIXED) else copy.deepcopy(value)

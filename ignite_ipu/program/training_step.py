@@ -210,7 +210,8 @@ def _scalar(loss: Any, traced: bool) -> torch.Tensor:
         raise LossError(f"The loss has type {loss.dtype}, which has no gradient. Compute it in floating point.")
     if traced and loss.device.type != "ipu":
         raise LossError("The loss does not depend on the batch or the model: it is a constant of the compiled program.")
-    return loss.reshape(())
+    # A reshape to the same shape would be an operator of the program.
+    return loss.reshape(()) if loss.dim() else loss
 
 
 def _could_be_loss(value: Any) -> bool:

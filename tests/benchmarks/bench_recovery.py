@@ -1,7 +1,7 @@
 """Cost of `Recovery`: training with snapshots at several cadences, against training without.
 
-The limit is a hand-written step after which weights and optimizer state are copied to the host, by PopTorch's methods
-for that.
+The limit is a hand-written step after which the values are copied to the host with which it can be made again: weights
+and optimizer state by PopTorch's methods for that, the random states of device and host, and the batch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ignite_ipu import backend, create_ipu_trainer
+from ignite_ipu.checkpoints.random_states import read_random_states
 from ignite_ipu.engines.trainer import IPUTrainer
 from ignite_ipu.handlers import Recovery
 from tests.benchmarks.measures import Measure, ratio
@@ -60,9 +61,11 @@ def by_hand(every: int) -> Callable[[], object]:
         kept: Any = None
         for number, (x, y) in enumerate(data, 1):
             executor(x, y).item()
+            batch = x.clone(), y.clone()
             if number % every == 0:
                 executor.copyWeightsToHost()
-                kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}, optimizer.state_dict()
+                weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+                kept = batch, weights, optimizer.state_dict(), executor.rng_state, read_random_states()
         return kept
 
     return run

@@ -13,8 +13,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 import torch
 from torch import nn
 
-from ignite_ipu.checkpoints.comparable import are_plain
-from ignite_ipu.checkpoints.writing import without_methods, write_checkpoint
+from ignite_ipu.checkpoints.writing import copied, write_checkpoint
 from ignite_ipu.optimizers.host_link import HostLink, Link
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.session.program import ModelProgram
@@ -180,11 +179,11 @@ class RunImages:
     def take(self, iteration: int, snapshot: Snapshot) -> None:
         """Make the current state the newest image."""
         self._positions = self._positions or self._weights.held.positions(self._model)
-        extra = {
-            name: None if name in self._positions else copy.deepcopy(value)
-            for name, value in self._model.state_dict().items()
-        }
-        states = {name: _copied(without_methods(value.state_dict())) for name, value in self._objects.items()}
+        # With `keep_vars` nothing reads the weights: the snapshot has them, and a read has to be checked for a write.
+        with torch.no_grad():
+            values = self._model.state_dict(keep_vars=True)
+            extra = {name: None if name in self._positions else _detached(value) for name, value in values.items()}
+        states = {name: copied(value.state_dict()) for name, value in self._objects.items()}
         self.newest = RunImage(iteration, snapshot, states, extra)
 
     def write(self, folder: Path) -> Optional[Path]:
@@ -203,17 +202,6 @@ class RunImages:
             return path
 
 
-def _copied(state: Any) -> Any:
-    """Return a deep copy, for which lists of numbers, such as random states, are copied as a whole."""
-    known: Dict[int, Any] = {}
-    seen, waiting = set(), [state]
-    while waiting:
-        each = waiting.pop()
-        if not isinstance(each, (dict, list, tuple)) or id(each) in seen:
-            continue
-        seen.add(id(each))
-        if type(each) is list and are_plain(each):
-            known[id(each)] = list(each)
-        else:
-            waiting += each.values() if isinstance(each, dict) else each
-    return copy.deepcopy(state, known)
+def _detached(value: Any) -> Any:
+    """Return a copy of an entry of a model's state dictionary."""
+    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
