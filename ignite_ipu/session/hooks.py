@@ -10,6 +10,7 @@ import torch
 from ignite.engine import Engine, EventEnum
 
 from ignite_ipu.errors import SessionError, logger
+from ignite_ipu.torch_names.engines import event_handlers_of
 
 _T = TypeVar("_T")
 
@@ -179,6 +180,8 @@ class SessionHooks:
         logger.debug("%s", event.value)
         self.fired[event] += 1
         for engine in list(self.engines):
+            if not event_handlers_of(engine).get(event):
+                continue  # Ignite compares an event with all that an engine has, in Python
             # Handlers of the current event may still read its name.
             last = engine.last_event_name
             engine.fire_event(event)

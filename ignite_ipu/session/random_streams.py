@@ -25,9 +25,12 @@ def continue_stream(program: ModelProgram, state: List[int]) -> None:
         compiled.executor.rng_state = list(state)
 
 
-def start_stream(program: ModelProgram) -> None:
-    """Give a random stream a start that can be restored, if it has not started and PopTorch reports none."""
-    if read_stream(program) is None:
+def started_stream(program: ModelProgram) -> Optional[List[int]]:
+    """Return a random state, after giving it a start that can be restored if it has none and PopTorch reports none."""
+    state = read_stream(program)
+    if state is None:
         options = program.options
         seeded = options.exists("random_seed")
         continue_stream(program, [int(options.random_seed) if seeded else torch.initial_seed() % _SEEDS])
+        state = read_stream(program)
+    return state

@@ -12,6 +12,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional
 
 from ignite.engine import Engine
 
+from ignite_ipu.checkpoints.comparable import comparable
 from ignite_ipu.checkpoints.random_states import read_random_states, write_random_states
 
 
@@ -75,10 +76,11 @@ class DataPosition:
     def note_generator(self, data: Any) -> None:
         """Note where a loader's own generator is, at the start of a pass that an engine makes itself."""
         generator = getattr(data, "generator", None)
-        self._started = None if generator is None else read_random_states(generator)
+        self._started = None if generator is None else comparable(read_random_states(generator))
 
     def _begin(self, data: Any) -> Iterator[Any]:
-        self._started = read_random_states(getattr(data, "generator", None))
+        # Encoded once, however often it is saved.
+        self._started = comparable(read_random_states(getattr(data, "generator", None)))
         self.drawn = 0
         return self._counted(iter(data))
 

@@ -28,7 +28,7 @@ from ignite_ipu.handlers.recovery.decisions import (
 from ignite_ipu.handlers.recovery.replay import Replay, RunImages, Snapshot
 from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.program import ModelProgram
-from ignite_ipu.session.random_streams import read_stream, start_stream
+from ignite_ipu.session.random_streams import read_stream, started_stream
 from ignite_ipu.session.session import IPUSession, session_of
 from ignite_ipu.session.training import Trained
 
@@ -223,7 +223,6 @@ class _GuardedTraining:
         replay.example = leaves, batch
         compiled = program.compiled is not None
         if not compiled:
-            start_stream(program)
             replay.take()  # of the host's values: there are no moments to be read before the program is loaded
         elif replay.snapshot is None or session.weights.programs.training_is_stale or link.loaded or not program.ready:
             # Before values of the host are sent: a fault during the copy loses values that only the device has.
@@ -249,8 +248,7 @@ class _GuardedTraining:
 
         def call_and_follow() -> Any:
             if program not in self._streams:
-                start_stream(program)
-                self._streams[program] = _Stream(read_stream(program))
+                self._streams[program] = _Stream(started_stream(program))
             stream = self._streams[program]
             output = call()
             if stream.drawn_from is not False:
@@ -384,7 +382,6 @@ class _GuardedTraining:
 
     def _take_snapshot(self) -> Snapshot:
         started = time.perf_counter()
-        start_stream(self._trained.program)
         snapshot = self._replay.take()
         self._status.snapshots += 1
         self._status.snapshot_seconds += time.perf_counter() - started

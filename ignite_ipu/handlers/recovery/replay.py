@@ -18,7 +18,7 @@ from ignite_ipu.optimizers.host_link import HostLink, Link
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.program_kinds import GradientKind
-from ignite_ipu.session.random_streams import read_stream
+from ignite_ipu.session.random_streams import started_stream
 from ignite_ipu.session.training import Trained
 from ignite_ipu.session.weights.tracker import Weights
 
@@ -72,7 +72,8 @@ class Replay:
         It costs one download of the weights, if they are newer on the device, and one of the rest.
         """
         trained = self._trained
-        self.snapshot = Snapshot(self._weights.read(), trained.link.read(), read_stream(trained.program))
+        random_state = started_stream(trained.program)
+        self.snapshot = Snapshot(self._weights.read(), trained.link.read(), random_state)
         self._drop_calls()
         self.taken_at = time.monotonic()
         return self.snapshot
