@@ -149,9 +149,10 @@ def _copied(state: Any, known: Dict[int, Any]) -> Any:
         made.update([(key, _copied(value, known)) for key, value in state.items() if not _is_method(value)])
         return made
     if kind is list:
-        made = known[id(state)] = []
-        made += state if are_plain(state) else [_copied(item, known) for item in state]
-        return made
+        items: List[Any] = []
+        known[id(state)] = items
+        items += state if are_plain(state) else [_copied(item, known) for item in state]
+        return items
     return copy.deepcopy(without_methods(state), known)
 
 
