@@ -46,8 +46,9 @@ from ignite_ipu.deferred.model.gradient_clipping import clip_gradients
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.optimizer import capture_optimizer
 from ignite_ipu.deferred.settings import IGNORING, CaptureObserver, captured_options, leaving_device
+from ignite_ipu.deferred.tensor.deferred_values import resolved
 from ignite_ipu.deferred.tensor.device_gradient import refuse_weights_of_the_host
-from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
+from ignite_ipu.deferred.tensor.tensor import DeferredTensor
 from ignite_ipu.errors import CaptureError, OptionsError, UnsupportedArgumentError
 from ignite_ipu.launched import describe_to_torch
 from ignite_ipu.program.config import Configuration, IPUConfig

@@ -19,7 +19,7 @@ from ignite_ipu.deferred.model.joined import captured_by
 from ignite_ipu.deferred.model.model import CapturedModel
 from ignite_ipu.deferred.model.optimizer import capture_optimizer
 from ignite_ipu.deferred.settings import refuse_for_capture
-from ignite_ipu.deferred.tensor.tensor import known_in
+from ignite_ipu.deferred.tensor.deferred_values import known_in
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.config import Configuration, IPUConfig
 from ignite_ipu.program.guards.names import Named

@@ -19,7 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ignite_ipu.deferred.events import LoopObserver, has_gradient, observe
-from ignite_ipu.deferred.tensor.tensor import DeferredTensor, resolved
+from ignite_ipu.deferred.tensor.deferred_values import resolved
+from ignite_ipu.deferred.tensor.tensor import DeferredTensor
 from ignite_ipu.errors import CaptureError, ParityError
 from ignite_ipu.optimizers.step_hooks import CallHook
 from ignite_ipu.parity.engine_values import EngineValues

@@ -15,7 +15,7 @@ from ignite_ipu.deferred.compiled.places import Places, execution_of, one_after_
 from ignite_ipu.deferred.compiled.step import CalledStep
 from ignite_ipu.deferred.graph.operations import ModesThen
 from ignite_ipu.deferred.graph.structure import Structure, flatten, refuse_sparse
-from ignite_ipu.deferred.tensor.tensor import resolved
+from ignite_ipu.deferred.tensor.deferred_values import resolved
 from ignite_ipu.errors import CaptureError, RowsError, logger
 from ignite_ipu.poptorch_types import Options
 from ignite_ipu.program.config import IPUConfig

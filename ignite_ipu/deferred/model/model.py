@@ -33,9 +33,9 @@ from ignite_ipu.deferred.model.capturing_class import release_class
 from ignite_ipu.deferred.model.loop import Loop, Setup
 from ignite_ipu.deferred.model.recording import RecordedCalls, SharedWeights
 from ignite_ipu.deferred.settings import IGNORING
+from ignite_ipu.deferred.tensor.deferred_values import all_values, deferred_values
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.reads import awaits_backward, not_frozen
-from ignite_ipu.deferred.tensor.tensor import all_values, deferred_values
 from ignite_ipu.deferred.tensor.without_graph import without_graph
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.left_behind import put

@@ -12,7 +12,8 @@ from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures
 from ignite_ipu.deferred.graph.structure import Structure, flatten, unflatten
 from ignite_ipu.deferred.model.loop import Loop
-from ignite_ipu.deferred.tensor.tensor import DeferredTensor, WeightView, as_leaf, deferred_results
+from ignite_ipu.deferred.tensor.deferred_values import as_leaf
+from ignite_ipu.deferred.tensor.tensor import DeferredTensor, WeightView, deferred_results
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.left_behind import put
 from ignite_ipu.program.user_code import Line, current_line

@@ -9,15 +9,9 @@ import torch
 from ignite_ipu.deferred.graph.operations import USES, keep_weights
 from ignite_ipu.deferred.graph.owners import CapturedLoop, parameter_of
 from ignite_ipu.deferred.graph.structure import leaves_in
+from ignite_ipu.deferred.tensor.deferred_values import all_values, resolved
 from ignite_ipu.deferred.tensor.functions import METADATA, READS, REFUSED, TENSOR_PROPERTIES, attribute_of, written
-from ignite_ipu.deferred.tensor.tensor import (
-    DeferredTensor,
-    all_values,
-    recorded,
-    resolved,
-    write_weights,
-    written_weights,
-)
+from ignite_ipu.deferred.tensor.tensor import DeferredTensor, recorded, write_weights, written_weights
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.forward.eager import EAGER

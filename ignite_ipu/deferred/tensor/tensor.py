@@ -11,12 +11,19 @@ from torch.overrides import enable_reentrant_dispatch
 
 from ignite_ipu.capabilities import GRADIENTS
 from ignite_ipu.deferred.events import OBSERVERS
-from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.operations import Operation, Value, name_of
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import Signatures, changing_numbers, inferred_signature
-from ignite_ipu.deferred.graph.structure import flatten, leaves_in, mapped, unflatten
+from ignite_ipu.deferred.graph.structure import flatten, leaves_in, unflatten
 from ignite_ipu.deferred.tensor.autograd import accumulate_to, asked_gradients
+from ignite_ipu.deferred.tensor.deferred_values import (
+    Deferred,
+    all_values,
+    as_leaf,
+    awaited_values,
+    deferred_values,
+    resolved,
+)
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.frames import is_argument_check, passes_argument_on, refuse_function, refuse_script
 from ignite_ipu.deferred.tensor.functions import (
@@ -32,7 +39,7 @@ from ignite_ipu.deferred.tensor.functions import (
 )
 from ignite_ipu.deferred.tensor.in_place import diagonal_masked, recorded_as
 from ignite_ipu.deferred.tensor.indices import ARRAYS, INDEXED, with_known_indices
-from ignite_ipu.deferred.tensor.inputs import NORMALISATIONS, input_of, is_weight, refuse_statistics
+from ignite_ipu.deferred.tensor.inputs import NORMALISATIONS, is_weight, refuse_statistics
 from ignite_ipu.deferred.tensor.losses import RecordedNode, mark_loss
 from ignite_ipu.deferred.tensor.reads import is_of_evaluations, read
 from ignite_ipu.deferred.tensor.views import is_own_view, written_values
@@ -49,7 +56,7 @@ from ignite_ipu.deferred.tensor.written_tensors import (
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.refusal_frames import brief_refusals
-from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.tensors import (
     CALLS_OF_BACKWARD,
     COUNT_OF_WRITES,
@@ -69,19 +76,12 @@ _NOT_WRITING = word_set("__set__ __delete__ requires_grad_")
 _RECORDED: Dict[Callable[..., Any], FrozenSet[type]] = {}
 
 
-class DeferredTensor(torch.Tensor):
+class DeferredTensor(Deferred):
     """A tensor whose shape, type and place in the step are known, and whose value comes with the step.
-
-    Attributes:
-        value: Its current value.
-        origin: The ordinary tensor that it replaces after `total += loss`.
 
     Operations on it are recorded. Asking for its value gives the number when the step has run, runs the step when its
     loss has gone backward, and is an error before that.
     """
-
-    value: Value
-    origin: Optional[torch.Tensor] = None
 
     @classmethod
     @brief_refusals
@@ -90,7 +90,7 @@ class DeferredTensor(torch.Tensor):
     ) -> Any:
         grad = torch.is_grad_enabled()
         if not grad:
-            refuse_function(_awaited_values, (args, kwargs), passes_argument_on(func, args))
+            refuse_function(awaited_values, (args, kwargs), passes_argument_on(func, args))
         numbers: Optional[Container[type]] = _RECORDED.get(func)
         if numbers is not None:
             leaves: List[Any] = []
@@ -119,7 +119,7 @@ class DeferredTensor(torch.Tensor):
         # Code in C++, such as a scripted function, does not pass through PyTorch's Python API. An argument that an
         # autograd.Function returns unchanged comes here, too.
         returned = not torch.is_grad_enabled() and passes_argument_on(func, args)
-        refuse_function(_awaited_values, (args, kwargs), returned)
+        refuse_function(awaited_values, (args, kwargs), returned)
         refuse_script()
         # Autograd is switched off here, and with it the flag for results that depend on weights.
         with enable_reentrant_dispatch():
@@ -223,62 +223,6 @@ def write_weights(func: Callable[..., Any], target: Any, args: Tuple[Any, ...], 
     args, kwargs = resolved((args, kwargs), name_of(func), views)
     func(*args, **kwargs)
     return target
-
-
-def resolved(structure: Any, what: str = "its value", views: Sequence[WeightView] = ()) -> Any:
-    """Return nested values with every deferred tensor replaced by its value; `what` says in words how it is read.
-
-    These views of weights are replaced by tensors of the host, through which code may write.
-    """
-    hosts = {id(view): view.memory.of_host() for view in views}
-
-    def known(leaf: Any) -> Any:
-        if id(leaf) in hosts:
-            return hosts[id(leaf)]
-        return read(leaf.value, what) if isinstance(leaf, DeferredTensor) else leaf
-
-    return mapped(structure, known)
-
-
-def deferred_values(structure: Any) -> List[Value]:
-    """Return the parts of nested values that have no value yet."""
-    return [value for value in all_values(structure) if not value.known]
-
-
-def _awaited_values(structure: Any) -> List[Value]:
-    """Return the parts of nested values that have no value yet, or through which gradients can flow."""
-    return [value for value in all_values(structure) if value.live or not value.known]
-
-
-def all_values(structure: Any) -> List[Value]:
-    """Return the values of the deferred tensors in nested values."""
-    found = map(answered, leaves_in(structure))
-    return [leaf.value for leaf in found if isinstance(leaf, DeferredTensor)]
-
-
-def known_in(structure: Any) -> Any:
-    """Return nested values with those deferred tensors replaced by their values that need no update."""
-
-    def known(leaf: Any) -> Any:
-        return leaf.value.get() if isinstance(leaf, DeferredTensor) and leaf.value.known else leaf
-
-    return mapped(structure, known)
-
-
-def as_leaf(value: Any, line: Line) -> Any:
-    """Return the reference of a recorded operation to a tensor or number: `Value`, `Input` or `Number`."""
-    value = answered(value)
-    if isinstance(value, DeferredTensor):
-        known = value.value
-        if not known.known or (torch.is_grad_enabled() and known.live):
-            return known
-        leaf = Input(known.get(), Shape.of(known.get(), False))
-        if known.shape.requires_grad and torch.is_grad_enabled():
-            leaf.spent = known.operation.line
-        return leaf
-    if isinstance(value, (float, int)):
-        return Number(value)
-    return input_of(value, line)
 
 
 def deferred_results(operation: Operation) -> Any:

@@ -25,7 +25,7 @@ from ignite_ipu.deferred.model.capturing_class import refuse_transforms
 from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.prepare import host_step_reason
 from ignite_ipu.deferred.settings import CaptureObserver, leaving_device, refuse_for_capture
-from ignite_ipu.deferred.tensor.tensor import deferred_values
+from ignite_ipu.deferred.tensor.deferred_values import deferred_values
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.tensors.raw import named_tensors
