@@ -10,6 +10,7 @@ from typing import Dict, FrozenSet, Iterable, Mapping, NamedTuple, Set, Tuple
 from ignite_ipu.migration.analysis.library_loops import library_loops
 from ignite_ipu.migration.analysis.reach import CodeBase, Import, imports_of
 from ignite_ipu.migration.analysis.scope import OutsideCall
+from ignite_ipu.migration.analysis.training import clips_on_host
 from ignite_ipu.migration.analysis.uses import CHOICE, MODULE, Uses, used_scopes, uses_of
 from ignite_ipu.migration.findings import Finding, Outcome, Program, Severity
 
@@ -47,6 +48,8 @@ class Judgement:
         trains: Whether it makes optimizers, trainers or training steps.
         automatic: Whether it imports `ignite_ipu.auto`.
         outcomes: Scopes with the outcomes of the findings in them, but for notes, which refuse nothing.
+        clips: Scopes that clip gradients.
+        optimizers: Scopes that make optimizers, each with whether gradients for it are clipped on the host.
         imports: The modules that it imports.
         uses: The names that its scopes use.
         outside: Calls of functions of other modules by traced code.
@@ -56,6 +59,8 @@ class Judgement:
     trains: bool = False
     automatic: bool = False
     outcomes: FrozenSet[Tuple[str, Outcome]] = frozenset()
+    clips: FrozenSet[str] = frozenset()
+    optimizers: FrozenSet[Tuple[str, bool]] = frozenset()
     imports: FrozenSet[Import] = frozenset()
     uses: Uses = field(default_factory=lambda: Uses({MODULE: frozenset()}, ()))
     outside: FrozenSet[OutsideCall] = frozenset()
@@ -87,9 +92,17 @@ def judge(program: Program, findings: Iterable[Finding], latent: Iterable[Latent
     """Return the facts of a file, by all that rules find in it, and in functions that traced code may call."""
     uses = uses_of(program.tree)
     outcomes = frozenset((_scope_of(uses, each), each.run) for each in findings if each.severity is not Severity.NOTE)
-    imports = imports_of(program.tree)
+    calls = program.training.optimizer_calls
     return Judgement(
-        trains(program), program.is_automatic, outcomes, imports, uses, frozenset(program.outside), frozenset(latent)
+        trains(program),
+        program.is_automatic,
+        outcomes,
+        clips=frozenset(_scope_of(uses, each) for each in findings if each.rule == "gradient-clipping"),
+        optimizers=frozenset((uses.scope_of(call.lineno), clips_on_host(call, name)) for call, name in calls),
+        imports=imports_of(program.tree),
+        uses=uses,
+        outside=frozenset(program.outside),
+        latent=frozenset(latent),
     )
 
 
@@ -133,7 +146,11 @@ class Programs:
         """Return the verdict on a program: findings in files that it imports count where they are used for sure."""
         parts, used = self._used(path)
         outcomes = [outcome for each in parts for scope, outcome in parts[each].outcomes if scope in used[each]]
-        return _verdict(self.trains(path), [*outcomes, *(finding.run for finding in self.called(path))])
+        outcomes += [finding.run for finding in self.called(path)]
+        if any(scope in used[each] for each in parts for scope in parts[each].clips):
+            made = [on_host for each in parts for scope, on_host in parts[each].optimizers if scope in used[each]]
+            outcomes += [Outcome.ON_HOST] if made and all(made) else []
+        return _verdict(self.trains(path), outcomes)
 
     def called(self, path: str) -> Set[Finding]:
         """Return the findings in functions that traced code of other files of a program calls for sure."""

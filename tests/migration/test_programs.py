@@ -151,6 +151,26 @@ def test_a_function_of_another_module_that_reads_values_counts_where_traced_code
     assert refused == ([] if found is None else [found])
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "verdict"),
+    [("SGD({}, 0.1, momentum=0.9)", Verdict.TRAINS_ON_HOST), ("SGD({}, 0.1)", Verdict.TRAINS)],
+)
+def test_gradients_that_another_file_clips_for_momentum_are_clipped_on_the_host(
+    optimizer, verdict, code_base, tmp_path
+):
+    step = (
+        "from torch.nn.utils import clip_grad_norm_\ndef step(model, optimizer, x):\n    model(x).mean().backward()\n"
+        "    clip_grad_norm_(model.parameters(), 1.0)\n    optimizer.step()\n    optimizer.zero_grad()\n"
+    )
+    script = (
+        "import torch\nfrom nets import Net\nfrom steps import step\nmodel = Net()\n"
+        f"optimizer = torch.optim.{optimizer.format('model.parameters()')}\nfor x in batches:\n"
+        "    step(model, optimizer, x)\n"
+    )
+    paths = code_base(nets=NETS, steps=step, train=script)
+    assert check_paths([str(tmp_path)]).verdicts[paths["train"]] is verdict
+
+
 def test_code_in_strings_is_a_part_of_the_program(code_base, tmp_path):
     """It is found at the line that executes it, and captured by the import."""
     head, _, loop = train().partition("for x in batches")

@@ -31,6 +31,15 @@ def trains_the_rest(file: ParsedFile, trainer: ast.Call) -> bool:
     return steps is None or constant(steps) == 1
 
 
+def clips_on_host(optimizer: ast.Call, name: str) -> bool:
+    """Return whether PopTorch cannot clip gradients by their norm in the update of an optimizer, by its construction.
+
+    Its SGD with momentum clips the velocity, and its RMSprop has no maximal norm.
+    """
+    momentum = constant(argument(optimizer, "momentum", 2)) if name == "torch.optim.SGD" else None
+    return name == "torch.optim.RMSprop" or (isinstance(momentum, float) and momentum > 0)
+
+
 class Training:
     """The training side of a file, which outlives this; tables map targets' sources (`self.opt`) to their values."""
 

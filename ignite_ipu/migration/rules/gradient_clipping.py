@@ -27,10 +27,8 @@ Example:
 
 from __future__ import annotations
 
-import ast
-
 from ignite_ipu.capabilities import GRADIENTS
-from ignite_ipu.migration.analysis.names import argument, constant
+from ignite_ipu.migration.analysis.training import clips_on_host
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
 
 SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
@@ -50,9 +48,4 @@ def check(program: Program) -> Hits:
 def _cannot_clip(program: Program) -> bool:
     """Return whether all optimizers of the file are SGD with momentum, or RMSprop."""
     calls = program.training.optimizer_calls
-    return bool(calls) and all(name == "torch.optim.RMSprop" or _has_momentum(call, name) for call, name in calls)
-
-
-def _has_momentum(call: ast.Call, name: str) -> bool:
-    momentum = constant(argument(call, "momentum", 2)) if name == "torch.optim.SGD" else None
-    return isinstance(momentum, float) and momentum > 0
+    return bool(calls) and all(clips_on_host(call, name) for call, name in calls)
