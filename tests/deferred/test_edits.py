@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu import backend, ipu_prepare
+from ignite_ipu import IPUConfig, backend, ipu_prepare
 from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer, captured
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
@@ -306,3 +306,74 @@ def test_edits_of_what_a_call_reads_are_edits_for_it() -> None:
     model.loss(write_weight).backward()
     with pytest.raises(CaptureError, match=r"weights or buffers of .* were written after that"):
         optimizer.step()
+
+
+def multiply_data(model: Any) -> None:
+    model[2].weight.data.mul_(0.5)
+
+
+def set_data(model: Any) -> None:
+    model[2].weight.data = model[2].weight.data * 0.5
+
+
+def add_detached(model: Any) -> None:
+    model[2].weight.detach().add_(0.5)
+
+
+class WithStatistics(nn.Module):
+    """Layers with batch statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layers(x)
+        return found
+
+
+@pytest.mark.parametrize("update", ["auto", "host"])
+@pytest.mark.parametrize("write", [multiply_data, set_data, add_detached])
+def test_gradients_of_weights_that_are_written_after_the_forward_are_pytorchs(
+    write: Callable[[Any], Any], update: Any
+) -> None:
+    """Those of the earlier results with the later weights, or PyTorch's error for a write that it counts."""
+    torch.manual_seed(0)
+    native = WithStatistics()
+    seen: List[List[Any]] = []
+    for model in (native, copy.deepcopy(native)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if model is not native:
+            ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+        seen.append([])
+        for number in range(3):
+            optimizer.zero_grad()
+            scores = model(X)
+            if number:
+                write(model.layers)
+            loss = F.cross_entropy(scores, Y) + model.layers[0].weight.pow(2).sum() + model(X * 2).pow(2).mean()
+            write(model.layers)
+            try:
+                loss.backward()
+            except RuntimeError as error:
+                seen[-1].append("modified by an inplace operation" in str(error))
+                break
+            optimizer.step()
+            seen[-1] += [loss.item(), *[each.grad.tolist() for each in model.parameters()]]
+        else:
+            seen[-1] += [each.tolist() for each in model.state_dict().values()]
+    assert len(seen[0]) == len(seen[1]) and (len(seen[0]) == 1) is (write is add_detached)
+    for ours, theirs in zip(seen[1], seen[0]):
+        torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_a_mixture_are_refused_with_random_numbers() -> None:
+    """The host would draw others than the device."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+    optimizer = ipu_prepare(torch.optim.SGD(model.parameters(), lr=0.1), model, config=IPUConfig(update="host"))
+    loss = F.cross_entropy(model(X), Y)
+    multiply_data(model)
+    with pytest.raises(CaptureError, match="the loss has no random numbers"):
+        loss.backward()
+    optimizer.zero_grad()

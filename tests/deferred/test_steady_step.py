@@ -45,7 +45,7 @@ CAPTURED = {
     "model.gradients": "clear exists losses_of use within",
     "model.history": "watches",
     "model.joined": "known_update",
-    "model.kept_weights": "check_saved note_call",
+    "model.kept_weights": "mixes note_call",
     "model.loop": "backward",
     "model.model": "_answer call",
     "model.obstacles": "refuse_spent",

@@ -16,6 +16,7 @@ from typing import (
     Mapping,
     NamedTuple,
     Optional,
+    Protocol,
     Sequence,
     Set,
     Tuple,
@@ -257,18 +258,90 @@ def saved_by(losses: Sequence[Loss], parameters: Iterable[torch.Tensor], trains:
     return saved
 
 
+class Change(Protocol):
+    """Weights before they were changed, `Older`, as their gradients need it."""
+
+    @property
+    def taken(self) -> int: ...
+    @property
+    def values(self) -> Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]]: ...
+    @property
+    def uncounted(self) -> FrozenSet[int]: ...
+    @property
+    def replaced(self) -> FrozenSet[int]: ...
+    @property
+    def counted(self) -> FrozenSet[int]: ...
+
+
+def mixed_gradients(
+    loss: Loss, parameters: Sequence[torch.Tensor], trains: Container[int], changes: Sequence[Change]
+) -> Tuple[Dict[int, Optional[torch.Tensor]], Dict[Operation, List[torch.Tensor]]]:
+    """Return gradients by `id` of their parameter as PyTorch computes them, and the results of a loss's operations.
+
+    Parameters were changed after operations, in the order of `changes`. They are changed in the same ways here, so that
+    autograd finds the memory that it has saved with the later values, or raises its error for writes that it counts.
+    """
+    known = {id(each): plain(each) for each in parameters}
+    # By the id of a parameter: the values that it got by the changes, and the number of the operation before each.
+    events: List[Tuple[Change, int, Callable[[], torch.Tensor]]] = []
+    first = dict(known)
+    for change in reversed(changes):
+        for tensor, before in change.values:
+            if id(tensor) in known:
+                assert before is not None
+                events.insert(0, (change, id(tensor), functools.partial(torch.clone, first[id(tensor)])))
+                first[id(tensor)] = before
+    with DisableTorchFunctionSubclass():
+        copies = {key: value.clone().requires_grad_(key in trains) for key, value in first.items()}
+
+    def change_before(number: float) -> None:
+        while events and events[0][0].taken < number:
+            change, key, value = events.pop(0)
+            copy = copies[key]
+            if key in change.replaced:
+                copy.data = value()
+            elif key in change.uncounted - change.counted:
+                copy.data.copy_(value())
+            else:
+                with torch.no_grad():
+                    copy.copy_(value())
+
+    with DisableTorchFunctionSubclass():
+        results = _replayed([loss], copies, lambda operation: change_before(operation.number))
+        change_before(float("inf"))
+        trained = {key: copy for key, copy in copies.items() if copy.requires_grad}
+        total = results[loss.value.operation][loss.value.index].sum()
+        found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
+    return dict(zip(trained, found)), results
+
+
 def _total(losses: Sequence[Loss], trained: Mapping[int, torch.Tensor]) -> torch.Tensor:
     """Return the sum of losses, computed on the host from copies of parameters, by the ids of these."""
+    results = _replayed(losses, trained)
+    with DisableTorchFunctionSubclass(), torch.enable_grad():
+        return torch.stack([results[loss.value.operation][loss.value.index].sum() for loss in losses]).sum()
+
+
+def _replayed(
+    losses: Sequence[Loss], trained: Mapping[int, torch.Tensor], before: Callable[[Operation], None] = lambda each: None
+) -> Dict[Operation, List[torch.Tensor]]:
+    """Compute the operations of losses on the host from copies of parameters, and return the results of each.
+
+    `before` is called before each operation that reads tensors of the host.
+    """
     operations = {each for loss in losses for each in loss.operations}
     buffers: Dict[int, torch.Tensor] = {}
 
     def tensor_of(leaf: Input, operation: Operation) -> torch.Tensor:
+        before(operation)
         return trained.get(id(leaf.tensor), torch.Tensor.detach(leaf.tensor))
 
+    def called(operation: Operation, leaves: List[Any]) -> Any:
+        before(operation)
+        return _called(trained, buffers, operation, leaves)
+
     with torch.random.fork_rng(devices=[]), DisableTorchFunctionSubclass(), torch.enable_grad():
-        called = functools.partial(_called, trained, buffers)
-        results = replayed(sorted(operations, key=by_number), tensor_of, called)
-        return torch.stack([results[loss.value.operation][loss.value.index].sum() for loss in losses]).sum()
+        return replayed(sorted(operations, key=by_number), tensor_of, called)
 
 
 def _called(

@@ -11,7 +11,7 @@ from typing import Dict, Iterable, List, Optional, Sequence, Set, Tuple
 import torch
 
 from ignite_ipu.deferred.graph.leaves import Input
-from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation
+from ignite_ipu.deferred.graph.operations import CLOCK, Operation
 from ignite_ipu.deferred.graph.owners import CapturedLoop
 from ignite_ipu.deferred.model.turns import Older, weights_of
 from ignite_ipu.errors import CaptureError
@@ -41,6 +41,7 @@ class WeightEdits:
         self._newest = (0, 0)
         self.keeps = False
         self._found: List[Edited] = []
+        self._counted: Set[int] = set()
         self.older: List[Older] = []
         # By `id`, the last operation before a write that was kept for, and the memory of then.
         self._written: Dict[int, Tuple[int, int]] = {}
@@ -48,6 +49,7 @@ class WeightEdits:
     def found(self, edited: Edited) -> None:
         """Note tensors that were found to be written."""
         self._found.append(edited)
+        self._counted |= self._weights.detector.counted
 
     def before_write(self, tensors: Sequence[torch.Tensor]) -> None:
         """Keep the values of tensors that are about to be written, or whose memory is about to be replaced."""
@@ -66,12 +68,13 @@ class WeightEdits:
             return
         found, self._found = self._found, []
         written, self._written = self._written, {}
+        counted, self._counted = self._counted, set()
         edits = weights.detector.edits - self._seen
         if not edits:
             return
         self._seen += edits
         pairs = [pair for edited in found for pair in edited] if self.keeps else []
-        self.older += _older(pairs, written)
+        self.older += _older(pairs, written, counted)
         # Edits that were reported, and not found, may be of any weight.
         self._note(CLOCK.now, None if edits > len(found) else self._sharing(found), lost=not pairs)
 
@@ -130,6 +133,7 @@ class WeightEdits:
             self._weights.notice_edits()
         self._seen = self._weights.detector.edits
         self._found.clear()
+        self._counted.clear()
         self._written.clear()
 
     def check(
@@ -153,17 +157,18 @@ class WeightEdits:
                 )
 
 
-def _older(pairs: Edited, written: Dict[int, Tuple[int, int]]) -> List[Older]:
-    """Return the values of weights before they were written, in the order of the writes."""
+def _older(pairs: Edited, written: Dict[int, Tuple[int, int]], counted: Set[int]) -> List[Older]:
+    """Return the values of weights before they were written, in the order of the writes.
+
+    Each function of a weight looks for writes before it is recorded, so none was recorded between a write and now.
+    """
     moments: Dict[int, List[Tuple[torch.Tensor, Optional[torch.Tensor]]]] = {}
     replaced: Set[int] = set()
-    used = {id(leaf.tensor) for each in USES for leaf in each.leaves if type(leaf) is Input} if pairs else set()
     for tensor, before in pairs:
-        if id(tensor) in used and id(tensor) not in written:
-            before = None  # functions of it may have been recorded between the write and now
         moment, memory = written.get(id(tensor), (CLOCK.now, None))
         moments.setdefault(moment, []).append((tensor, before))
         if memory is not None and memory != memory_of(plain(tensor)):
             replaced.add(id(tensor))
     uncounted = frozenset(id(tensor) for tensor, _ in pairs if id(tensor) not in written)
-    return [Older(moment, values, uncounted, frozenset(replaced)) for moment, values in sorted(moments.items())]
+    sets = uncounted, frozenset(replaced), frozenset(counted)
+    return [Older(moment, values, *sets) for moment, values in sorted(moments.items())]

@@ -119,8 +119,10 @@ class FusedUpdates:
 
     def backward(self, loss: Loss) -> None:
         self._loop.edits.look()
-        if self.standby is not None:
-            self.standby.kept.check_saved(loss)
+        if self.standby is not None and self.standby.kept.mixes(loss):
+            self.leave_device(f"Memory of weights was written before the loss went backward at {loss.line}.")
+            self._loop.updates.backward(loss)
+            return
         if DIFFERENTIATED and gradients_return(loss):
             if self.may_leave:
                 self.leave_device(f"Gradients of inputs that require them are computed at {loss.line}.")

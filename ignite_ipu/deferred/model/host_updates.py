@@ -29,7 +29,8 @@ from torch.nn.utils import clip_grad_norm_  # PyTorch's own, which a script's ca
 
 from ignite_ipu.deferred.compiled.host_programs import Gradients, HostPrograms
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
-from ignite_ipu.deferred.graph.operations import USES, Operation, Value, keep_weights, replayed
+from ignite_ipu.deferred.compiled.update_gradients import mixed_gradients
+from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, Value, keep_weights, replayed
 from ignite_ipu.deferred.graph.owners import held_tensors
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.kept_weights import KeptWeights
@@ -39,14 +40,20 @@ from ignite_ipu.deferred.model.processes import average, note_backward
 from ignite_ipu.deferred.model.turns import (
     Values,
     begin_again,
+    draws,
     forget,
     gradient_path,
     keep_buffers,
+    trained_in,
 )
+from ignite_ipu.deferred.tensor.inputs import gradients_return
 from ignite_ipu.deferred.tensor.reads import expected_loss, models_of
+from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
+from ignite_ipu.errors import CaptureError, EarlyReadError, logger
 from ignite_ipu.optimizers.host_link import note_step
-from ignite_ipu.program.tensors.raw import gradient_of, set_gradient
+from ignite_ipu.program.tensors.raw import gradient_of, named_tensors, set_gradient
 from ignite_ipu.program.user_code import Line, current_line
+from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.data_parallel import Reducer
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, version_of
 
@@ -75,6 +82,7 @@ class HostGradients:
     def __init__(self, loop: Loop, training: HostPrograms, kept: KeptWeights) -> None:
         self._loop, self._training, self._kept = loop, training, kept
         self._ahead: Optional[_Ahead] = None
+        self._has_told = False
 
     def clear(self, ids: FrozenSet[int], set_to_none: bool) -> None:
         """They are all on the host."""
@@ -142,13 +150,65 @@ class HostGradients:
     def computed(self, loss: Loss) -> Gradients:
         """Have the device compute the gradients of a loss, unless a read of its value has."""
         self._loop.edits.look()
-        self._kept.check_saved(loss)
+        if self._kept.mixes(loss):
+            return self._of_mixture(loss)
         ahead, self._ahead = self._ahead, None
         path = {} if loss.retained else gradient_path(loss.value)
         if ahead is not None and ahead.value is loss.value and ahead.changes == self._kept.changes:
             forget(path)
             return dataclasses.replace(ahead.gradients, retained=loss.retained)
         return self._compute(loss, lambda operation: operation.signature.trains and operation not in path)
+
+    def _of_mixture(self, loss: Loss) -> Gradients:
+        """Have PyTorch compute a loss and its gradients on the host, with weights that were written in between.
+
+        A program has one value of each weight, for the forward and for the gradients.
+
+        Raises:
+            CaptureError: The host cannot replay the calls.
+        """
+        loop, operations = self._loop, loss.operations
+        what = (
+            f"The loss goes backward at {loss.line}, and weights were written while it was computed, or after that. "
+            "PyTorch computes gradients from earlier results with later weights."
+        )
+        remedy = "Write into weights after backward()."
+        changes = self._kept.changes_since(operations[0])
+        parameters = set(map(id, loop.modes.parameters))
+        known = all(id(each) in parameters and value is not None for change in changes for each, value in change.values)
+        if not known or any(map(draws, operations)) or gradients_return(loss):
+            raise CaptureError(
+                f"{what} The host does so if it knows their values at that time, no buffer was written, and the loss "
+                f"has no random numbers and no gradients of inputs. {remedy}"
+            )
+        if not self._has_told:
+            self._has_told = True
+            logger.warning("%s So such a loss is computed on the host. %s", what, remedy)
+        try:
+            loop.buffers.before_read()
+        except EarlyReadError as error:
+            raise CaptureError(f"{what} {error} {remedy}") from None
+        loop.buffers.before_update([loss], loop, waits=True, steps=False)
+        older = begin_again(operations)
+        retained = {each for each in operations if loss.retained and each.signature.trains}
+        keep_buffers(operations, retained, retained.__contains__, loop.session.weights)
+        USES.difference_update(operations)
+        with loop.buffers.in_update(operations), loop.session.weights.with_others(
+            older
+        ) if older else contextlib.nullcontext():
+            found, results = mixed_gradients(loss, loop.modes.parameters, trained_in(loss), changes)
+        for operation, tensors in results.items():
+            if not operation.done:
+                operation.settle([tensor.detach() for tensor in tensors], keep=operation in retained)
+        CLOCK.settled = CLOCK.now
+        if WAITING:
+            write_known()
+        anchored = AnchoredGradients(own=True)
+        named = {id(each): name for name, each in named_tensors(loop.module).items()}
+        pairs = [(each, found[id(each)]) for each in loop.modes.parameters if found.get(id(each)) is not None]
+        anchored.names = [named[id(each)] for each, _ in pairs]
+        anchored.parameters = [each for each, _ in pairs]
+        return Gradients(anchored, [value for _, value in pairs if value is not None])
 
     def _compute(self, loss: Loss, keeps: Callable[[Operation], bool], before: Optional[Values] = None) -> Gradients:
         """Have the device compute the gradients of a loss, after a look for edits."""

@@ -67,18 +67,20 @@ class KeptWeights:
             self._loop.session.weights.to_host()
             self._loop.session.weights.detector.keep(needed)
 
-    def check_saved(self, loss: Loss) -> None:
-        """Refuse to go backward through weights whose memory was written since, as by `parameter.data`.
+    def mixes(self, loss: Loss) -> bool:
+        """Return whether a loss and its gradients need several values of a weight.
 
+        The loss is computed with them, or autograd has saved a weight that was written since, as by `parameter.data`.
         PyTorch computes gradients with a mixture then: results from before, and weights from after.
-
-        Raises:
-            CaptureError: Gradients depend on the values of such a weight.
         """
         if self._loop.edits.older:
             self.follow_edits()
-        if not self._older or not any(older.uncounted or older.replaced for older in self._older):
-            return
+        if not self._older:
+            return False
+        if loss.operations[0].number <= self._last_change and self._have_several_values(loss.operations):
+            return True
+        if not any(older.uncounted or older.replaced for older in self._older):
+            return False
         # With each, whether its memory was replaced: autograd has the new one if it has saved the weight itself.
         ids = {
             key: key in older.replaced
@@ -88,14 +90,28 @@ class KeptWeights:
             if key in (older.uncounted | older.replaced) and older.taken >= operation.number
         }
         if not ids:
-            return
+            return False
         saved = saved_by([loss], self._loop.modes.parameters, trained_in(loss))
-        if any(saved.get(key, False) if replaced else key in saved for key, replaced in ids.items()):
-            raise CaptureError(
-                f"The loss goes backward at {loss.line}, and memory of weights was written after it was computed, as "
-                "parameter.data is. PyTorch would compute gradients from earlier results with later weights. "
-                "Write into weights after backward(), or under torch.no_grad(), which PyTorch checks."
-            )
+        return any(saved.get(key, False) if replaced else key in saved for key, replaced in ids.items())
+
+    def _have_several_values(self, operations: Sequence[Operation]) -> bool:
+        """Return whether operations have used several values of a parameter, all of which are known."""
+        used: Dict[int, Any] = {}
+        several = False
+        parameters = set(map(id, self._loop.modes.parameters))
+        for operation in operations:
+            for key in weights_of(operation) & self._changed.keys() & parameters:
+                then = None
+                if operation.number <= self._changed[key]:
+                    then = self._value_then(key, operation)
+                    if then is None:
+                        return False
+                several |= used.setdefault(key, then) is not then
+        return several
+
+    def changes_since(self, operation: Operation) -> List[Older]:
+        """Return the weights before each change since an operation, in the order of the changes."""
+        return sorted((each for each in self._older if each.taken >= operation.number), key=lambda each: each.taken)
 
     def keep(self, older: Sequence[Older]) -> None:
         """Keep weights from before updates on the device, as long as something computed with them may go backward."""

@@ -117,14 +117,16 @@ class Older:
 
     Attributes:
         values: The weights, each with its value; None if that was not kept.
-        uncounted: The ids of those that were written without PyTorch's notice.
+        uncounted: The ids of those that were written without the notice of captured weights.
         replaced: The ids of those whose memory was replaced, as by `parameter.data = ...`.
+        counted: The ids of those whose writes PyTorch has counted.
     """
 
     taken: int
     values: Sequence[Tuple[torch.Tensor, Optional[torch.Tensor]]]
     uncounted: FrozenSet[int] = frozenset()
     replaced: FrozenSet[int] = frozenset()
+    counted: FrozenSet[int] = frozenset()
 
     @classmethod
     def of(cls, session: IPUSession, own: FrozenSet[int]) -> Older:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -30,6 +30,7 @@ class EditDetector:
         accesses: The accesses to tensors since the last look, which all edits of a training program's model go
             through; None while nothing follows them.
         counts: How often each tensor was written.
+        counted: The ids of the tensors of the last edit whose writes PyTorch has counted.
         host_steps: The steps of optimizers on the host.
     """
 
@@ -37,6 +38,7 @@ class EditDetector:
         self._host, self._programs, self._hooks = host, programs, hooks
         self.looks = self.edits = 0
         self.in_graphs = False
+        self.counted: FrozenSet[int] = frozenset()
         self.accesses: Optional[AccessTracker] = None
         self._silent: List[int] = []  # without training: positions of tensors whose writes go undetected
         self._lost: List[str] = []
@@ -150,7 +152,9 @@ class EditDetector:
 
     def _edited(self) -> Edited:
         written, accesses = self.counts.written(), self.accesses
-        found = {id(tensor): tensor for tensor in written.values()}
+        tensors = self._host.held.tensors
+        self.counted = frozenset([id(tensors[position]) for position, is_counted in written.items() if is_counted])
+        found = {id(tensor): tensor for tensor in [tensors[position] for position in written]}
         if accesses is None:
             return [(tensor, None) for tensor in found.values()]
         found.update({id(tensor): tensor for tensor in accesses.written_uncounted()})
@@ -195,7 +199,7 @@ class WriteCounts:
             return self.now(self._tensors) != self._seen
         return self.now([self._tensors[each] for each in positions]) != [self._seen[each] for each in positions]
 
-    def written(self) -> Dict[int, torch.Tensor]:
-        """Return the tensors that were written since, by their positions."""
+    def written(self) -> Dict[int, bool]:
+        """Return the positions of tensors that were written since, with whether not only their address has changed."""
         pairs = enumerate(zip(self._seen, self.now(self._tensors)))
-        return {position: self._tensors[position] for position, (before, now) in pairs if before != now}
+        return {position: before[0] != now[0] for position, (before, now) in pairs if before != now}
