@@ -99,6 +99,12 @@ class IpuTensor(torch.Tensor):
         own = next(value for value in leaves((args, kwargs)) if isinstance(value, IpuTensor))
         return own.capture.require_active().call(func, args, kwargs or {})
 
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The IPU, without a call for the trace: code that is traced may look at it before each operator."""
+        self.capture.require_active()
+        return IPU
+
     # Scripted functions and other C++ code reach the dispatcher without passing through PyTorch's Python API.
     __torch_dispatch__ = __torch_function__  # type: ignore[assignment]
 
