@@ -1,7 +1,8 @@
 """Cost of the shim over a hand-written PopTorch loop: a step, an epoch over a loader, a switch to evaluation.
 
-The limit of a step is the same hand-written loop, made a second time. That of an epoch is Ignite's own engine, whose
-function makes the hand-written step.
+The limit of a step is the same hand-written loop, made a second time. That of an epoch is Ignite's own engine. Its
+function makes the hand-written step after the checks that no step may leave out, since nothing reports these changes:
+the Python values of the model's code and its modes, hyper-parameters, and gradients on the host.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from torch.utils.data import TensorDataset
 
 from ignite_ipu import backend, create_ipu_evaluator, create_ipu_trainer
 from ignite_ipu.engines.trainer import IPUTrainer
+from ignite_ipu.torch_names.tensors import version_of
+from tests.benchmarks.bench_accelerate import Unchanged
 from tests.benchmarks.measures import Measure, Work, ratio, ratio_of_fresh
 from tests.benchmarks.models import batches, executor_of, perceptron, poptorch_loop, width_for
 
@@ -59,8 +62,18 @@ def epoch(milliseconds: float, aim: float) -> Measure:
     dataset = TensorDataset(torch.randn(samples, width), torch.randint(0, 10, (samples,)))
 
     def make() -> Tuple[Work, ...]:
-        trainer, executor = trainer_of(perceptron(width)), executor_of(perceptron(width))
-        plain = Engine(lambda engine, batch: executor(*batch).item())
+        trainer, model = trainer_of(perceptron(width)), perceptron(width)
+        executor = executor_of(model)
+        executor(*dataset[:ROWS])  # which changes the classes of modules and parameters
+        unchanged = Unchanged(model)
+
+        def checked(engine: Engine, batch: Any) -> float:
+            unchanged.check_model()
+            unchanged.check_step(batch, list(map(version_of, batch)))
+            loss: float = executor(*batch).item()
+            return loss
+
+        plain = Engine(checked)
         loader = torch.utils.data.DataLoader(dataset, batch_size=ROWS, shuffle=True)
         by_hand = poptorch.DataLoader(poptorch.Options(), dataset, batch_size=ROWS, shuffle=True)
 

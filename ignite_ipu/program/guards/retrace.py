@@ -22,14 +22,14 @@ from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
-__all__ = ["MOST_CALLS", "OperatorRecorder", "Retrace"]
+__all__ = ["MOST_CALLS", "Operation", "OperatorRecorder", "Retrace"]
 
 MOST_CALLS = 256
 """Calls of a program after which its module is traced again."""
 
 _MOST_TRACES = 3
-# An operator, its arguments, and those with names.
-_Operation = Tuple[Any, Hashable, Hashable]
+Operation = Tuple[Any, Hashable, Hashable]
+"""An operator, its arguments, and those with names."""
 # The class of PyTorch's generators; a script may see another under its name.
 _GENERATOR = type(torch.default_generator)
 # In the place of a generator that an operator draws from, before its state.
@@ -52,7 +52,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, watched: int = -1) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations: List[_Operation] = []
+        self.operations: List[Operation] = []
         self.line: Optional[Line] = None
         self.writes: Optional[WeightWriteGuard] = None
         # Tensors that operators read, and of which none in this block has computed them.
@@ -133,7 +133,7 @@ class Retrace:
         self.is_due = False
         self._call, self._state_of, self._drawn_from = call, state_of, drawn_from
         # None if unknown.
-        self._operations: Optional[List[_Operation]] = None
+        self._operations: Optional[List[Operation]] = None
         self.only_keeps = False
 
     def note_call(self) -> None:
@@ -156,7 +156,7 @@ class Retrace:
             once: True if it is known that there is nothing of that kind.
             everywhere: Whether tensors may be left in other places than attributes of the model's modules.
         """
-        before: List[_Operation] = []
+        before: List[Operation] = []
         with draws_put_back():
             # Results of the first call, such as a cache, are unchanged in the second.
             for number in range(_MOST_TRACES):
@@ -218,7 +218,7 @@ class Retrace:
             self.result = self._call(recorder)
         return recorder
 
-    def _difference(self, before: List[_Operation], now: List[_Operation]) -> str:
+    def _difference(self, before: List[Operation], now: List[Operation]) -> str:
         """Return the places where two calls differ, with both values."""
         pairs = enumerate(zip(before, now))
         number = next((number for number, (old, new) in pairs if old != new), min(len(before), len(now)))
