@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Callable, Dict, Optional
 
 import torch
 from ignite.engine import Engine, Events
 
 from ignite_ipu.errors import SessionError
+from ignite_ipu.optimizers.link import OptimizerLink
 from ignite_ipu.program.tensors.raw import set_gradient
 from ignite_ipu.session.anchored_gradients import AnchoredGradients
 from ignite_ipu.session.gradients import gradient_reader, log_cost
@@ -30,9 +32,10 @@ class Gradients:
         trainer = create_ipu_trainer(model, optimizer, loss_fn)
         Gradients(lambda name, parameter: name.startswith("head.")).attach(trainer)
 
-    They are the gradients of the last weight update of the call, averaged over its micro-batches. Each call copies as
-    many bytes as the chosen weights have; choose few, or attach it only while you look for something. It has to be
-    attached before the first step, because anchors are compiled in.
+    They are the gradients of the last weight update of the call, averaged over its micro-batches, and clipped if the
+    update clips by `max_grad_norm`. Each call copies as many bytes as the chosen weights have, or as all trained ones
+    have where gradients are clipped. Choose few, or attach it only while you look for something. It has to be attached
+    before the first step, because anchors are compiled in.
 
     Args:
         choose: Called with a parameter's name and the parameter; whether to bring its gradient back. All by default.
@@ -46,6 +49,7 @@ class Gradients:
         self._choose = choose or (lambda name, parameter: True)
         self._allow_unused = allow_unused
         self._chosen: Dict[str, torch.nn.Parameter] = {}
+        self._max_norm: Optional[float] = None
 
     def attach(self, engine: Engine) -> None:
         """Show the gradients of this trainer's steps from the next iteration on.
@@ -69,7 +73,10 @@ class Gradients:
             raise SessionError("Gradients was attached, but `choose` accepts none of the model's trainable parameters.")
         if session.updates_on_host:
             return  # gradients are PyTorch's
-        session.training.kind.gradients = AnchoredGradients(f"model.{name}" for name in self._chosen)
+        self._max_norm = _clipping_norm(session)
+        # The norm is that of all gradients.
+        chosen = [f"model.{name}" for name in self._chosen]
+        session.training.kind.gradients = AnchoredGradients(chosen if self._max_norm is None else None)
         session.hooks.show_gradients()
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._show, session)
 
@@ -99,6 +106,10 @@ class Gradients:
                 "replaced the training program before Gradients read them. Attach that handler after Gradients."
             )
         found = read_gradients(program)
+        if self._max_norm is not None and found:
+            norm = torch.stack([gradient.float().norm() for gradient in found.values()]).norm()
+            factor = self._max_norm / norm.clamp(min=self._max_norm)
+            found = {name: gradient * factor.to(gradient.dtype) for name, gradient in found.items()}
         for name, parameter in self._chosen.items():
             gradient = found.get(f"model.{name}")
             if gradient is None and not self._allow_unused:
@@ -110,3 +121,10 @@ class Gradients:
             with DisableTorchFunctionSubclass():
                 # Asked in the ordinary way, a wrapped parameter would fetch all weights first.
                 set_gradient(parameter, gradient)
+
+
+def _clipping_norm(session: IPUSession) -> Optional[float]:
+    """Return the norm that the update on the device clips gradients to, None for none."""
+    link = session.with_trainer().link
+    norm = getattr(link.conversion.optimizer, "max_grad_norm", None) if isinstance(link, OptimizerLink) else None
+    return None if norm is None or math.isinf(norm) else float(norm)

@@ -40,6 +40,25 @@ def test_they_are_those_of_the_last_update_averaged_over_its_micro_batches():
     trainer.ipu.close()
 
 
+@pytest.mark.parametrize("chosen", ["0.weight", ""])
+def test_they_are_clipped_as_in_the_update(chosen):
+    """To the norm of all gradients, also where only some are shown."""
+    model, optimizer = pair(lr=0.0)
+    trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), max_grad_norm=0.01)
+    Gradients(lambda name, parameter: name.startswith(chosen)).attach(trainer)
+    trainer.run([task()[:16]])
+    plain = network()
+    x, y = task()[:16]
+    nn.functional.cross_entropy(plain(x), y).backward()
+    nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
+    for (name, one), other in zip(model.named_parameters(), plain.parameters()):
+        if name.startswith(chosen):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-7)
+        else:
+            assert one.grad is None
+    trainer.ipu.close()
+
+
 @pytest.mark.parametrize("loss_scaling", [1.0, 64.0])
 @pytest.mark.parametrize("mode", ["All", "Sum", "Final"])
 def test_they_have_no_loss_scaling_in_any_output_mode(mode, loss_scaling):
