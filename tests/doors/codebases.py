@@ -14,6 +14,8 @@ from ignite_ipu.migration.checker import check_paths
 from ignite_ipu.migration.commands import migrate
 from ignite_ipu.migration.verdict import Verdict
 from tests.doors.comparing import Outcome, compared, with_import
+from tests.migration.test_codebases import CODEBASES as MIGRATED
+from tests.migration.test_codebases import SCRIPTS
 from tests.scripts import RUN, Scripts
 
 CODEBASES = Path(__file__).parent / "codebases"
@@ -31,12 +33,16 @@ _ON_THE_HOST = (
 
 
 class Program(NamedTuple):
-    """A script of a code base, with its arguments, and the verdict if a setting decides about it, and no text."""
+    """A script of a code base, with its arguments, and the verdict if a setting decides about it, and no text.
+
+    The code base is in a folder of this package, or in another one.
+    """
 
     codebase: str
     script: str
     arguments: Tuple[str, ...] = ()
     verdict: Optional[Verdict] = None
+    source: Path = CODEBASES
 
     def __str__(self) -> str:
         return " ".join([f"{self.codebase}/{self.script}", *self.arguments])
@@ -52,6 +58,7 @@ PROGRAMS = (
     Program("vision", "train.py", ("--amp", "--opt", "adamw", "--clip-grad", "1.0")),
     Program("vision", "train.py", ("--opt", "radam", "--mixup", "0"), Verdict.TRAINS_ON_HOST),
     Program("vision", "train.py", ("--model", "early_exit"), Verdict.REFUSED),
+    *(Program(name, script, source=MIGRATED) for name, (script, _) in SCRIPTS.items()),
 )
 # Quick ones, by import, of a package that `python -m` starts, and left alone as one of several.
 SAMPLE = tuple(each for each in PROGRAMS if each.codebase in ("dqn", "package") or each.verdict is Verdict.REFUSED)
@@ -64,9 +71,9 @@ def on_the_host(text: str) -> str:
     return text
 
 
-def differences(program: Program, scripts: Scripts, folder: Path, source: Path = CODEBASES) -> List[str]:
+def differences(program: Program, scripts: Scripts, folder: Path) -> List[str]:
     """Return the differences between the doors, and from the numbers of the native run; empty if there are none."""
-    original = source / program.codebase
+    original = program.source / program.codebase
     places = {door: folder / door / program.codebase for door in ("native", "run", "auto", "migrate")}
     for door in ("native", "run", "auto"):
         shutil.copytree(original, places[door], ignore=shutil.ignore_patterns("__pycache__"))

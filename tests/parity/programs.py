@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Iterator, NamedTuple, Tuple
 
 from ignite_ipu.migration.verdict import Verdict
-from tests.doors.codebases import CODEBASES, PROGRAMS, on_the_host
+from tests.doors.codebases import PROGRAMS, on_the_host
 from tests.examples_page import EXAMPLES, PAIRS
-from tests.migration.test_codebases import CODEBASES as MIGRATED
-from tests.migration.test_codebases import SCRIPTS as OF_MIGRATED
 from tests.scripts import PARITY, Ran, Scripts
 from tests.test_examples import QUICK
 
@@ -47,9 +45,7 @@ def programs() -> Iterator[Program]:
     """Yield all of them but those that a device refuses."""
     for each in PROGRAMS:
         if each.verdict is not Verdict.REFUSED:
-            yield Program(CODEBASES / each.codebase, each.script, each.arguments)
-    for name, (script, _) in OF_MIGRATED.items():
-        yield Program(MIGRATED / name, script)
+            yield Program(each.source / each.codebase, each.script, each.arguments)
     for pair in PAIRS:
         for path in (pair.gpu, pair.ipu):
             if path.suffix == ".py" and f"{pair.folder}/{path.name}" not in OF_DEVICES:
