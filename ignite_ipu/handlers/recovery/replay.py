@@ -182,8 +182,8 @@ class RunImages:
         self._positions = self._positions or self._weights.held.positions(self._model)
         # With `keep_vars` nothing reads the weights: the snapshot has them, and a read has to be checked for a write.
         with torch.no_grad():
-            values = self._model.state_dict(keep_vars=True)
-            extra = {name: None if name in self._positions else _detached(value) for name, value in values.items()}
+            state = self._model.state_dict(keep_vars=True)
+            extra = {name: None if name in self._positions else _detached(state[name]) for name in state}
         states = {name: copied(value.state_dict()) for name, value in self._objects.items()}
         self.newest = RunImage(iteration, snapshot, states, extra)
 
