@@ -7,6 +7,7 @@ from typing import Any, Callable, Container, Dict, FrozenSet, List, Optional, Se
 
 import numpy as np
 import torch
+from torch import nn
 from torch.overrides import enable_reentrant_dispatch
 
 from ignite_ipu.capabilities import GRADIENTS
@@ -218,7 +219,8 @@ def written_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dic
 def write_weights(func: Callable[..., Any], target: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
     """Call a function that writes into views of weights, one of which `target` is or has, on the host."""
     views = [each for each in leaves_in(target) if isinstance(each, WeightView)]
-    if torch.is_grad_enabled() and any(view.requires_grad for view in views):
+    initializes = getattr(func, "__module__", None) == nn.init.__name__  # without gradients
+    if torch.is_grad_enabled() and not initializes and any(view.requires_grad for view in views):
         raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
     args, kwargs = resolved((args, kwargs), name_of(func), views)
     func(*args, **kwargs)

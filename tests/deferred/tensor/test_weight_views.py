@@ -77,6 +77,7 @@ def _written(layer: nn.Linear, update: Update) -> List[Any]:
             row[0] = 3
             torch.add(row, layer.weight[1], out=row)
         part += 1
+        nn.init.constant_(layer.weight[1, :1], 0.25)
         seen += [layer.weight.tolist(), row.tolist(), part.tolist()]
     return seen
 
