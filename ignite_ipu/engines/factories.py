@@ -107,7 +107,8 @@ def create_ipu_trainer(
 
     Returns:
         The trainer; `trainer.ipu` is the model's `IPUSession`, and `trainer.config` the settings with these arguments.
-        In a native run (`IGNITE_IPU_BACKEND=native`) it is Ignite's own, and arguments for IPUs have no effect.
+        In a native run (`IGNITE_IPU_BACKEND=native`) it is Ignite's own, and arguments for IPUs have no effect, except
+        that `seed` seeds torch there, too.
 
     Raises:
         UnsupportedArgumentError: An argument cannot be honoured on an IPU.
@@ -378,6 +379,8 @@ def _native(create: Any, device: Any, config: IPUConfig, model: nn.Module, *othe
                 f"max_grad_norm={config.max_grad_norm!r}: Ignite's own trainer does not clip gradients, and this run "
                 "is native (IGNITE_IPU_BACKEND=native). Run it on the emulator or an IPU."
             )
+        if config.seed is not None:
+            torch.manual_seed(config.seed)  # as the options of a device do
         if config.half_products:
             arguments["scaler"] = arguments["scaler"] or config.loss_scaling == "auto"
         if config.gradient_accumulation_steps is not None:

@@ -209,6 +209,16 @@ def test_native_engines_run_where_the_model_is(monkeypatch):
     assert evaluator.run([(torch.randn(4, 3), torch.randn(4, 2))]).output[0].shape == (4, 2)
 
 
+def test_a_seed_of_a_trainer_seeds_the_host_on_either_side(backend):
+    """Loaders that shuffle give the same order on both."""
+    model = nn.Linear(3, 2)
+    create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss(), seed=3)
+    assert torch.initial_seed() == 3
+    drawn = torch.rand(2)
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(2))
+
+
 def test_native_engines_do_not_pretend_to_clip(monkeypatch):
     monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
     model = nn.Linear(3, 2)

@@ -8,19 +8,20 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.parity.programs import compare, programs
+from tests.parity.programs import compare, compare_page, pages, programs
 from tests.scripts import Scripts
 
 
 def main(*names: str) -> int:
-    chosen = [each for each in programs() if not names or any(name in str(each) for name in names)]
+    everything = [*((each, compare) for each in programs()), *((each, compare_page) for each in pages())]
+    chosen = [(each, by) for each, by in everything if not names or any(name in str(each) for name in names)]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     scripts, different = Scripts(), 0
     try:
-        for program in chosen:
+        for program, by in chosen:
             started = time.monotonic()
             with tempfile.TemporaryDirectory() as folder:
-                ran = compare(program, scripts, Path(folder))
+                ran = by(program, scripts, Path(folder))
             different += bool(ran.error)
             verdict = ran.error or f"the same, {ran.updates} updates"
             print(f"{program}: {verdict} ({time.monotonic() - started:.1f} s)", flush=True)

@@ -13,6 +13,7 @@ from ignite_ipu.migration.verdict import Verdict
 from tests.doors.codebases import PROGRAMS, on_the_host
 from tests.examples_page import EXAMPLES, PAIRS
 from tests.scripts import PARITY, Ran, Scripts
+from tests.test_docs import python_blocks
 from tests.test_examples import QUICK
 
 _ROOT = Path(__file__).parents[2]
@@ -26,6 +27,27 @@ OF_DEVICES = {
     "schedule.py": "has handlers before each update of a device call",
 }
 """Examples that do not run natively, and why."""
+PAGES_OF_DEVICES = {
+    "buckets": "has handlers of compilations",
+    "command-line": "asserts the precision of a device",
+    "compilation": "compiles before training",
+    "concepts": "uses the trainer of a device",
+    "configuration": "has the factory clip gradients",
+    "emulator": "makes no updates",
+    "emulator-tools": "asserts refusals",
+    "first-hour": "asserts refusals",
+    "handlers": "uses the trainer of a device",
+    "loop-values": "prints a value that waits for its update",
+    "notebooks": "makes no updates",
+    "optimizers": "asserts refusals",
+    "options": "uses the options of a device",
+    "parity": "compares layers itself",
+    "pipeline": "places layers on several IPUs",
+    "recovery": "recovers from faults of a device",
+    "run": "calls a GPU",
+    "schedules": "has handlers before each update of a device call",
+}
+"""Pages of the documentation whose code does not train natively, and why."""
 DIFFERENT = {"gan/train.py": "prints the number of GPUs"}
 """Programs that are different by what a device is, and why."""
 
@@ -53,6 +75,26 @@ def programs() -> Iterator[Program]:
     for path in sorted(EXAMPLES.glob("*.py")):
         if path.name not in OF_DEVICES:
             yield Program(EXAMPLES, path.name, tuple(QUICK.get(path.name, ())))
+
+
+def pages() -> Iterator[Path]:
+    """Yield the pages of the documentation whose code trains natively."""
+    for page in (_ROOT / "README.md", *sorted((_ROOT / "docs").glob("*.md"))):
+        if page.stem not in PAGES_OF_DEVICES and any(python_blocks(page.read_text(encoding="utf-8"))):
+            yield page.relative_to(_ROOT)
+
+
+def script_of(page: Path, folder: Path) -> Path:
+    """Return a script in a folder with all code of a page."""
+    script = folder / f"page_{page.stem}.py"  # no name of a package
+    blocks = python_blocks((_ROOT / page).read_text(encoding="utf-8"))
+    script.write_text("\n".join(block.code for block in blocks), encoding="utf-8")
+    return script
+
+
+def compare_page(page: Path, scripts: Scripts, place: Path) -> Ran:
+    """Return the outcome of both runs of a page's code."""
+    return scripts.run(script_of(page, place), PARITY, folder=place)
 
 
 def compare(program: Program, scripts: Scripts, place: Path) -> Ran:

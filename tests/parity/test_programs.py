@@ -12,8 +12,9 @@ import pytest
 from ignite_ipu.parity.report import as_text
 from tests.half_precision import needs_half_precision
 from tests.parity.in_process import compare_both
-from tests.parity.programs import compare, programs
+from tests.parity.programs import compare, pages, programs, script_of
 
+QUICK_PAGES = ("distributed", "loops", "metrics", "quickstart")
 SLOW = ("transformer", "ignite_trainer", "cpu_to_ipu", "dqn", "lm/", "segmentation", "vision")
 
 if find_spec("sklearn") is None:  # only the programs' own process imports it
@@ -32,6 +33,14 @@ def test_every_value_is_that_of_the_host(program, scripts, tmp_path):
     ran = compare(program, scripts, tmp_path)
     assert not ran.error, ran.error
     assert ran.updates > 0
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page.stem in QUICK_PAGES], ids=lambda page: page.stem)
+def test_code_of_a_page_computes_what_it_computes_on_the_host(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = script_of(page, tmp_path).read_text(encoding="utf-8")
+    parity = compare_both(text, tmp_path, updates=4)
+    assert parity.agrees and parity.updates == 4, as_text(parity)
 
 
 def test_models_of_several_optimizers_have_names_of_their_own(tmp_path):
