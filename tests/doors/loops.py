@@ -193,6 +193,12 @@ LOOPS = {
         "optimizer = torch.optim.Adam([image], lr=0.1)",
         PLAIN.replace("model(x)", "model(image)"),
     ),
+    "a step that reads no tensor": (
+        "model.requires_grad_(False)\nimage = torch.ones(4, 4).requires_grad_()\n"
+        "optimizer = torch.optim.Adam([image], lr=0.1)",
+        "    optimizer.zero_grad()\n    loss = (model(image) - 1).pow(2).mean()\n    loss.backward()\n"
+        "    (image ** 2).mean().backward()\n    optimizer.step()\n    image.data.clamp_(-1, 1)\n",
+    ),
 }
 
 

@@ -203,8 +203,6 @@ class TrainingPrograms(abc.ABC):
         if before is not None:
             wanted = wanted.extended_by(before)
             self.compilations.warn(before, wanted)
-        if not wanted.graph.inputs and not wanted.variable:
-            raise CaptureError("The training step reads no tensor, so there is nothing to hand to the device.")
         if wanted.split.pieces > 1:
             whole = dataclasses.replace(wanted, count=1, split=WHOLE)
             first = CapturedStep(self.session.model, whole)
