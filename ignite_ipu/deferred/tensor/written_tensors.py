@@ -119,11 +119,13 @@ def shares_memory(target: torch.Tensor, name: str, arrays: bool = True) -> bool:
     """Return whether others see a write of values to come into a tensor of the host before these have come.
 
     Its base, and tensors that were written before by parts, wait for the values as it does itself. With `arrays`,
-    memory that is not PyTorch's alone counts as shared: it is an array's, or was once handed out by `numpy()`.
+    memory that is not PyTorch's alone counts as shared: it is an array's, or was once handed out by `numpy()`. PyTorch
+    2.0 shows neither, nor how many tensors share memory, so these are searched there.
     """
     base = base_of(target)
     owners = [target] if base is None else [target, base]
-    if arrays and not is_resizable(torch.Tensor.untyped_storage(target)):
+    sharers = sharers_of(target)
+    if arrays and sharers is not None and not is_resizable(torch.Tensor.untyped_storage(target)):
         return True
     waiting = [reference for owner in owners for reference in (*owner.__dict__.get("views", ()), *recorded_of(owner))]
     known = {id(each): each for each in owners}
@@ -132,7 +134,6 @@ def shares_memory(target: torch.Tensor, name: str, arrays: bool = True) -> bool:
             known[id(write.target)] = write.target
             waiting += write.views
     known.update({id(each): each for each in [reference() for reference in waiting] if each is not None})
-    sharers = sharers_of(target)
     if sharers is not None:
         return sharers > len(known)
     return name not in OPERATORS or bool(tensors_at([address_of(target)], known))
