@@ -62,6 +62,7 @@ GRADIENTS: Dict[str, Ingredient] = {
     "stepped twice": Ingredient(
         update="if done % 2:\n    optimizer.step()", needs=("on_host", "updates_each_batch"), once="steps"
     ),
+    # Natively a scaler would scale the gradients of the second loss once more.
     "sharpness": Ingredient(
         gradients=(
             "with torch.no_grad():\n"
@@ -77,6 +78,7 @@ GRADIENTS: Dict[str, Ingredient] = {
             "        p.copy_(old)"
         ),
         needs=("on_host", "updates_each_batch", "writes_no_buffers", "trains_model_alone"),
+        once="steps",
     ),
     "closure": Ingredient(closure=True, once="steps", needs=("updates_each_batch", "reads_after_steps")),
     "scaler switched off": Ingredient(
@@ -125,6 +127,7 @@ GRADIENTS: Dict[str, Ingredient] = {
             "loss = loss + 0.5 * loss_fn(model((inputs + attacked.grad).detach()), targets)"
         ),
         needs=("on_host", "writes_no_buffers", "reaches_inputs"),
+        once="steps",  # natively a scaler would scale the gradients of the inputs
     ),
     "penalty on slopes": Ingredient(
         loss=(
