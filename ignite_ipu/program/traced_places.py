@@ -9,10 +9,13 @@ import re
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Container, Iterator, Optional, Sequence, Tuple
 
-from ignite_ipu.capabilities.traced import Restriction
+from torch import nn
+
+from ignite_ipu.capabilities.traced import STATE, Restriction
 from ignite_ipu.program.forward.randomness import GLOBAL, name_of
 from ignite_ipu.program.guards.names import Named
-from ignite_ipu.program.user_code import Line, codes_in
+from ignite_ipu.program.guards.python_state import named_by
+from ignite_ipu.program.user_code import Line, codes_in, current_line
 
 FileLine = Tuple[str, int]
 
@@ -113,3 +116,9 @@ def _draws(function: FunctionType, generator: Any) -> Iterator[Line]:
                 path = None
             if getattr(path, "__self__", None) is generator:
                 yield Line((code, each.offset))
+
+
+def changes_in_every_call(model: nn.Module, changed: Sequence[str]) -> str:
+    """Return why a model cannot be compiled whose forward changes these values, with the line that does."""
+    forward = f"The forward of {type(model).__qualname__}, called at {current_line()},"
+    return refusal_at(STATE, changing_place(named_by(model), changed), forward, ", ".join(changed))

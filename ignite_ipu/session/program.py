@@ -99,12 +99,16 @@ class ModelProgram:
         """IPUs that all replicas take, None while "auto" has not planned them."""
         return self.resolved.ipus if self.placing is None else self.placing.ipus
 
-    def load(self, leaves: Sequence[Any], batch: Any) -> Executor:
+    def load(self, leaves: Sequence[Any], batch: Any, ahead: bool = False) -> Executor:
         """Bring the program to its IPUs, compiled for this batch if it is not yet, and return the executor.
+
+        If this is `ahead` of calls, the batch may be another one than that of the first call.
 
         With an offline target (`options.useOfflineIpuTarget()`) it has none, and is compiled alone. After a compilation
         that PopTorch refuses, the next batch may try again.
         """
+        if self.executor is None:
+            self.effects.set_up(leaves, ahead)
         compiled = self.compiled or self._compile(leaves, batch)
         executor, hooks = compiled.executor, self._source.hooks
         if self.kind.training:

@@ -9,11 +9,8 @@ from typing import Callable, Sequence, Set, Tuple
 
 from torch import nn
 
-from ignite_ipu.capabilities.traced import STATE
 from ignite_ipu.errors import SessionError, logger
-from ignite_ipu.program.guards.python_state import named_by
-from ignite_ipu.program.traced_places import changing_place, refusal_at
-from ignite_ipu.program.user_code import current_line
+from ignite_ipu.program.traced_places import changes_in_every_call
 from ignite_ipu.session.compiled_program import CompiledProgram
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.program import ModelProgram
@@ -128,9 +125,3 @@ class ModelChanges:
         self._reported.add(names)
         self._compile_again(program)
         program.changed = [f"{name} has changed, which is a constant of the program" for name in changed]
-
-
-def changes_in_every_call(model: nn.Module, changed: Sequence[str]) -> str:
-    """Return why a model cannot be compiled whose forward changes these values, with the line that does."""
-    forward = f"The forward of {type(model).__qualname__}, called at {current_line()},"
-    return refusal_at(STATE, changing_place(named_by(model), changed), forward, ", ".join(changed))

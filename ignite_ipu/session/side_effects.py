@@ -7,15 +7,18 @@ from typing import Any, List, Sequence, Tuple
 
 import torch
 
-from ignite_ipu.errors import OptionsError, listed, logger
+from ignite_ipu.errors import OptionsError, SessionError, listed, logger
 from ignite_ipu.poptorch_types import Executor
 from ignite_ipu.program.forward.assigned_buffers import Assignments
+from ignite_ipu.program.forward.dependence import DeviceDrawsUndone
+from ignite_ipu.program.forward.first_call import SetOnce, set_once
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
-from ignite_ipu.program.forward.randomness import draws_put_back
+from ignite_ipu.program.forward.randomness import draw_from, draws_put_back, host_random_state
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.step import BatchStep, first_micro_batch
 from ignite_ipu.program.tensors.raw import named_tensors, plain
-from ignite_ipu.program.tensors.trees import tensors_in
+from ignite_ipu.program.tensors.trees import map_tensors, tensors_in
+from ignite_ipu.program.traced_places import changes_in_every_call
 from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.session.weights.batch_counters import Counted
 from ignite_ipu.session.weights.tracker import Weights
@@ -31,6 +34,55 @@ class SideEffects:
         self.computed = step.computed
         self._buffers: List[Sequence[str]] = []  # empty until they are known
         self._computed_from: Tuple[int, int] = (-1, -1)  # the weights that attributes were computed from last
+
+    def set_up(self, leaves: Sequence[Any], ahead: bool = False) -> None:
+        """Set weights, buffers and attributes that the first call of a model alone sets, by a call on the host.
+
+        Raises:
+            SessionError: As of `values_set_once`; or there are some, and the leaves are those of a batch that is not
+                the first one, since the program is compiled `ahead`.
+        """
+        step = self._step
+        if step.is_tried or self._weights.updates[0]:
+            return
+        kept = ModuleAttributes(step)
+        found = SetOnce({}, [])
+        made: List[str] = []
+        inputs = first_micro_batch(leaves, self._resolved.micro_batches)
+        state = host_random_state()
+        try:
+            with step.on_host(), DeviceDrawsUndone(tensors_in(inputs)) as depends:
+                known = named_tensors(step.model).keys()
+                found = set_once(step.model, lambda: step.forward(*map_tensors(inputs, torch.Tensor.clone)))
+                made = [
+                    name for name, each in named_tensors(step.model).items() if name not in known and depends.has(each)
+                ]
+        except SessionError:
+            raise
+        except Exception as error:
+            logger.info("%s cannot be called on the host: %s", type(step.model).__qualname__, error)
+        finally:
+            if ahead or not found.values:
+                kept.put_back(always=True)
+                draw_from(state)
+        if made:
+            raise SessionError(
+                f"The first call of {type(step.model).__qualname__} registers {listed(made)} with values of its batch. "
+                "A compiled program has the buffers that the model has before. Register them in the constructor, and "
+                "write into them in place."
+            )
+        if found.counters:
+            raise SessionError(changes_in_every_call(step.model, found.counters))
+        if found.values and ahead:
+            raise SessionError(
+                f"The first call of {type(step.model).__qualname__} sets {listed(list(found.values))} by its batch, so "
+                "nothing can be compiled ahead of it. Set them before, or let the first training call compile."
+            )
+        tensors = named_tensors(step.model)
+        for name, value in found.values.items():
+            plain(tensors[name]).copy_(value)
+        if found.values:
+            self._weights.host_changed()
 
     def buffers(self, *parts: Any) -> Sequence[str]:
         """Return the names of the buffers that a call for a batch writes, by a call on the host if they are unknown."""

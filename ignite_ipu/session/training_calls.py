@@ -184,7 +184,7 @@ class TrainingCalls:
             Exception: As for `train` with such a batch, except for errors of the device call.
         """
         program, leaves = self._program_for(self._programs.with_trainer(), x, y, call)
-        self.prepare(leaves, (x, y))
+        self.prepare(leaves, (x, y), ahead=True)
         return program
 
     def _program_for(
@@ -226,12 +226,13 @@ class TrainingCalls:
         trained.program.state.set_modes()
         return trained.program
 
-    def prepare(self, leaves: Sequence[Any], batch: Any) -> Executor:
+    def prepare(self, leaves: Sequence[Any], batch: Any, ahead: bool = False) -> Executor:
         """Bring the training program to its IPUs, with the newest weights and hyper-parameters; returns the executor.
 
         Args:
             leaves: Arguments of the call that will be made.
             batch: The batch they come from.
+            ahead: Whether no call follows for this batch.
 
         Raises:
             SessionError: The model has no trainer, or hooks on gradients are registered.
@@ -253,7 +254,7 @@ class TrainingCalls:
             with programs.loading(program):
                 if executor is None and any(each.attribute not in link.conversion.variable for each in link.push()):
                     trained.drop_aside()  # they were compiled with other constants
-                executor = program.load(leaves, batch)
+                executor = program.load(leaves, batch, ahead)
         if isinstance(kind, GradientKind):
             self._weights.look()
             refresh_weights(kind, executor, self._weights)

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from ignite.engine import create_supervised_trainer
 from torch import nn
 from torch.nn.utils import prune
 
-from ignite_ipu import ipu_prepare
+from ignite_ipu import create_ipu_trainer, ipu_prepare
 from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer, captured
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
@@ -576,3 +577,54 @@ def test_a_layer_whose_hook_reads_its_mode() -> None:
             optimizer.zero_grad()
             losses.append(loss.item())
     assert losses[12:] == pytest.approx(losses[:12], rel=1e-5)
+
+
+class Codebook(nn.Module):
+    """Begins with the first vectors, as a flag records, and follows all of them."""
+
+    def __init__(self, flag: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("vectors", torch.zeros(3, 2))
+        if isinstance(flag, torch.Tensor):
+            self.register_buffer("ready", flag)
+        else:
+            self.ready = flag
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        if not self.ready:
+            self.vectors.copy_(y.detach()[:3])
+            if isinstance(self.ready, bool):
+                self.ready = True
+            else:
+                self.ready.fill_(1)
+        nearest = torch.cdist(y, self.vectors).argmin(1)
+        with torch.no_grad():
+            self.vectors.mul_(0.9).add_(0.1 * y.mean(0))
+        return y * 0.5 + self.vectors[nearest]
+
+
+@pytest.mark.parametrize("flag", [False, torch.tensor(False), torch.zeros(1), torch.tensor(0)])
+@pytest.mark.parametrize("front_end", ["loop", "trainer"])
+def test_values_from_the_first_batch(flag: Any, front_end: str) -> None:
+    """The first call sets a buffer that each call writes afterwards."""
+    torch.manual_seed(0)
+    batches = [(torch.randn(5, 4), torch.randn(5, 2)) for _ in range(3)]
+    models = []
+    for captures in (False, True):
+        torch.manual_seed(1)
+        model = Codebook(flag.clone() if isinstance(flag, torch.Tensor) else flag)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if front_end == "loop":
+            if captures:
+                ipu_prepare(optimizer, model)
+            for x, y in batches:
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+        else:
+            make: Any = create_ipu_trainer if captures else create_supervised_trainer
+            make(model, optimizer, nn.MSELoss()).run(batches)
+        models.append(dict(model.state_dict()))
+    torch.testing.assert_close(models[1], models[0], rtol=1e-4, atol=1e-6)

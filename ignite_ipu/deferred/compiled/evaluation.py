@@ -24,10 +24,10 @@ from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.options import own_options
 from ignite_ipu.program.tensors.raw import requires_grad
 from ignite_ipu.program.tensors.rows import split_rows, take_rows
+from ignite_ipu.program.traced_places import changes_in_every_call
 from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.session.gradients import words_read
 from ignite_ipu.session.program import ModelProgram
-from ignite_ipu.session.recompilation import changes_in_every_call
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.modules import DROPOUT, AnyBatchNorm
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass

@@ -9,10 +9,8 @@ depends on the first batch. A trace would make that state on the device, where c
 from __future__ import annotations
 
 import functools
-import random
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -27,11 +25,12 @@ from ignite_ipu.errors import CaptureError, SessionError, listed
 from ignite_ipu.program.forward.assigned_buffers import Assignments, is_assignment
 from ignite_ipu.program.forward.dependence import DeviceDrawsUndone
 from ignite_ipu.program.forward.eager import EAGER
+from ignite_ipu.program.forward.first_call import SetOnce, set_once
 from ignite_ipu.program.forward.gradients import GradientHookGuard
 from ignite_ipu.program.forward.left_behind import LeftBehind, Place, called_beside
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
-from ignite_ipu.program.forward.randomness import GENERATORS
+from ignite_ipu.program.forward.randomness import GENERATORS, draw_from, host_random_state
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.function_mode import FunctionGuard
 from ignite_ipu.program.guards.python_state import PythonState, named_by
@@ -39,10 +38,9 @@ from ignite_ipu.program.guards.retrace import OperatorRecorder, Retrace
 from ignite_ipu.program.module_state import REGISTRATIONS
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.tensors.trees import restore_contents
-from ignite_ipu.program.traced_places import changing_place, refusal_at
+from ignite_ipu.program.traced_places import changes_in_every_call, changing_place, refusal_at
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.gradients import words_read
-from ignite_ipu.session.recompilation import changes_in_every_call
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.session.weights.tracker import Weights
 from ignite_ipu.torch_names.modules import BUFFERS, NormWithStatistics, pack_padded_sequence
@@ -281,31 +279,6 @@ def _was_written(buffer: torch.Tensor, before: torch.Tensor) -> bool:
     return bool(version_of(buffer)) or not torch.allclose(buffer, before, rtol=0, atol=0, equal_nan=True)
 
 
-def _initialises(
-    model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], buffers: List[Tuple[torch.Tensor, torch.Tensor]]
-) -> bool:
-    """Let a model set weights by its first batch, if it does so once; returns whether it does.
-
-    Args:
-        buffers: Those that are to be restored; the ones that the first call alone writes, such as a flag, are taken
-            out.
-    """
-    with EAGER, without_generation_cache(model), torch.no_grad(), DisableTorchFunctionSubclass():
-        parameters: Any = model.parameters()
-        weights = [(plain(each), plain(each).clone()) for each in parameters if not is_lazy(each)]
-        model(*args, **kwargs)
-        once = [buffer.clone() for buffer, _ in buffers]
-        try:
-            with WeightWriteGuard(model, {}):
-                model(*args, **kwargs)
-        except SessionError:
-            for weight, values in weights:
-                weight.copy_(values)
-            return False
-    buffers[:] = [pair for pair, then in zip(buffers, once) if not torch.equal(pair[0], then)]
-    return True
-
-
 class _MadeBuffers:
     """Context that keeps the first values of buffers that a model makes in it, by lazy layers or new ones."""
 
@@ -350,18 +323,19 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
     """Call a model on the host, which leaves tensors that it is given, its buffers and random numbers as they are.
 
     Before anything is trained it may make weights and buffers, for which random numbers are drawn as in eager PyTorch,
-    and set weights by the first batch. A `ReplacedError` where it has made some of which the session does not know, a
-    `SessionError` where it writes into weights in every call. Returns whether each call adds to lists.
+    and set some by the first batch. A `ReplacedError` where it has made some of which the session does not know, a
+    `SessionError` as of `set_once`. Returns whether each call adds to lists.
     """
     session.weights.to_host()
     before, held = named_tensors(model), HeldBuffers(model)
     lazy = [each for each in before.values() if is_lazy(each)]
     buffers = [(plain(each), plain(each).clone()) for each in model.buffers() if not is_lazy(each)]
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    state = host_random_state()
     args, kwargs = mapped((args, kwargs), torch.Tensor.clone)
     made_buffers = _MadeBuffers(model)
     named = named_by(model)
-    behind, grows, initialised = LeftBehind(named, ()), False, False
+    behind, grows = LeftBehind(named, ()), False
+    found = SetOnce({}, [])
     assignments = Assignments(model)
     registered: List[torch.Tensor] = []
 
@@ -371,22 +345,28 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
             model(*args, **kwargs)
         return recorder.constants
 
+    def call_once() -> Any:
+        given_now, named_now = mapped((args, kwargs), torch.Tensor.clone)
+        return model(*given_now, **named_now)
+
     with session.weights.put_back_unnoticed():
         try:
             given = DeviceDrawsUndone(leaves_in((args, kwargs)))
             with EAGER, without_generation_cache(model), DisableTorchFunctionSubclass(), given, made_buffers:
                 # So a value that it keeps for later calls is distinguished from a constant.
-                with WeightWriteGuard(model, {}), torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
-                    model(*args, **kwargs)
+                with torch.set_grad_enabled(model.training and torch.is_grad_enabled()):
+                    if session.training is None:
+                        found = set_once(model, call_once)
+                    else:
+                        with WeightWriteGuard(model, {}):
+                            model(*args, **kwargs)
                     registered = assignments.find(call_again, session.training is None)
                     if behind.may_grow:
                         again = LeftBehind(named, ())
                         model(*args, **kwargs)
                         grows = again.grows
-        except SessionError:
-            initialised = session.training is None and _initialises(model, args, kwargs, buffers)
-            if not initialised:
-                raise
+        except SessionError:  # an IPUError may be a RuntimeError
+            raise
         except RuntimeError:
             pass  # the host lacks operators in half precision that a device has; other errors come again in the trace
         if grows:
@@ -394,7 +374,12 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
         for buffer, values in (*buffers, *made_buffers.found):
             if not torch.equal(buffer, values):
                 buffer.copy_(values)
-    if initialised:
+        tensors = named_tensors(model)
+        for name, value in found.values.items():
+            plain(tensors[name]).copy_(value)
+    if found.counters:
+        raise CaptureError(changes_in_every_call(model, found.counters))
+    if found.values:
         session.weights.host_changed()
     after = {name: each for name, each in named_tensors(model).items() if all(each is not new for new in registered)}
     made = after.keys() != before.keys() or any(after[name] is not each for name, each in before.items())
@@ -402,9 +387,7 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
     if made and session.training is not None:
         held.put_back()  # the trace refuses it
         made = False
-    if not made:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+    if not (made or found.values):
+        draw_from(state)
     refuse_replaced(session.weights, session.model)
     return grows

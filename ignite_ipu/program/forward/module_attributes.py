@@ -19,6 +19,8 @@ from ignite_ipu.torch_names.modules import BUFFERS, MODULES, PARAMETERS
 
 _TENSORS_OF_MODULES = (PARAMETERS, BUFFERS, MODULES)  # of which others take care
 _Own = Dict[str, Any]
+SCALARS = (bool, int, float, str)
+"""The types of attributes that code decides by: flags, numbers and names."""
 
 
 class ModuleAttributes:
@@ -32,6 +34,18 @@ class ModuleAttributes:
             # Collections may be written into; most are empty.
             full = {name: value.copy() for name, value in plain.items() if type(value) in (list, dict) and value}
             self._before.append((path, own, plain, full))
+
+    def differing(self, later: ModuleAttributes) -> Dict[str, Any]:
+        """Return the attributes that have other values or contents later, by path with the later values."""
+        then = {path: (plain, full) for path, _, plain, full in later._before}
+        found: Dict[str, Any] = {}
+        for path, _, before, full in self._before:
+            now, contents = then.get(path, ({}, {}))
+            for name in dict.fromkeys([*before, *now]):
+                same = name in before and name in now and _are_same(before[name], now[name])
+                if not (same and _have_same(full.get(name, ()), contents.get(name, ()))):
+                    found[f"{path}.{name}" if path else name] = now.get(name)
+        return found
 
     def put_back(self, always: bool = False, but: Container[str] = (), kept: Container[str] = ()) -> None:
         """Give every module in which there are tensors now that were not there its attributes back, all together.
@@ -93,6 +107,18 @@ def tensors_in(value: Any) -> List[torch.Tensor]:
         held = (leaf,) if isinstance(leaf, torch.Tensor) else getattr(leaf, "__dict__", {}).values()
         found += [each for each in held if isinstance(each, torch.Tensor)]
     return found
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and type(one) in SCALARS and bool(one == other))
+
+
+def _have_same(one: Any, other: Any) -> bool:
+    """Return whether two lists, or two dictionaries, have the same elements."""
+    if len(one) != len(other) or (isinstance(one, dict) and one.keys() != other.keys()):
+        return False
+    pairs = zip(one, other) if not isinstance(one, dict) else [(value, other[key]) for key, value in one.items()]
+    return all(_are_same(*pair) for pair in pairs)
 
 
 def _is_as_before(own: _Own, before: _Own) -> bool:

@@ -38,6 +38,22 @@ def draws_put_back(*generators: Optional[torch.Generator]) -> Iterator[None]:
                 generator.set_state(state)
 
 
+HostRandomState = Tuple[Any, Any, torch.Tensor]
+"""The states of Python's, numpy's and torch's own generators."""
+
+
+def host_random_state() -> HostRandomState:
+    """Return the state that random numbers of the host are drawn from, for `draw_from`."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def draw_from(state: HostRandomState) -> None:
+    """Let random numbers of the host be drawn from an earlier state."""
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    torch.set_rng_state(state[2])
+
+
 def generator_states() -> Tuple[Hashable, Hashable]:
     """Return the states of Python's and numpy's global generators, comparable."""
     return state_of(GLOBAL[0]), state_of(GLOBAL[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterator, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
@@ -49,16 +49,22 @@ class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
     def check(self, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> None:
-        for place, argument in enumerate(schema_of(func).arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
+        for tensor in written_by(func, args, kwargs):
+            memory = memory_of(tensor)
+            if memory in self._constants:
+                raise SessionError(refusal_at(WHOLE, current_line().place, "The forward", self._constants[memory]))
+            if memory in self._weights:
+                raise SessionError(refusal_at(WEIGHT, current_line().place, "The forward", self._weights[memory]))
+
+
+def written_by(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Yield the arguments that an operator writes into, by its schema."""
+    for place, argument in enumerate(schema_of(func).arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[place] if place < len(args) else kwargs.get(argument.name)
-            for tensor in value if isinstance(value, (list, tuple)) else [value]:
-                memory = memory_of(tensor) if isinstance(tensor, torch.Tensor) else None
-                if memory in self._constants:
-                    raise SessionError(refusal_at(WHOLE, current_line().place, "The forward", self._constants[memory]))
-                if memory in self._weights:
-                    raise SessionError(refusal_at(WEIGHT, current_line().place, "The forward", self._weights[memory]))
+            for each in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(each, torch.Tensor):
+                    yield each
 
 
 def _is_idle(model: nn.Module, name: str) -> bool:

@@ -1,0 +1,59 @@
+"""Values that only the first call of a trainer's model sets, where a program cannot have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ignite_ipu import SessionError, create_ipu_trainer
+
+BATCH = torch.randn(5, 4), torch.randn(5, 4)
+
+
+class Centred(nn.Module):
+    """Subtracts a mean, which it takes from its first batches in one of several ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.layer, self.way, self.calls = nn.Linear(4, 4), way, 0
+        self.register_buffer("mean", None if way == "registers" else torch.zeros(4))
+        self.register_buffer("ready", torch.tensor(False))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        if self.way == "registers" and self.mean is None:
+            self.mean = x.mean(0)
+        if self.way == "counts" and self.calls < 2:
+            self.calls += 1
+            self.mean += x.mean(0) / 2
+        if self.way == "sets" and not self.ready:
+            self.mean.copy_(x.mean(0))
+            self.ready.fill_(True)
+        return self.layer(x - self.mean)
+
+
+@pytest.mark.parametrize(
+    ("way", "refusal"),
+    [
+        ("registers", "registers mean with values of its batch"),
+        ("counts", "changes Python values in every call.*calls"),
+    ],
+)
+def test_refused_before_anything_is_compiled(way: str, refusal: str) -> None:
+    model = Centred(way)
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss())
+    with pytest.raises(SessionError, match=refusal):
+        trainer.run([BATCH])
+
+
+def test_nothing_is_set_ahead_of_the_first_batch() -> None:
+    """A program that is compiled ahead would begin with the values of another batch."""
+    model = Centred("sets")
+    trainer = create_ipu_trainer(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.MSELoss())
+    with pytest.raises(SessionError, match="sets mean, ready by its batch, so nothing can be compiled ahead"):
+        trainer.compile(BATCH)
+    assert not model.ready
+    trainer.run([BATCH])
+    torch.testing.assert_close(model.mean, BATCH[0].mean(0))
