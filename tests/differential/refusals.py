@@ -238,4 +238,13 @@ LEFT_OUT: Tuple[LeftOut, ...] = (
     LeftOut(
         "tensors that hooks have set", lambda program: program.front == "engine" and _edits("prune again")(program)
     ),
+    # A loss of nothing that requires gradients is an error in PyTorch. A device takes such a result for one that does.
+    LeftOut(
+        "losses without gradients, of results that a hook or layer has kept under no_grad",
+        lambda program: (
+            program.model == "without gradients"
+            and program.loss == "detached"
+            and bool({"balance", "features", "outputs kept"}.intersection(program.ingredients))
+        ),
+    ),
 )
