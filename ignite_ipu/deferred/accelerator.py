@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
 import json
 import os
@@ -23,6 +24,7 @@ from ignite_ipu.torch_names.engines import PREPARED
 try:
     import accelerate
     from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.state import GradientState
     from accelerate.utils import DistributedType
 except ImportError as error:
     file = found_instead("accelerate") if (error.name or "").split(".")[0] == "accelerate" else None
@@ -213,13 +215,9 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     def _settings(self) -> Tuple[IPUConfig, Callable[[], Optional[str]], str, CaptureObserver]:
         """Return the settings of captured models, the arguments of `setup_of`."""
-        return leaving_device(self.config), self._postponed, _CLIP_REMEDY, self._observer
-
-    def _postponed(self) -> Optional[str]:
-        if self.gradient_state.sync_gradients:
-            return None
-        steps = self.gradient_accumulation_steps
-        return f"this micro-batch is not the last of the {steps} that an update accumulates"
+        # Optimizers keep them, and keep no accelerator by them, which has their models.
+        postponed = functools.partial(_postponed, self.gradient_state)
+        return leaving_device(self.config), postponed, _CLIP_REMEDY, self._observer
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
         """Let a loss go backward, divided by `gradient_accumulation_steps`.
@@ -284,9 +282,9 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         if not self.gradient_state.sync_gradients:
             self._leave_device(
                 CaptureError(
-                    f"clip_grad_norm_ at {current_line()}, but {self._postponed()}: accelerate clips the sum of the "
-                    "gradients so far, in every micro-batch again; a device clips once, before the update. Write "
-                    "'if accelerator.sync_gradients:' before it, as accelerate documents."
+                    f"clip_grad_norm_ at {current_line()}, but {_postponed(self.gradient_state)}: accelerate clips the "
+                    "sum of the gradients so far, in every micro-batch again; a device clips once, before the update. "
+                    "Write 'if accelerator.sync_gradients:' before it, as accelerate documents."
                 )
             )
             return self.clip_grad_norm_(parameters, max_norm, norm_type)
@@ -442,6 +440,13 @@ class _PreparedOptimizer(AcceleratedOptimizer):  # type: ignore[misc]
         """Drop unused gradients when an update is complete."""
         if self.gradient_state.sync_gradients:
             self.optimizer.zero_grad(_SETS_TO_NONE if set_to_none is None else set_to_none)
+
+
+def _postponed(gradients: GradientState) -> Optional[str]:
+    """Return why an update has yet to wait for other micro-batches, None if it has all."""
+    if gradients.sync_gradients:
+        return None
+    return f"this micro-batch is not the last of the {gradients.num_steps} that an update accumulates"
 
 
 def _wrapped(optimizer: Any) -> torch.optim.Optimizer:
