@@ -108,7 +108,7 @@ class ModelProgram:
         that PopTorch refuses, the next batch may try again.
         """
         if self.executor is None:
-            self.effects.set_up(leaves, ahead)
+            self.effects.set_up(leaves, self._source.hooks.follower.refuse_frozen, ahead)
         compiled = self.compiled or self._compile(leaves, batch)
         executor, hooks = compiled.executor, self._source.hooks
         if self.kind.training:

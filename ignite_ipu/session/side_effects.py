@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
 
 import torch
 
@@ -35,8 +35,10 @@ class SideEffects:
         self._buffers: List[Sequence[str]] = []  # empty until they are known
         self._computed_from: Tuple[int, int] = (-1, -1)  # the weights that attributes were computed from last
 
-    def set_up(self, leaves: Sequence[Any], ahead: bool = False) -> None:
+    def set_up(self, leaves: Sequence[Any], refuse: Callable[[str], None], ahead: bool = False) -> None:
         """Set weights, buffers and attributes that the first call of a model alone sets, by a call on the host.
+
+        `refuse` raises an error for a reason: forward counts its calls.
 
         Raises:
             SessionError: As of `values_set_once`; or there are some, and the leaves are those of a batch that is not
@@ -72,7 +74,7 @@ class SideEffects:
                 "write into them in place."
             )
         if found.counters:
-            raise SessionError(changes_in_every_call(step.model, found.counters))
+            refuse(changes_in_every_call(step.model, found.counters))
         if found.values and ahead:
             raise SessionError(
                 f"The first call of {type(step.model).__qualname__} sets {listed(list(found.values))} by its batch, so "

@@ -110,6 +110,11 @@ TRAINED = {
         "self.register_buffer('mean', torch.zeros(4))",
         "self.mean = 0.9 * self.mean + x.mean(0).detach()\nreturn self.fc(x - self.mean)",
     ),
+    "a flag in a buffer that the first call sets": (
+        "self.register_buffer('ready', torch.tensor(False)); self.register_buffer('scale', torch.ones(4))",
+        "if not self.ready:\n    self.scale.copy_(x.abs().max(0).values)\n    self.ready.fill_(True)\n"
+        "return self.fc(x / self.scale)",
+    ),
     "a function behind a flag that is off": ("", "if self.flag: x = peek(x)\nreturn self.fc(x)"),
     "a lambda of shapes": ("", "scale = lambda z: z * z.shape[0]\nreturn scale(self.fc(x))"),
     "a loop over constants": ("", "for k in torch.arange(3): x = x + int(k)\nreturn self.fc(x)"),
@@ -128,6 +133,10 @@ REFUSED = {
     "a written buffer": (
         "self.register_buffer('count', torch.zeros(()))",
         "self.count.add_(1)\nif self.count > 1: x = -x\nreturn self.fc(x)",
+    ),
+    "a flag in a buffer that goes on and off": (
+        "self.register_buffer('on', torch.zeros(()))",
+        "if self.on: self.on.fill_(0)\nelse: self.on.fill_(1)\nreturn self.fc(x) * (1 + self.on)",
     ),
     "a drawn number": ("", "if torch.rand(()) > 0.5: x = -x\nreturn self.fc(x)"),
     "a parameter": ("self.scale = nn.Parameter(torch.ones(()))", "return self.fc(x) * self.scale.item()"),

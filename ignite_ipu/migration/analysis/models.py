@@ -6,7 +6,7 @@ import ast
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Dict, Iterable, Iterator, List, Optional, Set
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ignite_ipu.migration.analysis.kinds import Function, Kind, parameters_of
 from ignite_ipu.migration.analysis.names import Names, argument, assignments, constant, dotted, method_calls, walk
@@ -21,6 +21,9 @@ _REGISTERED = {
     "add_module": Kind.MODULE,
     "register_module": Kind.MODULE,
 }
+
+
+_Constants = Optional[Tuple[Any, ...]]
 
 
 @dataclass
@@ -58,13 +61,30 @@ class Model:
 
     @cached_property
     def written(self) -> Set[str]:
-        """Attributes that forward, and the methods it calls, write in place, or set."""
-        found: Set[str] = set()
+        """Attributes that forward, and the methods it calls, write in place, or set; not those of `set_once`."""
+        return self._writes.keys() - self.set_once
+
+    @cached_property
+    def set_once(self) -> Set[str]:
+        """Buffers in which forward puts the same constant wherever it writes: flags that only a first call changes."""
+        same = {name for name, written in self._writes.items() if len(written) == 1 and None not in written}
+        return same & self.buffers.keys()
+
+    @cached_property
+    def _writes(self) -> Dict[str, Set[_Constants]]:
+        """Constants that traced code puts in attributes, None for each other value."""
+        found: Dict[str, Set[_Constants]] = {}
 
         def called_by(name: str) -> Iterator[str]:
             method = self.method(name)
-            for node in () if method is None else walk(method):
-                found.update(filter(None, map(_own_attribute, _written_by(node))))
+            nodes = [] if method is None else list(walk(method))
+            stores = [node for node in nodes if isinstance(node, ast.Assign)]
+            values = {id(part): node.value for node in stores for each in node.targets for part in ast.walk(each)}
+            for node in nodes:
+                for target, constants in _written_by(node, values):
+                    attribute = _own_attribute(target)
+                    if attribute is not None:
+                        found.setdefault(attribute, set()).add(constants)
                 called = (dotted(node.func) or "") if isinstance(node, ast.Call) else ""
                 if called.startswith("self."):
                     yield called[5:]
@@ -86,14 +106,35 @@ class Model:
         return next((method for method in inherited if method is not None), None)
 
 
-def _written_by(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the expressions that a node stores into, or writes in place."""
+def _written_by(node: ast.AST, values: Mapping[int, ast.expr]) -> Iterator[Tuple[ast.AST, _Constants]]:
+    """Yield the expressions that a node stores into, or writes in place, with the constants that it puts there.
+
+    `values` are those of assignments, by the identity of the target.
+    """
     if isinstance(getattr(node, "ctx", None), ast.Store):
-        yield node
+        yield node, _constants([values[id(node)]]) if id(node) in values else None
     if isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute) and re.fullmatch(r"[a-z]\w*[^_]_", node.func.attr):
-            yield node.func.value
-        yield from (keyword.value for keyword in node.keywords if keyword.arg == "out")
+            constant = node.func.attr in ("copy_", "fill_", "zero_")
+            yield node.func.value, _constants(node.args) if constant else None
+        yield from ((keyword.value, None) for keyword in node.keywords if keyword.arg == "out")
+
+
+def _constants(values: Sequence[ast.expr]) -> _Constants:
+    """Return the constants that expressions consist of, as in `torch.tensor([True])`; None if there is more in them."""
+    found: List[Any] = []
+    for value in values:
+        constants: _Constants = None
+        if isinstance(value, ast.Constant):
+            constants = (value.value,)
+        elif isinstance(value, (ast.List, ast.Tuple)):
+            constants = _constants(value.elts)
+        elif isinstance(value, ast.Call) and (dotted(value.func) or "").startswith("torch."):
+            constants = _constants(value.args)
+        if constants is None:
+            return None
+        found += constants
+    return tuple(found)
 
 
 def _own_attribute(node: ast.AST) -> Optional[str]:

@@ -112,8 +112,13 @@ class Scope:
         return self.analysis.conditions.runs(test, self.model, self.owner)
 
     def written(self, node: ast.Attribute) -> None:
-        """Note a write in place into a buffer of the model that has whole numbers."""
-        if self.model is not None and self.is_own(node) and _is_whole(self.model.buffers.get(node.attr), self.names):
+        """Note a write in place into a buffer of the model that has whole numbers, unless its first call sets it."""
+        model = self.model if self.is_own(node) else None
+        if (
+            model is not None
+            and node.attr not in model.set_once
+            and _is_whole(model.buffers.get(node.attr), self.names)
+        ):
             self.fact("whole", node, node.attr)
 
     def is_registered(self, node: ast.Attribute) -> bool:

@@ -2,7 +2,7 @@
 
 A device keeps the tensors that the program was compiled with. A buffer that gets a tensor of its own shape and type,
 without gradients, is written in place. PopTorch by itself raises for it, too. Buffers of integers and booleans are
-constants of the program.
+constants of the program. A flag in one may be set by the first call: the host makes it before anything is compiled.
 
 Remedy: Give the buffer its longest shape, and change it in place: `self.seen.copy_(...)`. Count in a floating-point
 buffer.

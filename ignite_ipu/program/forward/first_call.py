@@ -76,15 +76,16 @@ class _FirstCalls:
         first, result = self._recorded()
         drawn = self._draws
         after, attributes_after = host_random_state(), ModuleAttributes(self._model)
-        flags = {path: each for path, each in attributes.differing(attributes_after).items() if _decides(each)}
+        changed = attributes.differing(attributes_after)
+        flags = {path: each for path, each in changed.items() if _decides(each)}
         if not (first or flags):
             self._restore({})
             return SetOnce({}, [])
         second, _ = self._recorded()
         again = attributes_after.differing(ModuleAttributes(self._model))
-        counters = [path for path in flags.keys() & again.keys() if type(flags[path]) in SCALARS]
+        counters = [path for path in flags if path in again and type(flags[path]) in SCALARS]
         read = named_by(self._model).names if counters else ()
-        counters = sorted(path for path in counters if path.rpartition(".")[2] in read)
+        counters = [path for path in counters if path.rpartition(".")[2] in read]
         once = flags.keys() - again.keys()
         found = {
             name: values[len(values) - len(second.get(name, ())) - 1]
@@ -93,7 +94,7 @@ class _FirstCalls:
         }
         self._refuse_written_weights(second)
         if (found or once) and not counters:
-            attributes.put_back(always=True, but={path.rpartition(".")[2] for path in once})
+            attributes.put_back(always=True, but={path.rpartition(".")[2] for path in changed.keys() - again.keys()})
             self._restore(found)
             draw_from(start)
             third, compared = self._recorded()
