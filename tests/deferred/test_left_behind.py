@@ -259,6 +259,18 @@ def test_a_list_that_grows_over_calls_is_refused() -> None:
         net(X[1])
 
 
+def test_a_list_that_had_tensors_when_a_call_was_first_seen_is_refused() -> None:
+    """A second kind of call finds those of the first, and later makes its call with an empty list."""
+    net, kept = Net(""), []
+    net.inner.register_forward_hook(lambda module, inputs, output: kept.append(output))
+    ipu_prepare(torch.optim.SGD(net.parameters(), lr=0.1), net)
+    net(X[0])
+    net(X[0][:1])
+    kept.clear()
+    with pytest.raises(CaptureError, match="adds tensors to a list that still has those of the previous call"):
+        net(X[0][:1])
+
+
 class Experts(nn.Module):
     """Reads the tensors that its layers have stored in this call."""
 

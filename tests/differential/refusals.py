@@ -88,7 +88,7 @@ REFUSALS: Tuple[Refusal, ...] = (
     ),
     Refusal(
         "clipping that changes, of an update that a value was read of before",
-        "CaptureError",
+        "CaptureError|RunError",
         "Read values after optimizer.step\\(\\) if clipping changes",
         lambda program: any(INGREDIENTS[name].once == "clipped" for name in program.ingredients),
     ),
@@ -189,7 +189,37 @@ REFUSALS: Tuple[Refusal, ...] = (
         "values of losses whose gradients were dropped",
         "EarlyReadError",
         "a value that will never exist: its gradients were dropped",
-        lambda program: program.accumulation > 1 and "late zero" not in program.handlers,
+        lambda program: (
+            program.accumulation > 1 and ("late zero" not in program.handlers or "model cleared" in program.ingredients)
+        ),
+    ),
+    Refusal(
+        "a module that is added between the losses of an update, on the device alone",
+        "CaptureError|RunError",
+        "were cleared at another time than those of",
+        lambda program: (
+            program.update == "device" and program.accumulation > 1 and "module added later" in program.ingredients
+        ),
+    ),
+    Refusal(
+        "the norm of gradients that are not one optimizer's, on the device alone",
+        "CaptureError|RunError",
+        "that are several optimizers', or none's",
+        lambda program: (
+            program.update == "device" and "norm alone" in program.ingredients and not program.trains_model_alone
+        ),
+    ),
+    Refusal(
+        "gradients that are read after the step, on the device alone",
+        "CaptureError|RunError",
+        "would use the gradients of the one made at .* again",
+        lambda program: program.update == "device" and "importance after steps" in program.ingredients,
+    ),
+    Refusal(
+        "a weight that is computed from others before the first call of its model, which a closure makes",
+        "RunError",
+        "and ParametrizationList, which share submodules and are called separately",
+        lambda program: program.front == "run" and "closure" in program.ingredients,
     ),
     Refusal(
         "a layer that is pruned again between the losses of an update, by weights that its hook computes",
@@ -235,6 +265,11 @@ REFUSALS: Tuple[Refusal, ...] = (
 # Empty when nothing is known to be wrong. A hook's tensor is the one before the trace, by which pruning again ranks: in
 # PyTorch it is that of the last forward.
 LEFT_OUT: Tuple[LeftOut, ...] = (
+    # PyTorch calls a checkpointed function once more, in backward(), and its hooks append once more.
+    LeftOut(
+        "lists that hooks in a checkpointed function fill",
+        lambda program: program.model == "checkpointed" and "outputs kept" in program.ingredients,
+    ),
     LeftOut(
         "tensors that hooks have set", lambda program: program.front == "engine" and _edits("prune again")(program)
     ),

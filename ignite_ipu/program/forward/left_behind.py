@@ -93,7 +93,9 @@ class Added(Place):
         self.write(_MISSING)
 
     def check(self) -> None:
-        if self.read() is not _MISSING:
+        own = self._own
+        # A list that is shorter now had some at the call that showed the place.
+        if self.read() is not _MISSING or (isinstance(own, (list, deque)) and self._key > len(own)):
             raise CaptureError(
                 f"Each call of the model, as that at {current_line()}, adds tensors to a list that still has those of "
                 "the previous call. A compiled program returns those of one call. Clear the list before each call, "
