@@ -216,6 +216,18 @@ REFUSALS: Tuple[Refusal, ...] = (
         lambda program: program.update == "device" and "importance after steps" in program.ingredients,
     ),
     Refusal(
+        "gradients that an update on the device has used, after one that the host cannot make again",
+        "CaptureError|RunError",
+        "Only the first updates of a loop can be made again on the host",
+        lambda program: program.update == "auto" and "saliency" in program.ingredients,
+    ),
+    Refusal(
+        "buffers that a copy of the model reads before the update, of a model that a later one joins",
+        "EarlyReadError|RunError",
+        "was called before it was known to be a part of a larger one",
+        lambda program: program.writes_buffers and "penalty of a copy" in program.ingredients,
+    ),
+    Refusal(
         "a weight that is computed from others before the first call of its model, which a closure makes",
         "RunError",
         "and ParametrizationList, which share submodules and are called separately",
