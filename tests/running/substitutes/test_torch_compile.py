@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+# The compiler hides it where warnings are shown; here they are errors.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf Tensor")
+
 HEAD = """
 import copy
 import torch
