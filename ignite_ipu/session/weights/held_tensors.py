@@ -60,7 +60,7 @@ class HeldTensors:
         same = (
             self._registrations == REGISTRATIONS.count
             and list(map(len, self._tables)) == self._sizes
-            and all(map(operator.is_, chain.from_iterable(map(dict.values, self._tables)), self._entries))
+            and all(map(operator.is_, chain.from_iterable(self._filled), self._entries))
         )
         if not same:
             self._registrations = REGISTRATIONS.count
@@ -75,7 +75,9 @@ class HeldTensors:
         modules = [] if model is None else [each for part in (model, *beside) for each in part.modules()]
         self._tables = [vars(module)[kind] for module in modules for kind in (PARAMETERS, BUFFERS)]
         self._sizes = list(map(len, self._tables))
-        self._entries = list(chain.from_iterable(map(dict.values, self._tables)))
+        # Views show the entries of a table without a call: each call of a model looks at them.
+        self._filled = [table.values() for table in self._tables if table]
+        self._entries = list(chain.from_iterable(self._filled))
 
     def replaced(self, model: nn.Module) -> List[str]:
         """Return the names of parameters and buffers that are not the ones that the model had at first."""
