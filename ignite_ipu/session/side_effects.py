@@ -41,7 +41,7 @@ class SideEffects:
         `refuse` raises an error for a reason: forward counts its calls.
 
         Raises:
-            SessionError: As of `values_set_once`; or there are some, and the leaves are those of a batch that is not
+            SessionError: As of `set_once`; or there are some, and the leaves are those of a batch that is not
                 the first one, since the program is compiled `ahead`.
         """
         step = self._step
@@ -80,10 +80,8 @@ class SideEffects:
                 f"The first call of {type(step.model).__qualname__} sets {listed(list(found.values))} by its batch, so "
                 "nothing can be compiled ahead of it. Set them before, or let the first training call compile."
             )
-        tensors = named_tensors(step.model)
-        for name, value in found.values.items():
-            plain(tensors[name]).copy_(value)
         if found.values:
+            found.put(step.model)
             self._weights.host_changed()
 
     def buffers(self, *parts: Any) -> Sequence[str]:

@@ -17,6 +17,7 @@ __all__ = [
     "NESTED_FROM_MASK",
     "NEURAL_FUNCTIONS",
     "UNIQUE",
+    "DispatchMode",
     "TorchDispatchMode",
     "differentiates",
     "function_modes_left",
@@ -49,6 +50,21 @@ else:
     tree_map_only = find(
         "torch.utils._pytree.tree_map_only", "2.0", "Captured loops cannot infer the shapes of results."
     )
+
+
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode of PyTorch's dispatcher, for operators that PyTorch does not compile.
+
+    PyTorch would look for a `torch.compile` that runs at every operator, and import the compiler for that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
 
 _SCHEMA = Name(
     "torch._ops.OpOverload._schema",

@@ -374,9 +374,7 @@ def call_first(model: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any], 
         for buffer, values in (*buffers, *made_buffers.found):
             if not torch.equal(buffer, values):
                 buffer.copy_(values)
-        tensors = named_tensors(model)
-        for name, value in found.values.items():
-            plain(tensors[name]).copy_(value)
+        found.put(model)
     if found.counters:
         raise CaptureError(changes_in_every_call(model, found.counters))
     if found.values:

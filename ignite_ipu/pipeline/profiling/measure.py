@@ -18,7 +18,7 @@ from ignite_ipu.pipeline.profiling.layers import Granularity, select_layers
 from ignite_ipu.pipeline.profiling.profile import Crossing, Layer, Profile, SavedTensor, SharedWeight, TensorSize
 from ignite_ipu.program.module_state import modes_kept
 from ignite_ipu.program.tensors.raw import plain, requires_grad
-from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of, tree_flatten, tree_map
+from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of, tree_flatten, tree_map
 from ignite_ipu.torch_names.fake_tensors import DataDependentOutputException, FakeTensorMode
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
@@ -230,16 +230,11 @@ class _Stored:
     saved: bool = False
 
 
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Recorder(DispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that follows one forward pass; tensors are compared by storage: a view counts as its base."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Nothing is compiled here; skipping torch's compiler would import it, which takes longer than measuring.
-        return False
-
     def __init__(self, model: nn.Module, training: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.model, self.training = model, training
         # Operators before the first layer run where PopTorch puts operators before the first block: with the first
         # stage.

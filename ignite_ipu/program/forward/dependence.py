@@ -6,23 +6,19 @@ from typing import Any, Dict, Iterable, Iterator, Mapping, Optional, Tuple
 
 import torch
 
-from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of
+from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
 
 _GIVEN = "_ignite_ipu_given"
 
 
-class Dependence(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Dependence(DispatchMode):  # type: ignore[no-untyped-call]
     """Context that finds out which tensors are computed in it from given ones."""
 
     def __init__(self, given: Iterable[torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._token = object()
         for tensor in given:
             self._mark(tensor)
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # no torch.compile is running: PyTorch would look for one at every operator
 
     def has(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is given, or computed from one that is."""

@@ -21,7 +21,7 @@ from ignite_ipu.program.guards.python_state import named_by
 from ignite_ipu.program.tensors.raw import named_tensors, plain
 from ignite_ipu.program.tensors.trees import tensors_in
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of
+from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
 from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, NormWithStatistics
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
@@ -38,6 +38,12 @@ class SetOnce(NamedTuple):
 
     values: Dict[str, torch.Tensor]
     counters: List[str]
+
+    def put(self, model: nn.Module) -> None:
+        """Give the model's tensors these values."""
+        tensors = named_tensors(model)
+        for name, value in self.values.items():
+            plain(tensors[name]).copy_(value)
 
 
 def set_once(model: nn.Module, call: Callable[[], Any]) -> SetOnce:
@@ -147,24 +153,20 @@ class _FirstCalls:
                 self._restore({})
 
 
-class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Writes(DispatchMode):  # type: ignore[no-untyped-call]
     """Records the values of some tensors after each operator that writes into their memory, in its `with` block.
 
     `before` gets those from before the first write, of tensors that it has not got.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], before: Dict[str, torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.values: _Values = {}
         self.draws = 0
         self._before = before
         self._tensors: Dict[int, List[Tuple[str, torch.Tensor]]] = {}
         for name, tensor in tensors.items():
             self._tensors.setdefault(memory_of(tensor), []).append((name, tensor))
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # no torch.compile is running: PyTorch would look for one at every operator
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None

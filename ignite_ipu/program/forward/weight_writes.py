@@ -12,12 +12,12 @@ from ignite_ipu.capabilities.traced import WEIGHT, WHOLE
 from ignite_ipu.errors import SessionError
 from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.program.user_code import current_line
-from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of
+from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
 from ignite_ipu.torch_names.modules import NormWithStatistics
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
 
-class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class WeightWriteGuard(DispatchMode):  # type: ignore[no-untyped-call]
     """Refuses operators that write into a model's weights, under any alias, in its `with` block on the host.
 
     Also into those of `buffers` that are no floats, unless they are counters of normalisations from which nothing is
@@ -25,7 +25,7 @@ class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, model: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         with DisableTorchFunctionSubclass():
             weights: Any = model.named_parameters()
             self._weights: Dict[Optional[int], str] = {
@@ -36,10 +36,6 @@ class WeightWriteGuard(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 for name, buffer in buffers.items()
                 if not (is_lazy(buffer) or buffer.is_floating_point() or _is_idle(model, name))
             }
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # no torch.compile is running: PyTorch would look for one at every operator
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None

@@ -19,7 +19,7 @@ from ignite_ipu.program.guards.python_state import PythonState
 from ignite_ipu.program.ignored_warnings import ignored_warnings
 from ignite_ipu.program.tensors.raw import dtype_of, plain, shape_of
 from ignite_ipu.program.user_code import Line, current_line
-from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of
+from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 __all__ = ["MOST_CALLS", "Operation", "OperatorRecorder", "Retrace"]
@@ -38,7 +38,7 @@ _PLACE = "_ignite_ipu_place"
 _MOST_SHOWN = 8
 
 
-class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperatorRecorder(DispatchMode):  # type: ignore[no-untyped-call]
     """Notes the operators that are called in its `with` block.
 
     Args:
@@ -51,7 +51,7 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, watched: int = -1) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.operations: List[Operation] = []
         self.line: Optional[Line] = None
         self.writes: Optional[WeightWriteGuard] = None
@@ -60,10 +60,6 @@ class OperatorRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watched = watched
         # It marks the origin of tensors in this trace; those of an earlier one are constants.
         self._token = object()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # no torch.compile is running: PyTorch would look for one at every operator
 
     def mark(self, tensors: Iterable[torch.Tensor]) -> None:
         """Let tensors be inputs or weights, of which the values do not count."""
