@@ -26,16 +26,14 @@ SEED = 0x1691_7E19_0
 @contextlib.contextmanager
 def draws_put_back(*generators: Optional[torch.Generator]) -> Iterator[None]:
     """Let Python's, numpy's and torch's own generators, and these, go on after the `with` block as before it."""
-    python, of_numpy = random.getstate(), np.random.get_state()
+    own = host_random_state()
     others = [(each, each.get_state()) for each in generators if each is not None]
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(of_numpy)
-            for generator, state in others:
-                generator.set_state(state)
+    try:
+        yield
+    finally:
+        draw_from(own)
+        for generator, state in others:
+            generator.set_state(state)
 
 
 HostRandomState = Tuple[Any, Any, torch.Tensor]
