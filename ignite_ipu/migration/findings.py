@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Callable, Iterable, Iterator, Optional
 
 from ignite_ipu.capabilities import Capability, Treatment
-from ignite_ipu.capabilities.traced import Restriction
+from ignite_ipu.capabilities.traced import OPERATOR, Restriction
 from ignite_ipu.migration.analysis.kinds import Fact
+from ignite_ipu.migration.analysis.operators import Problem
 from ignite_ipu.migration.docstrings import one_side
 from ignite_ipu.migration.program import Program as Program  # rules declare their input and their findings with these
 
@@ -65,6 +66,7 @@ class Hit:
 
 
 Hits = Iterator[Hit]
+FactsCheck = Callable[[Program, Iterable[Fact]], Hits]
 
 
 def hit_of(fact: Fact, message: str, remedy: Optional[str] = None, run: Optional[Outcome] = None) -> Hit:
@@ -72,6 +74,13 @@ def hit_of(fact: Fact, message: str, remedy: Optional[str] = None, run: Optional
     if fact.certain or run is Outcome.HANDLED:
         return Hit(fact.node, message, remedy, run=run)
     return Hit(fact.node, message, remedy, Severity.NOTE, Outcome.OPEN)
+
+
+def not_compiled(fact: Fact, problem: Problem) -> Hit:
+    """Return the hit for a fact whose operator or layer does not compile; a refusal of a run has the same sentence."""
+    handled = Outcome.HANDLED if problem.is_handled else None
+    message = OPERATOR.reason(fact.where, fact.name + problem.detail)
+    return hit_of(fact, message, problem.remedy or OPERATOR.remedy, handled)
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,7 @@ class Rule:
     remedy: str
     example: str
     check: Optional[Callable[[Program], Hits]]
-    latent: Optional[Callable[[Program, Iterable[Fact]], Hits]]
+    latent: Optional[FactsCheck]
     rewritten: bool
 
     @property
@@ -131,11 +140,15 @@ def each_fact(kind: str, message: str) -> Callable[[Program], Hits]:
 
 def each_breach(restriction: Restriction, *kinds: str) -> Callable[[Program], Hits]:
     """Return a check that reports every fact of some kinds in traced code as a breach of a restriction."""
-    breaches = breaches_of(restriction, *kinds)
-    return lambda program: breaches(program, program.facts)
+    return of_traced_code(breaches_of(restriction, *kinds))
 
 
-def breaches_of(restriction: Restriction, *kinds: str) -> Callable[[Program, Iterable[Fact]], Hits]:
+def of_traced_code(check: FactsCheck) -> Callable[[Program], Hits]:
+    """Return a check of the facts of a program's traced code, by one of given facts."""
+    return lambda program: check(program, program.facts)
+
+
+def breaches_of(restriction: Restriction, *kinds: str) -> FactsCheck:
     """Return a check that reports those of given facts that are of some kinds as breaches of a restriction."""
 
     def check(program: Program, facts: Iterable[Fact]) -> Hits:

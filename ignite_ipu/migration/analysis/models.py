@@ -115,8 +115,8 @@ def _written_by(node: ast.AST, values: Mapping[int, ast.expr]) -> Iterator[Tuple
         yield node, _constants([values[id(node)]]) if id(node) in values else None
     if isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute) and re.fullmatch(r"[a-z]\w*[^_]_", node.func.attr):
-            constant = node.func.attr in ("copy_", "fill_", "zero_")
-            yield node.func.value, _constants(node.args) if constant else None
+            puts = node.func.attr in ("copy_", "fill_", "zero_")
+            yield node.func.value, _constants(node.args) if puts else None
         yield from ((keyword.value, None) for keyword in node.keywords if keyword.arg == "out")
 
 

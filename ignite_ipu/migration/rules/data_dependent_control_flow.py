@@ -17,8 +17,9 @@ In forward:
 from __future__ import annotations
 
 from ignite_ipu.capabilities.traced import VALUE
-from ignite_ipu.migration.findings import Outcome, Severity, breaches_of, each_breach
+from ignite_ipu.migration.findings import Outcome, Severity, breaches_of, of_traced_code
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
-check, latent = each_breach(VALUE, "truth", "count"), breaches_of(VALUE, "truth", "count")
+latent = breaches_of(VALUE, "truth", "count")
+check = of_traced_code(latent)

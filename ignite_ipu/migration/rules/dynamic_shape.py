@@ -13,9 +13,9 @@ In forward:
 from __future__ import annotations
 
 from ignite_ipu.capabilities.traced import SHAPE
-from ignite_ipu.migration.findings import Outcome, Severity, breaches_of, each_breach
+from ignite_ipu.migration.findings import Outcome, Severity, breaches_of, of_traced_code
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
-_KINDS = ("mask", "dynamic", "repeat")
 
-check, latent = each_breach(SHAPE, *_KINDS), breaches_of(SHAPE, *_KINDS)
+latent = breaches_of(SHAPE, "mask", "dynamic", "repeat")
+check = of_traced_code(latent)

@@ -18,13 +18,9 @@ from typing import Iterable
 
 from ignite_ipu.capabilities.traced import VALUE
 from ignite_ipu.migration.analysis.kinds import Fact
-from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, breach_of
+from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, breach_of, of_traced_code
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
-
-
-def check(program: Program) -> Hits:
-    yield from latent(program, program.facts)
 
 
 def latent(program: Program, facts: Iterable[Fact]) -> Hits:
@@ -34,3 +30,6 @@ def latent(program: Program, facts: Iterable[Fact]) -> Hits:
             continue
         moved = Outcome.HANDLED if fact.name in ("cpu", 'to("cpu")') else None
         yield breach_of(fact, VALUE, fact.name, moved)
+
+
+check = of_traced_code(latent)

@@ -25,8 +25,9 @@ Example:
 from __future__ import annotations
 
 from ignite_ipu.capabilities.traced import STATE
-from ignite_ipu.migration.findings import Outcome, Severity, breaches_of, each_breach
+from ignite_ipu.migration.findings import Outcome, Severity, breaches_of, of_traced_code
 
 SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
-check, latent = each_breach(STATE, "random"), breaches_of(STATE, "random")
+latent = breaches_of(STATE, "random")
+check = of_traced_code(latent)

@@ -18,10 +18,10 @@ from __future__ import annotations
 import ast
 from typing import Iterator, Optional, Tuple
 
-from ignite_ipu.capabilities.traced import ARGUMENT, OPERATOR, WEIGHT, WHOLE
+from ignite_ipu.capabilities.traced import ARGUMENT, WEIGHT, WHOLE
 from ignite_ipu.migration.analysis.kinds import Fact
 from ignite_ipu.migration.analysis.operators import is_handled, is_loss, problem, refused_arguments
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, hit_of
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, hit_of, not_compiled
 
 SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 
@@ -44,8 +44,7 @@ def _hits(program: Program, call: ast.Call, name: str, used: Optional[Fact]) -> 
     found = problem(name) if is_loss(name) else None
     place = used or _use(program, call, name)
     if found is not None and not program.without_gradients(call):
-        handled = Outcome.HANDLED if found.is_handled else None
-        yield hit_of(place, OPERATOR.reason(place.where, name + found.detail), found.remedy or OPERATOR.remedy, handled)
+        yield not_compiled(place, found)
     for node, restriction in refused_arguments(program, name, call):
         if restriction.refused and not is_handled(name, restriction):
             broken = _FOUND_BEFORE.get(restriction.breaks, ARGUMENT)

@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import ast
 
-from ignite_ipu.capabilities.traced import OPERATOR
 from ignite_ipu.migration.analysis.kinds import Fact
 from ignite_ipu.migration.analysis.operators import is_dynamic, is_loss, is_made_here, problem
-from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, hit_of
+from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, not_compiled
 
 SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
@@ -29,9 +28,7 @@ def check(program: Program) -> Hits:
         found = None if elsewhere else problem(fact.name)
         made_here = isinstance(fact.node, ast.Call) and is_made_here(program.names, fact.node)
         if found is not None and not made_here:
-            message = OPERATOR.reason(fact.where, fact.name + found.detail)
-            remedy = found.remedy or OPERATOR.remedy
-            yield hit_of(fact, message, remedy, Outcome.HANDLED if found.is_handled else None)
+            yield not_compiled(fact, found)
     called = list(program.facts_of("layer"))
     known = {fact.made for fact in called}
     for fact in called:
@@ -46,6 +43,4 @@ def check(program: Program) -> Hits:
 def _layer(fact: Fact) -> Hits:
     found = None if is_loss(fact.name) else problem(fact.name)
     if found is not None:
-        message = OPERATOR.reason(fact.where, fact.name + found.detail)
-        handled = Outcome.HANDLED if found.is_handled else None
-        yield hit_of(fact, message, found.remedy or OPERATOR.remedy, handled)
+        yield not_compiled(fact, found)
