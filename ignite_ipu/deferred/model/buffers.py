@@ -300,13 +300,14 @@ class BufferBook:
     def _replay(self, call: Operation) -> None:
         """Make a call on the host, for the buffers that it writes."""
         known: Dict[Operation, List[torch.Tensor]] = {}
-        for each in sorted(chain_of(call), key=by_number)[:-1]:
+        chain = sorted(chain_of(call), key=by_number)
+        for each in chain[:-1]:
             book = None if each.model is None else _book_of(each)
             if book is not None and each.signature.writes:
                 if book is not self:
                     book.before_read()
                 known[each] = book._replays[each.number].results
-        replay = self._calls.replay(call, known)
+        replay = self._calls.replay(chain, known)
         if is_awaited(call):
             self._replays[call.number] = replay
         else:

@@ -7,7 +7,7 @@ from typing import Any, Container, Dict, List, NamedTuple, Optional, Sequence
 import torch
 
 from ignite_ipu.deferred.compiled.modes import Modes, ReplacedError
-from ignite_ipu.deferred.graph.operations import NORM, Operation, by_number, replayed, shown_input
+from ignite_ipu.deferred.graph.operations import NORM, Operation, replayed, shown_input
 from ignite_ipu.deferred.graph.structure import unflatten
 from ignite_ipu.deferred.model.edits import WeightEdits
 from ignite_ipu.deferred.model.turns import draws, written_buffers
@@ -65,8 +65,9 @@ class CallReplays:
                 return f"{each.name} at {each.line} draws random numbers, which the device draws in the update"
         return None
 
-    def replay(self, call: Operation, known: Dict[Operation, List[torch.Tensor]]) -> Replay:
-        """Make a call on the host, from the results of calls before it that are known there."""
+    def replay(self, chain: Sequence[Operation], known: Dict[Operation, List[torch.Tensor]]) -> Replay:
+        """Make the last call of a chain on the host, from the results of calls in it that are known there."""
+        call = chain[-1]
         if not self._has_told and is_awaited(call):
             self._has_told = True
             logger.warning(
@@ -76,11 +77,11 @@ class CallReplays:
                 current_line(),
                 call.line,
             )
-        chain = [each for each in sorted(chain_of(call), key=by_number) if each not in known]
         self._weights.to_host()
         before = {name: plain(buffer).clone() for name, buffer in written_buffers(call).items()}
         with draws_put_back():
-            results = replayed(chain, shown_input, self._called, known)[call]
+            made = [each for each in chain if each not in known]
+            results = replayed(made, shown_input, self._called, known)[call]
         return Replay(before, results)
 
     def _called(self, call: Operation, leaves: List[Any]) -> Any:

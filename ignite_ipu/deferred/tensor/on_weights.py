@@ -11,7 +11,7 @@ from ignite_ipu.deferred.graph.owners import CapturedLoop, parameter_of
 from ignite_ipu.deferred.graph.structure import leaves_in
 from ignite_ipu.deferred.tensor.deferred_values import all_values, resolved
 from ignite_ipu.deferred.tensor.functions import METADATA, READS, REFUSED, TENSOR_PROPERTIES, attribute_of, written
-from ignite_ipu.deferred.tensor.tensor import DeferredTensor, recorded, write_weights, written_weights
+from ignite_ipu.deferred.tensor.tensor import DeferredTensor, recorded, write_weights
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.forward.eager import EAGER
@@ -41,8 +41,10 @@ def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: D
             loop.note_write(tensors if writes else ())
     if writes and USES:
         keep_weights([found[0].loop for found in map(parameter_of, leaves) if found is not None])
-    if writes and values and written_weights(func, args, kwargs) is not None:
-        return write_weights(func, target, args, kwargs)
+    if writes and values:
+        result = write_weights(func, args, kwargs)
+        if result is not NotImplemented:
+            return result
     own = torch.is_grad_enabled() and name not in _WITH_WEIGHTS and not writes
     if values and (own or not all(value.known or value.operation.of_weights for value in values)):
         return DeferredTensor.__torch_function__(func, tuple(map(type, leaves)), args, kwargs)

@@ -107,9 +107,9 @@ class DeferredTensor(Deferred):
         if WrittenTensor in types:
             args, kwargs = in_place_of_written(args, kwargs or {})
         if WeightView in types:
-            target = written_weights(func, args, kwargs or {})
-            if target is not None:
-                return write_weights(func, target, args, kwargs or {})
+            result = write_weights(func, args, kwargs or {})
+            if result is not NotImplemented:
+                return result
         with DisableTorchFunctionSubclass():
             return _call(func, args, kwargs or {})
 
@@ -208,17 +208,13 @@ class WeightView(DeferredTensor):
         return value
 
 
-def written_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Optional[Any]:
-    """Return what a function writes into if views of weights are among it, None for all others."""
+def write_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """Call a function that writes into views of weights, on the host; `NotImplemented` for all others."""
     name = getattr(func, "__name__", "")
     target = None if name in _NOT_WRITING else written(name, args, kwargs)
-    found = target is not None and any(isinstance(each, WeightView) for each in leaves_in(target))
-    return target if found else None
-
-
-def write_weights(func: Callable[..., Any], target: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
-    """Call a function that writes into views of weights, one of which `target` is or has, on the host."""
     views = [each for each in leaves_in(target) if isinstance(each, WeightView)]
+    if not views:
+        return NotImplemented
     initializes = getattr(func, "__module__", None) == nn.init.__name__  # without gradients
     if torch.is_grad_enabled() and not initializes and any(view.requires_grad for view in views):
         raise RuntimeError("a view of a leaf Variable that requires grad is being used in an in-place operation.")
