@@ -13,12 +13,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from ignite_ipu.capabilities.traced import SHAPE
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, name_of
 from ignite_ipu.deferred.graph.owners import OWNED
 from ignite_ipu.deferred.graph.structure import Bounded, Structure, flatten, is_tensor, unflatten
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.trees import PLAIN
+from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.program.user_code import Line
 from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of, tree_flatten, tree_map_only
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
@@ -146,10 +148,12 @@ def _inferred(
         text = f"{type(error).__name__} {error}".lower()
         if not any(sign in text for sign in ("meta", "data-dependent", "dynamicoutputshape")):
             raise
+        if host_kernels.has_no_shape:
+            raise CaptureError(refusal_at(SHAPE, line.place, "The training step", f"{name_of(function)}()")) from error
         raise CaptureError(
             f"{name_of(function)} at {line} needs values to know the shape of its result or to check its arguments, "
-            "and the step has not run yet. Keep shapes fixed (for example torch.where, or a mask that multiplies), "
-            "write the formula out without the check, or compute it after optimizer.step(). "
+            "and the step has not run yet. Keep shapes fixed, write the formula out without the check, or compute it "
+            "after optimizer.step(). "
             f"({type(error).__name__}: {str(error).split(_ADVICE)[0]})"
         ) from error
     tensors: List[torch.Tensor] = []
@@ -190,11 +194,18 @@ def _multinomial(
 
 
 class _HostKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Asks the CPU's kernels, of zeros, where PyTorch has none for tensors without values; an older one lacks many."""
+    """Asks the CPU's kernels, of zeros, where PyTorch has none for tensors without values; an older one lacks many.
+
+    Attributes:
+        has_no_shape: Whether an operator was called whose result has a shape that depends on values.
+    """
+
+    has_no_shape = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Mapping[str, Any]] = None
     ) -> Any:
+        self.has_no_shape |= torch.Tag.dynamic_output_shape in func.tags
         try:
             return func(*args, **(kwargs or {}))
         except NotImplementedError:

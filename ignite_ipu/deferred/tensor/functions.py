@@ -22,11 +22,13 @@ READS = word_set(
     "item tolist numpy __array__ __bool__ __int__ __float__ __complex__ __index__ is_nonzero equal allclose "
     "__contains__ __reduce_ex__ __reduce__ __deepcopy__ __dlpack__ __dlpack_device__ data_ptr untyped_storage storage "
     "_typed_storage storage_type share_memory_ __format__ __repr__ __str__ nonzero argwhere masked_select unique "
-    "unique_consecutive is_set_to to_sparse to_dense histc bincount __cuda_array_interface__ "
+    "unique_consecutive is_set_to to_sparse histc bincount __cuda_array_interface__ "
     "__array_wrap__ __array_priority__ save"
 )
 EXPOSING = word_set("numpy __array__ data_ptr untyped_storage storage _typed_storage __dlpack__ share_memory_")
 """Those of `READS` by which code gets the memory of a tensor, into which it may write."""
+DIFFERENTIABLE_READS = word_set("masked_select to_sparse share_memory_")
+"""Those of `READS` through which gradients flow in eager PyTorch."""
 TENSOR_PROPERTIES = word_set("T mT H mH real imag")
 REFUSED = {
     "requires_grad_": "the model's parameters decide which weights are trained",

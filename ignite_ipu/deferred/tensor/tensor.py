@@ -28,6 +28,7 @@ from ignite_ipu.deferred.tensor.deferred_values import (
 from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.frames import is_argument_check, passes_argument_on, refuse_function, refuse_script
 from ignite_ipu.deferred.tensor.functions import (
+    DIFFERENTIABLE_READS,
     EXPOSING,
     METADATA,
     OPERATORS,
@@ -45,7 +46,7 @@ from ignite_ipu.deferred.tensor.losses import RecordedNode, mark_loss
 from ignite_ipu.deferred.tensor.reads import is_of_evaluations, read
 from ignite_ipu.deferred.tensor.views import is_own_view, written_values
 from ignite_ipu.deferred.tensor.weight_views import WeightMemory, viewed_weights
-from ignite_ipu.deferred.tensor.without_graph import without_graph
+from ignite_ipu.deferred.tensor.without_graph import of_host, without_graph
 from ignite_ipu.deferred.tensor.written_tensors import (
     WrittenTensor,
     answered,
@@ -261,7 +262,12 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
         if name in EXPOSING:
             read(args[0].value, f"{name_of(func)}()")
             args[0].value.keep_for_readers()
-        return func(*resolved(args, f"{name_of(func)}()"), **resolved(kwargs, f"{name_of(func)}()"))
+        differentiated = name in DIFFERENTIABLE_READS and _needs_gradients(awaited_values((args, kwargs)))
+        selected = _selected(*args, **kwargs) if differentiated and name == "masked_select" else None
+        if selected is not None:
+            return selected
+        result = func(*resolved(args, f"{name_of(func)}()"), **resolved(kwargs, f"{name_of(func)}()"))
+        return of_host(name_of(func), result) if differentiated else result
     if name in ("cpu", "pin_memory") and not args[0].value.known:
         return args[0]
     if name in ("cuda", "xpu", "npu"):
@@ -283,12 +289,23 @@ def _call(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any
         wanted = (*args[1:], *kwargs.values())[0]
         wanted = getattr(torch, wanted.rpartition(".")[2]) if isinstance(wanted, str) else wanted
         name, args, kwargs = "to", (args[0], getattr(wanted, "dtype", wanted)), {}  # a class of tensors has a type
+    if name == "to_dense":  # as it is already
+        name, kwargs = "to", {"dtype": kwargs["dtype"]} if kwargs.get("dtype") else {}
     if name == "to":
         dtype = cast_type(args, kwargs)
         if dtype is None:
             return args[0]
         args, kwargs = (args[0], dtype), {}
     return _record(func, args, kwargs)
+
+
+def _selected(input: Any, mask: Any) -> Any:
+    """Return the elements that a mask of the host selects, recorded; None where the device computes the mask."""
+    if isinstance(mask, DeferredTensor) and not mask.value.known:
+        return None
+    size = np.broadcast_shapes(input.shape, mask.shape)
+    expanded = _record(torch.Tensor.expand, (input, size), {})
+    return _record(torch.Tensor.__getitem__, (expanded, mask.expand(size)), {})
 
 
 def _backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Leaves of autograd's graph: the tensors that gradients of others are accumulated in."""
+"""Autograd's graph behind tensors, and its leaves: the tensors that gradients of others are accumulated in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ def differentiated(tensors: Iterable[torch.Tensor]) -> List[torch.Tensor]:
     tensors = list(tensors)
     with DisableTorchFunctionSubclass():
         leaves = [each for each in tensors if each.grad_fn is None and each.requires_grad]
-        start: List[Any] = [each.grad_fn for each in tensors if each.grad_fn is not None]
-    nodes = reached(start, lambda node: [before for before, _ in node.next_functions if before is not None])
-    found = [getattr(node, "variable", None) for node in nodes]
+    found = [getattr(node, "variable", None) for node in nodes_behind(tensors)]
     return leaves + [leaf for leaf in found if leaf is not None]
+
+
+def nodes_behind(tensors: Iterable[torch.Tensor]) -> List[Any]:
+    """Return the nodes of autograd's graph that a backward pass from some tensors would reach."""
+    with DisableTorchFunctionSubclass():
+        start: List[Any] = [each.grad_fn for each in tensors if each.grad_fn is not None]
+    return list(reached(start, lambda node: [before for before, _ in node.next_functions if before is not None]))

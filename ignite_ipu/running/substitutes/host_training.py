@@ -17,6 +17,7 @@ from torch import nn
 from ignite_ipu.capabilities.traced import GRADIENT
 from ignite_ipu.deferred.graph.owners import held_parameters
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor
+from ignite_ipu.deferred.tensor.without_graph import is_without_graph
 from ignite_ipu.errors import RunError
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.tensors.differentiated import differentiated
@@ -61,7 +62,7 @@ def refuse_host_training(substitutes: Substitutes, placed: PlacedModels) -> None
 
     def refused(what: str, line: FileLine, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         tensors = args[0] if args else kwargs.get(_TENSORS[what], ())
-        if _are_deferred(tensors):
+        if any(isinstance(each, DeferredTensor) for each in _listed(tensors)) or is_without_graph(_listed(tensors)):
             return original(*args, **kwargs)
         if substitutes.code.owns(line[0]):
             if EAGER.is_on:  # in a forward
@@ -93,8 +94,12 @@ _GRADIENTS = "torch.autograd.grad()"
 _TENSORS = {"backward()": "self", _GRADIENTS: "outputs", "torch.autograd.backward()": "tensors"}
 
 
+def _listed(given: Union[torch.Tensor, Sequence[torch.Tensor]]) -> List[torch.Tensor]:
+    return [given] if isinstance(given, torch.Tensor) else list(given)
+
+
 def _leaves(tensors: Union[torch.Tensor, Sequence[torch.Tensor]]) -> List[torch.Tensor]:
-    return differentiated([tensors] if isinstance(tensors, torch.Tensor) else tensors)
+    return differentiated(_listed(tensors))
 
 
 def _reason(tensors: Union[torch.Tensor, Sequence[torch.Tensor]]) -> str:
@@ -105,8 +110,3 @@ def _reason(tensors: Union[torch.Tensor, Sequence[torch.Tensor]]) -> str:
 
 def _bound(function: Callable[..., Any], what: str) -> Callable[..., Any]:
     return lambda *args, **kwargs: function(what, *args, **kwargs)
-
-
-def _are_deferred(given: Union[torch.Tensor, Sequence[torch.Tensor]]) -> bool:
-    tensors = [given] if isinstance(given, torch.Tensor) else list(given)
-    return any(isinstance(tensor, DeferredTensor) for tensor in tensors)

@@ -92,6 +92,9 @@ ONES = Y > 0
         lambda scores: scores.unflatten(0, (2, 4))[..., torch.tensor([True, False, True, True]), :],
         lambda scores: scores[ONES.numpy(), 0],
         lambda scores: scores[ONES.to(torch.uint8)],
+        lambda scores: scores.masked_select(F.one_hot(Y, 2).bool()),
+        lambda scores: torch.masked_select(scores, mask=ONES[:, None]),
+        lambda scores: scores.to_dense()[ONES],
         lambda scores: (scores @ scores.T)[~torch.eye(8, dtype=torch.bool)].view(8, 7),
     ],
 )

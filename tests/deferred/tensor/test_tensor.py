@@ -26,6 +26,7 @@ from ignite_ipu.deferred import (
     capture_model,
     capture_optimizer,
 )
+from ignite_ipu.deferred.tensor.functions import DIFFERENTIABLE_READS, READS
 
 X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
@@ -392,8 +393,29 @@ def test_shapes_that_depend_on_values_are_refused() -> None:
     """The step is compiled for fixed shapes."""
     model, _ = prepared()
     scores = model(X)
-    with pytest.raises(CaptureError, match=r"__getitem__|getitem at .* needs values to know the shape"):
+    with pytest.raises(CaptureError, match=r"computes a tensor whose size depends on values.*getitem"):
         scores[scores > 0]
+
+
+def test_no_read_loses_gradients() -> None:
+    """A result that the host computes has PyTorch's gradients or, on the way to a loss, none and is refused."""
+    lost = set()
+    for name in READS:
+        source = X.flatten().requires_grad_()
+        function, arguments = getattr(torch.Tensor, name, None), [X.flatten() > 0] if name == "masked_select" else []
+        with contextlib.suppress(Exception):  # no function of a tensor alone, or of one with gradients
+            function(source * 1, *arguments).sum().backward()  # type: ignore[misc]
+        lost |= set() if source.grad is None else {name}
+    assert lost == DIFFERENTIABLE_READS
+    model, _ = prepared()
+    scores = model(X)
+    assert scores.masked_select(scores > 0).min().item() > 0
+    with pytest.raises(CaptureError, match=r"computes a tensor whose size depends on values.*masked_select"):
+        scores.masked_select(scores > 0).sum().backward()
+    with pytest.raises(CaptureError, match="requires gradients, but it is no part of the captured model"):
+        (scores.masked_select(scores > 0).mean() + scores.mean()).backward()
+    with pytest.raises(CaptureError, match="to_sparse"):
+        scores.to_sparse()
 
 
 @pytest.mark.parametrize(
