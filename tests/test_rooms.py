@@ -38,7 +38,6 @@ WIDE = {
     "deferred.model.loop.Loop",
     "emulator.executor.executor.PoplarExecutor",
     "emulator.options.root.Options",
-    "emulator.runtime.program.DeviceProgram",
     "emulator.runtime.training_step.GradientStep",
     "emulator.trace.active.Trace",
     "pipeline.planning.plan.Plan",

@@ -74,8 +74,8 @@ def test_the_tutorials_model_over_one_two_and_four_ipus():
         assert_same_weights(model, native, rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(predicted, predictions, rtol=1e-3, atol=1e-4)
         executor = captured(model).session.training.executor
-        assert executor._executable.placement.ipus_per_replica == len(pipeline or [0])
-        assert executor._executable.placement.pipelined == (pipeline is not None)
+        assert executor._executable.compiled.placement.ipus_per_replica == len(pipeline or [0])
+        assert executor._executable.compiled.placement.pipelined == (pipeline is not None)
 
 
 class Generator(nn.Sequential):
@@ -132,7 +132,7 @@ def test_a_gan_over_two_ipus_each(execution, accumulation, update):
     for one, other in zip(models, native):
         assert_same_weights(one, other, rtol=1e-4, atol=1e-5)
     trained = captured(models[0]).session._programs.trainers
-    ipus = [each.program.executor._executable.placement.ipus_per_replica for each in trained]
+    ipus = [each.program.executor._executable.compiled.placement.ipus_per_replica for each in trained]
     assert ipus == ([4, 4] if update is None else [4])
     with pytest.raises(PlanError, match="4 IPUs per replica x replicationFactor 1 takes 4 IPUs, but ipus=2"):
         gan({**config, "ipus": 2}, accumulation)
@@ -178,11 +178,11 @@ def test_a_teacher_over_two_ipus_beside_a_student_over_two(is_evaluated):
     losses, student, teacher = distil(config)
     assert losses == pytest.approx(expected, rel=1e-4)
     assert_same_weights(student, native, rtol=1e-4, atol=1e-5)
-    placement = captured(student).session.training.executor._executable.placement
+    placement = captured(student).session.training.executor._executable.compiled.placement
     assert placement.ipus_per_replica == (2 if is_evaluated else 4)
     if is_evaluated:
         (program,) = captured(teacher).session.evaluations
-        assert program.executor._executable.placement.ipus_per_replica == 2
+        assert program.executor._executable.compiled.placement.ipus_per_replica == 2
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_whole_models_and_models_that_are_left_out(pipeline, ipus):
     losses, models = gan({"pipeline": pipeline, "execution": "sharded"})
     assert losses == pytest.approx(expected, rel=1e-4)
     trained = captured(models[0]).session._programs.trainers
-    found = [[site.ipu for site in each.program.executor._executable.placement.blocks] for each in trained]
+    found = [[site.ipu for site in each.program.executor._executable.compiled.placement.blocks] for each in trained]
     assert ipus in found
     with torch.no_grad():
         noise = torch.randn(3, 4)

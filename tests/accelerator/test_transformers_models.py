@@ -96,7 +96,7 @@ def test_a_pipeline_in_a_loop(make: Any) -> None:
     """Of batches that are cut into micro-batches of one sample."""
     accelerator, model = trained_in_a_loop(make, 8, pipeline=models.stages(make()), split_batch=8)
     executor = captured(model).session.training.executor
-    assert executor._executable.placement.pipelined and executor.options.Training.gradient_accumulation == 8
+    assert executor._executable.compiled.placement.pipelined and executor.options.Training.gradient_accumulation == 8
     assert_same(accelerator.unwrap_model(model), natively(make, size=8))
 
 

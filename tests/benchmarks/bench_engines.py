@@ -106,7 +106,7 @@ def evaluation_after_training() -> Measure:
     def switch() -> None:
         session.weights.trained()
         assert session.training is not None and session.training.executor is not None
-        session.training.executor._device_state.device_is_newer = True  # type: ignore[attr-defined]
+        session.training.executor._life.state.device_is_newer = True  # type: ignore[attr-defined]
         session.weights.to_inference()
 
     def copy() -> None:

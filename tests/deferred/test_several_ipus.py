@@ -75,7 +75,7 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 def weights_of(executor: Any) -> Dict[str, int]:
     """Return the IPU of each weight in a compiled program, all of whose readers are there."""
     found: Dict[str, int] = {}
-    for node in executor._executable.capture.graph.nodes:
+    for node in executor._executable.compiled.capture.graph.nodes:
         for source in node.all_input_nodes:
             if source.op == "placeholder" and source.target.startswith("model_"):
                 ipu = found.setdefault(source.target, node.meta["site"].ipu)

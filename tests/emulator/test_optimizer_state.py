@@ -487,7 +487,7 @@ class TestAccumulation:
 
 def scaling_of(model):
     """Return the loss scaling that the next run takes: the user's times the factor by which the device adapts it."""
-    state = model._optimizer._optimizer.state_dict()
+    state = model._life.state.optimizer._optimizer.state_dict()
     return state["ipu_param"]["lossScaling_FLOAT"].item() * state["ipu_state"]["lossScaleUpdateFactor"].item()
 
 

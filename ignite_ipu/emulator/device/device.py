@@ -78,7 +78,7 @@ class Meter:
 
 def counters(executor: Any = None) -> Counters:
     """Return a copy of one executor's counters, or of the process's when `executor` is None."""
-    return (_TOTAL if executor is None else executor._meter.own).copy()
+    return (_TOTAL if executor is None else executor._life.meter.own).copy()
 
 
 def acquire(ipus: int, owner: object, description: str, ipu_id: Optional[int] = None) -> weakref.finalize[..., object]:

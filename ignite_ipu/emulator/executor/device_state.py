@@ -88,6 +88,13 @@ class DeviceState:
             raise
         self.downloads += 1
 
+    def fetch_if_newer(self, program: DeviceProgram) -> bool:
+        """Download the weights if the device's are newer than the host's, and return whether that happened."""
+        newer = self.device_is_newer
+        if newer:
+            self.to_host(program)
+        return newer
+
     def to_device(self, program: DeviceProgram) -> None:
         """Upload the host's weights, after the state that an optimizer loses with it."""
         self.device_is_newer = False
@@ -98,7 +105,7 @@ class DeviceState:
             if self.optimizer is not None:
                 self.optimizer.before_weight_upload()
             self._follow_model(program)
-            self.fetch(program.host.tensors().values())
+            self.fetch(program.compiled.host.tensors().values())
             program.upload()
 
     def buffers_to_device(self, program: DeviceProgram) -> None:
@@ -129,7 +136,7 @@ class DeviceState:
         trainer: Any = holder_of(self._model)
         if trainer is not None:
             trainer.copyWeightsToHostIfNeeded()
-        downloads = None if trainer is None else trainer._device_state.downloads
+        downloads = None if trainer is None else trainer._life.state.downloads
         if downloads != self._uploaded:
             self.to_device(program)
             self._uploaded = downloads
@@ -152,5 +159,5 @@ class DeviceState:
 
     def _follow_model(self, program: DeviceProgram) -> None:
         """Let a program take over tensors that the model has in the place of those that it was compiled for."""
-        if program.host.follow() and self.wrapping is not None:
+        if program.compiled.host.follow() and self.wrapping is not None:
             self.wrapping.wrap_tensors(self._user_model)

@@ -4,36 +4,23 @@ from __future__ import annotations
 
 import copy
 from datetime import timedelta
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional
 
 import torch
 from torch import nn
 
-from ignite_ipu.emulator.device.device import Meter
-from ignite_ipu.emulator.enums import ConnectionType
-from ignite_ipu.emulator.errors import Error, cut_long_message, python_error
+from ignite_ipu.emulator.errors import python_error
 from ignite_ipu.emulator.executor import saving
-from ignite_ipu.emulator.executor.device_state import DeviceState
-from ignite_ipu.emulator.executor.observation import Observation
-from ignite_ipu.emulator.files.cache import compile_turn
+from ignite_ipu.emulator.executor.lifecycle import Lifecycle
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
-from ignite_ipu.emulator.options.compile_checks import check_at_compile
 from ignite_ipu.emulator.options.root import resolved
-from ignite_ipu.emulator.runtime.call_times import Latency, Times
+from ignite_ipu.emulator.runtime.call_times import Latency
 from ignite_ipu.emulator.runtime.optimizer_tracker import OptimizerTracker
 from ignite_ipu.emulator.runtime.program import DeviceProgram
 from ignite_ipu.emulator.trace.annotations import module_repr
 from ignite_ipu.emulator.trace.isolation import unaffected
-from ignite_ipu.emulator.values.arguments import (
-    ArgsParser,
-    Arguments,
-    CallableModel,
-    Shapes,
-    check_call,
-    check_for_compile,
-    fits,
-)
+from ignite_ipu.emulator.values.arguments import ArgsParser, Arguments, CallableModel, fits
 from ignite_ipu.emulator.values.replica_groups import Setting, TopLevelParameter
 from ignite_ipu.emulator.values.wrapping import Wrapping
 from ignite_ipu.torch_names.modules import PARAMETERS
@@ -66,22 +53,12 @@ class PoplarExecutor:
         # An evaluation gets a shallow copy, with a training flag of its own.
         is_copy = not training and isinstance(model, nn.Module)
         self._user_model = self._model if is_copy else model if user_model is None else user_model
-        self._meter = Meter()
-        self._is_offline = self._options._is_offline()
-        # Private in PopTorch, as `_executable_inputs` is, and read by Lightning and Optimum: the compiled program.
-        self._executable: Optional[DeviceProgram] = None
-        self._plain: Optional[Shapes] = None
-        # Of the last run.
-        self._anchored: Dict[str, torch.Tensor] = {}
-        self._times = Times()
-        self._observation = Observation(self._options, model.training)
-        self._device_state = DeviceState(self._user_model, self._model, self._options, self._observation, self._meter)
-        self._optimizer: Optional[OptimizerTracker] = None
+        self._life = Lifecycle(self._options, training, self._model, self._user_model, model.training)
         self.per_replica_params: Dict[str, Setting] = {}
         if training:
             assert optimizer is not None
             self.setOptimizer(optimizer)
-            self._device_state.wrapping = wrapping = Wrapping(self._user_model, self)
+            self._life.state.wrapping = wrapping = Wrapping(self._user_model, self)
             self.PoptorchParameter = wrapping.parameter_class
             self.PoptorchBuffer = wrapping.buffer_class
 
@@ -114,9 +91,14 @@ class PoplarExecutor:
     def _is_attached(self) -> bool:
         return self.isAttachedToDevice()
 
+    # Private in PopTorch, and read by Lightning and Optimum.
+    @property
+    def _executable(self) -> Optional[DeviceProgram]:
+        return self._life.program
+
     @property
     def _executable_inputs(self) -> Optional[Arguments]:
-        return None if self._executable is None else self._executable.arguments
+        return None if self._life.program is None else self._life.program.arguments
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Load a state into the user's model, then upload it when attached; return the result of torch's method."""
@@ -128,10 +110,9 @@ class PoplarExecutor:
     @unaffected
     def copyWeightsToHostIfNeeded(self) -> bool:
         """Download the weights if the device's are newer than the host's, and return whether that happened."""
-        if not self._device_state.device_is_newer:
-            return False
-        self.copyWeightsToHost()
-        return True
+        return self._life.state.device_is_newer and self._life.state.fetch_if_newer(
+            self._life.required("copyWeightsToHost")
+        )
 
     @unaffected
     def copyWeightsToHost(self) -> None:
@@ -140,7 +121,7 @@ class PoplarExecutor:
         Raises:
             Error: The model is not compiled.
         """
-        self._device_state.to_host(self._compiled("copyWeightsToHost"))
+        self._life.state.to_host(self._life.required("copyWeightsToHost"))
 
     @unaffected
     def copyWeightsToDevice(self) -> None:
@@ -149,7 +130,7 @@ class PoplarExecutor:
         Raises:
             Error: The model is not compiled.
         """
-        self._device_state.to_device(self._compiled("copyWeightsToDevice"))
+        self._life.state.to_device(self._life.required("copyWeightsToDevice"))
 
     @unaffected
     def copyNamedBuffersToDevice(self) -> None:
@@ -158,7 +139,7 @@ class PoplarExecutor:
         Raises:
             Error: The model is not compiled, no buffers are listed, or one is not on the device.
         """
-        self._device_state.buffers_to_device(self._compiled("copyNamedBuffersToDevice"))
+        self._life.state.buffers_to_device(self._life.required("copyNamedBuffersToDevice"))
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Read the optimizer's hyper-parameters again and send them to the device if they changed.
@@ -173,21 +154,21 @@ class PoplarExecutor:
                 f"'{type(self._user_model).__name__}' object has no attribute '_attribute_tracker': an inference "
                 "executor has no optimizer to set."
             )
-        if self._optimizer is not None:
-            self._optimizer.set(optimizer)
+        life = self._life
+        if life.state.optimizer is not None:
+            life.state.optimizer.set(optimizer)
             return
-        state = self._device_state
-        self._optimizer = state.optimizer = OptimizerTracker(
-            optimizer, self._options, self._meter, lambda: state.fail_on_demand("copy", self._executable)
+        life.state.optimizer = OptimizerTracker(
+            optimizer, self._options, life.meter, lambda: life.state.fail_on_demand("copy", self._executable)
         )
 
     def isCompiled(self) -> bool:
-        return self._executable is not None
+        return self._life.program is not None
 
     @unaffected
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile for these arguments without running; on a compiled model only a warning is logged."""
-        if self._executable is not None:
+        if self.isCompiled():
             logger.warning("Call to compile() ignored: the model is already compiled.")
             return
         self._compile(self._args_parser.bind(args, kwargs))
@@ -201,9 +182,10 @@ class PoplarExecutor:
         Raises:
             AssertionError: The model is not compiled.
         """
-        if self._executable is None:
+        program = self._life.program
+        if program is None:
             raise AssertionError("Model must be compiled before calling getTensorNames().")
-        return self._executable.tensor_names()
+        return program.compiled.tensor_names()
 
     def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
         """Return the value that an anchored tensor had in the last run, stacked as the output mode says.
@@ -215,12 +197,13 @@ class PoplarExecutor:
         Raises:
             AssertionError: No such anchor, or the model has not run.
         """
-        if short_name not in self._anchored:
+        anchored = self._life.anchored
+        if short_name not in anchored:
             raise AssertionError(
-                f"No tensor with name {short_name!r}: known after the last run are {sorted(self._anchored)}. "
+                f"No tensor with name {short_name!r}: known after the last run are {sorted(anchored)}. "
                 "Anchors are set with Options.anchorTensor before wrapping."
             )
-        return self._anchored[short_name]
+        return anchored[short_name]
 
     def compilationTime(self) -> timedelta:
         """Return how long the last compilation took.
@@ -228,11 +211,11 @@ class PoplarExecutor:
         Raises:
             Error: The model is not compiled, or compilation was not observed.
         """
-        if self._executable is None:
+        if not self.isCompiled():
             raise python_error("You must compile the model before obtaining the compilation time.")
         if not self._options._show_compilation_progress_bar:
             raise python_error("Please set showCompilationProgressBar in Options to obtain the compilation time.")
-        return timedelta(seconds=self._observation.compilation_seconds)
+        return timedelta(seconds=self._life.observation.compilation_seconds)
 
     @unaffected
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -242,27 +225,20 @@ class PoplarExecutor:
             AssertionError: The device is offline, the arguments do not fit forward, or the batch cannot be cut.
             Error: The graph cannot be compiled, or the arguments are not like the compiled ones.
         """
-        program, plain = self._executable, self._plain
+        life = self._life
+        program, plain = life.program, life.plain
         if program is not None and plain is not None and not kwargs and fits(plain, args):
             arguments = None
         else:
-            if self._is_offline:
+            if life.is_offline:
                 raise AssertionError("Trying to run a model on an offline device (ConnectionType.Never).")
             arguments = self._args_parser.bind(args, kwargs)
             if program is None:
                 program = self._compile(arguments)
-        observation = self._observation
-        if observation.is_off:
-            try:
-                return self._run(program, arguments, args)
-            except Error as error:
-                cut_long_message(error, self._options.log_dir)
-                raise
-        with observation.call("modelExecution"):
-            return self._run(program, arguments, args)
+        return life.call(program, arguments, args)
 
     def isAttachedToDevice(self) -> bool:
-        return self._executable is not None and self._executable.attached
+        return self._life.program is not None and self._life.program.attached
 
     @unaffected
     def attachToDevice(self) -> None:
@@ -272,12 +248,12 @@ class PoplarExecutor:
             AssertionError: The device is offline.
             Error: Not compiled, already attached, or no IPUs are free.
         """
-        program = self._compiled("attachToDevice")
-        if self._is_offline:
+        program = self._life.required("attachToDevice")
+        if self._life.is_offline:
             raise AssertionError("Trying to attach to an offline device (ConnectionType.Never).")
         if program.attached:
             raise python_error("Device is already attached.")
-        self._device_state.load(program, self)
+        self._life.load(program)
 
     @unaffected
     def detachFromDevice(self) -> None:
@@ -286,10 +262,10 @@ class PoplarExecutor:
         Raises:
             Error: Not compiled, or not attached.
         """
-        program = self._compiled("detachFromDevice")
+        program = self._life.required("detachFromDevice")
         if not program.attached:
             raise python_error("Device is not attached.")
-        self._detach(program)
+        self._life.release(program)
 
     @unaffected
     def destroy(self) -> None:
@@ -298,16 +274,7 @@ class PoplarExecutor:
         Raises:
             Error: The model was compiled again after an earlier destroy(), and is no longer wrapped.
         """
-        program = self._executable
-        if program is None:
-            return
-        if program.attached:
-            self._detach(program)
-        self._executable = None
-        if self._optimizer is not None:
-            self._optimizer.forget_program()
-        if self._device_state.wrapping is not None:
-            self._device_state.wrapping.undo()
+        self._life.destroy()
 
     @property
     def rng_state(self) -> Optional[List[int]]:
@@ -318,15 +285,15 @@ class PoplarExecutor:
         Raises:
             Error: The model is not compiled.
         """
-        return self._device_state.read_random(self._compiled("rng_state"))
+        return self._life.state.read_random(self._life.required("rng_state"))
 
     @rng_state.setter
     def rng_state(self, state: List[int]) -> None:
-        program = self._compiled("rng_state")
+        program = self._life.required("rng_state")
         # Noted first: of a device that does not answer, nothing newer is expected then.
-        self._device_state.set_random(state)
+        self._life.state.set_random(state)
         if program.attached:
-            self._device_state.check_answers()
+            self._life.state.check_answers()
             program.random.write(state)
 
     def save(self, filename: str, export_model: bool = True, save_rng_state: bool = True) -> None:
@@ -336,11 +303,12 @@ class PoplarExecutor:
             AssertionError: The directory does not exist.
             Error: The model is not compiled, or its options hold an object of the user's own class.
         """
-        program = self._compiled("save")
+        program = self._life.required("save")
         model: Optional[Dict[str, Any]] = None
         if export_model:
             self.copyWeightsToHostIfNeeded()
-            optimizer = None if self._optimizer is None else self._optimizer.read_back()
+            tracker = self._life.state.optimizer
+            optimizer = None if tracker is None else tracker.read_back()
             model = {"model": self._user_model, "optimizer": optimizer}
         random_state = self.rng_state if save_rng_state else None
         saving.save(filename, program, self._options, self._training, model, random_state)
@@ -356,7 +324,7 @@ class PoplarExecutor:
         Raises:
             Error: The file is damaged, of another version, or was made from another model or with other options.
         """
-        if self._executable is not None:
+        if self.isCompiled():
             logger.warning("Call to loadExecutable() ignored: the model is already compiled.")
             return
         file = saving.read_executable(filename, self._training)
@@ -374,11 +342,11 @@ class PoplarExecutor:
 
     def getPerfCounters(self) -> Dict[str, List[List[float]]]:
         """Return when the last call's tensors crossed, in seconds, by event, tensor and step."""
-        return self._times.counters()
+        return self._life.times.counters()
 
     def getLatency(self) -> Latency:
         """Return (min, max, average) seconds from the first input to the last output."""
-        return self._times.latency()
+        return self._life.times.latency()
 
     def getHostIpuLatency(self) -> Latency:
         """Return (min, max, average) seconds that the inputs took to reach the device."""
@@ -386,87 +354,11 @@ class PoplarExecutor:
 
     def getComputeLatency(self) -> Latency:
         """Return (min, max, average) seconds from the last input's arrival to the last output's start."""
-        return self._times.latency()
+        return self._life.times.latency()
 
     def getIpuHostLatency(self) -> Latency:
         """Return (min, max, average) seconds that the outputs took to reach the host."""
         return 0.0, 0.0, 0.0  # likewise
 
-    def _run(self, program: DeviceProgram, arguments: Optional[Arguments], given: Sequence[torch.Tensor]) -> Any:
-        """Run on `arguments`, or on `given` alone where these are tensors known to fit."""
-        state, optimizer = self._device_state, self._optimizer
-        if not program.attached:
-            state.load(program, self)
-        if not self._training:
-            state.refresh(program)
-        if arguments is not None:
-            check_call(program.arguments, arguments)
-        if optimizer is not None and optimizer.pending is not None:
-            # PopTorch sends the weights along with an optimizer state that was loaded on the host.
-            self.copyWeightsToHostIfNeeded()
-            optimizer.send_pending_state()
-            program.upload()
-        state.fail_on_demand("call", program)
-        if arguments is not None:
-            given = arguments.tensors_like(program.arguments)
-        inputs = program.to_device(given)
-        # A call that fails may have changed all of this before it did.
-        state.device_is_newer = self._training
-        state.random_is_stale = True
-        if optimizer is not None:
-            optimizer.before_run()
-        result, self._anchored, self._times = program.call(inputs, given)
-        if program.report is not None and program.report.is_due:
-            self._observation.write_report(program, self._meter)
-        return result
-
-    def _compiled(self, what: str) -> DeviceProgram:
-        if self._executable is None:
-            raise python_error(
-                f"{what} needs a compiled model: this one has not been compiled or has been destroyed. "
-                "Call it, or compile(), first."
-            )
-        return self._executable
-
     def _compile(self, arguments: Arguments, adopt: Optional[Callable[[DeviceProgram], None]] = None) -> DeviceProgram:
-        """Compile; `adopt` passes earlier results to the program, before it is loaded."""
-        if adopt is None:
-            check_for_compile(arguments)
-        check_at_compile(self._options, self._training)
-        self._device_state.fetch()
-        with self._observation.progress() as progress:
-            with self._observation.compilation():
-                with compile_turn(self._options, self._model):
-                    program = DeviceProgram(
-                        model=self._model,
-                        arguments=arguments,
-                        options=self._options,
-                        training=self._training,
-                        optimizer=self._optimizer,
-                        per_replica=self.per_replica_params,
-                        meter=self._meter,
-                    )
-                if adopt is not None:
-                    adopt(program)
-                self._observation.report = program.report
-            progress(1, 2)
-            self._executable = program
-            self._plain = None if self._is_offline else self._args_parser.shapes_of_tensors(program.arguments)
-            self._meter.add(compiles=1)
-            self._device_state.wrap_again()
-            try:
-                if self._options.connection_type == ConnectionType.Always and program.needs_ipu:
-                    self._device_state.load(program, self)
-            except Error:
-                self._executable = None
-                raise
-            progress(2, 2)
-        return program
-
-    def _detach(self, program: DeviceProgram) -> None:
-        # Each of these may fail, and then the IPUs are not given back.
-        self._device_state.read_random(program)
-        self.copyWeightsToHostIfNeeded()
-        if self._optimizer is not None:
-            self._optimizer.keep_state()
-        self._device_state.leave(program)
+        return self._life.compile(arguments, self._args_parser, self.per_replica_params, adopt)

@@ -47,7 +47,7 @@ class Observation:
 
     def write_report(self, program: DeviceProgram, meter: Meter) -> None:
         if program.report is not None:
-            program.report.write(program, meter.own, self.compilation_seconds)
+            program.report.write(program.memory(), meter.own, self.compilation_seconds)
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Advance]:

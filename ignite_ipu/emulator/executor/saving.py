@@ -58,19 +58,20 @@ class File(NamedTuple):
 
     def give_to(self, program: DeviceProgram) -> None:
         """Give a freshly traced program of the same model and options the compiled-in values of the file."""
-        if self.batching != repr(program.batching):
+        batching = program.compiled.batching
+        if self.batching != repr(batching):
             raise _invalid(
                 self.name,
-                f"it was compiled with {self.batching}, and the options now say {program.batching}; compile again",
+                f"it was compiled with {self.batching}, and the options now say {batching}; compile again",
             )
         if self.fingerprint != _fingerprint(program):
             raise _invalid(self.name, "it was compiled from another model: forward recorded other operators or shapes")
-        graph = program.graph
+        graph = program.compiled.graph
         expected, given = [*graph.constants, *graph.frozen.values()], [*self.constants, *self.frozen.values()]
         same = [(value.shape, value.dtype) for value in expected] == [(value.shape, value.dtype) for value in given]
         if not same or list(graph.frozen) != list(self.frozen):
             raise python_error("Invalid file: its compiled-in values are not those of this model.")
-        program.graph = dataclasses.replace(graph, constants=tuple(self.constants), frozen=self.frozen)
+        program.compiled.take_values(self.constants, self.frozen)
 
     @property
     def versions(self) -> str:
@@ -99,7 +100,7 @@ def save(
         pickles[_ARGUMENTS] = _pickled(program.arguments)
     if model is not None:
         pickles[MODEL] = _pickled({**model, "options": options.clone()})
-    graph = program.graph
+    graph = program.compiled.graph
     content = {
         "version": __version__,
         "training": training,
@@ -107,8 +108,8 @@ def save(
         "rng_state": random_state,
         "fingerprint": _fingerprint(program),
         "source": graph.source,
-        "batching": repr(program.batching),
-        "ipus": program.ipus,
+        "batching": repr(program.compiled.batching),
+        "ipus": program.compiled.ipus,
         "constants": list(graph.constants),
         "frozen": dict(graph.frozen),
         "signed": {section: (data, trust.sign(data)) for section, data in pickles.items()},
@@ -153,10 +154,10 @@ def _target(filename: str) -> str:
 
 def _fingerprint(program: DeviceProgram) -> str:
     try:
-        text = graph_text(program.capture.graph)
+        text = graph_text(program.compiled.capture.graph)
     except NoFingerprint:
         text = ""  # the generated source is compared all the same
-    return hashlib.sha256((text + program.graph.source).encode()).hexdigest()
+    return hashlib.sha256((text + program.compiled.graph.source).encode()).hexdigest()
 
 
 def read(filename: str) -> File:

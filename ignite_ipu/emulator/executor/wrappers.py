@@ -100,7 +100,7 @@ def load(filename: str, edit_opts_fn: Optional[Callable[[Options], None]] = None
     else:
         executor = inferenceModel(saved["model"], options)
     if file.rng_state is not None:
-        executor._device_state.set_random(file.rng_state)
+        executor._life.state.set_random(file.rng_state)
     executor._compile(file.compiled_arguments(), file.give_to)
     return executor
 

@@ -12,17 +12,15 @@ import json
 import os
 import re
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Protocol, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from torch import fx
 
-from ignite_ipu.emulator.compiler.batching import Batching
-from ignite_ipu.emulator.compiler.graph import Graph
-from ignite_ipu.emulator.compiler.placement import BlockPlacement
 from ignite_ipu.emulator.device.device import Counters
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
+from ignite_ipu.emulator.runtime.compilation import CompiledModel
 from ignite_ipu.emulator.runtime.executable import Executable
 from ignite_ipu.emulator.runtime.training_step import GradientStep
 from ignite_ipu.emulator.version import __version__
@@ -35,18 +33,7 @@ _PARTS = ("backward", "update")
 _CALL = re.compile(r"^    (\w+) = (_\d+)\(", re.M)
 
 
-class Reported(Protocol):
-    """The parts of a program in a report."""
-
-    graph: Graph
-    batching: Batching
-    placement: BlockPlacement
-    ipus: int
-
-    def memory(self) -> Dict[str, int]: ...
-
-
-def report_for(options: Options, model_name: str) -> Optional[ProgramReport]:
+def report_for(options: Options, compiled: CompiledModel) -> Optional[ProgramReport]:
     """Return the report that the engine's options ask for, which the environment overrides; None if they do not."""
     chosen = dict(options._Popart._value("engineOptions", {}))
     text = os.environ.get(ENGINE_VARIABLE)
@@ -58,15 +45,16 @@ def report_for(options: Options, model_name: str) -> Optional[ProgramReport]:
         ) from None
     if not any(name.startswith("autoReport.") and value.lower() == "true" for name, value in chosen.items()):
         return None
-    return ProgramReport(os.path.join(chosen.get("autoReport.directory", "."), model_name), chosen)
+    return ProgramReport(os.path.join(chosen.get("autoReport.directory", "."), compiled.name), chosen, compiled)
 
 
 class ProgramReport:
     """Notes on one executor's program, for its files in `directory`; `chosen` are the engine options in force."""
 
-    def __init__(self, directory: str, chosen: Dict[str, str]) -> None:
+    def __init__(self, directory: str, chosen: Dict[str, str], compiled: CompiledModel) -> None:
         self.directory = directory
         self._chosen = chosen
+        self._compiled = compiled
         self._events: List[Dict[str, Any]] = []
         self._rows: Dict[Tuple[int, str], int] = {}
         self._host_calls = 0
@@ -99,18 +87,18 @@ class ProgramReport:
         return self._profiled and not self._written
 
     @contextlib.contextmanager
-    def profiled(self, program: Reported, executable: Executable, step: Optional[GradientStep]) -> Iterator[None]:
+    def profiled(self, executable: Executable, step: Optional[GradientStep]) -> Iterator[None]:
         """Time each operator of the run in the `with` block, if it is the program's first."""
         if self._profiled:
             yield
             return
         self._profiled = True
         graph = executable.graph
-        executable.graph = dataclasses.replace(graph, run=_timed_run(program, self))
+        executable.graph = dataclasses.replace(graph, run=_timed_run(self._compiled, self))
         parts = () if step is None else _PARTS
         for part in parts:
             # Instance attributes hide the methods until they are deleted again.
-            setattr(step, part, self._timed(part, getattr(step, part), program.placement.ipus_per_replica))
+            setattr(step, part, self._timed(part, getattr(step, part), self._compiled.placement.ipus_per_replica))
         try:
             yield
         finally:
@@ -118,13 +106,19 @@ class ProgramReport:
             for part in parts:
                 delattr(step, part)
 
-    def write(self, program: Reported, counters: Counters, seconds: float) -> None:
-        """Write both files, in the place of earlier ones; compiling took so many `seconds`."""
+    def write(self, memory: Dict[str, int], counters: Counters, seconds: float) -> None:
+        """Write both files, in the place of earlier ones.
+
+        Args:
+            memory: The bytes that the device holds, by kind.
+            counters: The events of the executor.
+            seconds: The time of the compilation.
+        """
         self._written = True
         try:
             os.makedirs(self.directory, exist_ok=True)
             timeline = {"traceEvents": [*self._events, *self._names()], "displayTimeUnit": "ms"}
-            for name, content in ((PROFILE, self._profile(program, counters, seconds)), (TIMELINE, timeline)):
+            for name, content in ((PROFILE, self._profile(memory, counters, seconds)), (TIMELINE, timeline)):
                 with open(os.path.join(self.directory, name), "w", encoding="utf-8") as file:
                     json.dump(content, file, indent=1, default=str)
         except OSError as error:
@@ -139,7 +133,7 @@ class ProgramReport:
 
         return timed
 
-    def _profile(self, program: Reported, counters: Counters, seconds: float) -> Dict[str, Any]:
+    def _profile(self, memory: Dict[str, int], counters: Counters, seconds: float) -> Dict[str, Any]:
         spent: Dict[Optional[str], List[float]] = {}
         for event in self._events:
             spent.setdefault(event["args"].get("node"), []).append(event["dur"] / 1e6)
@@ -152,17 +146,17 @@ class ProgramReport:
                 "runs": len(spent[node.name]),
                 "seconds": sum(spent[node.name]),
             }
-            for node in program.graph.nodes.nodes
+            for node in self._compiled.graph.nodes.nodes
             if node.name in spent
         ]
         return {
             "note": "Made by the emulator: times are those of the host's CPU.",
             "version": __version__,
             "compile_seconds": seconds,
-            "ipus": program.ipus,
-            "batching": dataclasses.asdict(program.batching),
+            "ipus": self._compiled.ipus,
+            "batching": dataclasses.asdict(self._compiled.batching),
             "engine_options": self._chosen,
-            "memory_bytes": program.memory(),
+            "memory_bytes": memory,
             "counters": dataclasses.asdict(counters),
             "operators": operators,
             **{
@@ -184,9 +178,9 @@ class ProgramReport:
             yield {"name": "thread_name", "ph": "M", "pid": process, "tid": number, "args": {"name": row}}
 
 
-def _timed_run(program: Reported, report: ProgramReport) -> Callable[..., Any]:
+def _timed_run(compiled: CompiledModel, report: ProgramReport) -> Callable[..., Any]:
     """Return a runner of a program's graph with a clock around each operator; the replicas take turns."""
-    graph = program.graph
+    graph = compiled.graph
     names: Dict[str, Any] = dict(graph.run.__globals__)
     nodes = {node.name: node for node in graph.nodes.nodes}
     micro_batch = -1
@@ -199,8 +193,8 @@ def _timed_run(program: Reported, report: ProgramReport) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             start = time.perf_counter()
             result = kernel(*args, **kwargs)
-            replica = micro_batch % program.batching.replication_factor
-            process = 1 + replica * program.placement.ipus_per_replica + max(site.ipu, 0)
+            replica = micro_batch % compiled.batching.replication_factor
+            process = 1 + replica * compiled.placement.ipus_per_replica + max(site.ipu, 0)
             report.add(node.meta["operator"], start, process, row, **facts, micro_batch=micro_batch)
             return result
 

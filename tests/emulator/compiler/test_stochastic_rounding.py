@@ -227,7 +227,7 @@ def test_operators_in_float32_are_not_wrapped():
         for kind in (FLOAT, HALF):
             executor = poptorch.inferenceModel(Calls(torch.div), options.clone())
             executor.compile(*(each.to(kind) for each in operands()))
-            run = executor._executable.graph.run
+            run = executor._executable.compiled.graph.run
             kernels.append(next(value for name, value in run.__globals__.items() if name == "_0"))
             executor.destroy()
     assert kernels[0] is kernels[2] is torch.div
@@ -236,7 +236,7 @@ def test_operators_in_float32_are_not_wrapped():
 
 def test_nothing_is_compiled_by_torch_while_it_is_on(monkeypatch):
     """Fused kernels have no results of single operators to round."""
-    monkeypatch.setattr("ignite_ipu.emulator.runtime.program.torch_compile_wanted", lambda: True)
+    monkeypatch.setattr("ignite_ipu.emulator.runtime.loading.torch_compile_wanted", lambda: True)
     x, y = operands()
     found = run(torch.div, x, y, options=stochastic(1))
     monkeypatch.undo()

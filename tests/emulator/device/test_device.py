@@ -36,7 +36,7 @@ def inference(**settings) -> poptorch.PoplarExecutor:
 
 def held(executor: poptorch.PoplarExecutor) -> set:
     """Return the IPUs that an executor holds."""
-    _, _, (holder,), _ = executor._executable._give_back.peek()
+    _, _, (holder,), _ = executor._executable.loaded.give_back.peek()
     return {ipu for ipu, user in machine().users().items() if user == holder}
 
 

@@ -93,7 +93,7 @@ def test_a_device_that_answers_nothing_more_is_not_given_back_by_reads(what):
 def test_it_is_given_back_once_nothing_is_newer_there(unread):
     """Each of the three reads must have been made unnecessary."""
     executor = training()
-    model, optimizer = executor.model, executor._optimizer._optimizer
+    model, optimizer = executor.model, executor._life.state.optimizer._optimizer
     before = executor.model.linear.weight.detach().clone()
     executor(X, Y)
     with inject_faults({0: Fault(None, lasting=True)}), pytest.raises(poptorch.UnrecoverableError):

@@ -46,7 +46,7 @@ def test_a_module_of_the_model_keeps_its_weights_on_the_host():
     model = poptorch.inferenceModel(net)
     expected = net.on_device(net.layer(X))
     assert torch.allclose(model(X), expected)
-    assert list(model._executable.graph.weights) == [name for name, _ in net.named_parameters()]
+    assert list(model._executable.compiled.graph.weights) == [name for name, _ in net.named_parameters()]
     model.destroy()
 
 

@@ -29,7 +29,9 @@ def test_operators_leave_their_mark_in_the_graph(compiled):
     """The compiler's view shows a nop and the memory that a product may use."""
     model = compiled(lambda t: poptorch.nop(poptorch.set_available_memory(t @ t.t(), 0.25)))
     model(X)
-    operators = {node.meta["operator"]: node for node in model._executable.graph.nodes.nodes if "operator" in node.meta}
+    operators = {
+        node.meta["operator"]: node for node in model._executable.compiled.graph.nodes.nodes if "operator" in node.meta
+    }
     assert "nop" in operators
     assert operators["matmul"].meta["available_memory"] == 0.25
 

@@ -19,7 +19,7 @@ def test_the_product_is_the_product(mode, factor, compiled):
     assert torch.equal(poptorch.serializedMatMul(A, B, mode, factor), A @ B)
     model = compiled(lambda a, b: poptorch.serializedMatMul(a, b, mode, factor, keep_precision=True))
     assert torch.allclose(model(A, torch.cat([B])), A @ B)
-    (node,) = [node for node in model._executable.graph.nodes.nodes if node.meta.get("operator") == "matmul"]
+    (node,) = [node for node in model._executable.compiled.graph.nodes.nodes if node.meta.get("operator") == "matmul"]
     assert node.meta["serialisation"] == (mode, factor, True)
 
 

@@ -27,7 +27,7 @@ def recorded(multi: poptorch.MultiConv) -> list:
     net = Two(multi)
     model = poptorch.inferenceModel(net)
     assert torch.allclose(model(X), net(X), atol=1e-6)
-    nodes = [node for node in model._executable.graph.nodes.nodes if node.meta.get("operator") == "conv1d"]
+    nodes = [node for node in model._executable.compiled.graph.nodes.nodes if node.meta.get("operator") == "conv1d"]
     model.destroy()
     return [node.meta["multi_conv"] for node in nodes]
 

@@ -11,7 +11,11 @@ from tests.emulator.calls import Calls
 
 
 def scopes(executor):
-    return {node.name: node.meta["scope"] for node in executor._executable.capture.graph.nodes if "scope" in node.meta}
+    return {
+        node.name: node.meta["scope"]
+        for node in executor._executable.compiled.capture.graph.nodes
+        if "scope" in node.meta
+    }
 
 
 def test_name_scopes_are_pushed_and_popped_by_hooks():

@@ -548,7 +548,7 @@ def test_forward_hooks_are_traced_once(wrap):
 def test_the_source_line_of_each_operator_is_known(wrap):
     model = wrap(lambda x: torch.relu(x))
     model(X)
-    (node,) = [node for node in model._executable.graph.nodes.nodes if node.meta.get("operator") == "relu"]
+    (node,) = [node for node in model._executable.compiled.graph.nodes.nodes if node.meta.get("operator") == "relu"]
     file, line = node.meta["source"]
     assert file == __file__
     with open(file) as source:

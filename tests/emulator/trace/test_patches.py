@@ -39,7 +39,7 @@ class Resilient(nn.Module):
 def test_operators_after_a_failed_module_are_in_the_scopes_they_stand_in():
     executor = poptorch.inferenceModel(Resilient(Failing()))
     executor.compile(X)
-    nodes = executor._executable.capture.graph.nodes
+    nodes = executor._executable.compiled.capture.graph.nodes
     scopes = [(node.meta["operator"], node.meta["scope"]) for node in nodes if "scope" in node.meta]
     assert scopes == [("linear", "attempt/layer"), ("add", ""), ("linear", "layer")]
 
