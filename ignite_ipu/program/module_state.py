@@ -59,6 +59,11 @@ class _Registrations:
             for kind in ("parameter", "buffer", "module"):
                 getattr(_of_all_modules, f"register_module_{kind}_registration_hook")(self._note)
 
+    def observe(self, observer: RegistrationObserver) -> None:
+        """Have an observer act before each registration, until it is gone or is removed from `observers`."""
+        self.follow()
+        self.observers.add(observer)
+
     def _note(self, module: nn.Module, name: str, given: Any) -> None:
         for observer in list(self.observers):
             observer.before_registration(module, given)

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from ignite_ipu.poptorch_types import Executor
+from ignite_ipu.program.module_tables import replace_for_a_while
 from ignite_ipu.program.tensors.raw import plain, requires_grad
 from ignite_ipu.session.weights.aliases import mark_own
 from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
-_Place = Tuple[Dict[str, Any], str, torch.Tensor, torch.Tensor]
 _DATA: Any = torch.Tensor.data
 
 
@@ -31,11 +31,13 @@ class Twins:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._places: List[_Place] = []
+        self._tables: List[Tuple[Dict[str, Any], Dict[str, torch.Tensor]]] = []
+        known: Dict[int, torch.Tensor] = {}
         twins: Dict[int, torch.Tensor] = {}
         with DisableTorchFunctionSubclass():
             for each in module.modules():
                 for tensors in (each.__dict__[PARAMETERS], each.__dict__[BUFFERS]):
+                    own: Dict[str, torch.Tensor] = {}
                     for name, tensor in tensors.items():
                         if tensor is None:
                             continue
@@ -44,11 +46,12 @@ class Twins:
                             same = _DATA.__get__(tensor)
                             is_parameter = isinstance(tensor, nn.Parameter)
                             twins[id(tensor)] = nn.Parameter(same, requires_grad(tensor)) if is_parameter else same
-                        self._places.append((tensors, name, tensor, twins[id(tensor)]))
+                        known[id(tensor)], own[name] = tensor, twins[id(tensor)]
+                    if own:
+                        self._tables.append((tensors, own))
             self.trained: Sequence[torch.Tensor] = [each for each in twins.values() if requires_grad(each)]
             for twin in twins.values():
                 mark_own(twin)
-        known = {id(tensor): tensor for _, _, tensor, _ in self._places}
         self._pairs = [(known[key], twin) for key, twin in twins.items()]
         # Whether a wrapped tensor is a parameter is a question that downloads.
         self._parameters = [tensor for tensor, twin in self._pairs if isinstance(twin, nn.Parameter)]
@@ -57,10 +60,8 @@ class Twins:
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Have the twins in the module in the `with` block, and after it the tensors that it had before."""
-        tables = {id(tensors): tensors for tensors, _, _, _ in self._places}
-        before = [(tensors, dict(tensors)) for tensors in tables.values()]
-        for tensors, name, _, twin in self._places:
-            tensors[name] = twin
+        before = [(tensors, dict(tensors)) for tensors, _ in self._tables]
+        replace_for_a_while(self._tables)
         try:
             yield
         finally:
@@ -68,7 +69,7 @@ class Twins:
             for tensors, then in before:
                 for name in [name for name in tensors if name not in then]:
                     del tensors[name]
-                tensors.update(then)
+            replace_for_a_while(before)
 
     def follow(self) -> None:
         """Share the memory of tensors that were given other memory, as by `parameter.data = ...`."""

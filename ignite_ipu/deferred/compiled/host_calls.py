@@ -307,7 +307,7 @@ class _MadeBuffers:
         return [(plain(buffer), values) for buffer, values in self._found.values()]
 
     def __enter__(self) -> None:
-        REGISTRATIONS.observers.add(self)
+        REGISTRATIONS.observe(self)
         for each in self._lazy:
             # After the layer's own, which makes them.
             hook = each.register_forward_pre_hook(lambda layer, _: self._keep(*layer.buffers(recurse=False)))

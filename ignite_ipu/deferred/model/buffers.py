@@ -57,7 +57,7 @@ class BufferBook:
         self._overwritten: Dict[int, _Overwritten] = {}
         self._passed: Set[int] = set()  # those that have waited while another optimizer stepped
         self._is_settling = False
-        REGISTRATIONS.observers.add(self)
+        REGISTRATIONS.observe(self)
 
     def record(self, call: Operation) -> None:
         """Note a call that will write buffers."""

@@ -151,6 +151,7 @@ class PythonState:
         self._turns = cycle(self._in_turns or [None])
         self.parts = [part for tables in (self._watched, *self._in_turns) if tables for part in tables.held]
         # Counters that differ after registrations of hooks, or replacements of modules.
+        REGISTRATIONS.follow()
         self._registered = RemovableHandle.next_id, REGISTRATIONS.count
         self._modes: List[bool] = []
         # Objects that lead to values are no values: with another in its place, these are elsewhere.

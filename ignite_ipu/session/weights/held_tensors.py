@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import operator
 import weakref
-from itertools import chain
 from typing import ContextManager, Dict, List
 
 import torch
 from torch import nn
 
-from ignite_ipu.program.module_state import REGISTRATIONS
+from ignite_ipu.program.module_tables import CHANGES, follow_tables
 from ignite_ipu.program.tensors.raw import named_tensors, with_tensors
-from ignite_ipu.torch_names.modules import BUFFERS, PARAMETERS, modules_of
+from ignite_ipu.torch_names.modules import buffers_of, modules_of, parameters_of
 
 
 class HeldTensors:
@@ -28,8 +27,7 @@ class HeldTensors:
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._named = weakref.ref(model), named_tensors(model)
-        REGISTRATIONS.follow()
-        self._registrations, self._changes = REGISTRATIONS.count, 0
+        self._changes = 0
         self.names: List[str] = list(self._named)
         self.tensors: List[torch.Tensor] = list(self._named.values())
         self._beside: weakref.WeakKeyDictionary[nn.Module, Dict[str, torch.Tensor]] = weakref.WeakKeyDictionary()
@@ -53,31 +51,23 @@ class HeldTensors:
 
     @property
     def changes(self) -> int:
-        """The number of times so far that tensors or modules were found to be registered, replaced or removed.
-
-        PyTorch does not report all of these: `layer.bias = None` and `del layer.weight` are among the others.
-        """
-        same = (
-            self._registrations == REGISTRATIONS.count
-            and list(map(len, self._tables)) == self._sizes
-            and all(map(operator.is_, chain.from_iterable(self._filled), self._entries))
-        )
-        if not same:
-            self._registrations = REGISTRATIONS.count
-            self._changes += 1
+        """The number of times so far that tensors or modules were found to be added, replaced or removed."""
+        if self._seen != CHANGES.count:
+            before, sizes = self._entries, self._sizes
             self._look()
+            self._changes += self._sizes != sizes or not all(map(operator.is_, self._entries, before))
         return self._changes
 
     def _look(self) -> None:
-        """Note the tensors that are in the tables of all modules."""
+        """Note the tensors and modules that are in the tables of all modules, and follow these tables."""
         model = self._model()
         beside = [part for step in self._beside for name, part in modules_of(step).items() if name != "model" and part]
         modules = [] if model is None else [each for part in (model, *beside) for each in part.modules()]
-        self._tables = [vars(module)[kind] for module in modules for kind in (PARAMETERS, BUFFERS)]
-        self._sizes = list(map(len, self._tables))
-        # Views show the entries of a table without a call: each call of a model looks at them.
-        self._filled = [table.values() for table in self._tables if table]
-        self._entries = list(chain.from_iterable(self._filled))
+        follow_tables(modules)
+        self._seen = CHANGES.count
+        tables = [table(module) for module in modules for table in (parameters_of, buffers_of, modules_of)]
+        self._sizes = list(map(len, tables))
+        self._entries = [entry for table in tables for entry in table.values()]
 
     def replaced(self, model: nn.Module) -> List[str]:
         """Return the names of parameters and buffers that are not the ones that the model had at first."""
