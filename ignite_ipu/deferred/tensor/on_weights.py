@@ -11,7 +11,7 @@ from ignite_ipu.deferred.graph.owners import CapturedLoop, parameter_of
 from ignite_ipu.deferred.graph.structure import leaves_in
 from ignite_ipu.deferred.tensor.deferred_values import all_values, resolved
 from ignite_ipu.deferred.tensor.functions import METADATA, READS, REFUSED, TENSOR_PROPERTIES, attribute_of, written
-from ignite_ipu.deferred.tensor.tensor import DeferredTensor, recorded, write_weights
+from ignite_ipu.deferred.tensor.tensor import RECORDER, DeferredTensor, write_weights
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.forward.eager import EAGER
@@ -54,7 +54,7 @@ def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: D
         return NotImplemented
     with DisableTorchFunctionSubclass():
         try:
-            return recorded(func, args, kwargs)
+            return RECORDER.recorded(func, args, kwargs)
         except CaptureError:  # its result is unknown without values
             return NotImplemented
 

@@ -1,0 +1,130 @@
+"""Calls of PyTorch's functions with deferred tensors: answered from their facts, read, refused, or recorded."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Tuple
+
+import numpy as np
+import torch
+
+from ignite_ipu.deferred.graph.operations import name_of
+from ignite_ipu.deferred.tensor.autograd import asked_gradients
+from ignite_ipu.deferred.tensor.deferred_values import Deferred, awaited_values, deferred_values, resolved
+from ignite_ipu.deferred.tensor.frames import is_argument_check
+from ignite_ipu.deferred.tensor.functions import (
+    DIFFERENTIABLE_READS,
+    EXPOSING,
+    METADATA,
+    READS,
+    REFUSED,
+    TENSOR_PROPERTIES,
+    attribute_of,
+    cast_type,
+)
+from ignite_ipu.deferred.tensor.losses import RecordedNode
+from ignite_ipu.deferred.tensor.reads import read
+from ignite_ipu.deferred.tensor.recording import Recorder, needs_gradients
+from ignite_ipu.deferred.tensor.without_graph import of_host
+from ignite_ipu.errors import CaptureError
+from ignite_ipu.program.user_code import current_line
+from ignite_ipu.torch_names.tensors import CALLS_OF_BACKWARD, COUNT_OF_WRITES, GRADIENT_ATTRIBUTES
+
+
+def call(recorder: Recorder, func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """Return the result of a function whose arguments hold deferred tensors.
+
+    Raises:
+        CaptureError: It can be neither recorded nor called on the host.
+    """
+    name = getattr(func, "__name__", "")
+    if name == "__get__":
+        return _property(recorder, func, args[0])
+    if name in ("__set__", "__delete__"):
+        raise CaptureError(
+            f"tensor.{attribute_of(func)} = ... at {current_line()} cannot be recorded: the tensor is "
+            "computed on the device. Make a new tensor instead."
+        )
+    if name in METADATA:
+        return func(*args, **kwargs)
+    if name == "__bool__" and not args[0].value.known and is_argument_check():
+        # PopTorch leaves these checks out of a trace.
+        return True
+    if name in READS or (name == "where" and len(args) + len(kwargs) == 1):
+        if name in EXPOSING:
+            read(args[0].value, f"{name_of(func)}()")
+            args[0].value.keep_for_readers()
+        differentiated = name in DIFFERENTIABLE_READS and needs_gradients(awaited_values((args, kwargs)))
+        selected = _selected(recorder, *args, **kwargs) if differentiated and name == "masked_select" else None
+        if selected is not None:
+            return selected
+        result = func(*resolved(args, f"{name_of(func)}()"), **resolved(kwargs, f"{name_of(func)}()"))
+        return of_host(name_of(func), result) if differentiated else result
+    if name in ("cpu", "pin_memory") and not args[0].value.known:
+        return args[0]
+    if name in ("cuda", "xpu", "npu"):
+        raise CaptureError(f".{name}() at {current_line()}: the step runs on an IPU. Remove the call.")
+    if name == "new" and not deferred_values((args[1:], kwargs)):  # which has no values, or those that are given
+        return torch.empty(0, dtype=args[0].dtype).new(*args[1:], **kwargs)
+    if name == "resize_as_" and not isinstance(args[0], Deferred):
+        return args[0].resize_(args[1].shape)
+    if name in REFUSED and not (name == "requires_grad_" and (args[1:] or (True,))[0]):
+        raise CaptureError(f"{name}() at {current_line()} cannot be recorded: {REFUSED[name]}.")
+    if name == "backward":
+        _backward(*args, **kwargs)
+        return None
+    if name in CALLS_OF_BACKWARD:
+        return asked_gradients(*args, **kwargs)
+    if name == "__iter__":
+        return iter(recorder.record(torch.Tensor.unbind, (args[0], 0), {}))
+    if name == "type" and (args[1:] or kwargs):
+        wanted = (*args[1:], *kwargs.values())[0]
+        wanted = getattr(torch, wanted.rpartition(".")[2]) if isinstance(wanted, str) else wanted
+        name, args, kwargs = "to", (args[0], getattr(wanted, "dtype", wanted)), {}  # a class of tensors has a type
+    if name == "to_dense":  # as it is already
+        name, kwargs = "to", {"dtype": kwargs["dtype"]} if kwargs.get("dtype") else {}
+    if name == "to":
+        dtype = cast_type(args, kwargs)
+        if dtype is None:
+            return args[0]
+        args, kwargs = (args[0], dtype), {}
+    return recorder.record(func, args, kwargs)
+
+
+def _selected(recorder: Recorder, input: Any, mask: Any) -> Any:
+    """Return the elements that a mask of the host selects, recorded; None where the device computes the mask."""
+    if isinstance(mask, Deferred) and not mask.value.known:
+        return None
+    size = np.broadcast_shapes(input.shape, mask.shape)
+    expanded = recorder.record(torch.Tensor.expand, (input, size), {})
+    return recorder.record(torch.Tensor.__getitem__, (expanded, mask.expand(size)), {})
+
+
+def _backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
+    """Act as `torch.autograd.backward`: each tensor goes backward."""
+    if grad_tensors is not None:
+        raise CaptureError(
+            "torch.autograd.backward(grad_tensors=...) cannot be honoured: losses are scalars. Leave it out."
+        )
+    for tensor in [tensors] if isinstance(tensors, torch.Tensor) else tensors:
+        if not isinstance(tensor, Deferred):
+            raise CaptureError("torch.autograd.backward was given a tensor of the captured step and one of the host.")
+        tensor.backward(*args[1:], **kwargs)  # type: ignore[no-untyped-call]
+
+
+def _property(recorder: Recorder, func: Callable[..., Any], tensor: Deferred) -> Any:
+    name = attribute_of(func)
+    if name in ("requires_grad", "is_leaf"):
+        return tensor.value.shape.requires_grad is (name == "requires_grad")
+    if name in METADATA:
+        return func(tensor)
+    if name == "grad_fn" and tensor.value.shape.requires_grad:
+        return RecordedNode(tensor.value)
+    if name in GRADIENT_ATTRIBUTES:
+        return None
+    if name == COUNT_OF_WRITES:
+        return 0
+    if name == "data":
+        return recorder.record(torch.Tensor.detach, (tensor,), {})
+    if name in TENSOR_PROPERTIES:
+        return recorder.record(getattr, (tensor, name), {})
+    return func(read(tensor.value, f"its attribute {name}"))
