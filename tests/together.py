@@ -7,7 +7,6 @@ import os
 import pickle
 import runpy
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -20,8 +19,9 @@ import torch._dynamo  # noqa: F401  # imported with the first optimizer, and by 
 
 from ignite_ipu.emulator import install
 from ignite_ipu.emulator.popdist.instances import Job
+from ignite_ipu.emulator.poprun import reserved_port
 
-_SECONDS = 100.0
+_SECONDS = 250.0
 
 
 class Together:
@@ -32,10 +32,9 @@ class Together:
     """
 
     def __init__(self, function: Callable[..., Any], *args: Any, count: int = 2) -> None:
-        self._folder = tempfile.TemporaryDirectory()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        self._resources = contextlib.ExitStack()
+        self._folder = self._resources.enter_context(tempfile.TemporaryDirectory())
+        port = self._resources.enter_context(reserved_port())
         self.pids: List[int] = []
         self._codes: Dict[int, int] = {}
         sys.stdout.flush()
@@ -70,7 +69,7 @@ class Together:
 
     def result(self, rank: int) -> Any:
         """Return the function's result in a process, or the text of its error."""
-        file = Path(self._folder.name, str(rank))
+        file = Path(self._folder, str(rank))
         return pickle.loads(file.read_bytes()) if file.exists() else _Failure(f"process {rank} was killed")
 
     def kill(self, rank: int) -> None:
@@ -83,7 +82,7 @@ class Together:
                 self.kill(rank)
         while not self.ended():
             time.sleep(0.01)
-        self._folder.cleanup()
+        self._resources.close()
 
     def _run(self, rank: int, count: int, port: int, function: Callable[..., Any], args: Any) -> None:
         with contextlib.suppress(BaseException):
@@ -95,8 +94,8 @@ class Together:
             except BaseException as error:
                 text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
                 result = pickle.dumps(_Failure(f"process {rank}: {text}"))
-            Path(self._folder.name, f"{rank}.part").write_bytes(result)
-            os.replace(Path(self._folder.name, f"{rank}.part"), Path(self._folder.name, str(rank)))
+            Path(self._folder, f"{rank}.part").write_bytes(result)
+            os.replace(Path(self._folder, f"{rank}.part"), Path(self._folder, str(rank)))
         os._exit(0)
 
 

@@ -7,6 +7,7 @@ are ended, and its exit code is the command's.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import os
 import shlex
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import IO, Any, Dict, List, NamedTuple, NoReturn, Optional, Sequence
+from typing import IO, Any, Dict, Iterator, List, Mapping, NamedTuple, NoReturn, Optional, Sequence
 
 from ignite_ipu.emulator.installation import stand_ins
 from ignite_ipu.emulator.popdist.instances import Job
@@ -170,9 +171,14 @@ def _print_topology(launch: Launch) -> None:
 
 
 def _run(launch: Launch) -> int:
+    """Run the instances, which meet at a port of their own, and return the exit code."""
+    with reserved_port() as port:
+        return _run_together(launch, _common_variables(launch, port))
+
+
+def _run_together(launch: Launch, common: Mapping[str, str]) -> int:
     processes: List[subprocess.Popen[str]] = []
     readers: List[threading.Thread] = []
-    common = _common_variables(launch)
     previous = signal.signal(signal.SIGTERM, _interrupt)
     try:
         for instance in range(launch.job.instances):
@@ -200,10 +206,19 @@ def _run(launch: Launch) -> int:
     return code
 
 
-def _common_variables(launch: Launch) -> Dict[str, str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+@contextlib.contextmanager
+def reserved_port() -> Iterator[int]:
+    """Yield a free port of this machine that no other program is given in the `with` block.
+
+    `torch.distributed` can listen at it: like this one, its sockets may share an address at which none listens yet.
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+def _common_variables(launch: Launch, port: int) -> Dict[str, str]:
     paths = [os.environ.get("PYTHONPATH"), *stand_ins()]
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     # A thread for each core in every process would make them compete.

@@ -13,7 +13,7 @@ import site
 import sys
 import sysconfig
 from types import CodeType, FrameType, FunctionType
-from typing import Any, Callable, FrozenSet, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set, Tuple
 
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 """Folder of this library's files."""
@@ -150,16 +150,28 @@ _STANDARD = _folders(_PATHS["stdlib"], _PATHS["platstdlib"], os.path.dirname(os.
 @functools.lru_cache(maxsize=4096)
 def read_by(code: CodeType) -> FrozenSet[str]:
     """Return the names in code that it does not only assign to, and texts, which may be some; inner functions' too."""
-    named = [each for each in dis.get_instructions(code) if each.opcode in _NAMING and isinstance(each.argval, str)]
-    own = {each.argval for each in named if not each.opname.startswith("STORE_")}
-    return frozenset(own).union(*map(read_by, codes_in(code)))
+    found = _names_of_operations(code).items()
+    return frozenset().union(*[names for operation, names in found if not operation.startswith("STORE_")])
 
 
 @functools.lru_cache(maxsize=4096)
 def loaded_by(code: CodeType, *operations: str) -> FrozenSet[str]:
     """Return the names that some operations in code have, those of the functions within it included."""
-    own = {str(each.argval) for each in dis.get_instructions(code) if each.opname in operations}
-    return frozenset(own).union(*[loaded_by(inner, *operations) for inner in codes_in(code)])
+    found = _names_of_operations(code)
+    return frozenset().union(*[found.get(operation, ()) for operation in operations])
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_of_operations(code: CodeType) -> Mapping[str, FrozenSet[str]]:
+    """Return the names and texts in code by the operations that have them, those of inner functions included."""
+    found: Dict[str, Set[str]] = {}
+    for each in dis.get_instructions(code):
+        if each.opcode in _NAMING and isinstance(each.argval, str):
+            found.setdefault(each.opname, set()).add(each.argval)
+    for inner in codes_in(code):
+        for operation, names in _names_of_operations(inner).items():
+            found.setdefault(operation, set()).update(names)
+    return {operation: frozenset(names) for operation, names in found.items()}
 
 
 def codes_in(code: CodeType) -> List[CodeType]:

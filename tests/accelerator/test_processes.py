@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import random
-import socket
 import sys
 import types
 
@@ -18,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ignite_ipu import IPUAccelerator, IPUConfig
 from ignite_ipu.emulator.popdist.instances import Job
+from ignite_ipu.emulator.poprun import reserved_port
 from tests.accelerate_state import forget
 from tests.resilience.instances import kill_one
 from tests.together import become_an_instance, together
@@ -374,10 +374,8 @@ notebook_launcher(training, num_processes=1)
 def test_launchers_of_accelerate_start_the_processes_of_a_notebook(processes, tmp_path):
     path = tmp_path / "notebook.py"
     path.write_text(NOTEBOOK)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    done = processes.run([path, port], check=True)
+    with reserved_port() as port:
+        done = processes.run([path, port], check=True)
     lines = [line for line in done.stdout.splitlines() if line[1:3] == " ["]
     alone, *others = (line.split(" ", 1) for line in sorted(lines))
     assert alone[0] == "1" and [count for count, _ in others] == ["2"] * 4

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 
 import pytest
 import torch
 
 from ignite_ipu import emulator
+from ignite_ipu.emulator.poprun import reserved_port
 from ignite_ipu.errors import RunError
 from tests.half_precision import needs_half_precision
 
@@ -338,10 +338,9 @@ if __name__ == "__main__":
 
 
 def test_parallel_starts_processes_that_train_together(run, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        text = IN_PROCESSES.replace("PORT", str(free.getsockname()[1]))
-    ran = run(text, "2", str(tmp_path))
+    with reserved_port() as port:
+        text = IN_PROCESSES.replace("PORT", str(port))
+        ran = run(text, "2", str(tmp_path))
     assert ran.became("Parallel(nproc_per_node=2)") == "2 processes on gloo"
     assert ran.became("spawn(nprocs=2)") == "2 processes, each with its own IPUs"
     assert ran.became("auto_model()") == "the model, whose gradients are averaged over 2 processes"
