@@ -44,7 +44,6 @@ WIDE = {
     "poptorch_types.Options",
     "program.config.IPUConfig",
     "program.step.BatchStep",
-    "session.session.IPUSession",
 }
 MOST_MEMBERS = 30
 DOCS = Path(__file__).parents[1] / "docs"

@@ -48,7 +48,7 @@ class IPUEngine(Engine):
         self.ipu = session
         self._loaders = loaders
         self._owns_batches = True
-        session.listen(self)
+        session.hooks.listen(self)
         self.add_event_handler(Events.EPOCH_STARTED, session.check_model)
         self.add_event_handler(Events.EPOCH_COMPLETED, session.changes.refuse_replaced)
         self.add_event_handler(Events.EPOCH_COMPLETED | Events.COMPLETED, session.end_pass)

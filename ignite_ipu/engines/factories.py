@@ -149,7 +149,7 @@ def create_ipu_trainer(
     mode = _loader_mode(settings, deterministic)
     model = unwrapped(model)
     session = IPUSession.of(model)
-    session.refuse_second_trainer()
+    session.trainers.refuse_second()
     predictions = output_transform is not loss_item
     step = TrainingStep(model, loss_fn, predictions=predictions, half=settings.half_products, **compiled)
     resolved = resolve(settings, model)

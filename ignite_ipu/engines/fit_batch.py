@@ -104,7 +104,7 @@ def _of_function(function: Callable[[int, int], Any], samples: int, remember: bo
 
 def _of_trainer(trainer: IPUTrainer, data: Any, remember: bool) -> FittedBatch:
     session, batch = trainer.ipu, trainer.one_batch(data)
-    trained = session.with_trainer()
+    trained = session.trainers.required()
     resolved = trained.resolved
     calls = resolved.geometry
     session.weights.to_host()
@@ -118,7 +118,7 @@ def _of_trainer(trainer: IPUTrainer, data: Any, remember: bool) -> FittedBatch:
         wanted = resolved
         if size != now:
             wanted = resolved.changed(lambda options: options.Training.gradientAccumulation(each // size))
-        session.replace_training(trained.program.step.again(), wanted)
+        session.trainers.replace_program(trained.program.step.again(), wanted)
 
     def fits(size: int) -> bool:
         reason = None
@@ -161,7 +161,7 @@ def _of_trainer(trainer: IPUTrainer, data: Any, remember: bool) -> FittedBatch:
 
 def _place(trainer: IPUTrainer, batch: Any, options: Options, samples: int) -> RememberedSize:
     """Return the place of the answer for a trainer's model and an update of so many samples."""
-    trained = trainer.ipu.with_trainer()
+    trained = trainer.ipu.trainers.required()
     program = trained.program
     leaves = tensors_in(trainer.prepared(batch))
     shapes = ", ".join(f"{each.dtype} {tuple(each.shape[1:])}" for each in leaves)
@@ -172,7 +172,7 @@ def _place(trainer: IPUTrainer, batch: Any, options: Options, samples: int) -> R
 
 def _refuse_other_updates(trainer: IPUTrainer, batch: Any) -> None:
     """Refuse updates that depend on the number of their micro-batches, and log statistics that do."""
-    program = trainer.ipu.with_trainer().program
+    program = trainer.ipu.trainers.required().program
     step, micro_batches = program.step.again(), program.resolved.micro_batches
     reduction = program.resolved.options.Training.accumulation_and_replication_reduction_type.name
     adds_up = step.adds_up(step.arguments(*trainer.prepared(batch), micro_batches=micro_batches), micro_batches)

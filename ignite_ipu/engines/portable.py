@@ -193,7 +193,7 @@ def ipu_train_batch(
         if ours:
             session.close()
             session = programs.session = IPUSession.of(model)
-        session.refuse_second_trainer()
+        session.trainers.refuse_second()
         step = TrainingStep(model, loss_fn, model_fn=_call, keep_modes=True)
         conversion = convert_optimizer(optimizer, max_grad_norm=max_grad_norm)
         program = session.prepare_training(step, conversion, resolve(_DEFAULTS, model)).program
@@ -202,7 +202,7 @@ def ipu_train_batch(
     modes = modes_of(model)
     if modes != current.modes:  # a program keeps them as they were
         step = TrainingStep(model, loss_fn, model_fn=_call, keep_modes=True)
-        current.program, current.modes = session.replace_training(step, resolve(_DEFAULTS, model)), modes
+        current.program, current.modes = session.trainers.replace_program(step, resolve(_DEFAULTS, model)), modes
     _, _, output, loss = session.train((inputs, keyword_inputs), target)
     return output, loss
 

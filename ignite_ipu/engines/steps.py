@@ -172,7 +172,7 @@ class LastCalls:
             result = session.calls.train(x, y)
             if self._whole is None:
                 self._refuse_sums(x, y)
-            self._whole = session.with_trainer().program.geometry
+            self._whole = session.trainers.required().program.geometry
             self.made = [self._whole] if self._whole else []
             return result
         self.made = self._whole.parts(samples)
@@ -198,7 +198,7 @@ class LastCalls:
         try:
             samples = row_count((x, y))
         except RowsError as error:
-            if self._session.with_trainer().program.resolved.micro_batches == 1:
+            if self._session.trainers.required().program.resolved.micro_batches == 1:
                 return None
             raise RowsError(
                 f"{error} drop_last=False cuts the samples of an incomplete device call: use drop_last=True."
@@ -218,7 +218,7 @@ class LastCalls:
             start += part.global_batch_size
 
     def _refuse_sums(self, x: Any, y: Any) -> None:
-        program = self._session.with_trainer().program
+        program = self._session.trainers.required().program
         step, calls, micro_batches = program.step, program.resolved.geometry, program.resolved.micro_batches
         if calls.micro_batches == calls.device_iterations:
             return
@@ -285,7 +285,7 @@ def ipu_training_step(
         try:
             x, y, y_pred, loss = calls.train(*preparing.whole(batch, parts, program))
         except BatchError as error:
-            if not isinstance(error.__cause__, NotJoined) or not session.updates_on_host:
+            if not isinstance(error.__cause__, NotJoined) or not session.trainers.required().updates_on_host:
                 raise
             predictions, loss = session.calls.train_one_by_one(parts)
             x, y = (joined_or_listed(part) for part in zip(*parts))
@@ -298,7 +298,9 @@ def ipu_training_step(
             return output_transform(*train(batch))
         return output_transform(*calls.train(*prepared(batch)))
 
-    return IPUStep(run, lambda: session.with_trainer().program, prepared, lambda batch: calls.compile(*prepared(batch)))
+    return IPUStep(
+        run, lambda: session.trainers.required().program, prepared, lambda batch: calls.compile(*prepared(batch))
+    )
 
 
 def ipu_evaluation_step(

@@ -170,7 +170,7 @@ class IPUTrainer(IPUEngine):
         Raises:
             LoaderError: The data has no length.
         """
-        optimizer = self.ipu.with_trainer().link.conversion.source
+        optimizer = self.ipu.trainers.required().link.conversion.source
         return planned_rates(self, optimizer, self._loaders().epoch(data), max_epochs)
 
     def explain(self, data: Iterable[Any], max_epochs: Optional[int] = None) -> str:

@@ -71,7 +71,7 @@ class Gradients:
                 self._chosen[name] = parameter
         if not self._chosen:
             raise SessionError("Gradients was attached, but `choose` accepts none of the model's trainable parameters.")
-        if session.updates_on_host:
+        if session.trainers.required().updates_on_host:
             return  # gradients are PyTorch's
         self._max_norm = _clipping_norm(session)
         # The norm is that of all gradients.
@@ -84,16 +84,17 @@ class Gradients:
     def attach_where_read(trainer: Engine) -> None:
         """Show all gradients of a trainer before its handlers run, if these or code around the run read some."""
         session = session_of(trainer)
-        if session is None or session.training is None or session.hooks.shows_gradients or session.updates_on_host:
+        trained = None if session is None else session.trained
+        if session is None or trained is None or session.hooks.shows_gradients or trained.updates_on_host:
             return
         reader = gradient_reader((trainer,))
         with DisableTorchFunctionSubclass():
-            trained = [parameter for parameter in session.model.parameters() if parameter.requires_grad]
-        if reader is None or not trained:
+            parameters = [parameter for parameter in session.model.parameters() if parameter.requires_grad]
+        if reader is None or not parameters:
             return
-        log_cost(reader, trained)
-        if session.training.compiled:
-            session.with_trainer().compile_again()
+        log_cost(reader, parameters)
+        if trained.program.compiled:
+            trained.compile_again()
         Gradients(allow_unused=True).attach(trainer)
         handlers = event_handlers_of(trainer)[Events.ITERATION_COMPLETED]
         handlers.insert(0, handlers.pop())
@@ -125,6 +126,6 @@ class Gradients:
 
 def _clipping_norm(session: IPUSession) -> Optional[float]:
     """Return the norm that the update on the device clips gradients to, None for none."""
-    link = session.with_trainer().link
+    link = session.trainers.required().link
     norm = getattr(link.conversion.optimizer, "max_grad_norm", None) if isinstance(link, OptimizerLink) else None
     return None if norm is None or math.isinf(norm) else float(norm)

@@ -58,11 +58,11 @@ class PopVisionProfiler:
         trainer.add_event_handler(Events.COMPLETED | IPUEvents.RUN_FAILED, self._end, session)
 
     def _begin(self, engine: Engine, session: IPUSession) -> None:
-        program = session.with_trainer().program
+        program = session.trainers.required().program
         self.folder.mkdir(parents=True, exist_ok=True)
         self._resolved = program.resolved
         profiled = program.resolved.changed(lambda options: options.enableProfiling(str(self.folder)))
-        session.replace_training(program.step, profiled)
+        session.trainers.replace_program(program.step, profiled)
         # Registered now, so that it comes after all other handlers, which may read the program.
         last = Events.ITERATION_COMPLETED(once=self.last)
         if engine.has_event_handler(self._end, last):
@@ -73,4 +73,4 @@ class PopVisionProfiler:
         if self._resolved is None or session.training is None:
             return
         resolved, self._resolved = self._resolved, None
-        session.replace_training(session.training.step, resolved)
+        session.trainers.replace_program(session.training.step, resolved)

@@ -245,7 +245,7 @@ def _gradients_on_device(
     trainer = _trainer(setup, config, replicas, model_fn=lambda model, x: (how.call(model, x),))
     try:
         trainer.compile(join_rows(list(updates[0])))
-        executor = trainer.ipu.with_trainer().program.executor
+        executor = trainer.ipu.trainers.required().program.executor
         found = [] if executor is None else executor.getTensorNames()
     finally:
         trainer.ipu.close()

@@ -143,6 +143,11 @@ class SessionHooks:
         self.shows_gradients = False
         self.fired: Counter[IPUEvents] = Counter()
 
+    def listen(self, engine: Engine) -> None:
+        """Fire the session's events on an engine, too."""
+        engine.register_events(*IPUEvents)
+        self.engines.add(engine)
+
     def guard_by(self, guard: CallGuard) -> None:
         """Have a guard make the device calls until `end_guard`."""
         self.guard = guard

@@ -106,7 +106,7 @@ class Inference:
             config: The settings.
             pipeline: The placement on several IPUs; None takes that of the trainer.
         """
-        trained, training = self.programs.trained, self.training
+        trained, training = self.programs.trainers.current, self.training
         if pipeline is None and trained is not None and trained.program.placing is not None:
             pipeline = trained.program.placing.inference
         key = config, pipeline

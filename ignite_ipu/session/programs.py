@@ -18,8 +18,7 @@ from ignite_ipu.program.step import BatchStep
 from ignite_ipu.session.hooks import SessionHooks
 from ignite_ipu.session.program import ModelProgram
 from ignite_ipu.session.recompilation import ModelChanges
-from ignite_ipu.session.resolved import Resolved
-from ignite_ipu.session.training import Trained
+from ignite_ipu.session.trainers import Trainers
 from ignite_ipu.session.weights.model_states import ModelStates
 from ignite_ipu.session.weights.tracker import Weights
 
@@ -85,8 +84,7 @@ class Programs:
     """Programs over one model's weights.
 
     Attributes:
-        trained: How the model is trained, None without a trainer.
-        waiting: Trainers of other optimizers of the same model, while it is this one's turn.
+        trainers: How the model is trained, by one optimizer or several.
         active: The program that was called last.
         most_shapes: For how many shapes of batches there may be programs that train, and that evaluate.
         share_ipus: Whether training and inference take turns on the same IPUs; also where there are not enough.
@@ -98,8 +96,7 @@ class Programs:
         self.shared = SharedWeights(self.weights)
         self.changes = ModelChanges(model, self.weights, self._compile_again, self.hooks)
         self.states = ModelStates(model, self.weights, self.look_again)
-        self.trained: Optional[Trained] = None
-        self.waiting: List[Trained] = []
+        self.trainers = Trainers(self.include)
         self.evaluations: List[ModelProgram] = []
         self.active: Optional[ModelProgram] = None
         self.most_shapes = 8
@@ -112,28 +109,6 @@ class Programs:
             yield from (trained.program, *trained.aside)
         yield from self.evaluations
 
-    @property
-    def trainers(self) -> List[Trained]:
-        """All trainers, the one whose turn it is first."""
-        return [*([] if self.trained is None else [self.trained]), *self.waiting]
-
-    def with_trainer(self) -> Trained:
-        """Return `trained`.
-
-        Raises:
-            SessionError: It has no trainer.
-        """
-        if self.trained is None:
-            raise SessionError("This model has no trainer: call create_ipu_trainer first.")
-        return self.trained
-
-    def replace_training(self, step: BatchStep, resolved: Resolved, keep: bool) -> ModelProgram:
-        """Train by another program from now on, and return it; see `Trained.replace`."""
-        trained = self.with_trainer()
-        trained.replace(step, resolved, keep)
-        self.include(step)
-        return trained.program
-
     def include(self, step: BatchStep) -> None:
         """Follow the tensors of a training program's module beside the model, too."""
         if self.weights.include(step):
@@ -142,8 +117,8 @@ class Programs:
     def check_model(self) -> None:
         """Refuse a model whose tensors were replaced, and compile again if parameters were frozen or unfrozen."""
         self.changes.refuse_replaced()
-        if self.trained is not None:
-            self.trained.follow_trainable()
+        if self.trainers.current is not None:
+            self.trainers.current.follow_trainable()
 
     @contextlib.contextmanager
     def loading(self, wanted: ModelProgram) -> Iterator[None]:
@@ -260,8 +235,8 @@ class Programs:
 
     def close(self) -> None:
         """Let the model and its optimizer be ordinary ones again, after all programs were destroyed."""
-        self.trained = self.active = None
-        self.waiting.clear()
+        self.active = None
+        self.trainers.clear()
         self.hooks.end()
         self.weights.detector.unwatch(always=False)
         self.states.leave()
@@ -287,8 +262,9 @@ class Programs:
                 self.changes.look_again(program)
 
     def _compile_again(self, program: ModelProgram) -> None:
-        if self.trained is not None and program is self.trained.program:
-            self.trained.compile_again()
+        trained = self.trainers.current
+        if trained is not None and program is trained.program:
+            trained.compile_again()
         else:
             program.destroy()
 

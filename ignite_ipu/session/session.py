@@ -18,7 +18,6 @@ from ignite_ipu.optimizers.shared_memory import refuse_shared_memory
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import plain
-from ignite_ipu.session.hooks import IPUEvents
 from ignite_ipu.session.inference import Inference
 from ignite_ipu.session.job import check_same_weights
 from ignite_ipu.session.program import ModelProgram
@@ -60,6 +59,7 @@ class IPUSession:
         hooks: Callbacks of handlers and of captured models.
         weights: Who holds the newest weights.
         changes: Finds out whether the model is still the one that the programs were compiled from.
+        trainers: How the model is trained, by one optimizer or several.
         evaluations: The inference programs.
         inference: Makes these, and evaluates with them.
         calls: Makes the calls of the training programs.
@@ -75,6 +75,7 @@ class IPUSession:
         self.model = model
         self._programs = programs = Programs(model)
         self.hooks, self.weights, self.changes = programs.hooks, programs.weights, programs.changes
+        self.trainers = programs.trainers
         self.evaluations: List[ModelProgram] = programs.evaluations
         self.inference = Inference(programs)
         self.calls = TrainingCalls(model, programs)
@@ -97,30 +98,22 @@ class IPUSession:
     @property
     def trained(self) -> Optional[Trained]:
         """The program that trains and those kept aside, None without a trainer."""
-        return self._programs.trained
+        return self.trainers.current
 
     @property
     def training(self) -> Optional[ModelProgram]:
         """The training program, None without a trainer."""
-        return None if self._programs.trained is None else self._programs.trained.program
+        return None if self.trainers.current is None else self.trainers.current.program
 
     @property
     def link(self) -> Optional[Link]:
         """The tie between the user's optimizer and the device's, None without a trainer."""
-        return None if self._programs.trained is None else self._programs.trained.link
+        return None if self.trainers.current is None else self.trainers.current.link
 
     @property
     def active(self) -> Optional[ModelProgram]:
         """The program that was called last."""
         return self._programs.active
-
-    def with_trainer(self) -> Trained:
-        """Return `trained`.
-
-        Raises:
-            SessionError: It has no trainer.
-        """
-        return self._programs.trained or self._programs.with_trainer()
 
     def prepare_training(
         self,
@@ -146,7 +139,7 @@ class IPUSession:
             OptionsError: No IPUs can be had for these options.
             ProcessesError: Several processes would not train one model together.
         """
-        self.refuse_second_trainer()
+        self.trainers.refuse_second()
         _check_model(self.model)
         if isinstance(conversion, Conversion):
             check_parameters(conversion.source, step)
@@ -160,20 +153,10 @@ class IPUSession:
             placing = (place or Placing)(resolved, step, conversion.source)
         programs = self._programs
         trained = Trained(step, conversion, resolved, self.weights, self.hooks, placing, self.changes.refuse_frozen)
-        programs.trained = trained
+        self.trainers.start(trained)
         programs.share_ipus |= share_ipus
         self.inference.training = resolved
-        programs.include(step)
         return trained
-
-    def replace_training(self, step: BatchStep, resolved: Resolved, keep: bool = False) -> ModelProgram:
-        """Train by another program from now on, and return it; see `Trained.replace` and `prepare_training`.
-
-        Raises:
-            SessionError: The model has no trainer.
-            OptimizerError: Parameters were unfrozen that the optimizer does not hold.
-        """
-        return self._programs.replace_training(step, resolved, keep)
 
     def stop_training(self) -> None:
         """Give the training program back; the optimizer is an ordinary one again, and another may train the model."""
@@ -184,29 +167,12 @@ class IPUSession:
         self.weights.held.leave_out(trained.program.step)
         if programs.active is trained.program:
             programs.active = None
-        programs.trained = None
+        self.trainers.end()
         self.hooks.end_guard()
 
     def serve(self, part: nn.Module) -> None:
         """Be the session of a part of the model, too: an evaluator of the part evaluates with the newest weights."""
         _SESSIONS[part] = weakref.ref(self)
-
-    def refuse_second_trainer(self) -> None:
-        """Refuse to make another trainer.
-
-        Raises:
-            SessionError: The model has one.
-        """
-        if self.training is not None:
-            raise SessionError(
-                "This model has a trainer already, and one model can be trained by one program at a time. Use that "
-                "trainer, or call trainer.ipu.close() before making another."
-            )
-
-    def listen(self, engine: Engine) -> None:
-        """Fire this session's events on an engine, too."""
-        engine.register_events(*IPUEvents)
-        self.hooks.engines.add(engine)
 
     @property
     def most_shapes(self) -> int:
@@ -237,11 +203,6 @@ class IPUSession:
             LostEditError: A weight was written while its newest value was elsewhere.
         """
         return self.calls.train(x, y, call)
-
-    @property
-    def updates_on_host(self) -> bool:
-        """True if PyTorch makes the updates."""
-        return self.trained is not None and self.trained.hooks is None
 
     def compile(self, x: Any, y: Any, call: Optional[BatchGeometry] = None) -> ModelProgram:
         """Compile the program that trains on batches like this one, ahead of the first `train`; returns it.
@@ -304,7 +265,7 @@ class IPUSession:
                 all the same.
         """
         lost = self._programs.give_back()
-        for trained in self._programs.trainers:
+        for trained in self.trainers:
             try:
                 trained.link.detach()
             except Exception as error:
@@ -321,7 +282,7 @@ class IPUSession:
 
     def set_random_state(self, state: List[int]) -> None:
         """Continue a random stream with the next training step."""
-        program = self.with_trainer().program
+        program = self.trainers.required().program
         if self.hooks.guard is not None:
             self.hooks.guard.forget()
         continue_stream(program, state)

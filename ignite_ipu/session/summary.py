@@ -28,8 +28,9 @@ _AGAIN = (
 def summarise(model: nn.Module, programs: Programs, data: Optional[str]) -> str:
     """Return a readable description of a session, complete before the first step if the trainer's `data` is known."""
     lines = [f"IPUSession of {type(model).__name__} on {backend.name()}"]
-    if programs.trained is not None:
-        lines += _training(programs.trained, programs, data)
+    trained = programs.trainers.current
+    if trained is not None:
+        lines += _training(trained, programs, data)
     lines += [f"  evaluation  {program.resolved.geometry.factors(', ')}" for program in programs.evaluations]
     lines.append(f"  weights     {_weights(programs)}")
     lines.append(f"  compiled    {_AGAIN % programs.most_shapes}")
@@ -89,7 +90,7 @@ def _pipeline(placing: Placing, placement: Placement, calls: BatchGeometry) -> L
 
 
 def _so_far(programs: Programs) -> str:
-    fired, trained = programs.hooks.fired, programs.trained
+    fired, trained = programs.hooks.fired, programs.trainers.current
     parts = [f"{fired[IPUEvents.COMPILE_COMPLETED]} compilations"]
     if trained is not None:
         parts.append(f"{programs.weights.updates[0]} training calls, {trained.link.steps} updates of the optimizer")
@@ -130,7 +131,7 @@ def _ipus(trained: ModelProgram, programs: Programs) -> str:
 
 
 def _weights(programs: Programs) -> str:
-    if programs.trained is None:
+    if programs.trainers.current is None:
         return "uploaded once, and again when the host's change"
     turns = ", with each swap" if programs.share_ipus else ""
     return f"one copy to the host per evaluation or checkpoint after training, one to each evaluating program{turns}"

@@ -93,6 +93,11 @@ class Trained:
         self._trainable = Trainable(step)
         self._weights = weights
 
+    @property
+    def updates_on_host(self) -> bool:
+        """True if PyTorch makes the updates."""
+        return self.hooks is None
+
     def replace(self, step: BatchStep, resolved: Resolved, keep: bool) -> None:
         """Train by another program from now on, with the weights and the optimizer's state of the one before.
 

@@ -49,26 +49,10 @@ class TrainingCalls:
         self._looks = 0
         self._warned_of_host_updates = False
 
-    def let_train(self, trained: Optional[Trained]) -> None:
-        """Give the turn to another of the model's trainers, or to one that `prepare_training` makes next.
-
-        Each is of an optimizer of its own and keeps its programs on their IPUs; the weights go from one to the next.
-        """
-        programs = self._programs
-        if programs.trained is trained:
-            return
-        if programs.trained is not None:
-            programs.trained.program.set_aside(keep_ipus=True)
-            programs.waiting.append(programs.trained)
-        if trained is not None:
-            programs.waiting.remove(trained)
-            trained.program.go_on()
-        programs.trained = trained
-
     def train(self, x: Any, y: Any, call: Optional[BatchGeometry] = None) -> Tuple[Any, Any, Any, torch.Tensor]:
         """Train on one global batch, by the program for batches of its shapes: `IPUSession.train` has the rules."""
         self.uneven = None
-        trained = self._programs.trained or self._programs.with_trainer()
+        trained = self._programs.trainers.current or self._programs.trainers.required()
         program, leaves = self._program_for(trained, x, y, call)
         hooks, updates = trained.hooks, program.resolved.geometry.device_iterations
         if hooks is None:
@@ -114,7 +98,7 @@ class TrainingCalls:
         Raises:
             Exception: As for `train`.
         """
-        trained = self._programs.with_trainer()
+        trained = self._programs.trainers.required()
         reduction = trained.resolved.options.Training.accumulation_and_replication_reduction_type.name
         share = 1.0 / len(batches) if reduction == "Mean" else 1.0
 
@@ -133,7 +117,7 @@ class TrainingCalls:
 
     def _update_on_host(self, compute: Callable[[], Any]) -> Any:
         """Return the result of `compute`. PyTorch makes one update by its gradients; the loss is its last part."""
-        updates: HostUpdates = self._programs.with_trainer().link.settings
+        updates: HostUpdates = self._programs.trainers.required().link.settings
         results: List[Any] = []
         assert updates.source is not None
         optimizer = updates.source
@@ -153,7 +137,7 @@ class TrainingCalls:
             else:
                 as_before(closure)()
                 optimizer.step()
-        self._programs.with_trainer().link.stepped(1)
+        self._programs.trainers.required().link.stepped(1)
         return results[0]
 
     def _call_for_gradients(self, program: ModelProgram, leaves: Sequence[Any], batch: Any, share: float = 1.0) -> Any:
@@ -183,7 +167,7 @@ class TrainingCalls:
         Raises:
             Exception: As for `train` with such a batch, except for errors of the device call.
         """
-        program, leaves = self._program_for(self._programs.with_trainer(), x, y, call)
+        program, leaves = self._program_for(self._programs.trainers.required(), x, y, call)
         self.prepare(leaves, (x, y), ahead=True)
         return program
 
@@ -212,7 +196,7 @@ class TrainingCalls:
 
     def _take_turn(self, resolved: Resolved, layout: BatchLayout) -> ModelProgram:
         """Train by the program for batches of a layout from now on, one that was kept or a new one."""
-        trained = self._programs.with_trainer()
+        trained = self._programs.trainers.required()
         self._programs.check_model()
         kept = trained.kept_for(resolved, layout)
         if kept is not None:
@@ -222,7 +206,7 @@ class TrainingCalls:
             known = trained.shapes_of(resolved)
             if known:
                 self._programs.check_another_shape(known, layout)
-            self._programs.replace_training(trained.program.step.again(), resolved, keep=True)
+            self._programs.trainers.replace_program(trained.program.step.again(), resolved, keep=True)
         trained.program.state.set_modes()
         return trained.program
 
@@ -239,7 +223,7 @@ class TrainingCalls:
             LossError: All parameters are frozen.
         """
         programs = self._programs
-        trained = programs.trained or programs.with_trainer()
+        trained = programs.trainers.current or programs.trainers.required()
         program, link = trained.program, trained.link
         kind, executor = program.kind, program.state.executor
         if self._hooks_handles != RemovableHandle.next_id:
@@ -267,6 +251,6 @@ class TrainingCalls:
     def note_updates(self, count: int) -> None:
         """Note that the training program made updates."""
         self._weights.trained()
-        trained = self._programs.trained or self._programs.with_trainer()
+        trained = self._programs.trainers.current or self._programs.trainers.required()
         trained.link.stepped(count)
         trained.program.state.note_call()

@@ -157,7 +157,7 @@ class FusedPrograms(TrainingPrograms):
         self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen
     ) -> Tuple[CompiledUpdate, Any]:
         """Make the device call; returns the update that it was compiled for, and its results."""
-        self.session.calls.let_train(self.trained)
+        self.session.trainers.take_turn(self.trained)
         if self.zeroed is not None:
             self._check_zeroed(batches[0].graph, modes)
         gradients, reducers = self.gradients.needed(), self.averaging.reducers(modes) if Reducer.made else ()

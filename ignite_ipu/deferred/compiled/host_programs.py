@@ -128,7 +128,7 @@ class HostPrograms(TrainingPrograms):
     def _called(
         self, batches: Sequence[MicroBatch], needed: Sequence[Needed], modes: ModesThen
     ) -> Tuple[CompiledUpdate, Any, Gradients]:
-        self.session.calls.let_train(self.trained)
+        self.session.trainers.take_turn(self.trained)
         compiled = self._serving(batches, needed, modes, gradients=True)
         results = self._results(compiled, batches)
         assert self.trained is not None

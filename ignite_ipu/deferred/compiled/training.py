@@ -108,7 +108,7 @@ class TrainingPrograms(abc.ABC):
         if self.trained is not None:
             self.session.weights.notice_edits()  # which nothing shows later
             self._random_state = self.random_state()
-            self.session.calls.let_train(self.trained)
+            self.session.trainers.take_turn(self.trained)
             self.session.stop_training()
         self.trained, self._compiled = None, None
 
@@ -121,12 +121,12 @@ class TrainingPrograms(abc.ABC):
             serving = (each for each in self._aside if _update_of(each).serves(batches, needed, modes, gradients))
             kept = next(serving, None)
             if kept is not None:
-                self.session.with_trainer().resume(kept)
+                self.session.trainers.required().resume(kept)
                 compiled = self._compiled = _update_of(kept)
             else:
                 compiled = self._compile(self._wanted(batches, needed, modes), batches[0])
             if len(self._aside) >= _MOST_PROGRAMS:
-                self.session.with_trainer().drop_aside(self._aside[0])
+                self.session.trainers.required().drop_aside(self._aside[0])
         return compiled
 
     def _results(self, compiled: CompiledUpdate, batches: Sequence[MicroBatch]) -> Any:
@@ -197,7 +197,7 @@ class TrainingPrograms(abc.ABC):
             )
         narrower = next((each for each in self._aside if _update_of(each).computes_like(wanted)), None)
         if narrower is not None:
-            self.session.with_trainer().resume(narrower)
+            self.session.trainers.required().resume(narrower)
             self._compiled = _update_of(narrower)
         before = self._compiled
         if before is not None:
@@ -221,7 +221,7 @@ class TrainingPrograms(abc.ABC):
         else:
             # With other parameters the state of the optimizer is another one.
             like = before is None or before.computes_like(wanted) or before.modes.trained != wanted.modes.trained
-            self.session.replace_training(step, resolved, keep=not like)
+            self.session.trainers.replace_program(step, resolved, keep=not like)
         program = self.session.training
         assert program is not None
         program.kind.gradients = self._anchored() if wanted.gradients else None

@@ -228,7 +228,7 @@ class Loop:
 
     def _begin(self) -> None:
         self.session = session = IPUSession.of(self.module)
-        session.refuse_second_trainer()
+        session.trainers.refuse_second()
         asked, config = self._asked_places, self.setup.config
         self.places = Places.of(self.module, config) if asked is None else Places(self.module, asked)
         self.modes = Modes(self.module, session.weights)

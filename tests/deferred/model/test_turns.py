@@ -348,7 +348,7 @@ def test_weights_move_once_for_each_turn() -> None:
 def listen(session: IPUSession, copies: List[str]) -> None:
     """Add a sign to the last entry for each copy of weights to the host or to a device."""
     engine = Engine(lambda engine, batch: None)
-    session.listen(engine)
+    session.hooks.listen(engine)
     listening.append(engine)
     for event, sign in ((IPUEvents.WEIGHTS_TO_HOST, "<"), (IPUEvents.WEIGHTS_TO_DEVICE, ">")):
         engine.add_event_handler(event, lambda engine, sign=sign: copies.append(copies.pop() + sign))
