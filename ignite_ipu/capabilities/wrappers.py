@@ -13,6 +13,7 @@ _ITSELF = "the model itself: one process drives all IPUs"
 _AS_IT_IS = "the model as it is"
 _COMPILED = "left out: the program is compiled for the IPU"
 _COPY = "is made of a copy of the model on the host"
+_SHARED = "is made on the host, and has the weights of the model"
 _CALLED = "A model of torch.jit is no Python code that PopTorch could trace: call the model itself"
 
 SHARED_STATISTICS = (
@@ -54,10 +55,11 @@ WRAPPERS = Table(
         Capability("torch.compile", Treatment.LEFT_OUT, _COMPILED),
         Capability("torch.nn.Module.compile", Treatment.LEFT_OUT, _COMPILED),
         *[
-            Capability(f"torch.{name}", Treatment.HOST, _COPY, _CALLED)
-            for name in ("jit.trace", "jit.trace_module", "jit.script", "onnx.export", "export.export")
+            Capability(f"torch.{name}", Treatment.HOST, _SHARED, _CALLED)
+            for name in ("jit.trace", "jit.trace_module", "jit.script")
         ],
-        Capability("torch.fx.symbolic_trace", Treatment.HOST, _COPY),
+        *[Capability(f"torch.{name}", Treatment.HOST, _COPY, _CALLED) for name in ("onnx.export", "export.export")],
+        Capability("torch.fx.symbolic_trace", Treatment.HOST, f"{_SHARED}; its calls are captured"),
         Capability(
             "torch.nn.Module.share_memory",
             Treatment.REFUSED,

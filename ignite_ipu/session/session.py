@@ -292,11 +292,12 @@ class IPUSession:
 
 
 def _check_model(model: nn.Module) -> None:
-    if isinstance(model, torch.jit.ScriptModule):
-        raise SessionError(
-            f"The model is a {type(model).__qualname__}, which TorchScript runs; PopTorch traces the Python of a "
-            "module. Pass the module that it was made from."
-        )
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise SessionError(
+                f"The {f'model has a part {name!r} that' if name else 'model'} is a {type(module).__qualname__}, which "
+                "TorchScript runs; PopTorch traces the Python of a module. Pass the module that it was made from."
+            )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.device.type != "cpu":
             raise SessionError(

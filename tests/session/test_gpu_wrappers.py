@@ -61,3 +61,5 @@ def test_what_means_replicas_or_is_no_python_is_refused():
     for scripted in (torch.jit.script(network()), torch.jit.trace(network(), task()[:4][0])):
         with pytest.raises(SessionError, match=r"TorchScript.*Pass the module that it was made from"):
             trained(create_ipu_trainer, scripted)
+        with pytest.raises(SessionError, match=r"has a part '0' that is a .*TorchScript"):
+            trained(create_ipu_trainer, nn.Sequential(scripted))

@@ -225,7 +225,7 @@ class Named:
             names = (names | ({"config"} & own.keys())) - _OWN
             names -= self._set(path, found, own)
             # Weights of models outside of the program are constants of it.
-            for inner in (own[each] for each in _TENSORS if id(found) not in self._inside):
+            for inner in (getattr(found, each) for each in _TENSORS if id(found) not in self._inside):
                 for name in list(inner.keys()):  # TorchScript's tables have little else of a dictionary
                     self._add(f"{path}.{name}", partial(_tried, inner.__getitem__, name), inner, name)
         elif not is_class:

@@ -62,8 +62,10 @@ def named_tensors(model: nn.Module, *kinds: str) -> Dict[str, torch.Tensor]:
     """Return parameters and buffers by name, or one of these `kinds`, without the look that makes a model download."""
     found: Dict[str, torch.Tensor] = {}
     for prefix, module in model.named_modules():
+        own = module.__dict__
         for kind in kinds or (PARAMETERS, BUFFERS):
-            for name, tensor in module.__dict__[kind].items():
+            # A traced module of TorchScript's finds its tables in another one.
+            for name, tensor in (own[kind] if kind in own else getattr(module, kind)).items():
                 if tensor is not None:
                     found[f"{prefix}.{name}" if prefix else name] = tensor
     return found

@@ -1,7 +1,8 @@
-"""Models that run on the host: copies that a script exports, and averaged ones whose batch statistics it computes.
+"""Models that run on the host: exported ones, and averaged ones whose batch statistics a script computes.
 
-`torch.jit.trace`, `torch.onnx.export` and their like get an ordinary copy. PopTorch cannot trace their results, so
-running them is refused. Models and losses that call a scripted function compute the Python function.
+`torch.jit.trace`, `torch.onnx.export` and their like get an ordinary copy. It has the model's own weights if PyTorch's
+results share them. PopTorch cannot trace these results, so running them is refused. Those of `torch.fx` are ordinary
+models. Models and losses that call a scripted function compute the Python function.
 `torch.optim.swa_utils.update_bn` makes forward passes in training mode without gradients, which only the host does.
 """
 
@@ -18,17 +19,21 @@ import torch.optim.swa_utils
 from torch import nn
 
 from ignite_ipu.capabilities import WRAPPERS, Treatment
+from ignite_ipu.deferred.model.model import owner_of
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.torch_names.dispatch import FRAMES_OF_SCRIPT, is_jit_traced
 
 _SOURCE = "_ignite_ipu_source"
+# Their results have the model's own parameters and buffers in PyTorch.
+_SHARING = ("jit.trace", "jit.trace_module", "jit.script")
+_FX = "fx.symbolic_trace"
 _EXPORTS = tuple(entry.name[len("torch.") :] for entry in WRAPPERS.with_treatment(Treatment.HOST))
 
 
 def substitute_exports(substitutes: Substitutes) -> None:
-    """Let the script export copies of its models, with the newest weights."""
+    """Let the script export its models, with the newest weights, and save the exports with the newest ones, too."""
 
     def export(path: str, line: Any, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         parameters = inspect.signature(original).parameters
@@ -40,7 +45,9 @@ def substitute_exports(substitutes: Substitutes) -> None:
         model = args[0] if args else kwargs.get(first)
         if isinstance(model, nn.Module):
             substitutes.note(f"torch.{path}()", WRAPPERS[f"torch.{path}"].sentence, line)
-            model = copy.deepcopy(model)
+            if path != _FX:
+                shared = [*model.parameters(), *model.buffers()] if path in _SHARING else []
+                model = copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
             args, kwargs = ((model, *args[1:]), kwargs) if args else (args, {**kwargs, first: model})
         with EAGER:
             made = original(*args, **kwargs)
@@ -56,7 +63,17 @@ def substitute_exports(substitutes: Substitutes) -> None:
             return source(*args, **kwargs)
         return original(function, *args, **kwargs)
 
+    def save(frame: Any, original: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
+        # TorchScript reads the memory of weights without Python's notice.
+        for owner in {owner for owner in map(owner_of, module.parameters()) if owner is not None}:
+            owner.loop.session.weights.to_host()
+        return original(module, *args, **kwargs)
+
     substitutes.calls(torch.jit.ScriptFunction, "__call__", scripted)
+    # PyTorch copies the methods of a subclass into this class, and has neither with PYTORCH_JIT=0.
+    for kind in (torch.jit.ScriptModule, *torch.jit.ScriptModule.__subclasses__()):
+        for name in {"save", "save_to_buffer"} & vars(kind).keys():
+            substitutes.calls(kind, name, save)
     for path in _EXPORTS:
         module, name = path.split(".")
         owner = getattr(torch, module, None)

@@ -30,7 +30,7 @@ def test_an_export_has_the_newest_weights(run, made, monkeypatch):
     text = TRAINED + f"exported = {made}\n" + WEIGHTS.format("exported")
     text += "model.train()\n" + TRAINED.split("device=device)\n")[1] + WEIGHTS.format("model")
     found = run(text)
-    assert "copy of the model" in found.became(made.split("(")[0] + "()")
+    assert "weights of the model" in found.became(made.split("(")[0] + "()")
     monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
     for one, other in zip(found.output, run(text).output):
         assert [float(value) for value in one.split()] == pytest.approx([float(value) for value in other.split()])
@@ -55,7 +55,31 @@ def test_an_export_is_not_run_on_the_host(run, mode):
     ],
 )
 def test_a_model_may_be_exported_by_keyword(run, name, keywords):
-    """The copy has the weights of the same script run natively."""
+    """The result has the weights of the same script run natively."""
     found = run(f"{TRAINED}exported = {name}({keywords})\n" + WEIGHTS.format("exported"))
-    assert "copy of the model" in found.became(f"{name}()")
+    assert "weights of the model" in found.became(f"{name}()")
     assert found.output == run(TRAINED + WEIGHTS.format("model")).output
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("made", ["torch.jit.trace(model, x)", "torch.jit.script(model)"])
+def test_an_export_is_saved_with_weights_that_were_trained_after_it(run, made, monkeypatch, tmp_path):
+    """PyTorch's export has the parameters of the model, not copies."""
+    text = TRAINED.replace("for _", f"exported = {made}\nfor _")
+    file = str(tmp_path / "model.pt")
+    text += f"exported.save({file!r})\nsaved = torch.jit.load({file!r})\n" + WEIGHTS.format("saved")
+    text += "print(*[value.sum().item() for value in exported.state_dict().values()])\n"
+    on_device = run(text).output
+    monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
+    for one, other in zip(on_device, run(text).output):
+        assert [float(value) for value in one.split()] == pytest.approx([float(value) for value in other.split()])
+
+
+@pytest.mark.parametrize("trained", ["model", "graph"])
+def test_a_model_of_torch_fx_shares_the_weights_of_its_model(run, trained):
+    """Each of them is trained, and the other one has its weights."""
+    text = TRAINED.replace("optimizer =", "graph = torch.fx.symbolic_trace(model)\noptimizer =").replace(
+        "torch\n", "torch, torch.fx\n", 1
+    )
+    found = run(text.replace("= model(x)", f"= {trained}(x)") + WEIGHTS.format("model") + WEIGHTS.format("graph"))
+    assert found.output == run(TRAINED + WEIGHTS.format("model")).output * 2
