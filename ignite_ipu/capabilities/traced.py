@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple
 
+NO_FUNCTION = "This line"
+"""The words for code outside of functions."""
+
 
 class Restriction(NamedTuple):
     """A restriction of traced code: the sentence for code that breaks it, and the way out."""

@@ -186,9 +186,9 @@ def _placed(finding: Finding, source: Source, inner: Sequence[Executed]) -> Find
 def _latent(program: Program) -> Iterator[Latent]:
     """Yield the findings in functions that count if traced code of another file calls them."""
     for rule in all_rules().values():
-        for function, takes, facts in () if rule.latent is None else program.latent:
+        for function, takes, facts, of_loss in () if rule.latent is None else program.latent:
             for hit in () if rule.latent is None else rule.latent(program, facts):
-                yield Latent(function, takes, place_hit(program, rule, hit))
+                yield Latent(function, takes, place_hit(program, rule, hit), of_loss)
 
 
 def _is_handled(program: Program, finding: Finding) -> bool:

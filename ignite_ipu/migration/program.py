@@ -14,12 +14,14 @@ from typing import Dict, Iterable, Iterator, List, NamedTuple, Sequence, Set, Tu
 
 from ignite_ipu.migration.analysis.forward import ForwardAnalysis
 from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, parameters_of
+from ignite_ipu.migration.analysis.loop_code import LoopAnalysis
 from ignite_ipu.migration.analysis.models import Model
-from ignite_ipu.migration.analysis.names import walk
+from ignite_ipu.migration.analysis.names import dotted, unmoved, walk
 from ignite_ipu.migration.analysis.operators import is_dynamic
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.scope import OutsideCall
 from ignite_ipu.migration.analysis.training import Training
+from ignite_ipu.migration.analysis.uses import Uses, uses_of
 from ignite_ipu.migration.analysis.values import Origin
 
 AUTO = "ignite_ipu.auto"
@@ -35,15 +37,20 @@ _SUPPRESSION = re.compile(r"#\s*ignite-ipu:\s*ignore(?:\[(?P<rules>[^\]]*)\])?(?
 
 
 _CHANGES = ("mutation", "random")
+_OPERATORS = ("call", "layer", "dynamic")
 _READS = ("truth", "count", "host", "mask", "dynamic", "repeat")
 
 
 class LatentFacts(NamedTuple):
-    """Facts of a function, which hold if it is called; some only if it `takes` a tensor that is computed."""
+    """Facts of a function, which hold if it is called; some only if it `takes` a tensor that is computed.
+
+    Those of a loss hold if a loop computes one by it, and not if traced code calls it.
+    """
 
     function: str
     takes: bool
     facts: List[Fact]
+    of_loss: bool = False
 
 
 class Program(ParsedFile):
@@ -73,18 +80,34 @@ class Program(ParsedFile):
         found = set(self._traced_code[0])
         # A loop calls modules of losses itself, so only their operators are recorded for the device.
         losses = ForwardAnalysis(self)
-        losses.run_models([model for model in self.models if self._is_loop_loss(model)])
+        losses.run_models([each for each in self.models if self._is_loop_loss(each) and not self._is_followed(each)])
         found |= {fact for fact in losses.facts if fact.kind == "call" and not is_dynamic(fact.name)}
-        return _in_order(found)
+        certain = {replace(fact, certain=False) for fact in found if fact.certain}
+        return _in_order(found | (self._loops[0] - certain))
+
+    @cached_property
+    def uses(self) -> Uses:
+        """The names that the scopes of the file use."""
+        return uses_of(self.tree)
+
+    @cached_property
+    def _loops(self) -> Tuple[Set[Fact], Set[OutsideCall]]:
+        """The operators that losses of the loops' own code are computed by, and the functions of other files."""
+        if not self.training.goes_backward:
+            return set(), set()
+        analysis = LoopAnalysis(self.training)
+        analysis.run_loops()
+        calls = ((self.uses.scope_of(each.node.lineno), each.name) for each in analysis.losses_outside if each.certain)
+        return analysis.facts, {OutsideCall(scope, name, True, in_loop=True) for scope, name in calls}
 
     @property
     def outside(self) -> Set[OutsideCall]:
-        """The calls of functions of other modules that traced code makes for sure."""
-        return self._traced_code[1]
+        """The calls of functions of other modules that traced code, or the code of a loss, makes for sure."""
+        return self._traced_code[1] | self._loops[1]
 
     @cached_property
     def latent(self) -> List[LatentFacts]:
-        """Facts of functions that count if traced code of other files calls them."""
+        """Facts of functions that count if traced code of other files, or a loop's loss, calls them."""
         found: List[LatentFacts] = []
         for name, function in self.functions.items():
             nodes = walk(function)
@@ -93,6 +116,9 @@ class Program(ParsedFile):
                 found.append(LatentFacts(name, False, self._facts_of(function, Origin.UNKNOWN, _CHANGES)))
             if name not in self.training.loss_functions and parameters_of(function):
                 found.append(LatentFacts(name, True, self._facts_of(function, Origin.COMPUTED, _READS)))
+                operators = LoopAnalysis(self.training).result_of(function)
+                facts = _in_order({each for each in operators if each.certain and each.kind in _OPERATORS})
+                found += [LatentFacts(name, True, facts), LatentFacts(name, True, facts, of_loss=True)]
         return [each for each in found if each.facts]
 
     def _facts_of(self, function: Function, origin: Origin, kinds: Sequence[str]) -> List[Fact]:
@@ -112,6 +138,16 @@ class Program(ParsedFile):
     def _is_loop_loss(self, model: Model) -> bool:
         """Return whether a class is a loss that a loop calls, not an engine."""
         return not self.training.trainers and self._is_loss(model)
+
+    def _is_followed(self, model: Model) -> bool:
+        """Return whether the file shows every call of a loss, so that the loops' own code decides about it."""
+        made = [call for call in self.nodes(ast.Call) if dotted(call.func) == model.name]
+        names = {target for target, value in self.assigned if unmoved(value) in made}
+        if not self.training.goes_backward or not names or len(names) < len(made):
+            return False
+        called = {call.func for call in self.nodes(ast.Call)}
+        loaded = (each for kind in (ast.Name, ast.Attribute) for each in self.nodes(kind) if dotted(each) in names)
+        return all(each in called for each in loaded if isinstance(getattr(each, "ctx", None), ast.Load))
 
     def _is_loss(self, model: Model) -> bool:
         """Return whether a class is a loss without weights: by its name, or by a loss of PyTorch that it holds."""

@@ -11,7 +11,7 @@ from ignite_ipu.migration.analysis.library_loops import library_loops
 from ignite_ipu.migration.analysis.reach import CodeBase, Import, imports_of
 from ignite_ipu.migration.analysis.scope import OutsideCall
 from ignite_ipu.migration.analysis.training import clips_on_host
-from ignite_ipu.migration.analysis.uses import CHOICE, MODULE, Uses, used_scopes, uses_of
+from ignite_ipu.migration.analysis.uses import CHOICE, MODULE, Uses, used_scopes
 from ignite_ipu.migration.findings import Finding, Outcome, Program, Severity
 
 _ACCELERATORS = ("accelerate.Accelerator", "accelerate.accelerator.Accelerator", "ignite_ipu.IPUAccelerator")
@@ -33,11 +33,13 @@ class Latent(NamedTuple):
         function: Its name.
         takes: Whether the finding holds only if the function is given a tensor that is computed.
         finding: The finding.
+        of_loss: Whether a loop has to compute a loss by the function, not traced code to call it.
     """
 
     function: str
     takes: bool
     finding: Finding
+    of_loss: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def trains(program: Program) -> bool:
 
 def judge(program: Program, findings: Iterable[Finding], latent: Iterable[Latent] = ()) -> Judgement:
     """Return the facts of a file, by all that rules find in it, and in functions that traced code may call."""
-    uses = uses_of(program.tree)
+    uses = program.uses
     outcomes = frozenset((_scope_of(uses, each), each.run) for each in findings if each.severity is not Severity.NOTE)
     calls = program.training.optimizer_calls
     return Judgement(
@@ -161,7 +163,9 @@ class Programs:
             for each in parts
             for latent in parts[each].latent
             if any(
-                _is_function(call.name, latent.function, each) for call in calls if call.computed or not latent.takes
+                _is_function(call.name, latent.function, each)
+                for call in calls
+                if call.in_loop is latent.of_loss and (call.computed or not latent.takes)
             )
         }
 

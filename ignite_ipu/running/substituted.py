@@ -8,7 +8,7 @@ import traceback
 from typing import TYPE_CHECKING, List, Optional
 
 from ignite_ipu import backend
-from ignite_ipu.capabilities.traced import OF_COMPILER
+from ignite_ipu.capabilities.traced import NO_FUNCTION, OF_COMPILER
 from ignite_ipu.errors import RunError
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.traced_places import PLACE, function_at, split_place
@@ -114,7 +114,7 @@ def _with_line(error: Exception, code: ScriptCode) -> RunError:
     if restriction is not None:
         line = next((place for place in named if code.owns(place[0])), line)
         source = "" if line is None else linecache.getline(*line).strip()
-        refusal = restriction.refusal((line and function_at(*line)) or "The forward")
+        refusal = restriction.refusal((line and function_at(*line)) or NO_FUNCTION)
         return RunError(line, f"{refusal}\n    {source}\n    PopTorch: {message}")
     place, reason = split_place(message)
     if place is not None:

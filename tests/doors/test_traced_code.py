@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-import types
-from typing import Any, Tuple
+from typing import Tuple
 
 import pytest
 
-from ignite_ipu import auto, backend
-from ignite_ipu.migration.checker import judge_source
-from ignite_ipu.migration.findings import Outcome
-from ignite_ipu.migration.source.file import Source
-from ignite_ipu.migration.verdict import Verdict
-from ignite_ipu.running.substituted import active_substitutes, refusal_behind
+from ignite_ipu import backend
+from tests.doors.judging import assert_refused, assert_trains
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -225,15 +220,6 @@ def text_of(case: Tuple[str, str], given: str = "") -> str:
     return PROGRAM.format(init=init, forward=forward, given=given)
 
 
-def trained(text: str, tmp_path: Any) -> Any:
-    file = tmp_path / "program.py"
-    file.write_text(text)
-    module = types.ModuleType("program")
-    module.__file__ = str(file)
-    exec(compile(text, str(file), "exec"), vars(module))
-    return vars(module)["losses"]
-
-
 @pytest.fixture(autouse=True)
 def _emulator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(backend.VARIABLE, "emulator")
@@ -241,26 +227,9 @@ def _emulator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_code_that_reads_constants_trains(name, tmp_path):
-    text = text_of(TRAINED[name])
-    expected = trained(text, tmp_path)
-    with auto.enabled():
-        assert trained(text, tmp_path) == pytest.approx(expected, rel=1e-5)
-    assert judge_source(Source("program.py", text))[2].verdict is Verdict.TRAINS
+    assert_trains(text_of(TRAINED[name]), tmp_path)
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_code_that_reads_computed_values_is_refused(name, tmp_path):
-    """At the same line, with the same sentence and the same way out."""
-    text = text_of(REFUSED[name])
-    findings, _, judged = judge_source(Source("program.py", text))
-    refused = {each.line: each for each in findings if each.run is Outcome.REFUSED}
-    with auto.enabled():
-        substitutes = active_substitutes()
-        with pytest.raises(Exception) as raised:  # noqa: PT011  # PopTorch's, or this library's
-            trained(text, tmp_path)
-    refusal = refusal_behind(raised.value, substitutes) or raised.value
-    assert refusal.line is not None
-    found = refused[refusal.line[1]]
-    assert found.message.partition(" (")[0] in str(refusal)
-    assert found.remedy in str(refusal)
-    assert judged.verdict is Verdict.REFUSED
+    assert_refused(text_of(REFUSED[name]), tmp_path)

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ignite_ipu.capabilities import LACKED_FORMATS
-from ignite_ipu.capabilities.traced import FORMAT, GRADIENT, REPLACED
+from ignite_ipu.capabilities.traced import GRADIENT, NO_FUNCTION, REPLACED
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.graph.leaves import Shape
 from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen
@@ -30,6 +29,7 @@ from ignite_ipu.program.forward.gradients import GradientHookGuard
 from ignite_ipu.program.forward.left_behind import LeftBehind, Place, called_beside
 from ignite_ipu.program.forward.model_libraries import without_generation_cache
 from ignite_ipu.program.forward.module_attributes import ModuleAttributes
+from ignite_ipu.program.forward.number_formats import refuse_lacked_formats
 from ignite_ipu.program.forward.randomness import GENERATORS, draw_from, host_random_state
 from ignite_ipu.program.forward.weight_writes import WeightWriteGuard
 from ignite_ipu.program.function_mode import FunctionGuard
@@ -48,10 +48,6 @@ from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_
 
 _LAYOUT: Any = torch.Tensor.layout.__get__  # type: ignore[attr-defined]
 _PACK = pack_padded_sequence()
-_HOST_TENSORS = (torch.Tensor, nn.Parameter)
-_CONVERSIONS = {name.rpartition(".")[2]: getattr(torch, name.rpartition(".")[2]) for name in LACKED_FORMATS}
-_LACKED_FORMATS = frozenset(_CONVERSIONS.values())
-_METHODS = frozenset(getattr(torch.Tensor, name) for name in _CONVERSIONS if hasattr(torch.Tensor, name))
 _DERIVATIVES = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 _CHANGES_ARGUMENT = (
     " changes an object that it is given (an attribute, a list, a dictionary), which a compiled program would do once. "
@@ -72,9 +68,7 @@ class ForwardGuard(FunctionGuard):
         for value in args:
             if type(value) is torch.Tensor and value.layout is not torch.strided and func is not _LAYOUT:
                 refuse_sparse(value, current_line())
-        lacked = next(filter(None, map(_lacked_format, (func, *args, *kwargs.values()))), None)
-        if lacked is not None:
-            raise CaptureError(refusal_at(FORMAT, current_line().place, "The forward", str(lacked)))
+        refuse_lacked_formats((func, *args, *kwargs.values()))
         if func is _PACK:
             raise CaptureError(
                 f"pack_padded_sequence at {current_line()} makes a tensor whose shape depends on the lengths, and a "
@@ -84,19 +78,7 @@ class ForwardGuard(FunctionGuard):
                 "padding first.)"
             )
         if func in _DERIVATIVES:
-            raise CaptureError(refusal_at(GRADIENT, current_line().place, "The forward", f"{func.__name__}()"))
-
-
-def _lacked_format(value: Any) -> Optional[torch.dtype]:
-    """Return the number format that an IPU lacks if a function converts to it, or an argument names it or has it.
-
-    Complex numbers that operators return are left to the compiler, which refuses these operators.
-    """
-    if isinstance(value, torch.dtype):
-        return value if value in _LACKED_FORMATS else None
-    if callable(value):
-        return _CONVERSIONS.get(getattr(value, "__name__", "")) if value in _METHODS else None
-    return torch.bfloat16 if type(value) in _HOST_TENSORS and value.dtype is torch.bfloat16 else None
+            raise CaptureError(refusal_at(GRADIENT, current_line().place, NO_FUNCTION, f"{func.__name__}()"))
 
 
 class HeldBuffers:

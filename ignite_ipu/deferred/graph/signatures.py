@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ignite_ipu.capabilities.traced import SHAPE
+from ignite_ipu.capabilities.traced import NO_FUNCTION, SHAPE
 from ignite_ipu.deferred.graph.leaves import Input, Number, Shape
 from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, name_of
 from ignite_ipu.deferred.graph.owners import OWNED
@@ -149,7 +149,7 @@ def _inferred(
         if not any(sign in text for sign in ("meta", "data-dependent", "dynamicoutputshape")):
             raise
         if host_kernels.has_no_shape:
-            raise CaptureError(refusal_at(SHAPE, line.place, "The training step", f"{name_of(function)}()")) from error
+            raise CaptureError(refusal_at(SHAPE, line.place, NO_FUNCTION, f"{name_of(function)}()")) from error
         raise CaptureError(
             f"{name_of(function)} at {line} needs values to know the shape of its result or to check its arguments, "
             "and the step has not run yet. Keep shapes fixed, write the formula out without the check, or compute it "

@@ -6,7 +6,7 @@ from typing import Any, Iterable, Sequence
 
 import torch
 
-from ignite_ipu.capabilities.traced import SHAPE
+from ignite_ipu.capabilities.traced import NO_FUNCTION, SHAPE
 from ignite_ipu.deferred.graph.structure import mapped
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.differentiated import nodes_behind
@@ -46,7 +46,7 @@ def of_host(name: str, result: torch.Tensor) -> torch.Tensor:
     """
     line = current_line()
     if name.endswith("masked_select"):
-        reason = refusal_at(SHAPE, line.place, "The training step", f"{name}()")
+        reason = refusal_at(SHAPE, line.place, NO_FUNCTION, f"{name}()")
     else:
         reason = f"A backward pass reached a result of {name} at {line}, which the host has computed."
     if result.layout is not torch.strided:

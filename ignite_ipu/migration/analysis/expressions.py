@@ -22,6 +22,7 @@ from ignite_ipu.migration.analysis.values import (
     combined,
     container,
     join,
+    result,
 )
 
 _OF_PYTHON = ("torch.jit.", "torch.cuda.", "torch.backends.", "torch.distributed.is_", "torch.distributed.get_")
@@ -53,8 +54,11 @@ class Expressions:
                 for one, part in zip(target.elts, value.elts):
                     self.assign(one, self.expression(part), part)
             else:
-                for one in target.elts:
-                    self.assign(one, Value(Kind.TENSOR, kind.element.origin) if kind.has_tensors else kind, value)
+                element = kind.element._replace(kind=Kind.TENSOR) if kind.has_tensors else kind
+                known = kind.items if kind.items is not None and len(kind.items) == len(target.elts) else None
+                for number, one in enumerate(target.elts):
+                    by = element.by if known is None else known[number].by
+                    self.assign(one, element._replace(by=by), value)
         elif isinstance(target, ast.Starred):
             self.assign(target.value, kind._replace(kind=Kind.TENSORS) if kind.is_tensor else kind, None)
         elif isinstance(target, ast.Attribute):
@@ -107,7 +111,7 @@ class Expressions:
             left, right = self.expression(node.left), self.expression(node.right)
             masks = left.kind is right.kind is Kind.MASK and isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.BitXor))
             if left.is_tensor or right.is_tensor:
-                return Value(Kind.MASK if masks else Kind.TENSOR, combined([left, right]))
+                return result(Kind.MASK if masks else Kind.TENSOR, [left, right])
             return join(left, right)
         if isinstance(node, ast.UnaryOp):
             if isinstance(node.op, ast.Not):
@@ -197,7 +201,7 @@ class Expressions:
             masks = [each for each in indices if each.kind is Kind.MASK]
             if masks and isinstance(node.ctx, ast.Load):
                 self.scope.needs_value("mask", node, combined(masks))
-            return base._replace(origin=combined([base, *(each for each in indices if each.is_tensor)]))
+            return result(base.kind, [base, *(each for each in indices if each.is_tensor)])
         return base.element
 
     def compare(self, node: ast.Compare) -> Value:
@@ -208,9 +212,9 @@ class Expressions:
         if identity or any(value is None or isinstance(value, str) for value in literals):
             return PYTHON
         if any(isinstance(operator, (ast.In, ast.NotIn)) for operator in node.ops):
-            return Value(Kind.TENSOR, combined(kinds)) if kinds[-1].is_tensor else PYTHON
+            return result(Kind.TENSOR, kinds) if kinds[-1].is_tensor else PYTHON
         if any(kind.is_tensor for kind in kinds):
-            return Value(Kind.MASK, combined(kinds))
+            return result(Kind.MASK, kinds)
         return PYTHON if all(kind == PYTHON for kind in kinds) else UNKNOWN
 
     # Calls
@@ -290,7 +294,7 @@ class Expressions:
         if name in ("max", "min", "sum", "abs", "reversed", "list", "tuple", "sorted"):
             if name in ("list", "tuple", "reversed") and first.is_tensor:
                 return first._replace(kind=Kind.TENSORS)
-            return Value(Kind.TENSOR, combined(given)) if any(value.has_tensors for value in given) else first
+            return result(Kind.TENSOR, given) if any(value.has_tensors for value in given) else first
         if name == "setattr" and len(node.args) == 3 and (dotted(node.args[0]) or "").split(".")[0] == self.scope.owner:
             self.scope.mutation(node, attribute_named(node), given[2], node.args[2])
             return PYTHON
@@ -310,7 +314,7 @@ class Expressions:
             self.scope.needs_value("repeat", node, given[1].origin, name)
         if last[:1].isupper():
             return MODULE if name.startswith("torch.nn.") else Value(Kind.UNKNOWN)
-        return _result(last, given, alone=len(node.args) == 1)
+        return operator_result(last, given, alone=len(node.args) == 1)
 
     def operator(self, node: ast.Call, name: str, given: Sequence[Value], by_values: bool) -> None:
         """Note the call of an operator, and whether the size of its result depends on values."""
@@ -333,7 +337,7 @@ class Expressions:
             return self.layer_call(node, function.attr, given, keywords) if held is Kind.MODULE else UNKNOWN
         if function.attr == "apply" and isinstance(function.value, ast.Name):
             self.scope.fact("custom", node, function.value.id)
-            return Value(Kind.TENSOR, combined(given))
+            return result(Kind.TENSOR, given)
         if self.scope.generator_of(function.value) is not None:
             self.scope.fact("random", node, dotted(function) or "")
             return PYTHON
@@ -359,7 +363,8 @@ class Expressions:
             if any(value.has_tensors for value in given):
                 current = self.scope.environment.get(function.value.id, UNKNOWN)
                 more = [current.element] if current.has_tensors else []
-                self.scope.environment[function.value.id] = container([*more, *given])
+                changed = container([*more, *given])
+                self.scope.environment[function.value.id] = changed._replace(by=changed.by | current.by)
             return PYTHON
         if function.attr not in ("values", "items", "pop", "get") or base.kind is not Kind.TENSORS:
             return UNKNOWN
@@ -403,18 +408,18 @@ class Expressions:
             self.scope.written(node.func.value)
         if name == "repeat_interleave" and any(value.is_tensor for value in given[:1]):
             self.scope.needs_value("repeat", node, given[0].origin, name)
-        return _result(name, [base, *given], alone=not given)
+        return operator_result(name, [base, *given], alone=not given)
 
 
-def _result(operator: str, given: Sequence[Value], alone: bool) -> Value:
+def operator_result(operator: str, given: Sequence[Value], alone: bool) -> Value:
     """Return the description of an operator's result.
 
     Of a tensor `alone`, without a dimension, `max` and `min` give one tensor.
     """
-    origin = Origin.COMPUTED if operator in tensor_methods.DRAWN else combined(given)
     if operator in tensor_methods.LIKE:
-        origin = Origin.CONSTANT
+        given = [Value(Kind.TENSOR, Origin.CONSTANT)]
+    origin = Origin.COMPUTED if operator in tensor_methods.DRAWN else combined(given)
     if operator in tensor_methods.MASK_RESULTS:
-        return Value(Kind.MASK, origin)
+        return result(Kind.MASK, given, origin)
     several = operator in tensor_methods.SEVERAL_RESULTS and not (alone and operator in ("max", "min"))
-    return Value(Kind.TENSORS if several else Kind.TENSOR, origin)
+    return result(Kind.TENSORS if several else Kind.TENSOR, given, origin)

@@ -21,7 +21,7 @@ from ignite_ipu.migration.analysis.models import Model
 from ignite_ipu.migration.analysis.names import assignments
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 from ignite_ipu.migration.analysis.scope import Environment, OutsideCall, Scope
-from ignite_ipu.migration.analysis.values import PYTHON, UNKNOWN, Origin, Value, combined, join
+from ignite_ipu.migration.analysis.values import PYTHON, UNKNOWN, Origin, Value, join, result
 
 
 class ForwardAnalysis:
@@ -50,6 +50,8 @@ class ForwardAnalysis:
         # The variables of the module.
         self.shared = dict(pair for statement in file.tree.body for pair in assignments(statement))
         self.visited: Dict[Tuple[object, ...], Value] = {}
+        # Whether gradients are recorded, as far as the text shows it.
+        self.with_gradients = True
 
     def run_models(self, models: Sequence[Model]) -> None:
         """Analyse the forward of models; of parts of others once more only if those do not show what they give them."""
@@ -95,21 +97,26 @@ class ForwardAnalysis:
         environment.update(zip([arg.arg for arg in parameters[own:]], given))
         if own and parameters:
             environment[parameters[0].arg] = PYTHON
-        key = (id(function), model.name if model else "", sure, *environment.items())
+        key = (id(function), model.name if model else "", sure, self.with_gradients, *environment.items())
         if key in self.visited or len(self.visited) > 2000:
             return self.visited.get(key, UNKNOWN)
         self.visited[key] = UNKNOWN
         if function.args.vararg:
             environment[function.args.vararg.arg] = Value(Kind.TENSORS, Origin.PARTLY)
-        scope = Scope(self, function, model, environment, outer)
-        scope.sure = sure
-        walker = _Statements(scope)
+        walker = self.walker(function, model, environment, outer)
+        walker.scope.sure = sure
         walker.block(function.body)
         self.visited[key] = walker.result or PYTHON
         return self.visited[key]
 
+    def walker(
+        self, function: Function, model: Optional[Model], environment: Environment, outer: Optional[Scope]
+    ) -> Statements:
+        """Return the walker of a function's statements, in which these names are known."""
+        return Statements(Scope(self, function, model, environment, outer))
 
-class _Statements(Expressions):
+
+class Statements(Expressions):
     """The statements of one function; `result` is the description of what it returns."""
 
     result: Optional[Value] = None
@@ -196,7 +203,8 @@ class _Statements(Expressions):
         kind, target = self.expression(node.value), node.target
         if isinstance(target, ast.Name):
             current = self.scope.environment.get(target.id, UNKNOWN)
-            changed = Value(Kind.TENSOR, combined([current, kind])) if current.is_tensor else join(current, kind)
+            computed = current.is_tensor or (kind.is_tensor and current.kind is Kind.PYTHON)
+            changed = result(Kind.TENSOR, [current, kind]) if computed else join(current, kind)
             self.assign(target, changed, None)
         elif isinstance(target, ast.Subscript) or not self.scope.is_registered(target):
             # `self.buffer += x` changes the buffer in place, which an IPU keeps.

@@ -87,14 +87,15 @@ _LAYERS = {
 class Problem:
     """Reason for which an operator or layer, named in front of it, does not compile, and its own way out, if any.
 
-    Operators that `run` replaces by others are handled. `detail` stands in place of the message behind a name in a
-    sentence which says already that PopTorch does not compile it.
+    `detail` stands in place of the message behind a name in a sentence which says already that PopTorch does not
+    compile it. Operators that `run` replaces by others are handled. Those that the table lacks are not known.
     """
 
     message: str
     detail: str
     remedy: Optional[str] = None
     is_handled: bool = False
+    is_known: bool = True
 
 
 _MADE_FROM = ".from_pretrained"
@@ -118,12 +119,18 @@ def problem(name: str) -> Optional[Problem]:
         part = operator_table.refused(plain)
         if part is None and not operator_table.compiles(plain) and not last.startswith("_"):
             unknown = "which the table of operators does not have"
-            return Problem(unknown, f", {unknown}")
+            return Problem(unknown, f", {unknown}", is_known=False)
     if part is None:
         return None
     made_of = f" (it is made of {part})" if part and part != operator_table.canonical(plain) else ""
     message = f"which PopTorch does not compile{made_of}"
     return Problem(message, made_of, operator_table.instead(part) or None, is_handled(name))
+
+
+def is_refused(file: ParsedFile, name: str, call: ast.Call) -> bool:
+    """Return whether an operator or layer is known not to compile, or visibly not with its arguments."""
+    found = problem(name)
+    return (found is not None and found.is_known) or any(True for _ in refused_arguments(file, name, call))
 
 
 def is_handled(name: str, restriction: Optional[Restriction] = None) -> bool:

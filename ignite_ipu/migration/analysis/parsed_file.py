@@ -9,6 +9,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Dict, Iterable, Iterator, List, Optional, Set, Tuple, Type, TypeVar, Union, cast
 
+from ignite_ipu.capabilities.traced import NO_FUNCTION
 from ignite_ipu.errors import SourceError
 from ignite_ipu.migration.analysis.kinds import Function
 from ignite_ipu.migration.analysis.models import Model, find_models
@@ -144,10 +145,10 @@ class ParsedFile:
         return None
 
     def where(self, node: ast.AST) -> str:
-        """Return the innermost function around a node, a method with its class: `Net.forward`; else "The forward"."""
+        """Return the innermost function around a node, a method with its class: `Net.forward`; else "This line"."""
         function = self.function_of(node)
         if function is None:
-            return "The forward"
+            return NO_FUNCTION
         above = self.parents[function]
         return f"{above.name}.{function.name}" if isinstance(above, ast.ClassDef) else function.name
 

@@ -26,11 +26,13 @@ class OutsideCall(NamedTuple):
         scope: The class or function that calls it.
         name: Its dotted name.
         computed: Whether it is given a tensor that is computed from inputs or weights.
+        in_loop: Whether the code of a loop calls it, and not traced code; a loss is computed from its result.
     """
 
     scope: str
     name: str
     computed: bool
+    in_loop: bool = False
 
 
 class Followed(Protocol):

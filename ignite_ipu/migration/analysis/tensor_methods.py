@@ -31,6 +31,9 @@ LIKE = word_set("zeros_like ones_like full_like empty_like new_zeros new_ones ne
 # Tensor methods that bring a value to the host.
 HOST_READS = word_set("item tolist numpy cpu __bool__ __int__ __float__")
 
+# Functions and methods that the host computes from the values of a captured step, when a loop calls them.
+READ_IN_LOOPS = word_set("nonzero argwhere unique unique_consecutive histc bincount to_sparse")
+
 # Functions of torch that return a Python value.
 PYTHON_FUNCTIONS = word_set(
     "torch.is_tensor torch.is_grad_enabled torch.is_floating_point torch.is_complex torch.numel torch.device "

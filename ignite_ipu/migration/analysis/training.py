@@ -9,6 +9,7 @@ import weakref
 from functools import cached_property
 from typing import Dict, Iterator, List, Optional, Set, Tuple
 
+from ignite_ipu.migration.analysis.host_functions import HostFunctions
 from ignite_ipu.migration.analysis.kinds import parameters_of
 from ignite_ipu.migration.analysis.names import argument, constant, dotted, owner_of, unmoved, walk
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
@@ -156,6 +157,15 @@ class Training:
         """The calls of `backward()` in host code, in the order of the text."""
         found = self.file.nodes(ast.Call)
         return [call for call in found if self._is_backward(call) and not self._is_traced(call)]
+
+    @cached_property
+    def host_functions(self) -> HostFunctions:
+        return HostFunctions(self.file)
+
+    @cached_property
+    def goes_backward(self) -> bool:
+        """True if the file has a backward pass in host code, also one that a library's object makes."""
+        return bool(self.backwards) or any(True for _ in self.file.method_calls("backward", "manual_backward"))
 
     def _is_backward(self, call: ast.Call) -> bool:
         function = call.func

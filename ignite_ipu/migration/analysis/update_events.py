@@ -115,11 +115,6 @@ class _Text:
             if value is not None and name not in changed and len(self.file.values.get(name, ())) == 1
         }
         self.weights = {name for loop in self.file.nodes(ast.For) for name in self._weights_of(loop)}
-        named: Dict[str, List[Function]] = {}
-        definitions: List[Function] = [*self.file.nodes(ast.FunctionDef), *self.file.nodes(ast.AsyncFunctionDef)]
-        for definition in definitions:
-            named.setdefault(definition.name, []).append(definition)
-        self.functions = {name: found[0] for name, found in named.items() if len(found) == 1}
         self.eventful: Set[ast.AST] = set()
         self._find_eventful()
 
@@ -131,7 +126,7 @@ class _Text:
         waiting: List[ast.AST] = list(events)
         callers: Dict[ast.AST, List[ast.Call]] = {}
         for call in calls:
-            callee = self.callee(call)
+            callee = self.training.host_functions.callee(call)
             if callee is not None:
                 callers.setdefault(callee, []).append(call)
         while waiting:
@@ -149,23 +144,15 @@ class _Text:
 
         Engines call theirs for each batch. Other files may clear gradients between calls of the others.
         """
-        called = {self.callee(call) for call in self.file.nodes(ast.Call)}
+        called = {self.training.host_functions.callee(call) for call in self.file.nodes(ast.Call)}
         of_engines = {function for _, function in self.training.process_functions}
-        functions = [node for node in self.functions.values() if node in self.eventful and node not in called]
+        functions = [
+            node
+            for node in self.training.host_functions.by_name.values()
+            if node in self.eventful and node not in called
+        ]
         bodies = (_repeated(node.body) if node in of_engines else node.body for node in functions)
         return [self.file.tree.body, *bodies]
-
-    def callee(self, call: ast.Call) -> Optional[Function]:
-        """Return the function of the file that a call enters: by its name, or as a method of its own classes."""
-        owner, _, name = (dotted(call.func) or "").rpartition(".")
-        function = self.functions.get(name)
-        if function is None or function in self.file.traced:
-            return None
-        above = self.file.parents[function]
-        if not isinstance(above, ast.ClassDef):
-            return None if owner else function
-        made = [dotted(value.func) for value in self.file.values.get(owner, ()) if isinstance(value, ast.Call)]
-        return function if owner in ("self", "cls") or above.name in made else None
 
     def event_of(self, node: ast.AST) -> Optional[str]:
         """Return the event of a call or an assignment, None for none.
@@ -202,7 +189,7 @@ class _Text:
         given = [dotted(value) for value in (*call.args, *(each.value for each in call.keywords))]
         optimizers = any(name is not None and self.training.is_optimizer(name) for name in given)
         library = (self.file.names.resolve(call.func) or "").startswith("torch.")
-        return optimizers and not library and self.callee(call) is None
+        return optimizers and not library and self.training.host_functions.callee(call) is None
 
     def _event_of_method(self, call: ast.Call, function: ast.Attribute) -> Optional[str]:
         owner, name = dotted(function.value), function.attr
@@ -362,7 +349,7 @@ class _Run:
             return
         calls = [each for each in walk(node) if isinstance(each, ast.Call) and each in self.text.eventful]
         for call in sorted(calls, key=lambda each: (each.end_lineno or 0, each.end_col_offset or 0)):
-            event, callee = self.text.event_of(call), self.text.callee(call)
+            event, callee = self.text.event_of(call), self.text.training.host_functions.callee(call)
             if event is not None:
                 self._happens(event, call)
             elif callee is not None:

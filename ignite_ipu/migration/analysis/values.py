@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from typing import Iterable, NamedTuple
+from typing import FrozenSet, Iterable, NamedTuple, Optional, Tuple
 
-from ignite_ipu.migration.analysis.kinds import Kind, join_kinds
+from ignite_ipu.migration.analysis.kinds import Fact, Kind, join_kinds
 
 
 class Origin(enum.Enum):
@@ -18,10 +18,17 @@ class Origin(enum.Enum):
 
 
 class Value(NamedTuple):
-    """A value: what it is, and where its numbers come from."""
+    """A value: what it is, and where its numbers come from.
+
+    Attributes:
+        by: In the code of a loop, the calls of models and the operators that its numbers are computed by.
+        items: The elements of a tuple or list that the code writes out, None for others.
+    """
 
     kind: Kind
     origin: Origin = Origin.UNKNOWN
+    by: FrozenSet[Fact] = frozenset()
+    items: Optional[Tuple[Value, ...]] = None
 
     @property
     def is_tensor(self) -> bool:
@@ -34,7 +41,8 @@ class Value(NamedTuple):
     @property
     def element(self) -> Value:
         """An element, by subscription or iteration."""
-        return Value(self.kind.element, Origin.UNKNOWN if self.origin is Origin.PARTLY else self.origin)
+        origin = Origin.UNKNOWN if self.origin is Origin.PARTLY else self.origin
+        return Value(self.kind.element, origin, self.by if self.items is None else _common(self.items))
 
 
 PYTHON = Value(Kind.PYTHON, Origin.CONSTANT)
@@ -48,7 +56,10 @@ def join(first: Value, second: Value) -> Value:
     if first == second:
         return first
     origin = first.origin if first.origin is second.origin else Origin.UNKNOWN
-    return Value(join_kinds(first.kind, second.kind), origin)
+    items = None
+    if first.items is not None and second.items is not None and len(first.items) == len(second.items):
+        items = tuple(map(join, first.items, second.items))
+    return Value(join_kinds(first.kind, second.kind), origin, first.by & second.by, items)
 
 
 def combined(values: Iterable[Value]) -> Origin:
@@ -59,6 +70,24 @@ def combined(values: Iterable[Value]) -> Origin:
     return Origin.UNKNOWN if Origin.UNKNOWN in origins else Origin.CONSTANT
 
 
+def result(kind: Kind, values: Iterable[Value], origin: Optional[Origin] = None) -> Value:
+    """Return the description of a result that is computed from all of some values, of another origin if one is given.
+
+    A tensor that is made anew has no numbers of theirs.
+    """
+    found = list(values)
+    return Value(kind, combined(found) if origin is None else origin, _union(found))
+
+
+def _union(values: Iterable[Value]) -> FrozenSet[Fact]:
+    return frozenset().union(*(value.by for value in values))
+
+
+def _common(values: Iterable[Value]) -> FrozenSet[Fact]:
+    first, *others = (value.by for value in values)
+    return first.intersection(*others)
+
+
 def container(elements: Iterable[Value]) -> Value:
     """Return the description of a list, tuple, set or dictionary with these elements."""
     found = list(elements)
@@ -67,5 +96,6 @@ def container(elements: Iterable[Value]) -> Value:
         return PYTHON if all(value.kind is Kind.PYTHON for value in found) else UNKNOWN
     origins = {value.origin for value in found}
     if len(origins) == 1 and (len(tensors) == len(found) or origins == {Origin.CONSTANT}):
-        return Value(Kind.TENSORS, origins.pop())
-    return Value(Kind.TENSORS, Origin.PARTLY if combined(tensors) is Origin.COMPUTED else Origin.UNKNOWN)
+        return Value(Kind.TENSORS, origins.pop(), _union(found), tuple(found))
+    origin = Origin.PARTLY if combined(tensors) is Origin.COMPUTED else Origin.UNKNOWN
+    return Value(Kind.TENSORS, origin, _union(found), tuple(found))

@@ -16,7 +16,7 @@ Example:
 from __future__ import annotations
 
 import ast
-from typing import Iterator, Optional, Tuple
+from typing import Iterable, Optional
 
 from ignite_ipu.capabilities.traced import ARGUMENT, WEIGHT, WHOLE
 from ignite_ipu.migration.analysis.kinds import Fact
@@ -29,14 +29,20 @@ SEVERITY, RUN = Severity.ERROR, Outcome.REFUSED
 _FOUND_BEFORE = {"WEIGHT": WEIGHT, "WHOLE": WHOLE}
 
 
+def latent(program: Program, facts: Iterable[Fact]) -> Hits:
+    for fact in facts:
+        operator = fact.kind == "call" and not _is_layer(fact.name) and not is_loss(fact.name)
+        call = fact.node if operator else fact.made
+        if isinstance(call, ast.Call):
+            yield from _hits(program, call, fact.name, fact)
+
+
 def check(program: Program) -> Hits:
-    called = {fact.made: fact for fact in program.facts_of("layer") if fact.made is not None}
-    for call, name, used in _calls(program):
-        if call not in called:
-            yield from _hits(program, call, name, used)
-    for fact in called.values():
-        assert fact.made is not None
-        yield from _hits(program, fact.made, fact.name, fact)
+    called = {fact.made for fact in program.facts_of("layer")}
+    for call, name in program.calls("torch.nn.*"):
+        if call not in called and (_is_layer(name) or is_loss(name)):
+            yield from _hits(program, call, name, None)
+    yield from latent(program, program.facts)
 
 
 def _hits(program: Program, call: ast.Call, name: str, used: Optional[Fact]) -> Hits:
@@ -64,12 +70,5 @@ def _use(program: Program, call: ast.Call, name: str) -> Fact:
     return Fact("layer", node, name, program.where(node), program.may_call(call), call)
 
 
-def _calls(program: Program) -> Iterator[Tuple[ast.Call, str, Optional[Fact]]]:
-    """Yield layers and losses at any place, and the other operators of traced code."""
-    for call, name in program.calls("torch.nn.*"):
-        if name[9:10].isupper() or is_loss(name):
-            yield call, name, None
-    for fact in program.facts_of("call"):
-        layer = fact.name.startswith("torch.nn.") and fact.name[9:10].isupper()
-        if isinstance(fact.node, ast.Call) and not layer and not is_loss(fact.name):
-            yield fact.node, fact.name, fact
+def _is_layer(name: str) -> bool:
+    return name.startswith("torch.nn.") and name[9:10].isupper()

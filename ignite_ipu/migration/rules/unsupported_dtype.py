@@ -15,10 +15,12 @@ Example:
 from __future__ import annotations
 
 import ast
+from typing import Optional
 
 from ignite_ipu.capabilities import LACKED_FORMATS, PRECISION
 from ignite_ipu.capabilities.traced import FORMAT
 from ignite_ipu.migration.analysis.kinds import Fact
+from ignite_ipu.migration.analysis.names import dotted, unmoved
 from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, breach_of
 
 SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
@@ -36,12 +38,54 @@ def check(program: Program) -> Hits:
         if name not in LACKED_FORMATS | _NARROWED or _is_named(program, node):
             continue
         if known.isdisjoint(program.ancestors(node)):
-            yield _hit(program, node, name)
+            place = node if name in _NARROWED else _place(program, node)
+            if place is not None:
+                yield _hit(program, place, name)
     models = program.training.models
     for dtype in ("bfloat16", "double"):
         for call, owner in program.method_calls(dtype):
             if owner in models:
                 yield _hit(program, call, f"torch.{dtype}")
+    for call, owner in program.method_calls("to"):
+        for name in (_format_named(program, value) for value in call.args if owner in models):
+            if name is not None:
+                yield _hit(program, call, name)
+
+
+def _place(program: Program, node: ast.Attribute) -> Optional[ast.expr]:
+    """Return the place at which a run refuses a number format that code names, None for a tensor of the host.
+
+    A layer in a format is refused where it is called, and a model at its conversion.
+    """
+    above = program.parents[node]
+    call = program.parents[above] if isinstance(above, ast.keyword) else above
+    if not isinstance(call, ast.Call) or node is call.func:
+        # A variable counts where a model is converted to it.
+        return node if isinstance(call, (ast.IfExp, ast.Return)) else None
+    name = program.names.called(call)
+    if name is None:
+        moved = isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "type")
+        return node if not moved or _is_model(program, call.func) else None
+    if name.startswith("torch.nn.") and name[9:10].isupper():
+        used = (fact.node for fact in program.facts_of("layer") if fact.made is call)
+        return next(used, None) or program.first_call(call)
+    return node if not name.startswith("torch.") or name == "torch.set_default_dtype" else None
+
+
+def _is_model(program: Program, method: ast.expr) -> bool:
+    """Return whether a method is one of a model: of a variable that holds one, or of a construction."""
+    owner = method.value if isinstance(method, ast.Attribute) else method
+    made = unmoved(owner)
+    name = program.names.called(made) or ""
+    own = isinstance(made, ast.Call) and dotted(made.func) in {model.name for model in program.models}
+    return own or name.startswith("torch.nn.") or dotted(owner) in program.training.models
+
+
+def _format_named(program: Program, value: ast.expr) -> Optional[str]:
+    """Return the number format that a variable names, None for one that an IPU has, or that the text does not show."""
+    behind = program.values.get(dotted(value) or "", []) if isinstance(value, ast.Name) else []
+    name = program.names.resolve(behind[0]) if len(behind) == 1 else None
+    return name if name in LACKED_FORMATS else None
 
 
 def _hit(program: Program, node: ast.expr, name: str) -> Hit:

@@ -1,7 +1,8 @@
-"""A torch operator or layer in traced code that PopTorch does not compile.
+"""A torch operator or layer, in traced code or on the way from a model to a loss, that PopTorch does not compile.
 
-An operator without an implementation for the device stops the compilation, unless its result is a constant or not used,
-which only a trace shows: so this is a warning.
+Operators of a loop are compiled with the model if a loss is computed by them; others run on the host. An operator
+without an implementation for the device stops the compilation, unless its result is a constant or not used, which only
+a trace shows: so this is a warning.
 
 Remedy: Rewrite it with supported operators, or run the model once on the emulator (`ignite-ipu check --run`) to be
 sure.
@@ -14,6 +15,7 @@ In forward:
 from __future__ import annotations
 
 import ast
+from typing import Iterable
 
 from ignite_ipu.migration.analysis.kinds import Fact
 from ignite_ipu.migration.analysis.operators import is_dynamic, is_loss, is_made_here, problem
@@ -22,17 +24,22 @@ from ignite_ipu.migration.findings import Hits, Outcome, Program, Severity, not_
 SEVERITY, RUN = Severity.WARNING, Outcome.REFUSED
 
 
-def check(program: Program) -> Hits:
-    for fact in program.facts_of("call"):
+def latent(program: Program, facts: Iterable[Fact]) -> Hits:
+    for fact in facts:
+        if fact.kind == "layer":
+            yield from _layer(fact)
+        if fact.kind != "call":
+            continue
         elsewhere = is_loss(fact.name) or is_dynamic(fact.name)  # other rules know more about these
         found = None if elsewhere else problem(fact.name)
         made_here = isinstance(fact.node, ast.Call) and is_made_here(program.names, fact.node)
         if found is not None and not made_here:
             yield not_compiled(fact, found)
-    called = list(program.facts_of("layer"))
-    known = {fact.made for fact in called}
-    for fact in called:
-        yield from _layer(fact)
+
+
+def check(program: Program) -> Hits:
+    yield from latent(program, program.facts)
+    known = {fact.made for fact in program.facts_of("layer")}
     for model in program.models:
         for _, value in sorted(model.values.items()):
             layer = program.names.called(value) or ""

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ignite_ipu.capabilities.traced import WEIGHT, WHOLE
+from ignite_ipu.capabilities.traced import NO_FUNCTION, WEIGHT, WHOLE
 from ignite_ipu.errors import SessionError
 from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.program.user_code import current_line
@@ -48,9 +48,9 @@ class WeightWriteGuard(DispatchMode):  # type: ignore[no-untyped-call]
         for tensor in written_by(func, args, kwargs):
             memory = memory_of(tensor)
             if memory in self._constants:
-                raise SessionError(refusal_at(WHOLE, current_line().place, "The forward", self._constants[memory]))
+                raise SessionError(refusal_at(WHOLE, current_line().place, NO_FUNCTION, self._constants[memory]))
             if memory in self._weights:
-                raise SessionError(refusal_at(WEIGHT, current_line().place, "The forward", self._weights[memory]))
+                raise SessionError(refusal_at(WEIGHT, current_line().place, NO_FUNCTION, self._weights[memory]))
 
 
 def written_by(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Iterator[torch.Tensor]:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ignite_ipu.operators.words import word_set
+from ignite_ipu.program.forward.number_formats import note_conversion
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.substitutes.host_training import PlacedModels
 from ignite_ipu.torch_names.modules import device_context, name_factories
@@ -51,6 +52,7 @@ def substitute_devices(substitutes: Substitutes, placed: PlacedModels) -> None:
     for owner, what in ((torch.Tensor, "tensor"), (nn.Module, "module")):
         substitutes.calls(owner, "to", moves.to, f"{what}.to")
         substitutes.calls(owner, "cuda", moves.kept, f"{what}.cuda()", "stays on the host")
+    substitutes.calls(nn.Module, "bfloat16", moves.converted)
     for name in _FACTORIES:
         if hasattr(torch, name):
             substitutes.calls(torch, name, moves.factory, f"torch.{name}")
@@ -78,6 +80,8 @@ class _Moves:
 
     def to(self, what: str, frame: FrameType, original: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         first = args[0] if args else kwargs.get("device")
+        if isinstance(target, nn.Module):
+            note_conversion(target, (*args, *kwargs.values()), self._substitutes.code.line_behind(frame)[0])
         if not is_gpu(first) or not self._mapped(frame, f"{what}({_shown(first)})"):
             return original(target, *args, **kwargs)
         self._note(frame, target)
@@ -89,6 +93,10 @@ class _Moves:
         if only_device and isinstance(target, nn.Module):
             return target
         return original(target, *args, **kwargs)
+
+    def converted(self, frame: FrameType, original: Any, module: nn.Module) -> Any:
+        note_conversion(module, (torch.bfloat16,), self._substitutes.code.line_behind(frame)[0])
+        return original(module)
 
     def kept(
         self, what: str, became: str, frame: FrameType, original: Any, target: Any, *args: Any, **kwargs: Any

@@ -14,7 +14,7 @@ from typing import Any, Callable, List, Optional, Sequence, Set, Union
 import torch
 from torch import nn
 
-from ignite_ipu.capabilities.traced import GRADIENT
+from ignite_ipu.capabilities.traced import GRADIENT, NO_FUNCTION
 from ignite_ipu.deferred.graph.owners import held_parameters
 from ignite_ipu.deferred.tensor.tensor import DeferredTensor
 from ignite_ipu.deferred.tensor.without_graph import is_without_graph
@@ -66,7 +66,7 @@ def refuse_host_training(substitutes: Substitutes, placed: PlacedModels) -> None
             return original(*args, **kwargs)
         if substitutes.code.owns(line[0]):
             if EAGER.is_on:  # in a forward
-                reason = GRADIENT.refusal(function_at(*line) or "The forward", what)
+                reason = GRADIENT.refusal(function_at(*line) or NO_FUNCTION, what)
                 raise substitutes.remembered(RunError(line, reason))
             raise substitutes.refusal(what, _reason(tensors), line)
         if EAGER.is_on:

@@ -165,5 +165,5 @@ def test_a_layer_is_reported_where_it_is_called(findings):
     assert [(found.line, found.message.split()[0]) for found in findings(RULE, code)] == [
         (8, "Net.forward"),
         (12, "train"),
-        (13, "The"),
+        (13, "This"),
     ]

@@ -1,0 +1,349 @@
+"""Analysis of the code of training loops: the operators between the calls of models and the losses that go backward.
+
+A captured step compiles all operations that its losses are computed from, also those that the loop's own code makes.
+So each value carries the calls of trained models and the operators that it is computed by (`Value.by`); those of a loss
+count once it goes backward. Code that leads to no loss, such as a metric, is computed on the host.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+from dataclasses import replace
+from typing import Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
+
+from ignite_ipu.capabilities.traced import NO_FUNCTION
+from ignite_ipu.migration.analysis import tensor_methods
+from ignite_ipu.migration.analysis.forward import ForwardAnalysis, Statements
+from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, parameters_of
+from ignite_ipu.migration.analysis.models import Model
+from ignite_ipu.migration.analysis.names import dotted, index_of, owner_of, unmoved, walk
+from ignite_ipu.migration.analysis.operators import is_dynamic, is_loss, is_refused
+from ignite_ipu.migration.analysis.scope import Environment, Scope
+from ignite_ipu.migration.analysis.training import Training
+from ignite_ipu.migration.analysis.values import MODULE, PYTHON, UNKNOWN, Origin, Value, combined, result
+
+_BACKWARD = ("backward", "manual_backward")
+_NO_GRADIENTS = ("torch.no_grad", "torch.inference_mode")
+_LIBRARIES = ("torch", "numpy", "math", "random", "ignite", "ignite_ipu", "accelerate")
+_CALL, _OUTSIDE = "model", "outside"
+_TRAINED = Value(Kind.TENSOR, Origin.COMPUTED)
+
+
+class LoopAnalysis(ForwardAnalysis):
+    """Follows the values of a file's loops from the calls of models to losses.
+
+    `facts` has the operators that losses are computed by, with their layers, and selections by masks that a model
+    computes. `losses_outside` has the calls of functions of other files that losses are computed by.
+    """
+
+    def __init__(self, training: Training) -> None:
+        super().__init__(training.file)
+        self.file, self.training = training.file, training
+        self.losses_outside: Set[Fact] = set()
+        # Selections by computed masks, each with the calls of models that the mask or the values come from.
+        self.selections: Set[Tuple[Fact, FrozenSet[Fact]]] = set()
+        # Functions in which a loss goes backward, and those that are being followed.
+        self.going_backward: Set[Function] = set()
+        self.followed: List[Function] = []
+        owners = [
+            owner_of(node, "parameters", "named_parameters")
+            for each, _ in training.optimizer_calls
+            for node in walk(each)
+        ]
+        self.trained = {owner.rpartition(".")[2] for owner in owners if owner}
+        self.named_models = set(training.models)
+        # Attributes that are given a model: self.net = net.
+        self.named_models |= {name for name, value in training.file.assigned if dotted(value) in training.models}
+
+    def run_loops(self) -> None:
+        """Analyse the code of the module, and each function outside of models with any arguments."""
+        for each in self.training.host_functions.all:
+            self.call(each, None, (), {})
+        module = ast.FunctionDef(name=NO_FUNCTION, args=_NO_ARGUMENTS, body=self.file.tree.body, decorator_list=[])
+        self.call(module, None, (), {})
+
+    def result_of(self, function: Function) -> FrozenSet[Fact]:
+        """Return the operators that a function computes its result by if it is given outputs of a model."""
+        given: Dict[Optional[str], Value] = {arg.arg: _TRAINED for arg in parameters_of(function)}
+        return self.call(function, None, (), given).by
+
+    def walker(
+        self, function: Function, model: Optional[Model], environment: Environment, outer: Optional[Scope]
+    ) -> Statements:
+        return _LoopStatements(_LoopScope(self, function, model, environment, outer), self, function)
+
+    def is_trained(self, name: str) -> bool:
+        """Return whether a model is trained by an optimizer, as far as the file shows which are."""
+        return not self.trained or name.rpartition(".")[2] in self.trained or name not in self.file.values
+
+    def go_backward(self, value: Value, sure: bool) -> None:
+        """Note what a value is computed by that goes backward."""
+        self.going_backward.update(self.followed)
+        for fact in value.by:
+            noted = replace(fact, certain=fact.certain and sure)
+            if fact.kind == _OUTSIDE:
+                self.losses_outside.add(noted)
+            elif fact.kind != _CALL:
+                self._note(noted)
+        for fact, calls in self.selections:
+            if calls & value.by:
+                self._note(replace(fact, certain=fact.certain and sure))
+
+    def _note(self, fact: Fact) -> None:
+        """Note a fact, which is certain if it is on one way through the code."""
+        if replace(fact, certain=True) not in self.facts:
+            self.facts.discard(replace(fact, certain=False))
+            self.facts.add(fact)
+
+
+_NO_ARGUMENTS = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+
+
+class _LoopScope(Scope):
+    """The names of a function of the loop. Its reads of values, and its changes of Python state, are no facts."""
+
+    def fact(self, kind: str, node: ast.expr, name: str = "") -> None:
+        pass
+
+    def needs_value(self, kind: str, node: ast.expr, of: Origin, name: str = "") -> None:
+        pass
+
+    def layers_made(self, node: ast.Call, value: ast.expr) -> None:
+        pass
+
+
+class _LoopStatements(Statements):
+    """The statements of one function of the loop, or of the module."""
+
+    def __init__(self, scope: Scope, analysis: LoopAnalysis, function: Function) -> None:
+        super().__init__(scope)
+        self.analysis, self.function = analysis, function
+        self.is_module = function.name == NO_FUNCTION
+
+    def block(self, statements: Sequence[ast.stmt]) -> None:
+        self.analysis.followed.append(self.function)
+        try:
+            super().block(statements)
+        finally:
+            self.analysis.followed.pop()
+
+    def statement(self, node: ast.stmt) -> None:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and self.is_module:
+            return  # a call by its name finds it
+        names = self.scope.names
+        if isinstance(node, (ast.With, ast.AsyncWith)) and any(
+            names.called(item.context_expr) in _NO_GRADIENTS for item in node.items
+        ):
+            with self._without_gradients():
+                self.block(node.body)
+            return
+        super().statement(node)
+
+    @contextlib.contextmanager
+    def _without_gradients(self) -> Iterator[None]:
+        before, self.analysis.with_gradients = self.analysis.with_gradients, False
+        try:
+            yield
+        finally:
+            self.analysis.with_gradients = before
+
+    def branch(self, node: ast.If) -> None:
+        if any(isinstance(each, ast.Name) and each.id == "__name__" for each in walk(node.test)):
+            self.block(node.body)
+            return
+        super().branch(node)
+
+    def twice(self, body: Sequence[ast.stmt]) -> None:
+        """Walk a loop body until the values assigned at its end are known at its start; it runs at least once."""
+        self.block(body)
+        self.block(body)
+
+    def assign(self, target: ast.expr, kind: Value, value: Optional[ast.expr]) -> None:
+        if isinstance(target, ast.Attribute) and dotted(target) is not None:
+            self.scope.environment[dotted(target) or ""] = kind
+            return
+        super().assign(target, kind, value)
+
+    def expression(self, node: ast.expr) -> Value:
+        name = dotted(node) if isinstance(node, (ast.Name, ast.Attribute)) else None
+        if name is not None and name in self.scope.environment:
+            known = self.scope.environment[name]
+            if known != UNKNOWN:
+                return known
+        if name is not None and (name in self.analysis.named_models or self._made(name) is not None):
+            return MODULE
+        return super().expression(node)
+
+    def attribute(self, node: ast.Attribute) -> Value:
+        base = self.expression(node.value)
+        if base.kind is Kind.MODULE and self.scope.model is None:
+            weight = node.attr in ("weight", "bias") and self._with_gradients(node)
+            return _TRAINED if weight else MODULE
+        if base.has_tensors and node.attr in ("data", "grad"):
+            return self._detached(base) if node.attr == "data" else UNKNOWN
+        if base.has_tensors and base.by and node.attr not in tensor_methods.PYTHON_ATTRIBUTES:
+            return base.element  # a field of an output, as `output.logits`
+        return super().attribute(node)
+
+    def subscript(self, node: ast.Subscript) -> Value:
+        found = super().subscript(node)
+        base = self.expression(node.value)
+        index = [self.expression(each) for each in _indices(node)]
+        masks = [each for each in index if each.kind is Kind.MASK and each.origin is Origin.COMPUTED]
+        if base.kind is Kind.MODULE:
+            return MODULE
+        if base.is_tensor and masks and isinstance(node.ctx, ast.Load):
+            self._select("mask", node, "", [base, *masks])
+        return found
+
+    def _select(self, kind: str, node: ast.expr, name: str, values: Sequence[Value]) -> None:
+        """Note that a result has a size that depends on values of a step which has not run."""
+        calls = frozenset(fact for value in values for fact in value.by if fact.kind == _CALL)
+        fact = Fact(kind, node, name, self.scope.where, self.scope.sure)
+        if calls:
+            self.analysis.selections.add((fact, calls))
+
+    def _with_gradients(self, node: ast.AST) -> bool:
+        return self.analysis.with_gradients and not self.analysis.file.without_gradients(node)
+
+    def _detached(self, value: Value) -> Value:
+        """Return a value without its gradients: a weight's is one of the host, an output still comes with the step."""
+        of_step = any(fact.kind == _CALL for fact in value.by)
+        return value if of_step else value._replace(origin=Origin.UNKNOWN)
+
+    # Calls
+
+    def call(self, node: ast.Call) -> Value:
+        found = super().call(node)
+        name = dotted(node.func) or ""
+        callee = self.analysis.functions.get(name) or self.analysis.training.host_functions.callee(node)
+        if callee in self.analysis.going_backward:
+            self._settle()
+        return found
+
+    def _settle(self) -> None:
+        """Take values as known: an update may have run."""
+        environment = self.scope.environment
+        environment.update(
+            (name, value._replace(origin=Origin.UNKNOWN)) for name, value in environment.items() if value.by
+        )
+
+    def named_call(self, node: ast.Call, name: str, given: Sequence[Value]) -> Value:
+        if name == "torch.autograd.backward":
+            return self._go_backward(given[:1])
+        if name == "torch.autograd.grad":
+            return UNKNOWN
+        found = super().named_call(node, name, given)
+        outside = "." in name and name.lstrip(".").split(".")[0] not in _LIBRARIES
+        if outside and combined(given) is Origin.COMPUTED:
+            found = result(Kind.TENSOR, given)
+            return found._replace(by=found.by | {Fact(_OUTSIDE, node, name, self.scope.where, self.scope.sure)})
+        return found
+
+    def _go_backward(self, values: Sequence[Value]) -> Value:
+        for value in values:
+            self.analysis.go_backward(value, self.scope.sure)
+        self._settle()
+        return PYTHON
+
+    def method_call(
+        self, node: ast.Call, function: ast.Attribute, given: List[Value], keywords: Dict[Optional[str], Value]
+    ) -> Value:
+        if function.attr in _BACKWARD:
+            return self._go_backward(
+                [each for each in given if each.has_tensors][:1] or [self.expression(function.value)]
+            )
+        if self.scope.model is None and (self._is_model(node) or self._made(dotted(function)) is not None):
+            return self.layer_call(node, "", given, keywords)
+        base = self.expression(function.value)
+        if function.attr == "scale" and len(given) == 1 and not base.has_tensors:
+            return given[0]  # by a GradScaler
+        if base.kind is Kind.MODULE and self.scope.model is None:
+            if function.attr in ("parameters", "named_parameters") and self._with_gradients(node):
+                return Value(Kind.TENSORS, Origin.COMPUTED)
+            return UNKNOWN
+        callee = None if base.has_tensors else self.analysis.training.host_functions.callee(node)
+        if callee is not None:
+            own = isinstance(self.analysis.file.parents[callee], ast.ClassDef)
+            return self.analysis.call(callee, None, [UNKNOWN] * own + given, keywords, self.scope.sure)
+        return super().method_call(node, function, given, keywords)
+
+    def _is_model(self, node: ast.Call) -> bool:
+        return dotted(node.func) in self.analysis.named_models
+
+    def _made(self, name: Optional[str]) -> Optional[ast.Call]:
+        """Return the construction of the layer or loss of a name, if the file shows one alone."""
+        values = self.analysis.file.values.get(name or "", [])
+        made = unmoved(values[0]) if len(values) == 1 else None
+        return made if isinstance(made, ast.Call) and self._is_module(made) else None
+
+    def _is_module(self, made: ast.Call) -> bool:
+        layer = self.scope.names.called(made) or ""
+        of_torch = layer.startswith("torch.nn.") and layer.rpartition(".")[2][:1].isupper()
+        return of_torch or dotted(made.func) in self.analysis.models
+
+    def layer_call(
+        self, node: ast.Call, attribute: str, given: List[Value], keywords: Dict[Optional[str], Value]
+    ) -> Value:
+        """Return the output of a trained model, or of a layer or loss that the loop applies to such outputs."""
+        values = [*given, *keywords.values()]
+        if self.scope.model is not None and attribute:
+            found = super().layer_call(node, attribute, given, keywords)
+            return result(found.kind, values)
+        name = dotted(node.func) or ""
+        if self._is_model(node):
+            known = self.analysis.is_trained(name) and self._with_gradients(node)
+            found = result(Kind.TENSOR, values, None if not known else Origin.COMPUTED)
+            called = Fact(_CALL, node, name, self.scope.where)
+            return found._replace(by=found.by | {called}) if found.origin is Origin.COMPUTED else UNKNOWN
+        made = self._made(name)
+        if isinstance(node.func, ast.Call) and self._is_module(node.func):
+            made = node.func
+        own = self.analysis.models.get(dotted(made.func) or "") if made is not None else None
+        forward = own.method("forward") if own is not None else None
+        if forward is not None:
+            return self.analysis.call(forward, own, given, keywords, self.scope.sure)
+        layer = self.scope.names.called(made) if made is not None else None
+        found = result(Kind.TENSOR, values)
+        if layer is None or made is None or found.origin is not Origin.COMPUTED:
+            return found
+        if is_loss(layer) or not is_refused(self.analysis.file, layer, made):
+            return found
+        return found._replace(by=found.by | {Fact("layer", node, layer, self.scope.where, self.scope.sure, made)})
+
+    def torch_call(self, node: ast.Call, name: str, given: Sequence[Value]) -> Value:
+        return self._computed(node, name, given, super().torch_call(node, name, given))
+
+    def tensor_method(self, node: ast.Call, name: str, base: Value, given: Sequence[Value]) -> Value:
+        if name == "detach":
+            return self._detached(base)
+        if name in ("cpu", "cuda", "to_dense", "requires_grad_"):
+            return base
+        found = super().tensor_method(node, name, base, given)
+        return self._computed(node, f"Tensor.{name}", [base, *given], found)
+
+    def _computed(self, node: ast.Call, name: str, given: Sequence[Value], found: Value) -> Value:
+        """Return the result of an operator, with the operator if it does not compile."""
+        if not found.has_tensors:
+            return found
+        if combined(given) is not Origin.COMPUTED:
+            return found._replace(origin=Origin.UNKNOWN)
+        last, fact = name.rpartition(".")[2], None
+        one_argument = name == "torch.where" and len(node.args) + len(node.keywords) == 1
+        if last == "masked_select":
+            if any(each.kind is Kind.MASK and each.origin is Origin.COMPUTED for each in given[1:]):
+                fact = Fact("dynamic", node, name, self.scope.where, self.scope.sure)
+        elif is_dynamic(name) or one_argument or last in tensor_methods.READ_IN_LOOPS:
+            return Value(found.kind)
+        elif last == "repeat_interleave" and given[1:] and given[1].is_tensor:
+            if given[1].origin is Origin.COMPUTED:
+                self._select("repeat", node, name, given)
+        elif not is_loss(name) and is_refused(self.analysis.file, name, node):
+            fact = Fact("call", node, name, self.scope.where, self.scope.sure)
+        return found if fact is None else found._replace(by=found.by | {fact})
+
+
+def _indices(node: ast.Subscript) -> List[ast.expr]:
+    index = index_of(node)
+    return list(getattr(index, "elts", [index]))

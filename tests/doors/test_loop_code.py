@@ -1,0 +1,201 @@
+"""`check` refuses operators of the loop's own code if and only if a run does: those that a loss is computed by."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any, Tuple
+
+import pytest
+
+from ignite_ipu import auto, backend
+from ignite_ipu.migration.checker import check_paths
+from ignite_ipu.migration.findings import Outcome
+from ignite_ipu.migration.verdict import Verdict
+from ignite_ipu.running.substituted import active_substitutes, refusal_behind
+from tests.doors.judging import assert_refused, assert_trains, losses_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+PROGRAM = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+MASK = torch.tensor([True, False, True, False]).expand(4, 4)
+pool = nn.FractionalMaxPool2d(2, output_size=1)
+
+def spectral(output, target):
+    return torch.linalg.svdvals(output).sum()
+
+def parts(output):
+    return output.pow(2).mean(), torch.linalg.svdvals(output).sum()
+
+class SpectralLoss(nn.Module):
+    def forward(self, output, target):
+        return torch.linalg.svdvals(output).sum()
+
+class Step:
+    def __init__(self, model):
+        self.model = model
+    def loss(self, x):
+        return torch.linalg.svdvals(self.model(x)).sum()
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion, step = SpectralLoss(), Step(model)
+losses = []
+
+def train():
+    x, y = torch.randn(4, 4), torch.tensor([0, 1, 2, 3])
+    optimizer.zero_grad()
+    out = model(x)
+    {body}
+    loss.backward()
+    optimizer.step()
+    {after}
+    losses.append(loss.item())
+
+if __name__ == "program":
+    for _ in range(2):
+        train()
+"""
+PLAIN = "loss = out.pow(2).mean()\n"
+READ = "losses.append(s.sum().item())"
+# Statements between the call of the model and backward(), and behind the step.
+TRAINED = {
+    "a metric of a detached output": (PLAIN + "s = torch.linalg.svdvals(out.detach())", READ),
+    "a metric with gradients": (PLAIN + "s = torch.linalg.svdvals(out)", READ),
+    "a metric that is read before the loss": ("losses.append(torch.linalg.svdvals(out).sum().item())\n" + PLAIN, ""),
+    "a metric on the host": (PLAIN + "s = torch.linalg.svdvals(out.detach().cpu())", READ),
+    "a metric by numpy": (PLAIN + "s = torch.tensor(out.detach().cpu().numpy()).det()", READ),
+    "data": ("target = torch.fft.rfft(x).abs().sum()\nloss = (out - target).pow(2).mean()", ""),
+    "an output without gradients": (
+        "with torch.no_grad(): t = torch.linalg.svdvals(model(x))\nloss = (out - t).pow(2).mean()",
+        "",
+    ),
+    "detached weights": ("loss = out.mean() + torch.linalg.svdvals(model[0].weight.detach()).sum()", ""),
+    "a number": ("s = torch.linalg.svdvals(out).max().item()\nloss = out.pow(2).mean() / s", ""),
+    "a shape": ("s = torch.linalg.svdvals(out)\nloss = out.pow(2).mean() * s.shape[0]", ""),
+    "a branch that is not taken": ("loss = torch.linalg.svdvals(out).sum() if y.sum() > 9 else out.pow(2).mean()", ""),
+    "one of two results": ("loss, s = parts(out)", READ),
+    "a mask of the host": ("loss = out[y > 0].mean() + out.masked_select(MASK).mean()", ""),
+    "a computed mask behind the step": (PLAIN, "losses.append(out[out > 0].sum().item())"),
+    "places that the host reads": (PLAIN + "count = torch.nonzero(out > 0).shape[0] + torch.unique(out).numel()", ""),
+    "a number format": ("loss = out.to(torch.bfloat16).float().pow(2).mean()", ""),
+    "a number format of data": ("loss = (out - x.to(torch.bfloat16).float()).pow(2).mean()", ""),
+    "complex numbers": ("loss = out.to(torch.complex64).abs().mean()", ""),
+}
+REFUSED = {
+    "an operator": ("loss = torch.linalg.svdvals(out).sum()", ""),
+    "a method": ("loss = out.kthvalue(2).values.mean()", ""),
+    "a method in place": ("out = out.lgamma_()\nloss = out.mean()", ""),
+    "a function": ("loss = spectral(out, y)", ""),
+    "a lambda": ("f = lambda z: torch.linalg.svdvals(z)\nloss = f(out).sum()", ""),
+    "a loss": ("loss = criterion(out, y)", ""),
+    "a layer": ("loss = pool(out[None, None]).mean()", ""),
+    "a method of a class with the model": ("loss = step.loss(x)", ""),
+    "the other of two results": ("_, loss = parts(out)", ""),
+    "a target of a detached output": ("t = torch.linalg.svdvals(out.detach())\nloss = (out - t).pow(2).mean()", ""),
+    "a weight": (PLAIN + "loss = loss + torch.linalg.svdvals(model[0].weight).sum()", ""),
+    "a sum in a loop": ("loss = 0\nfor i in range(2): loss += torch.linalg.svdvals(out[i:]).sum()", ""),
+    "a sum of a dictionary": (
+        "found = {'a': out.mean(), 'b': torch.linalg.svdvals(out).sum()}\nloss = sum(found.values())",
+        "",
+    ),
+    "a stack of a list": (
+        "found = []\nfound.append(out.mean())\nfound.append(torch.linalg.svdvals(out).sum())\n"
+        "loss = torch.stack(found).sum()",
+        "",
+    ),
+    "a loss that is read": ("t = torch.linalg.svdvals(out).sum()\nlosses.append(t.item())\nloss = t", ""),
+    "an argument": ("values, _ = F.max_pool1d(out[None], 2, return_indices=True)\nloss = values.mean()", ""),
+    "a mask of the output": ("loss = out[out > 0].mean()", ""),
+    "a mask of a metric": ("d = out.detach()\ns = d[d > 0].sum()\n" + PLAIN, READ),
+    "a selection by a mask of the output": ("loss = out.masked_select(out > 0).mean() + out.mean()", ""),
+    "rows that are repeated by the output": ("loss = out.repeat_interleave((out[:, 0] > 0).long(), 0).sum()", ""),
+}
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4{layer})
+    def forward(self, x):
+        return self.fc(x)
+
+torch.manual_seed(0)
+dtype = torch.bfloat16
+model = Net()
+{model}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+losses = []
+for _ in range(2):
+    optimizer.zero_grad()
+    loss = model(torch.randn(4, 4).to(torch.bfloat16)).float().pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+"""
+CONVERTED = {
+    "to": ("model.to(torch.bfloat16)", ""),
+    "to a device": ("model = model.to('cpu', torch.bfloat16)", ""),
+    "to a variable": ("model.to(dtype)", ""),
+    "by name": ("model.bfloat16()", ""),
+    "a layer": ("", ", dtype=torch.bfloat16"),
+}
+
+
+def text_of(case: Tuple[str, str]) -> str:
+    body, after = (textwrap.indent(each or "pass", " " * 4).strip() for each in case)
+    return PROGRAM.format(body=body, after=after)
+
+
+@pytest.fixture(autouse=True)
+def _emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(backend.VARIABLE, "emulator")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_operators_that_no_loss_is_computed_by_run_on_the_host(name, tmp_path):
+    assert_trains(text_of(TRAINED[name]), tmp_path)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_operators_that_a_loss_is_computed_by_have_to_compile(name, tmp_path):
+    assert_refused(text_of(REFUSED[name]), tmp_path)
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_a_model_in_a_number_format_that_an_ipu_lacks_is_refused_at_its_conversion(name, tmp_path):
+    """A layer is made in it without a conversion, and refused where it is called."""
+    model, layer = CONVERTED[name]
+    assert_refused(MODEL.format(model=model, layer=layer), tmp_path)
+
+
+@pytest.mark.parametrize("called", ["losses_of_mine.spectral(out)", "out.mean()"])
+def test_losses_of_other_files(called: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function counts if a loss of the program is computed by it, at its own line."""
+    loop = PROGRAM.replace("import torch\n", "import torch\nimport losses_of_mine\n", 1)
+    text = loop.format(body=f"loss = {called}", after="pass")
+    other = tmp_path / "losses_of_mine.py"
+    other.write_text("import torch\n\ndef spectral(output):\n    return torch.linalg.svdvals(output).sum()\n")
+    script = tmp_path / "program.py"
+    script.write_text(text)
+    report = check_paths([str(tmp_path)])
+    refused = [(each.path, each.line) for each in report.findings if each.run is Outcome.REFUSED]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with auto.enabled():
+        substitutes = active_substitutes()
+        if called == "out.mean()":
+            assert len(losses_of(text, tmp_path)) == 2
+            assert report.verdicts[str(script)] is Verdict.TRAINS
+            return
+        with pytest.raises(Exception) as raised:  # noqa: PT011  # PopTorch's
+            losses_of(text, tmp_path)
+    refusal = refusal_behind(raised.value, substitutes)
+    assert refusal is not None
+    assert refused == [refusal.line] == [(str(other), 4)]
+    assert report.verdicts[str(script)] is Verdict.REFUSED
