@@ -33,12 +33,10 @@ ASKS_THE_EMULATOR = {
 }
 # Classes of many members: interfaces of PopTorch's, public ones, and those that wait to be split.
 WIDE = {
-    "deferred.accelerator.IPUAccelerator",
     "deferred.model.fused_update.FusedUpdate",
     "deferred.model.loop.Loop",
     "emulator.executor.executor.PoplarExecutor",
     "emulator.options.root.Options",
-    "emulator.runtime.training_step.GradientStep",
     "emulator.trace.active.Trace",
     "pipeline.planning.plan.Plan",
     "poptorch_types.Options",

@@ -370,7 +370,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
         location: str = super().save_state(output_dir, *args, **kwargs)
         states = [training.random_state() for training in self._trainings()]
         os.makedirs(location, exist_ok=True)
-        with open(os.path.join(location, self._random_states), "w", encoding="utf-8") as file:
+        with open(os.path.join(location, _states_file(self.process_index)), "w", encoding="utf-8") as file:
             json.dump(states, file)
         if self.is_main_process:
             self.config.save(location, partly=True)
@@ -389,7 +389,7 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             numbers = [int(name.rsplit("_", 1)[1]) for name in os.listdir(folder) if name.startswith("checkpoint_")]
             input_dir = os.path.join(folder, f"checkpoint_{max(numbers)}")
         if input_dir is not None:
-            file = os.path.join(os.path.expanduser(input_dir), self._random_states)
+            file = os.path.join(os.path.expanduser(input_dir), _states_file(self.process_index))
             states = read_device_states(file) if os.path.exists(file) else []
         kwargs.setdefault("map_location", "cpu")
         super().load_state(input_dir, *args, **kwargs)
@@ -413,11 +413,6 @@ class IPUAccelerator(accelerate.Accelerator):  # type: ignore[misc]
             for loop in self._loops():
                 loop.session.release()
 
-    @property
-    def _random_states(self) -> str:
-        """Name of the file with the random states of this process's devices."""
-        return _RANDOM_STATES.format(f"_{self.process_index}" if self.process_index else "")
-
     def _trainings(self) -> List[TrainingPrograms]:
         return [programs for loop in self._loops() for programs in loop.updates.programs]
 
@@ -440,6 +435,11 @@ class _PreparedOptimizer(AcceleratedOptimizer):  # type: ignore[misc]
         """Drop unused gradients when an update is complete."""
         if self.gradient_state.sync_gradients:
             self.optimizer.zero_grad(_SETS_TO_NONE if set_to_none is None else set_to_none)
+
+
+def _states_file(process: int) -> str:
+    """Return the name of the file with the random states of a process's devices."""
+    return _RANDOM_STATES.format(f"_{process}" if process else "")
 
 
 def _postponed(gradients: GradientState) -> Optional[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from typing import Any, Callable, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -18,8 +18,9 @@ from ignite_ipu.emulator.optim.device.optimizer import DeviceOptimizer
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.popdist.communication import Communicator, connected
 from ignite_ipu.emulator.runtime import loss_scaling
+from ignite_ipu.emulator.runtime.accumulation import Accumulation
 from ignite_ipu.emulator.runtime.executable import Executable
-from ignite_ipu.emulator.runtime.host_tensors import shares_memory
+from ignite_ipu.emulator.runtime.returned_gradients import ReturnedGradients
 from ignite_ipu.emulator.trace.capture import Precision
 from ignite_ipu.emulator.trace.number_formats import check_finite
 from ignite_ipu.torch_names import lists
@@ -55,7 +56,6 @@ class GradientStep:
         self._reduce = reduce
         self._scaling = loss_scaling.from_options(options)
         self._check = check_finite if precision.floating_point_exceptions else None
-        self._store = store_for(precision)
         batching, graph = executable.batching, executable.graph
         assert graph.loss is not None
         self._loss = graph.loss
@@ -68,24 +68,18 @@ class GradientStep:
         mean = ReductionType(training.accumulation_and_replication_reduction_type) is ReductionType.Mean
         replicas = batching.replication_factor * options.Distributed.numProcesses
         self._share = 1.0 / (batching.gradient_accumulation * replicas) if mean else 1.0
-        self._accum_type = accum_type
         strategy = MeanReductionStrategy(training.meanAccumulationAndReplicationReductionStrategy)
-        self._running = mean and strategy is MeanReductionStrategy.Running and accum_type is torch.float16
+        running = mean and strategy is MeanReductionStrategy.Running and accum_type is torch.float16
         # Folding the share into the loss gradient costs nothing; half precision would lose bits there. Where gradients
         # are shown or returned, they are those of the micro-batch alone.
         full = graph.loss_type is torch.float32 and accum_type is torch.float32 and not half
         self._folded = full and not graph.watches_gradients and not anchored
-        self._anchored = anchored
+        self._returned = ReturnedGradients(anchored, executable)
+        store = store_for(precision)
+        self._sums = Accumulation(accum_type, running, not self._folded, store, self._grouped)
         # The other gradients are added to the first ones, which are scaled in the end.
         self._alone = batching.micro_batches == 1 and reduce is None
-        # Of the anchored weights, by place among the leaves; None before the first backward pass.
-        self._anchored_places: Optional[List[Optional[int]]] = None
-        self._returned: Tuple[torch.Tensor, ...] = ()
-        self._copied: Optional[List[int]] = None  # those of them that share memory, or have gaps
         self._used: Optional[Tuple[bool, ...]] = None
-        self._shared: Optional[List[int]] = None
-        self._sums: List[torch.Tensor] = []
-        self._added = 0
         self.loss_scaling = optimizer.loss_scaling  # of the last update
 
     def train(self, inputs: Tensors) -> List[torch.Tensor]:
@@ -97,10 +91,10 @@ class GradientStep:
         drawn = contextlib.nullcontext() if random.used is False else random.drawn()
         try:
             with torch.enable_grad(), drawn:
-                own = len(self._anchored) if self._owns_returned else 0
+                own = len(self._returned.names) if self._owns_returned else 0
                 return self._executable.loop(inputs, self.run, self.update, own)
         except BaseException:
-            self._sums, self._added = [], 0
+            self._sums.clear()
             if self._scaling is not None:
                 self._scaling.forget()
             self._executable.forget_history()
@@ -111,7 +105,7 @@ class GradientStep:
         executable = self._executable
         arguments = (*batch, *executable.arguments[replica])
         results = self._saved.run(executable.graph.run, arguments, lambda results: self.backward(results, replica))
-        return (*results, *self._returned) if self._anchored else results
+        return (*results, *self._returned.latest) if self._returned.names else results
 
     def backward(self, results: Tuple[torch.Tensor, ...], replica: int) -> None:
         """Add one micro-batch's gradients to the accumulated ones."""
@@ -119,7 +113,7 @@ class GradientStep:
         if loss.requires_grad:
             self._add(self._gradients(loss, torch.full_like(loss, self._scale)), replica)
         else:
-            self._returned = tuple([self._nothing(name) for name in self._anchored])
+            self._returned.take_zeros()
 
     @property
     def _scale(self) -> float:
@@ -127,33 +121,22 @@ class GradientStep:
 
     def _add(self, gradients: Tuple[torch.Tensor, ...], replica: int) -> None:
         """Add one micro-batch's gradients, of the weights that the loss depends on."""
-        if self._anchored:
-            self._returned = self._to_return(gradients, replica)
+        if self._returned.names:
+            assert self._used is not None
+            self._returned.take(gradients, self._used, replica, self._owns_returned)
         if self._check is not None:
             self._check("A weight gradient", gradients)
-        if not self._folded:
-            gradients = tuple(self._to_accumulate(gradient) for gradient in gradients)
-        self._added += 1
-        if not self._sums:
-            self._sums = self._separate(gradients)
-        elif gradients and self._accum_type is torch.float16:
-            keep, gain = ((self._added - 1) / self._added, 1 / self._added) if self._running else (1.0, 1.0)
-            foreach.decay(self._sums, keep, foreach.widened(gradients), gain, self._store)
-        elif gradients:
-            lists.add_(self._sums, gradients)
+        self._sums.add(gradients)
 
     def update(self) -> None:
         """Reduce the accumulated gradients, take one optimizer step, and start accumulating afresh."""
-        sums, added = self._sums, self._added
-        self._sums, self._added = [], 0
+        sums, count = self._sums.take()
         if not sums:
             return
         with torch.no_grad():
-            if self._accum_type is torch.float16:
-                sums = [each.float() for each in sums]
             if self._reduce is not None:
                 self._reduce(sums)
-            share = 1.0 if self._folded else self._share * (added if self._running else 1)
+            share = 1.0 if self._folded else self._share * count
             factor = share / self.optimizer.loss_scaling
             if factor != 1.0:
                 lists.mul_(sums, factor)
@@ -187,59 +170,9 @@ class GradientStep:
         # A replica reaches the value of its own group only.
         return tuple(torch.zeros_like(leaf) if g is None else g for g, leaf in zip(found, self._leaves))
 
-    def _to_return(self, gradients: Tuple[torch.Tensor, ...], replica: int) -> Tuple[torch.Tensor, ...]:
-        """Return those of the anchored weights, which in the end of a call nothing has written to."""
-        assert self._used is not None
-        if self._anchored_places is None or self._grouped:
-            used, number, places = iter(self._used), itertools.count(), {}
-            for name in self._names:
-                own = [next(number) if next(used) else None for _ in self._executable.leaves[name]]
-                groups = self._executable.grouped.get(name)
-                places[name] = own[0 if groups is None else groups.group_of(replica)]
-            self._anchored_places = [places[name] for name in self._anchored]
-        chosen = [
-            self._nothing(name) if place is None else gradients[place]
-            for name, place in zip(self._anchored, self._anchored_places)
-        ]
-        if not self._owns_returned:
-            return tuple([gradient.clone() for gradient in chosen])
-        # Nothing writes to them: they are neither added to nor scaled.
-        if self._copied is None:
-            memory = [gradient.untyped_storage().data_ptr() for gradient in chosen]
-            pairs = enumerate(zip(chosen, memory))
-            self._copied = [i for i, (each, own) in pairs if memory.index(own) != i or not each.is_contiguous()]
-        for index in self._copied:
-            chosen[index] = chosen[index].clone(memory_format=torch.contiguous_format)
-        return tuple(chosen)
-
     @property
     def _owns_returned(self) -> bool:
         return self._alone and self.optimizer.loss_scaling == 1
-
-    def _nothing(self, name: str) -> torch.Tensor:
-        return torch.zeros_like(self._executable.leaves[name][0], requires_grad=False)
-
-    def _to_accumulate(self, gradient: torch.Tensor) -> torch.Tensor:
-        if gradient.dtype is self._accum_type or self._accum_type is not torch.float16:
-            return gradient.to(self._accum_type)
-        half = torch.empty_like(gradient, dtype=torch.float16)
-        self._store([half], [gradient])
-        return half
-
-    def _separate(self, gradients: Tuple[torch.Tensor, ...]) -> List[torch.Tensor]:
-        """Return the gradients in memory that may be written to: autograd gives `a` and `b` of `a + b` the same."""
-        separate = list(gradients)
-        if self._shared is None or self._grouped:
-            seen: Set[int] = set()
-            self._shared = []
-            for index, tensor in enumerate(gradients):
-                memory = tensor.untyped_storage().data_ptr()
-                if memory in seen or shares_memory(tensor):
-                    self._shared.append(index)
-                seen.add(memory)
-        for index in self._shared:
-            separate[index] = gradients[index].clone(memory_format=torch.contiguous_format)
-        return separate
 
     def _by_weight(self, sums: List[torch.Tensor]) -> Sequence[Optional[torch.Tensor]]:
         assert self._used is not None
@@ -287,7 +220,7 @@ class CompiledStep(GradientStep):
             results = compiled.run(torch.tensor([self._scale]), *arguments)
         count = len(results) - len(self._leaves)
         self._add(results[count:], replica)
-        return (*results[:count], *self._returned) if self._anchored else results[:count]
+        return (*results[:count], *self._returned.latest) if self._returned.names else results[:count]
 
     def _forward_and_backward(self, copies: bool, scale: torch.Tensor, *arguments: torch.Tensor) -> List[torch.Tensor]:
         """Return the graph's results and the gradients, by traceable operators.

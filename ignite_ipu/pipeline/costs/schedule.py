@@ -83,13 +83,13 @@ class Schedule:
         return 1 - sum(self.utilisation) / len(self.busy)
 
 
-def in_flight(stage: int, stages: int, merge_last: bool = False) -> int:
+def in_flight(stage: int, stages: int) -> int:
     """Return how many micro-batches a training stage has begun and not finished once the pipeline is full.
 
-    Stage s of N runs 2 (N - s) forward passes before its first backward pass, one less with `merge_last`. This is the
-    pipelining tutorial's picture, in which the first stage begins its first backward pass in step 2 N + 1.
+    Stage s of N runs 2 (N - s) forward passes before its first backward pass. In the pipelining tutorial's picture the
+    first stage begins its first backward pass in step 2 N + 1.
     """
-    return 2 * (stages - stage) - int(merge_last)
+    return 2 * (stages - stage)
 
 
 def simulate(
