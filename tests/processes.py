@@ -2,19 +2,25 @@
 
 They are forked from a process that has imported the libraries that programs use and nothing of this one. They have
 arguments, environment, folder and streams of their own. They end as Python does, but leave those libraries in memory:
-Python takes a third of a second to free them. A test of the start of an interpreter starts one. As a program it answers
-requests with the ids of processes, in lines of JSON.
+Python takes a third of a second to free them. A test of the start of an interpreter starts one. Programs that start
+Python themselves can be given one that forks, too (`forked_python.py`). As a program it answers requests with the ids
+of processes, in lines of JSON.
 """
 
 from __future__ import annotations
 
+import array
 import atexit
+import contextlib
 import gc
 import importlib
 import json
 import os
 import runpy
+import selectors
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -23,12 +29,15 @@ import time
 import types
 import weakref
 from pathlib import Path
-from typing import AbstractSet, Any, Dict, Mapping, Optional, Sequence
+from typing import AbstractSet, Any, Dict, List, Mapping, Optional, Sequence
 
 _ROOT = Path(__file__).parents[1]
 # torch imports the second with the first optimizer.
 _IMPORTED = ("torch", "torch._dynamo", "ignite.engine", "ignite.handlers", "ignite.metrics", "accelerate")
 _LOOK_SECONDS = 0.005
+_ENDED = (signal.SIGCHLD,)
+# The connections of the Pythons that wait for a program, by its id.
+_waiting: Dict[int, socket.socket] = {}
 
 
 class Processes:
@@ -45,12 +54,14 @@ class Processes:
         cwd: Optional[Path] = None,
         check: bool = False,
         without: Sequence[str] = (),
+        forks: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Return the outcome of `python ARGUMENTS...`, which begin with a script's path, `-c` or `-m`.
 
-        The packages in `without` cannot be imported.
+        The packages in `without` cannot be imported. If it `forks`, so do the programs that it starts by
+        `sys.executable`.
         """
-        with self.start(arguments, env, cwd, without) as process:
+        with self.start(arguments, env, cwd, without, forks) as process:
             done = subprocess.CompletedProcess(process.words, process.wait(), process.output(), process.errors())
         if check:
             assert done.returncode == 0, done.stderr
@@ -66,11 +77,34 @@ class Processes:
         env: Optional[Mapping[str, str]] = None,
         cwd: Optional[Path] = None,
         without: Sequence[str] = (),
+        forks: bool = False,
     ) -> Process:
         """Return the process of `python ARGUMENTS...`, which is killed at the end of a `with` block if it still runs.
 
         Its interrupts raise KeyboardInterrupt, whether or not the tests ignore them.
         """
+        self._begin()
+        assert self._folder and self._process and self._process.stdin and self._process.stdout
+        folder = Path(tempfile.mkdtemp(dir=self._folder.name))
+        words = [str(each) for each in arguments]
+        variables = dict(os.environ if env is None else env)
+        request = {"words": words, "env": variables, "cwd": str(cwd or os.getcwd()), "folder": str(folder)}
+        try:
+            self._process.stdin.write(json.dumps({**request, "without": list(without), "forks": forks}) + "\n")
+            self._process.stdin.flush()
+            return Process(words, int(self._process.stdout.readline()), folder)
+        except BaseException:  # a test's time may be over, and the next shall not read this answer
+            self.close()
+            raise
+
+    @property
+    def python(self) -> str:
+        """The path of a `python` whose programs are forked, for `sys.executable`."""
+        self._begin()
+        assert self._folder
+        return str(Path(self._folder.name, "python"))
+
+    def _begin(self) -> None:
         if self._process is None:
             self._folder = tempfile.TemporaryDirectory()
             self._process = subprocess.Popen(
@@ -82,18 +116,12 @@ class Processes:
                 text=True,
                 start_new_session=True,
             )
-        assert self._folder and self._process.stdin and self._process.stdout
-        folder = Path(tempfile.mkdtemp(dir=self._folder.name))
-        words = [str(each) for each in arguments]
-        variables = dict(os.environ if env is None else env)
-        request = {"words": words, "env": variables, "cwd": str(cwd or os.getcwd()), "folder": str(folder)}
-        try:
-            self._process.stdin.write(json.dumps({**request, "without": list(without)}) + "\n")
-            self._process.stdin.flush()
-            return Process(words, int(self._process.stdout.readline()), folder)
-        except BaseException:  # a test's time may be over, and the next shall not read this answer
-            self.close()
-            raise
+            assert self._process.stdout
+            try:
+                self._process.stdout.readline()  # when it has imported the libraries
+            except BaseException:  # a test's time may be over
+                self.close()
+                raise
 
     def close(self) -> None:
         """End the process, and its children."""
@@ -174,15 +202,81 @@ def _serve(folder: Path) -> Optional[Dict[str, Any]]:
         importlib.import_module(name)
     sys.modules["torch"].set_num_threads(1)
     gc.freeze()  # or each process would look through all of it when it ends
+    python = folder / "python"
+    python.write_text(f"#!{sys.executable} -IS\n{Path(__file__).with_name('forked_python.py').read_text()}")
+    python.chmod(stat.S_IRWXU)
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(folder / "socket"))
+    listening.listen(16)
+    print("ready", flush=True)
     signal.signal(signal.SIGCHLD, lambda *_: _note_ended(folder))
-    for line in sys.stdin:
-        child = os.fork()
-        if not child:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            return dict(json.loads(line))
+    with selectors.DefaultSelector() as selector:
+        selector.register(0, selectors.EVENT_READ)
+        selector.register(listening, selectors.EVENT_READ)
+        text = b""
+        while True:
+            for key, _ in selector.select():
+                requests: List[Dict[str, Any]] = []
+                connection = None
+                if key.fd == 0:
+                    read = os.read(0, 1 << 20)
+                    if not read:
+                        return None
+                    *lines, text = (text + read).split(b"\n")
+                    requests = [json.loads(line) for line in lines]
+                elif key.fileobj is listening:
+                    connection, _ = listening.accept()
+                    requests = [_received(connection)]
+                    selector.register(connection, selectors.EVENT_READ)
+                elif not _pass_on(key.fileobj):  # type: ignore[arg-type]
+                    selector.unregister(key.fileobj)
+                    key.fileobj.close()  # type: ignore[union-attr]
+                for request in requests:
+                    if _forked(connection):
+                        listening.close()
+                        return {**request, "python": str(folder / "python")}
+                    for stream in request.get("streams", ()):
+                        os.close(stream)
+
+
+def _forked(connection: Optional[socket.socket]) -> bool:
+    """Fork a process, whose end the connection is told, or whose id is printed; returns whether this is the child."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDED)  # until the child is known
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for each in (connection, *_waiting.values()):
+            if each is not None:
+                each.close()
+    elif connection is None:
         print(child, flush=True)
-    return None
+    else:
+        _waiting[child] = connection
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDED)
+    return not child
+
+
+def _received(connection: socket.socket) -> Dict[str, Any]:
+    """Return the request of a Python that waits for a program, with the streams that it passes on."""
+    streams = array.array("i")
+    length, ancillary, *_ = connection.recvmsg(4, socket.CMSG_LEN(3 * streams.itemsize))
+    for _, _, data in ancillary:
+        streams.frombytes(data)
+    text = b""
+    while len(text) < int.from_bytes(length, "big"):
+        text += connection.recv(int.from_bytes(length, "big") - len(text))
+    return {**json.loads(text), "streams": streams.tolist(), "forks": True}
+
+
+def _pass_on(connection: socket.socket) -> bool:
+    """Send a program the signals that its Python has been sent; returns whether that still waits."""
+    numbers = connection.recv(100)
+    for child in [child for child, each in _waiting.items() if each is connection]:
+        for number in numbers or [signal.SIGKILL]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, number)
+    return bool(numbers)
 
 
 def _note_ended(folder: Path) -> None:
@@ -194,20 +288,37 @@ def _note_ended(folder: Path) -> None:
         if not child:
             return
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-        part = folder / f"{child}.part"
-        part.write_text(str(code))
-        part.rename(folder / f"{child}.ended")
+        connection = _waiting.pop(child, None)
+        if connection is None:
+            part = folder / f"{child}.part"
+            part.write_text(str(code))
+            part.rename(folder / f"{child}.ended")
+        else:
+            with contextlib.suppress(OSError):  # its Python was killed
+                connection.send(str(code).encode())
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def _become(request: Dict[str, Any]) -> None:
     """Run the program as Python would have."""
-    for number, name in enumerate(("output", "errors"), start=1):
-        os.dup2(os.open(Path(request["folder"], name), os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    streams = request.get("streams")
+    if streams is None:
+        files = [Path(request["folder"], name) for name in ("output", "errors")]
+        streams = [os.open(each, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for each in files]
+        streams = [os.open(os.devnull, os.O_RDONLY), *streams]
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
-    for package in request["without"]:
+    if "waiting" in request:
+        os.getppid = lambda: _parent_of(request["waiting"])
+    if request.get("unbuffered"):
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    if request["forks"]:
+        sys.executable = request["python"]
+    for package in request.get("without", ()):
         for name in [name for name in sys.modules if name.split(".")[0] == package]:
             del sys.modules[name]
         sys.modules[package] = None  # type: ignore[assignment]
@@ -223,6 +334,14 @@ def _become(request: Dict[str, Any]) -> None:
     else:
         sys.argv, sys.path[0] = [first, *rest], os.path.dirname(os.path.abspath(first))
         runpy.run_path(first, run_name="__main__")
+
+
+def _parent_of(process: int) -> int:
+    """Return the id of the parent of a process, 1 if the process has ended."""
+    try:
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 1
 
 
 def _end(code: object, known: AbstractSet[str]) -> None:

@@ -205,20 +205,31 @@ def test_without_the_variable_pytorch_imports_nothing_of_the_package(tmp_path, i
     assert run(words, tmp_path, IGNITE_IPU_AUTO="", **installed) == "ignite_ipu_autoload\n"
 
 
+@pytest.fixture
+def with_the_line(tmp_path: Path) -> Path:
+    """Return the folder of a script, and of a test that imports it."""
+    (tmp_path / "train.py").write_text("import ignite_ipu.auto\n" + textwrap.dedent(ACCELERATED))
+    (tmp_path / "test_train.py").write_text("def test():\n    import train\n")
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     "words",
     [
-        ["torch.distributed.run", "--nproc-per-node=1", "train.py"],
+        ["torch.distributed.run", "--standalone", "--nproc-per-node=1", "train.py"],
         ["accelerate.commands.launch", "--num_processes=1", "--cpu", "train.py"],
-        ["pytest", "-q", "-s", "-p", "no:cacheprovider", "test_train.py"],
     ],
     ids=lambda words: words[0],
 )
-def test_launchers_start_a_script_with_the_line(words, tmp_path):
-    text = "import ignite_ipu.auto\n" + textwrap.dedent(ACCELERATED)
-    (tmp_path / "train.py").write_text(text)
-    (tmp_path / "test_train.py").write_text("def test():\n    import train\n")
-    assert "IPUAccelerator 3 True" in run([sys.executable, "-m", *words], tmp_path)
+def test_launchers_start_a_script_with_the_line(words, with_the_line, processes):
+    done = processes.run(["-m", *words], cwd=with_the_line, check=True, forks=True)
+    assert "IPUAccelerator 3 True" in done.stdout
+
+
+def test_tests_import_a_script_with_the_line(with_the_line):
+    """Python has imported none of the libraries before pytest imports the script."""
+    words = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "test_train.py"]
+    assert "IPUAccelerator 3 True" in run(words, with_the_line)
 
 
 CORPUS = Path(__file__).parent / "migration" / "corpus"

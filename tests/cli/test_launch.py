@@ -138,8 +138,9 @@ def test_a_program_for_a_pod_runs_as_it_is(tmp_path):
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["4", "4"]
 
 
-def test_poprun_starts_the_processes_where_it_is(tmp_path, monkeypatch, capfd):
+def test_poprun_starts_the_processes_where_it_is(tmp_path, monkeypatch, capfd, processes):
     """A loop of accelerate finds processes and replicas without a flag; the summary counts the samples of all."""
+    monkeypatch.setattr(sys, "executable", processes.python)
     (tmp_path / "bin").mkdir()
     poprun = tmp_path / "bin" / "poprun"
     poprun.write_text(f'#!/bin/sh\nexec {sys.executable} -m ignite_ipu.emulator.poprun "$@"\n')
@@ -192,26 +193,19 @@ def _run_instance(script, variables):
     instance.main([str(script)])
 
 
-def _launch(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "ignite_ipu", "launch", "--instances", "2", *words],
-        cwd=_ROOT,
-        env=_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
+def _launch(processes, *words):
+    words = ["-m", "ignite_ipu", "launch", "--instances", "2", *words]
+    return processes.run(words, cwd=_ROOT, env=_environment(), forks=True)
 
 
 @pytest.mark.skipif(
     torch.__version__.startswith("2.0."),
     reason="PyTorch 2.0 can wait for ever when it destroys restarted process groups",
 )
-def test_two_processes_train_as_one_even_when_one_of_them_dies(tmp_path, scripts):
+def test_two_processes_train_as_one_even_when_one_of_them_dies(tmp_path, scripts, processes):
     """Weights, losses and metrics of two processes are those of one; the job survives an accident by its checkpoint."""
     assert scripts.run(_JOB, "emulator", str(tmp_path / "one.json")).error == ""
-    job = _launch("--restarts", "1", str(_JOB), str(tmp_path / "two.json"), str(tmp_path / "accident"))
+    job = _launch(processes, "--restarts", "1", str(_JOB), str(tmp_path / "two.json"), str(tmp_path / "accident"))
     assert job.returncode == 0, job.stderr
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json"))
     assert (one.pop("world"), two.pop("world")) == (1, 2)
@@ -230,10 +224,10 @@ def test_the_documented_program_trains_one_model(tmp_path):
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["2", "2"]
 
 
-def test_a_worker_that_dies_takes_the_job_down(tmp_path):
+def test_a_worker_that_dies_takes_the_job_down(tmp_path, processes):
     script = tmp_path / "dies.py"
     script.write_text("import os, time\ntime.sleep(0.1 if os.environ['RANK'] == '1' else 60)\nraise SystemExit(7)\n")
-    job = _launch(str(script))
+    job = _launch(processes, str(script))
     assert job.returncode == cli.EXIT_FINDINGS
     assert f"a process of {script} died and the others were ended" in job.stderr
     assert "exitcode  : 7" in job.stderr

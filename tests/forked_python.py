@@ -1,0 +1,50 @@
+"""The `python` of programs that tests start: has a program forked from the process of `tests.processes`.
+
+The socket of that process is beside this file. Signals are passed on to the program, which is killed with this process,
+sees the parent of this process as its own, and gives it its exit code. With options of the interpreter, or with open
+files besides the standard streams, Python itself is started.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+
+_PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def _is_inherited(descriptor: int) -> bool:
+    with contextlib.suppress(OSError):  # that of the list itself
+        return os.get_inheritable(descriptor)
+    return False
+
+
+def _main() -> int:
+    unbuffered = sys.argv[1:2] == ["-u"]
+    words = sys.argv[1 + unbuffered :]
+    is_option = not words or (words[0].startswith("-") and words[0] not in ("-c", "-m"))
+    if is_option or any(_is_inherited(each) for each in map(int, os.listdir("/proc/self/fd")) if each > 2):
+        os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(os.path.join(os.path.dirname(os.path.abspath(__file__)), "socket"))
+    for number in _PASSED_ON:
+        signal.signal(number, lambda received, frame: connection.send(bytes([received])))
+    about = {"words": words, "env": dict(os.environ), "cwd": os.getcwd(), "unbuffered": unbuffered}
+    request = json.dumps({**about, "waiting": os.getpid()}).encode()
+    streams = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
+    connection.sendmsg([len(request).to_bytes(4, "big")], streams)
+    connection.sendall(request)
+    code = int(connection.recv(100) or b"1")
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
