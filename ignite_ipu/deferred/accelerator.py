@@ -54,11 +54,11 @@ from ignite_ipu.deferred.tensor.tensor import DeferredTensor
 from ignite_ipu.errors import CaptureError, OptionsError, UnsupportedArgumentError
 from ignite_ipu.launched import describe_to_torch
 from ignite_ipu.program.config import Configuration, IPUConfig
+from ignite_ipu.program.torch_compiled import is_compiled
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.session.data_parallel import wrapped
 from ignite_ipu.session.job import job
 from ignite_ipu.session.processes import unwrapped
-from ignite_ipu.session.torch_compiled import is_compiled
 
 _RANDOM_STATES = "ipu_random_states{}.json"
 _CLIP_REMEDY = "use accelerator.clip_grad_norm_(model.parameters(), ...), or IPUAccelerator(max_grad_norm=...)"

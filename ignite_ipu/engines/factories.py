@@ -151,7 +151,6 @@ def create_ipu_trainer(
     session = IPUSession.of(model)
     session.trainers.refuse_second()
     predictions = output_transform is not loss_item
-    step = TrainingStep(model, loss_fn, predictions=predictions, half=settings.half_products, **compiled)
     resolved = resolve(settings, model)
     if predictions:
         _refuse_sum(resolved)
@@ -159,6 +158,7 @@ def create_ipu_trainer(
     if not drop_last:
         refuse_to_train_all(resolved)
     conversion = _updates(optimizer, settings, resolved)
+    step = TrainingStep(model, loss_fn, predictions=predictions, half=settings.half_products, **compiled)
     session.prepare_training(step, conversion, resolved, settings.share_ipus)
     last_calls = None if drop_last else LastCalls(session)
     process = ipu_training_step(session, last_calls=last_calls, **on_host)

@@ -17,7 +17,7 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.errors import ProcessesError
 from ignite_ipu.poptorch_types import Options
-from ignite_ipu.session.torch_compiled import is_compiled, leave_out_compiler
+from ignite_ipu.program.torch_compiled import is_compiled, leave_out_compiler
 from ignite_ipu.torch_names.modules import compiled_original
 
 PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)

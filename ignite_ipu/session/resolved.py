@@ -58,13 +58,13 @@ def with_plan(config: IPUConfig, request: Optional[PipelineRequest], training: b
     """Return the settings with a plan's batching factors, where neither they nor their options say one."""
     if request is None:
         return config
+    planned = request.factors(training).items()
     own = own_options(config)
     said = {
         "device_iterations": own.device_iterations,
         "gradient_accumulation_steps": own.Training.gradient_accumulation,
         "replication_factor": own.replication_factor,
     }
-    planned = request.factors(training).items()
     free: Dict[str, Any] = {name: value for name, value in planned if getattr(config, name) is None and said[name] == 1}
     return dataclasses.replace(config, **free)
 

@@ -18,6 +18,7 @@ from ignite_ipu.optimizers.shared_memory import refuse_shared_memory
 from ignite_ipu.program.geometry import BatchGeometry
 from ignite_ipu.program.step import BatchStep
 from ignite_ipu.program.tensors.raw import plain
+from ignite_ipu.program.torch_compiled import leave_out_compiler
 from ignite_ipu.session.inference import Inference
 from ignite_ipu.session.job import check_same_weights
 from ignite_ipu.session.program import ModelProgram
@@ -25,7 +26,6 @@ from ignite_ipu.session.programs import Programs, refuse_losses
 from ignite_ipu.session.random_streams import continue_stream, read_stream
 from ignite_ipu.session.resolved import Resolved
 from ignite_ipu.session.summary import summarise
-from ignite_ipu.session.torch_compiled import leave_out_compiler
 from ignite_ipu.session.training import Trained
 from ignite_ipu.session.training_calls import TrainingCalls
 

@@ -84,7 +84,8 @@ class Trained:
             names = dict(step.named_parameters())
             self.link = OptimizerLink(conversion, names, copying=hooks.copy, check_shown=hooks.check_shown)
             self.hooks = StepHooks(conversion.source)
-        self.program = ModelProgram(step, resolved, kind_of(self.link), weights, hooks, placing, on_trace)
+        kind = kind_of(self.link)
+        self.program = ModelProgram(step, resolved, kind, weights, hooks, placing, on_trace)
         self.aside: List[ModelProgram] = []
         # By program that was set aside, the names of the parameters that it trains.
         self._aside_names: weakref.WeakKeyDictionary[ModelProgram, List[str]] = weakref.WeakKeyDictionary()

@@ -29,6 +29,7 @@ from ignite_ipu.deferred.tensor.deferred_values import deferred_values
 from ignite_ipu.program.config import IPUConfig
 from ignite_ipu.program.forward.eager import EAGER
 from ignite_ipu.program.tensors.raw import named_tensors
+from ignite_ipu.program.torch_compiled import leave_out_compiler
 from ignite_ipu.program.user_code import OURS, Owner
 from ignite_ipu.program.user_code import owner_of as owner_of_file
 from ignite_ipu.running.patches import Substitutes
@@ -36,7 +37,6 @@ from ignite_ipu.running.substitutes.existing import Existing
 from ignite_ipu.running.substitutes.gradients import EngineWeights, substitute_gradients
 from ignite_ipu.running.substitutes.parallel import within
 from ignite_ipu.session.session import IPUSession, known_session
-from ignite_ipu.session.torch_compiled import leave_out_compiler
 from ignite_ipu.session.weights.model_states import LiveState, live_state
 from ignite_ipu.session.weights.tracker import Weights
 from ignite_ipu.torch_names.modules import DROPOUT

@@ -15,11 +15,11 @@ from torch import nn
 from ignite_ipu import backend
 from ignite_ipu.capabilities.wrappers import SHARED_STATISTICS, WRAPPERS
 from ignite_ipu.launched import local_processes
+from ignite_ipu.program.torch_compiled import is_compiled
 from ignite_ipu.running.patches import Substitutes
 from ignite_ipu.running.script_code import FileLine
 from ignite_ipu.session.data_parallel import wrap as wrap_model
 from ignite_ipu.session.processes import PARALLEL, connected
-from ignite_ipu.session.torch_compiled import is_compiled
 from ignite_ipu.torch_names.modules import compiled_original
 
 _BY_POPRUN = (

@@ -16,9 +16,9 @@ from torch.amp.autocast_mode import autocast
 
 from ignite_ipu.capabilities import GRADIENTS, PRECISION, WRAPPERS, Treatment
 from ignite_ipu.deferred.model.model import owner_of
+from ignite_ipu.program.torch_compiled import leave_out_compiler
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.running.patches import Substitutes
-from ignite_ipu.session.torch_compiled import leave_out_compiler
 
 _OF_MODULES = "torch.nn.Module."
 

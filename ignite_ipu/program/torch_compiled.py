@@ -40,7 +40,7 @@ def leave_out_compiler(model: nn.Module, log: bool = True) -> None:
     """
     for module in model.modules():
         if is_compiled(module) and type(module).__mro__[1] is nn.Module:
-            name, kind = type(compiled_original(module)).__name__, _called_plainly(type(module))
+            kind, name = _called_plainly(type(module)), type(compiled_original(module)).__name__
             for attribute in ("forward", "_forward"):  # PyTorch keeps the call of its compiler in the object
                 module.__dict__.pop(attribute, None)
             module.__class__ = kind
