@@ -11,7 +11,7 @@ import functools
 import linecache
 import sys
 from types import CellType, CodeType, FrameType, FunctionType
-from typing import Any, FrozenSet, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Container, Iterable, List, Mapping, Optional, Tuple
 
 import torch
 from ignite.engine import Engine
@@ -26,6 +26,8 @@ _LOADS = ("LOAD_ATTR", "LOAD_METHOD")
 # Modules with functions named `grad`, and functions that clear a gradient without reading it.
 _MODULES = ("autograd", "func", "torch", "functorch")
 _CLEARING = ("zero_", "detach_", "requires_grad_")
+# Names by which code reads attributes that it does not name.
+_LISTING = ("vars", "__dict__", "getmembers")
 
 
 def log_cost(reader: str, parameters: Iterable[torch.Tensor]) -> None:
@@ -52,10 +54,16 @@ def gradient_reader(engines: Iterable[Engine] = ()) -> Optional[str]:
     return next((str(line) for line in found if line is not None), None)
 
 
-def words_read() -> FrozenSet[str]:
-    """Return the names that the code reads which `gradient_reader` looks through."""
+def words_read() -> Container[str]:
+    """Return the names in the code that `gradient_reader` looks through; all names if the user's lists attributes."""
     parts, codes = _running_code(sys._getframe(1))
-    return frozenset(Named(parts).names).union(*map(read_by, codes))
+    names = Named(parts).names
+    return frozenset(names).union(*map(read_by, codes)) if names.isdisjoint(_LISTING) else _Everything()
+
+
+class _Everything(Container[str]):
+    def __contains__(self, name: object) -> bool:
+        return True
 
 
 def _running_code(

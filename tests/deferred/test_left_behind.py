@@ -482,3 +482,25 @@ def test_settings_that_forbid_changes_are_left_alone() -> None:
         return seen
 
     assert losses(captures=True) == pytest.approx(losses(captures=False), rel=1e-5)
+
+
+def test_attributes_that_a_loop_lists_are_those_of_the_last_call() -> None:
+    """No code names the attribute: the loop reads all of them by `vars`."""
+
+    def kept(net: nn.Module) -> List[torch.Tensor]:
+        return [value.detach().clone() for value in vars(net).values() if isinstance(value, torch.Tensor)]
+
+    found = []
+    for captures in (False, True):
+        net = Net("its input")
+        optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.1)
+        if captures:
+            ipu_prepare(optimizer, net)
+        for x, y in zip(X[:2], Y[:2]):
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+        found.append(kept(net))
+    eager, captured = found
+    assert len(eager) == len(captured) == 1
+    torch.testing.assert_close(captured[0] + 0, eager[0])

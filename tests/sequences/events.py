@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Sequence
+from importlib import import_module
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 
-from tests.sequences import gradient_events, loop_events, state_events
 from tests.sequences.player import Event, Player
-from tests.sequences.state_events import look
 
-EVENTS: Dict[str, Callable[[Player, int], None]] = {
-    name: value
-    for module in (loop_events, gradient_events, state_events)
-    for name, value in vars(module).items()
-    if getattr(value, "__module__", "") == module.__name__ and name[0] != "_" and name != "optimizer_state"
-}
+EventFunction = Callable[[Player, int], None]
+Steps = List[Tuple[str, EventFunction, int]]
+"""The names of events, their functions, and their numbers."""
+_MODULES = ("loop_events", "gradient_events", "state_events")
+_OTHERS = ("optimizer_state",)
 
 
-def play(player: Player, events: Sequence[Event]) -> None:
+def all_events() -> Dict[str, EventFunction]:
+    """Return all events.
+
+    They are imported by name. A program that plays a sequence then names the functions of its own events alone, as a
+    training loop does: the library searches the code that running code names.
+    """
+    modules = [import_module(f"tests.sequences.{name}") for name in _MODULES]
+    members = [(name, value, module) for module in modules for name, value in vars(module).items()]
+    own = [(name, value) for name, value, module in members if getattr(value, "__module__", "") == module.__name__]
+    return {name: value for name, value in own if name[0] != "_" and name not in _OTHERS}
+
+
+def steps_of(events: Sequence[Event]) -> Steps:
+    """Return the functions of events."""
+    functions = all_events()
+    look: Any = functions["look"]
+    return [*((name, functions[name], which) for name, which in events), ("end", look, 0)]
+
+
+def play(player: Player, steps: Steps) -> None:
     """Play events, and look at everything in the end."""
-    for player.number, (name, which) in enumerate(events):
-        player.last = name
-        EVENTS[name](player, which)
-    player.last = "end"
-    look(player, 0)
+    for player.number, (player.last, function, which) in enumerate(steps):
+        function(player, which)
     player.note([torch.rand(1)])

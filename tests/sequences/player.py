@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
 
 from ignite_ipu import IPUConfig, ipu_prepare
 from ignite_ipu.pipeline.profiling.layers import layer_names
-from tests.sequences.worlds import WORLDS, World
+
+if TYPE_CHECKING:
+    from tests.sequences.worlds import World
 
 Event = Tuple[str, int]
 """The name of an event, and a number: of the optimizer or of the parameter that it is about."""
@@ -30,7 +33,8 @@ class Player:
 
     def __init__(self, world: str, kinds: Sequence[str], update: Optional[str], spread: bool = False) -> None:
         torch.manual_seed(3)
-        self.world: World = WORLDS[world](kinds)
+        # By name, so that the code of this loop names its own world alone.
+        self.world: World = import_module("tests.sequences.worlds").WORLDS[world](kinds)
         self.modules, self.optimizers = self.world.modules, self.world.optimizers
         self.parameters = list({id(p): p for module in self.modules for p in module.parameters()}.values())
         self.start = copy.deepcopy([module.state_dict() for module in self.modules])

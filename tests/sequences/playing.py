@@ -6,18 +6,20 @@ import dataclasses
 import random
 import re
 import traceback
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 
 from ignite_ipu.errors import CaptureError, OptimizerError
-from tests.sequences.events import EVENTS, play
+from tests.sequences import worlds
+from tests.sequences.events import all_events, play, steps_of
 from tests.sequences.player import Event, Player, Seen
-from tests.sequences.worlds import KINDS, KINDS_ON_THE_HOST, WORLDS
 
 REFUSALS = (CaptureError, OptimizerError)
 _BASE = ("forward", "backward", "step", "zero_grad")
-_ODD = tuple(EVENTS)
+_ODD = tuple(all_events())
+_WORLDS = tuple(sorted(worlds.WORLDS))
+_KINDS, _KINDS_ON_THE_HOST = worlds.KINDS, worlds.KINDS_ON_THE_HOST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,9 +49,9 @@ class Outcome:
 def random_sequence(seed: int) -> Sequence_:
     """Return three to six updates of a loop, each with up to two odd events or an event left out."""
     chance = random.Random(seed)
-    world = chance.choice(sorted(WORLDS))
+    world = chance.choice(_WORLDS)
     count = {"TwoModels": 2, "Adversaries": 2, "TwoHeads": 3}.get(world, 1)
-    kinds = tuple(chance.choice(KINDS if chance.random() < 0.85 else KINDS_ON_THE_HOST) for _ in range(count))
+    kinds = tuple(chance.choice(_KINDS if chance.random() < 0.85 else _KINDS_ON_THE_HOST) for _ in range(count))
     clears_first, clips = chance.random() < 0.5, chance.random() < 0.2
     base = ["zero_grad", *_BASE[:3]] if clears_first else list(_BASE)
     if clips:
@@ -69,25 +71,34 @@ def random_sequence(seed: int) -> Sequence_:
 def outcome_of(sequence: Sequence_, update: str, spread: bool = False) -> Outcome:
     """Play a sequence eagerly and captured, and compare the values that the loop has read; `spread` takes two IPUs."""
     eager = Player(sequence.world, sequence.kinds, None)
-    events: Sequence[Event] = sequence.events
+    steps = steps_of(sequence.events)
     try:
-        play(eager, events)
+        play(eager, steps)
     except Exception:
         # PyTorch itself has an error for this loop: the values before it are compared.
-        events = events[: eager.number]
+        steps = [*steps[: eager.number], steps[-1]]
         eager = Player(sequence.world, sequence.kinds, None)
-        play(eager, events)
+        play(eager, steps)
     player = Player(sequence.world, sequence.kinds, update, spread)
     try:
-        play(player, events)
-    except REFUSALS as error:
-        found = difference(eager.seen[: len(player.seen)], player.seen)
-        return Outcome("refused", reason_of(error)) if found is None else Outcome("different", found)
+        refusal = refusal_of(play, player, steps)
+        found, late = difference(eager.seen, player.seen, refusal is not None)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         return Outcome("crash", f"{type(error).__name__}: {error} ({frames[-1].name}) at {player.number} {player.last}")
-    found = difference(eager.seen, player.seen)
-    return Outcome("same") if found is None else Outcome("different", found)
+    if found is not None:
+        return Outcome("different", found)
+    refusal = refusal or late
+    return Outcome("same") if refusal is None else Outcome("refused", reason_of(refusal))
+
+
+def refusal_of(function: Callable[..., Any], *args: Any) -> Optional[Exception]:
+    """Return the refusal that a function raises, None if it raises none."""
+    try:
+        function(*args)
+    except REFUSALS as error:
+        return error
+    return None
 
 
 def reason_of(error: BaseException) -> str:
@@ -96,12 +107,28 @@ def reason_of(error: BaseException) -> str:
     return re.sub(r"[\d.]+", "N", text)[:110]
 
 
-def difference(eager: Seen, captured: Seen) -> Optional[str]:
-    """Return where two records differ, None if nowhere."""
+def difference(eager: Seen, captured: Seen, is_part: bool) -> Tuple[Optional[str], Optional[Exception]]:
+    """Return where two records differ, None if nowhere, and the refusal of a value that is read here, if any.
+
+    If a loop was refused, its record is a part.
+    """
+    refusal: Optional[Exception] = None
     for (place, mine), (_, theirs) in zip(eager, captured):
-        if not equal(mine, theirs):
-            return f"{place}: {shown(mine)} eagerly, {shown(theirs)} captured"
-    return None if len(eager) == len(captured) else "another number of looks"
+        late = refusal_of(_read, theirs)
+        if late is not None:
+            refusal = refusal or late
+        elif not equal(mine, theirs):
+            return f"{place}: {shown(mine)} eagerly, {shown(theirs)} captured", None
+    return None if is_part or len(eager) == len(captured) else "another number of looks", refusal
+
+
+def _read(value: Any) -> None:
+    """Read the tensors in a value, which the step of a captured loop may have to compute first."""
+    if isinstance(value, torch.Tensor):
+        value.tolist()
+    elif isinstance(value, (dict, list)):
+        for each in value.values() if isinstance(value, dict) else value:
+            _read(each)
 
 
 def shown(value: Any) -> str:

@@ -62,7 +62,6 @@ class Capture(Trace):
         self.precision = precision if precision is not None else Precision()
         super().__init__(placement, Autocast(self.precision.policy))
         self._grad_mode = True
-        self._inferences = type_inference.Inferences()
 
     def add_input(self, name: str, tensor: torch.Tensor) -> IpuTensor:
         self.inputs[name] = self._placeholder(f"input_{name}", tensor, requires_grad=False)
@@ -207,7 +206,7 @@ class Capture(Trace):
         if "device" in kwargs:
             kwargs["device"] = _META
         with self.outside():
-            return self._inferences.infer(kernel, args, kwargs, kinds)
+            return type_inference.INFERENCES.infer(kernel, args, kwargs, kinds)
 
     def _node(self, kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> fx.Node:
         self._follow_grad_mode(torch.is_grad_enabled())

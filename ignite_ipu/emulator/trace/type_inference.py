@@ -35,6 +35,8 @@ _PLAIN = (
     *(torch.dtype, torch.device, torch.memory_format, torch.layout),
 )
 
+_MOST_KNOWN = 4096
+
 _NESTED = "Nested tensors do not compile: make the layer with nn.TransformerEncoder(..., enable_nested_tensor=False)."
 _GROUPED = "Multiply the groups with torch.bmm (experts_implementation='batched_mm' for models of transformers)."
 _REMEDIES = {
@@ -45,7 +47,7 @@ _REMEDIES = {
 
 
 class Inferences:
-    """Inferences of one trace, each made once: layers repeat, and their operators with the same shapes."""
+    """Inferences of traces, each made once: layers repeat, and so do programs, with operators on the same shapes."""
 
     def __init__(self) -> None:
         self._known: Dict[Any, Tuple[Callable[[], torch.Tensor], FrozenSet[str]]] = {}
@@ -69,8 +71,14 @@ class Inferences:
         if key is not None and before == [version_of(tensor) for tensor in tensors]:
             again = _maker(result, tensors)
             if again is not None:
+                if len(self._known) >= _MOST_KNOWN:
+                    self._known.clear()
                 self._known[key] = again, frozenset(kinds)
         return result
+
+
+INFERENCES = Inferences()
+"""Those of all traces of the process."""
 
 
 class _HasNoKey(Exception):

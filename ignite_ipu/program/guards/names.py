@@ -54,6 +54,14 @@ _FINDING = ("__getattr__", "__getattribute__")
 # Values that lead to no others; and values of a library's layers that code elsewhere may read: rates, and functions.
 _PLAIN = (*FIXED, torch.Tensor, np.ndarray)
 _CHANGING = (float, *FUNCTIONS)
+_ITERATORS = (*GENERATORS, Iterator)
+# How values are inspected, by the first of these types that they have.
+_SORTS: Tuple[Tuple[str, Any], ...] = (
+    *(("plain", _PLAIN), ("container", CONTAINERS), ("function", FunctionType)),
+    *(("method", (types.MethodType, types.BuiltinFunctionType)), ("partial", partial)),
+    *(("proxy", weakref.ProxyTypes), ("reference", weakref.ref), ("context", ContextVar), ("network", nn.Module)),
+    *(("module", types.ModuleType), ("class", type), ("object", object)),
+)
 
 
 class Named:
@@ -84,11 +92,16 @@ class Named:
         self._known: Set[Tuple[int, str]] = set()
         # Inspected objects are kept during the inspection: another object would get their `id`.
         self._seen: Dict[int, Any] = {}
+        # The names in the order in which they were found, and how many of them were looked up in each object.
+        self._found: List[str] = []
+        self._looked: Dict[int, int] = {}
         parts = list(parts)
         self._objects = [(path, part) for path, part in parts if isinstance(part, nn.Module)]
         # The user's own classes among the bases of each, and the objects in which no names are looked up.
         self._own: Dict[type, List[type]] = {}
+        self._users: Dict[type, bool] = {}
         self._settled: Set[int] = set()
+        self._sorts: Dict[type, str] = {}
         # The names that the libraries' code in each class reads.
         self._read: Dict[type, Set[str]] = {}
         self._inside = {id(part) for _, part in self._objects}
@@ -113,51 +126,56 @@ class Named:
                 yield f"{path}.{name}", attributes.get(name)
 
     def _add(self, name: str, read: Callable[[], Any], owner: Any, key: str = "", path: str = "") -> None:
-        """Note a place, and look at the value that is there, which messages call `path` if it leads to others."""
+        """Note a new place, and look at the value that is there, which messages call `path` if it leads to others."""
+        place = (id(owner), key)
+        if place in self._known:
+            return
+        self._known.add(place)
         value = read()
-        if (id(owner), key) not in self._known:
-            self._known.add((id(owner), key))
-            if not isinstance(value, (types.ModuleType, type)):
-                self.places.append((name, read))
-                self.owners.append((owner, key))
+        if not isinstance(value, (types.ModuleType, type)):
+            self.places.append((name, read))
+            self.owners.append((owner, key))
         self._visit(path or name, value)
 
     def _visit(self, path: str, value: Any) -> None:
         """Inspect a value and its parts."""
         # isinstance() would ask an object for its class, which some deprecated ones answer with a warning.
         kind = type(value)
-        if issubclass(kind, _PLAIN) or id(value) in self._seen or id(value) in self._inside:
+        if kind not in self._sorts:
+            self._sorts[kind] = next(name for name, kinds in _SORTS if issubclass(kind, kinds))
+        sort = self._sorts[kind]
+        if sort == "plain" or id(value) in self._seen or id(value) in self._inside:
             return
         self._seen[id(value)] = value
-        if issubclass(kind, (*GENERATORS, Iterator)):
+        if issubclass(kind, _ITERATORS):
             self.iterators.append(value)
-        if issubclass(kind, CONTAINERS):
+        if sort == "container":
             elements = elements_of(value)
             for element in list(elements) if len(elements) <= _MOST_ELEMENTS else ():
                 self._visit(path, element)
         elif kind in _WRAPPERS:
             self._visit(path, getattr(value, _WRAPPERS[kind]))
-        elif issubclass(kind, FunctionType):
+        elif sort == "function":
             self._enter(value)
-        elif issubclass(kind, (types.MethodType, types.BuiltinFunctionType)):
+        elif sort == "method":
             self._visit(path, value.__self__)
             self._visit(path, getattr(value, "__func__", None))
-        elif issubclass(kind, partial):
+        elif sort == "partial":
             self._give(value.func, value, "args", "keywords")
             self._visit(path, value.func)
-        elif issubclass(kind, weakref.ProxyTypes):
+        elif sort == "proxy":
             self._visit(path, _tried(lambda: value.__repr__.__self__))
-        elif issubclass(kind, weakref.ref):
+        elif sort == "reference":
             self._visit(path, value())
-        elif issubclass(kind, ContextVar):
+        elif sort == "context":
             self._add(value.name, partial(_tried, value.get), value)
-        elif issubclass(kind, nn.Module):
+        elif sort == "network":
             self._seen.update((id(module), module) for module in value.modules())
             self._objects += [(path, module) for module in value.modules()]
-        elif issubclass(kind, types.ModuleType):
+        elif sort == "module":
             if is_users_file(getattr(value, "__file__", None) or "<frozen>"):
                 self._objects.append((path, value))
-        elif is_followed(value if issubclass(kind, type) else kind, _PASSIVE):
+        elif is_followed(value if sort == "class" else kind, _PASSIVE):
             self._objects.append((path, value))
             self._visit(path, inspect.getattr_static(value, "__wrapped__", None))
 
@@ -168,7 +186,9 @@ class Named:
         if not is_users_file(code.co_filename):
             return
         self.functions.append(function)
-        self.names |= read_by(code)
+        new = read_by(code) - self.names
+        self.names |= new
+        self._found += new
         self.owners += [(outside, name) for name in loaded_by(code, "STORE_GLOBAL")]
         self._give(function, function, "__defaults__", "__kwdefaults__")
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
@@ -200,16 +220,22 @@ class Named:
         return set(names)
 
     def _look_at(self, path: str, found: Any) -> None:
-        """Look all names up in an object, and in its class."""
+        """Look the names up in an object, and in its class, that were not looked up there before."""
+        looked = self._looked.get(id(found))
+        self._looked[id(found)] = len(self._found)
+        if looked == len(self._found):
+            return
+        is_first, new = looked is None, self.names if not looked else set(self._found[looked:])
         own = getattr(found, "__dict__", {})
         is_class, is_module = isinstance(found, type), isinstance(found, nn.Module)
         kind = found if is_class else type(found)
         if kind not in self._own:
             # A part may be captured meanwhile, whose class then has members that are none of the user's.
             self._own[kind] = [base for base in kind.__mro__ if _is_users(base) and not _is_derived_here(base)]
+            self._users[kind] = _is_users(kind)
         bases = self._own[kind]
-        names = self.names & own.keys()
-        entries, in_class = self.names | (_ENTRIES | _MAKING if is_class else _ENTRIES), set()
+        names = new & own.keys()
+        entries, in_class = new | (_ENTRIES | _MAKING if is_class else _ENTRIES) if is_first else new, set()
         for base in bases:
             members = vars(base)
             for name in sorted(entries & members.keys()):
@@ -220,17 +246,17 @@ class Named:
         if is_module:
             if not bases:
                 self._settled.add(id(found))
-            if not bases or not _is_users(kind):
+            if not bases or not self._users[kind]:
                 names = {name for name, value in own.items() if isinstance(value, _CHANGING)}
             names = (names | ({"config"} & own.keys())) - _OWN
             names -= self._set(path, found, own)
             # Weights of models outside of the program are constants of it.
-            for inner in (getattr(found, each) for each in _TENSORS if id(found) not in self._inside):
+            for inner in (getattr(found, each) for each in _TENSORS if is_first and id(found) not in self._inside):
                 for name in list(inner.keys()):  # TorchScript's tables have little else of a dictionary
                     self._add(f"{path}.{name}", partial(_tried, inner.__getitem__, name), inner, name)
         elif not is_class:
             finds = [isinstance(getattr(kind, name, None), FunctionType) for name in _FINDING]
-            if not _is_users(kind) and is_followed(kind, _HOSTS):
+            if not self._users[kind] and is_followed(kind, _HOSTS):
                 # The attributes that a library's methods and properties read, or all if it finds attributes in its own
                 # way.
                 names |= {name for name in own if name.startswith("_") or any(finds)}

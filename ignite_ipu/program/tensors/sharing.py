@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from itertools import compress
 from typing import Callable, Container, List
 
 import torch
@@ -30,6 +31,9 @@ def tensors_at(addresses: Container[int], but: Container[int]) -> List[torch.Ten
 
     An array of `numpy()` holds such a tensor. The search goes through all objects, which takes tens of milliseconds.
     """
-    kinds = [each for each in gc.get_objects() if type(each) is torch.Tensor or issubclass(type(each), nn.Parameter)]
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if kind is torch.Tensor or issubclass(kind, nn.Parameter)}
+    # Millions of objects are looked at by C alone.
+    tensors = compress(objects, map(kinds.__contains__, map(type, objects)))
     with DisableTorchFunctionSubclass():
-        return [each for each in kinds if id(each) not in but and address_of(each) in addresses]
+        return [each for each in tensors if id(each) not in but and address_of(each) in addresses]
