@@ -16,46 +16,38 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu import IPUConfig, create_ipu_trainer, ipu_prepare
+from ignite_ipu import IPUConfig, create_ipu_trainer, ipu_clip_grad_norm_, ipu_prepare
 from ignite_ipu.deferred.graph.operations import USES
 from ignite_ipu.deferred.tensor.written_tensors import WAITING
+from ignite_ipu.errors import CaptureError
 from ignite_ipu.optimizers.host_steps import warn_of_host_steps
 from tests.steady_calls import CallCounter, is_counted
 
-MOST = {"device": (134, 49), "auto": (138, 51), "host": (216, 53)}
+MOST = {"device": (82, 38), "auto": (83, 39), "host": (209, 52)}
 """How many calls there are at most, and in how many files, by the kind of update."""
 CAPTURED = {
-    "compiled.clipping": "finish",
-    "compiled.fused_programs": "_call forget_losses keep_inputs run",
-    "compiled.modes": "are check_trained now",
-    "compiled.training": "_results _serving",
-    "compiled.update": "leaves needed_values serves settle",
-    "compiled.update_modes": "of",
-    "compiled.update_gradients": "follow needed",
-    "graph.leaves": "__init__ check",
-    "graph.operations": "__init__ finish give known take",
+    "compiled.fused_programs": "forget_losses run_again",
+    "compiled.modes": "are now",
+    "compiled.training": "_results",
+    "compiled.update": "leaves needed_values settle",
+    "graph.leaves": "__init__",
+    "graph.operations": "__init__ finish take",
     "graph.signatures": "look_up",
-    "graph.step_graph": "__init__ ancestors micro_batch tensors",
+    "graph.step_graph": "__init__ match tensors",
     "model.buffers": "is_empty",
     "model.capturing_class": "call refuse_transforms",
-    "model.edits": "check look",
-    "model.fused_gradients": "_keeps_from_clearing clear",
-    "model.fused_update": "_run backward check check_backward cleared entries held_by look run step zero_grad",
+    "model.edits": "look",
+    "model.fused_update": "step_at_once",
     "model.fused_updates": "backward note_call",
-    "model.gradient_views": "refuse_those_of_before refuse_those_of_the_host zero_grad",
-    "model.gradients": "clear exists losses_of use within",
-    "model.history": "watches",
-    "model.joined": "known_update",
-    "model.kept_weights": "mixes note_call",
+    "model.gradient_views": "appear",
+    "model.kept_weights": "note_call",
     "model.loop": "backward",
     "model.model": "_answer call",
-    "model.obstacles": "refuse_spent",
-    "model.optimizer": "_step _step_on_device _zero_grad",
-    "model.recording": "_signatures record",
-    "model.turns": "chosen",
+    "model.optimizer": "_steady _step _zero_grad",
+    "model.recording": "record",
+    "model.steady": "backward clear entry holds",
     "tensor.frames": "frame_of",
     "tensor.losses": "_loss_of mark_loss",
-    "tensor.reads": "models_of",
     "tensor.tensor": "__torch_function__ backward deferred_results item",
 }
 """Functions of captured loops that are called, by the module."""
@@ -248,6 +240,84 @@ def test_a_steady_loop_notices(event: Callable[[Loop], None]) -> None:
         loop.step()
         found.append([each.detach().clone() for each in loop.model.parameters()])
     torch.testing.assert_close(found[1], found[0])
+
+
+def accumulate(loop: Loop) -> None:
+    F.cross_entropy(loop.model(loop.x), loop.y).backward()
+    loop.step(clears=False)
+
+
+def step_without_gradients(loop: Loop) -> None:
+    loop.optimizer.zero_grad()
+    loop.optimizer.step()
+
+
+def take_a_shorter_batch(loop: Loop) -> None:
+    F.cross_entropy(loop.model(loop.x[:1]), loop.y[:1]).backward()
+    loop.optimizer.step()
+
+
+def use_a_result_twice(loop: Loop) -> None:
+    found = loop.model(loop.x)
+    (F.cross_entropy(found, loop.y) + found.square().mean()).backward()
+    loop.optimizer.step()
+
+
+def slow_down_in_a_hook(loop: Loop) -> None:
+    loop.optimizer.register_step_post_hook(lambda optimizer, *_: optimizer.param_groups[0].update(lr=0.01))
+    loop.step()
+
+
+def read_the_weights(loop: Loop) -> None:
+    loop.model.state_dict()
+    loop.step()
+
+
+IN_BETWEEN = [
+    *(accumulate, step_without_gradients, take_a_shorter_batch, use_a_result_twice, read_the_weights),
+    slow_down_in_a_hook,
+]
+
+
+def test_a_steady_loop_goes_on_after_other_steps() -> None:
+    """Steps of another kind, and then those of before, have the effects that they have in PyTorch."""
+    loops = Loop(), Loop()
+    ipu_prepare(loops[1].optimizer, loops[1].model, config=IPUConfig(update="device"))
+    for event in IN_BETWEEN:
+        for loop in loops:
+            for _ in range(3):
+                loop.step()
+            loop.optimizer.zero_grad()
+            event(loop)
+        pairs = zip(loops[1].model.parameters(), loops[0].model.parameters())
+        for found, expected in pairs:
+            torch.testing.assert_close(found.detach(), expected.detach(), msg=event.__name__)
+
+
+def test_a_steady_loop_that_clips_no_more_is_compiled_again() -> None:
+    found: List[torch.Tensor] = []
+    for captures in (False, True):
+        loop = Loop()
+        loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=0.1)
+        if captures:
+            ipu_prepare(loop.optimizer, loop.model, config=IPUConfig(update="device"))
+        for clips in (True, True, True, False, False, False):
+            loop.optimizer.zero_grad()
+            F.cross_entropy(loop.model(loop.x), loop.y).backward()
+            if clips:
+                ipu_clip_grad_norm_(loop.model.parameters(), 0.01)
+            loop.optimizer.step()
+        found.append(loop.last.weight.detach().clone())
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_a_steady_loop_refuses_to_use_gradients_again() -> None:
+    loop = Loop()
+    ipu_prepare(loop.optimizer, loop.model, config=IPUConfig(update="device"))
+    for _ in range(3):
+        loop.step()
+    with pytest.raises(CaptureError, match="nothing has cleared them"):
+        loop.step(clears=False)
 
 
 def test_these_functions_of_captured_loops_are_called() -> None:

@@ -19,13 +19,14 @@ class Clipping:
     Attributes:
         norm: The norm that updates are clipped to, None for none.
         asked: Whether the pending update, or one that was made early, is clipped so far.
+        is_by_call: Whether the loop has clipped the pending update, or the last one.
         checked: The parameters that were known to be all trained ones when gradients were clipped last.
         line: Where the loop clips.
     """
 
     def __init__(self, norm: Optional[float], programs: TrainingPrograms) -> None:
         self.norm, self._programs = norm, programs
-        self.asked = self._is_by_call = False
+        self.asked = self.is_by_call = False
         self.checked: Any = None
         self.line: Optional[Line] = None
 
@@ -37,7 +38,7 @@ class Clipping:
             )
         before = self.so_far
         self._change(max_norm if before is None else min(before, max_norm), read_at)
-        self._is_by_call = self.asked = True
+        self.is_by_call = self.asked = True
         self.line = current_line()
 
     @property
@@ -47,7 +48,7 @@ class Clipping:
 
     def finish(self, read_at: Optional[Line]) -> None:
         """Clip no gradients of an update without a request; the update may have been made early."""
-        if self._is_by_call and not self.asked:
+        if self.is_by_call and not self.asked:
             self._change(None, read_at)
         self.asked = False
 
@@ -74,5 +75,5 @@ class Clipping:
 
     def restart(self) -> None:
         """Let another optimizer's updates be clipped only if the loop does so again."""
-        if self._is_by_call and not self.asked:
-            self.norm, self._is_by_call = None, False
+        if self.is_by_call and not self.asked:
+            self.norm, self.is_by_call = None, False

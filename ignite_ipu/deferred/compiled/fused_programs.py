@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, FrozenSet, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, FrozenSet, Iterator, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -13,10 +13,10 @@ from ignite_ipu.deferred.compiled.clipping import Clipping
 from ignite_ipu.deferred.compiled.modes import Modes
 from ignite_ipu.deferred.compiled.places import Places
 from ignite_ipu.deferred.compiled.training import TrainingPrograms
-from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, needed_values
+from ignite_ipu.deferred.compiled.update import CompiledUpdate, Needed, Place, needed_values
 from ignite_ipu.deferred.compiled.update_gradients import UpdateGradients, reached_by
 from ignite_ipu.deferred.graph.operations import ModesThen, Operation, keep_inputs
-from ignite_ipu.deferred.graph.step_graph import Loss, MicroBatch, StepGraph, Tape, describe_change
+from ignite_ipu.deferred.graph.step_graph import Chain, Loss, MicroBatch, StepGraph, Tape, describe_change
 from ignite_ipu.deferred.tensor.written_tensors import WAITING, write_known
 from ignite_ipu.errors import CaptureError, OptimizerError, logger
 from ignite_ipu.optimizers.conversion import Conversion, convert_optimizer
@@ -28,6 +28,19 @@ from ignite_ipu.session.compiled_program import CompiledProgram
 from ignite_ipu.session.data_parallel import Reducer
 from ignite_ipu.session.session import IPUSession
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
+
+
+class _Again(NamedTuple):
+    """An update of one loss by the only optimizer, in one process, with what the next such one is compared with.
+
+    Attributes:
+        places: Those of the values that it returned.
+    """
+
+    chain: Chain
+    modes: ModesThen
+    compiled: CompiledUpdate
+    places: Sequence[Place]
 
 
 class FusedPrograms(TrainingPrograms):
@@ -49,6 +62,7 @@ class FusedPrograms(TrainingPrograms):
         self.most_micro_batches: Optional[int] = None
         self.zeroed: Optional[Line] = None
         self._inputs_change = False
+        self._again: Optional[_Again] = None
         # Of the last update; and the ids of the parameters that the losses of a tape depend on.
         self._tape: Optional[Tape] = None
         self._reached: Tuple[Sequence[Loss], FrozenSet[int]] = ((), frozenset())
@@ -119,6 +133,36 @@ class FusedPrograms(TrainingPrograms):
         self.clipping.restart()
         self.optimizer = optimizer
 
+    def run_again(self, loss: Loss) -> bool:
+        """Make the update of a loss as the last one; returns False, before anything has run, if it takes more.
+
+        Raises an error as `run` does.
+        """
+        batch, again = loss.batch, self._again
+        if batch is None or again is None or batch.chain is not again.chain or self._compiled is not again.compiled:
+            return False
+        compiled, gradients = again.compiled, self.gradients
+        if batch.numbers != compiled.numbers or gradients.norms or gradients.wanted or not self.modes.are(again.modes):
+            return False
+        batches = [batch]
+        needed = needed_values(batches)
+        if [place for place, _, _ in needed] != again.places:
+            return False
+        self.session.trainers.take_turn(self.trained)
+        results = self._results(compiled, batches)
+        self._tape = Tape([loss])
+        self.session.calls.note_updates(1)
+        compiled.settle(batches, needed, results if compiled.outputs else (results,), None)
+        if WAITING:
+            write_known()
+        return True
+
+    @property
+    def repeats(self) -> bool:
+        """True if inputs of a loss need no copy: the last update was of one micro-batch, and wrote into none."""
+        last = self._last
+        return last is not None and last is self._compiled and last.count == 1 and not self._inputs_change
+
     def run(self, losses: Sequence[Loss], keeps: Optional[Callable[[Operation], bool]] = None) -> None:
         """Make one weight update from the losses that went backward, and resolve the values of their micro-batches.
 
@@ -127,8 +171,12 @@ class FusedPrograms(TrainingPrograms):
         """
         batches = self._graphs.micro_batches(losses) if len(losses) > 1 else [self._graphs.micro_batch(losses)]
         needed = needed_values(batches, keeps)
-        modes = self._update_modes.of(batches, losses, self.own, self._last)
-        last = self._last
+        last, chain = self._last, batches[0].chain if len(batches) == 1 and self.own is None else None
+        modes = None if chain is None or last is None or last.graph is not chain.graph else chain.modes
+        if modes is None:
+            modes = self._update_modes.of(batches, losses, self.own, last)
+            if chain is not None and any([each.signature.modes is modes for each in batches[0].operations]):
+                chain.modes = modes
         known = last is not None and last.graph is batches[0].graph and last.modes == modes
         if self.own is None and self.modes.are(modes) and (known or self.modes.is_now(modes)):
             compiled, results = self._call(batches, needed, modes)
@@ -138,7 +186,7 @@ class FusedPrograms(TrainingPrograms):
         self._tape = Tape(losses)
         self.session.calls.note_updates(1)
         first = self._last is None
-        self._last = compiled
+        self._last, self._again = compiled, None
         parts = batches[0].parts if len(batches) == 1 else sum([batch.parts for batch in batches])
         self.most_micro_batches = max(self.most_micro_batches or 0, parts)
         if first:
@@ -149,6 +197,8 @@ class FusedPrograms(TrainingPrograms):
             outputs = (-outputs[0], *outputs[1:])  # the device minimises the negated loss
         if compiled.processes > 1:
             outputs = (outputs[0] * compiled.processes, *outputs[1:])  # and that of a process, divided by their number
+        elif chain is not None and chain.modes is not None and not self.trained.program.kind.maximizes:
+            self._again = _Again(chain, chain.modes, compiled, [place for place, _, _ in needed])
         compiled.settle(batches, needed, outputs, keeps)
         if WAITING:
             write_known()

@@ -49,8 +49,10 @@ class Modes:
 
     def now(self) -> ModesThen:
         state, then = self._state, self._then
-        if state is None or not state.complete:
+        found = None if state is None else state.now()
+        if state is None or found is None:
             state = self._state = PythonState(self._model)
+            found = state.training(), state.values()
             self._changes = NEVER
         changes = self._weights.held.changes
         if self._changes != changes:
@@ -59,7 +61,7 @@ class Modes:
             self.parameters = list(self._model.parameters())
             self._looks = -1
         trained = self._trained if self._looks == self._weights.detector.looks else self.trained()
-        training, values = state.training(), state.values()
+        training, values = found
         seen = self._seen
         # Each is the same object if nothing in it has changed, and then so is the result.
         if then is None or training is not seen[0] or trained is not seen[1] or values is not seen[2]:

@@ -85,9 +85,10 @@ class Input:
             None for all others.
         spent: Line where the value was computed, with gradients, if the tensor is a value whose update has run.
         differentiated: Whether the loss is differentiated with respect to the tensor, which is no weight.
+        writes: How often the tensor, if it is no parameter or buffer, had been written into.
     """
 
-    __slots__ = ("_original", "_shape", "_writes", "differentiated", "model", "parameter", "spent", "tensor", "weight")
+    __slots__ = ("_original", "_shape", "differentiated", "model", "parameter", "spent", "tensor", "weight", "writes")
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class Input:
         self.weight: Optional[torch.Tensor] = None
         self.spent: Optional[Line] = None
         self.differentiated = False
-        self._writes = version_of(tensor) if parameter is None else 0
+        self.writes = version_of(tensor) if parameter is None else 0
         # The original of a copy, and its version at that time.
         self._original: Optional[Tuple[torch.Tensor, int]] = None
 
@@ -122,7 +123,7 @@ class Input:
         """Keep a copy of the weight, which the host has newest, since it is about to change."""
         self.weight, self.tensor = self.tensor, plain(self.tensor).clone()
         self.parameter = self.model = None
-        self._writes = version_of(self.tensor)
+        self.writes = version_of(self.tensor)
 
     def belong(self, parameter: str, model: Captured, line: Line) -> None:
         """Be a weight again, for a loss that was computed from the copy at a line; refuse one with other values."""
@@ -148,7 +149,7 @@ class Input:
             with DisableTorchFunctionSubclass():
                 written, self.tensor = self.tensor, self.tensor.detach()
             add_recorded(written, self.tensor)
-        if version_of(self.tensor) != self._writes:
+        if version_of(self.tensor) != self.writes:
             use = f"A tensor of shape {self.shape.size} was used"
             change = f"changed in place afterwards{_described_writes(self.tensor)}"
             if late:
@@ -168,13 +169,13 @@ class Input:
         Those that were made before are in `copies`, by `id` of the tensor.
         """
         tensor = self.tensor
-        if self.parameter is not None or type(tensor) is not torch.Tensor or version_of(tensor) != self._writes:
+        if self.parameter is not None or type(tensor) is not torch.Tensor or version_of(tensor) != self.writes:
             return
         if every or not is_resizable(tensor.untyped_storage()):
             self._original = tensor, version_of(tensor)
             copy = copies.get(id(tensor))
             self.tensor = copies[id(tensor)] = tensor.clone() if copy is None else copy
-            self._writes = version_of(self.tensor)
+            self.writes = version_of(self.tensor)
 
 
 def _described_writes(tensor: torch.Tensor) -> str:

@@ -56,6 +56,10 @@ class _Clock:
 CLOCK = _Clock()
 
 
+def _nobody() -> None:
+    return None
+
+
 class Value:
     """One result tensor of an operation, the `index`-th.
 
@@ -222,6 +226,8 @@ class CallSignature:
         went_backward: Whether gradients have flowed through such a call.
         aliases: Whether a part of the result may share memory with an argument.
         trains: Whether gradients flow through the call.
+        chain: Returns the latest `Chain` of operations that ended with such a call; None if it is gone, or there is
+            none.
     """
 
     function: Optional[Callable[..., Any]]
@@ -241,6 +247,7 @@ class CallSignature:
         self.single = self.result is LEAF
         self.aliases = any(shape.aliases for shape in self.shapes)
         self.trains = self.grad and any(shape.requires_grad for shape in self.shapes)
+        self.chain: Callable[[], Any] = _nobody
 
 
 USES: weakref.WeakSet[Operation] = weakref.WeakSet()
@@ -432,7 +439,3 @@ def keep_inputs(operations: Iterable[Operation], every: bool = False) -> None:
 def name_of(function: Callable[..., Any]) -> str:
     """Return the name of a function of PyTorch's in messages."""
     return str(getattr(function, "__name__", type(function).__name__)).strip("_")
-
-
-def _nobody() -> None:
-    return None

@@ -7,7 +7,8 @@ results. Afterwards its arguments lead to the signature, and the cost of recordi
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, Container, Dict, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
+import operator
+from typing import Any, Callable, Container, Dict, FrozenSet, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -42,47 +43,71 @@ _TENSOR = torch.Tensor
 _INFERRED = Bounded()
 
 
+class _Plan:
+    """Plan of a look at arguments of some types.
+
+    Attributes:
+        plain: Returns those that are compared by their values; None if there are none.
+        leaves: The positions of the others in their order, and whether they are deferred tensors, or numbers; None if
+            looking at the arguments is not enough.
+    """
+
+    __slots__ = ("leaves", "plain")
+
+    def __init__(self, kinds: Sequence[type], numbers: Container[type], deferred: Container[type]) -> None:
+        plain = [number for number, kind in enumerate(kinds) if kind in PLAIN and kind not in numbers]
+        others = [number for number in range(len(kinds)) if number not in plain]
+        known = all(kinds[each] in deferred or kinds[each] in numbers or kinds[each] is _TENSOR for each in others)
+        leaves = [(each, kinds[each] in deferred, kinds[each] in numbers) for each in others]
+        self.leaves: Optional[List[Tuple[int, bool, bool]]] = leaves if known else None
+        self.plain: Optional[Callable[[Sequence[Any]], Any]] = operator.itemgetter(*plain) if plain else None
+
+
 class Signatures:
     """Signatures by the arguments of calls, and as `templates` by their structure and shapes."""
 
     def __init__(self, *deferred: type) -> None:
         self._deferred = deferred
         self._signatures = Bounded()
+        self._plans = Bounded()
         self.templates = Bounded()
 
     def look_up(
-        self, key: List[Any], values: Iterable[Any], leaves: List[Any], numbers: Container[type]
+        self, key: List[Any], values: Sequence[Any], leaves: List[Any], numbers: Container[type]
     ) -> Optional[CallSignature]:
         """Return the signature of a call; None for the first of its kind, and for one that needs more than this look.
 
         `key` distinguishes the call besides its arguments. The arguments add to it; it is empty afterwards if looking
         at them is not enough. Their leaves are appended to `leaves`, including numbers of these types.
         """
-        deferred, settled = self._deferred, CLOCK.settled
-        for value in values:
-            kind = type(value)
-            if kind in PLAIN and kind not in numbers:
-                key += (kind, value)
-                continue
-            if kind in deferred:
+        kinds = (numbers, *map(type, values))
+        plan: Optional[_Plan] = self._plans.get(kinds)
+        if plan is None:
+            plan = self._plans[kinds] = _Plan(list(map(type, values)), numbers, self._deferred)
+        if plan.leaves is None:
+            key.clear()
+            return None
+        key.append(plan)
+        if plan.plain is not None:
+            key.append(plan.plain(values))
+        for position, is_deferred, is_number in plan.leaves:
+            value = values[position]
+            if is_deferred:
                 own = value.value
                 tensor = own.tensor
                 if tensor is None:
-                    if own.operation.number <= settled:
+                    if own.operation.number <= CLOCK.settled:
                         break
                     key.append(own.shape)
                     leaves.append(own)
                     continue
                 if own.shape.requires_grad:  # an update may have run that it was a part of
                     break
-            elif kind is _TENSOR:
-                tensor = value
-            elif kind in numbers:
-                key.append(kind)
+            elif is_number:
                 leaves.append(Number(value))
                 continue
             else:
-                break
+                tensor = value
             if tensor.requires_grad or id(tensor) in OWNED or not tensor.is_cpu:
                 break
             try:
@@ -96,7 +121,7 @@ class Signatures:
         key.clear()
         return None
 
-    def learn(self, key: List[Any], values: Iterable[Any], numbers: Container[type], signature: CallSignature) -> None:
+    def learn(self, key: List[Any], values: Sequence[Any], numbers: Container[type], signature: CallSignature) -> None:
         """Remember the signature of a call that was recorded the long way; else as `look_up`."""
         self.look_up(key, values, [], numbers)
         if key:

@@ -8,16 +8,18 @@ import dataclasses
 import functools
 import itertools
 import re
+import weakref
 from typing import Any, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 
 from ignite_ipu.deferred.graph.leaves import Input, Number
-from ignite_ipu.deferred.graph.operations import CLOCK, ModesThen, Operation, Value, by_number, name_of
+from ignite_ipu.deferred.graph.operations import CLOCK, CallSignature, ModesThen, Operation, Value, by_number, name_of
 from ignite_ipu.deferred.graph.structure import Bounded, Structure
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.forward.left_behind import Place
 from ignite_ipu.program.user_code import Line
+from ignite_ipu.torch_names.tensors import version_of
 
 _BITS = 20
 # Where an argument comes from, as small as possible, since it is made for each in every step: results of operations are
@@ -94,6 +96,7 @@ class Loss:
         call: The call of an engine's step function that did so, None outside of these.
         number: Its place in the order of losses.
         moment: The time at which it went backward, in numbers of operations.
+        batch: The micro-batch of the operations, if these were recognised by a `Chain`.
     """
 
     value: Value
@@ -102,7 +105,8 @@ class Loss:
     retained: bool = False
     call: Optional[object] = dataclasses.field(default_factory=CALL.get)
     number: int = dataclasses.field(default_factory=itertools.count().__next__)
-    moment: int = dataclasses.field(default_factory=lambda: CLOCK.now)
+    moment: int = dataclasses.field(default_factory=functools.partial(getattr, CLOCK, "now"))
+    batch: Optional[MicroBatch] = None
 
 
 class Tape:
@@ -138,6 +142,7 @@ class MicroBatch:
         graph: Their comparable form: one object for all micro-batches that compute the same.
         numbers: The floats of its arithmetic, in order.
         parts: Number of the loop's micro-batches in it, of unlike graphs.
+        chain: The chain of its operations; None for those of several losses, and of weights.
     """
 
     operations: Sequence[Operation]
@@ -145,14 +150,102 @@ class MicroBatch:
     inputs: Sequence[Input]
     numbers: Tuple[float, ...]
     parts: int = 1
+    chain: Optional[Chain] = None
+
+    def serves(self, graphs: StepGraphs, operations: Sequence[Operation]) -> bool:
+        """Return whether this is the micro-batch of operations by a finder of graphs."""
+        return self.chain is not None and self.chain.graphs is graphs and self.operations is operations
 
     def tensors(self) -> List[torch.Tensor]:
         """Return the inputs' tensors; refuse one that was written into since it was recorded."""
         line, tensors = self.operations[0].line, []
         for item in self.inputs:
-            item.check(line)
+            if type(item.tensor) is not torch.Tensor or version_of(item.tensor) != item.writes:
+                item.check(line)
             tensors.append(item.tensor.detach() if item.differentiated else item.tensor)
         return tensors
+
+
+class Chain:
+    """Operations of a loss that were seen before, with which later losses are compared from the last to the first.
+
+    A loss that it matches was computed by calls of the same signatures, from results that no update has computed and
+    from tensors of the host. Losses of known values, and of weights outside of models, match none.
+
+    Attributes:
+        graphs: The finder of the graph.
+        graph: The graph of the operations.
+        reference: A weak reference to this.
+        models: The called models, whose loop a loss is of.
+        modes: The modes of an update of one such loss by the only optimizer, once an update has shown them.
+    """
+
+    def __init__(
+        self, graphs: StepGraphs, graph: StepGraph, operations: Sequence[Operation], trail: Sequence[Any]
+    ) -> None:
+        self.graphs, self.graph, self.reference = graphs, graph, weakref.ref(self)
+        self.modes: Optional[ModesThen] = None
+        self._index, self.models = graph.losses[0][1], [each.model for each in operations if each.model is not None]
+        self._inputs = len(graph.inputs)
+        self._numbers, rest = 0, iter(trail)
+        steps: List[Tuple[int, CallSignature, Any, List[Tuple[Any, int, int]]]] = []
+        for position, operation in enumerate(operations):
+            signature: CallSignature = next(rest)
+            sources: List[Tuple[Any, int, int]] = []
+            for source in itertools.islice(rest, len(operation.leaves)):
+                if source is None:
+                    sources.append((Number, self._numbers, 0))
+                    self._numbers += 1
+                elif source < 0:
+                    sources.append((Input, ~source, 0))
+                else:
+                    sources.append((Value, *result_of(source)))
+            steps.append((position, signature, operation.model, sources))
+        self._steps = steps[::-1]
+
+    def match(self, value: Value) -> Optional[MicroBatch]:
+        """Return the micro-batch of a loss; None if the loss is computed otherwise, or cannot go backward."""
+        if value.tensor is not None or value.index != self._index:
+            return None
+        found: List[Any] = [None] * len(self._steps)
+        inputs: List[Any] = [None] * self._inputs
+        numbers: List[float] = [0.0] * self._numbers
+        found[-1] = last = value.operation
+        later = last.number + 1
+        for position, signature, model, sources in self._steps:
+            operation = found[position]
+            if operation is None or operation.signature is not signature or operation.model is not model:
+                return None
+            if operation.number >= later or operation.done or operation.problem is not None:
+                return None
+            later = operation.number
+            for leaf, (kind, place, index) in zip(operation.leaves, sources):
+                if type(leaf) is not kind:
+                    return None
+                if kind is Value:
+                    before = found[place]
+                    if before is None:
+                        found[place] = leaf.operation
+                    elif before is not leaf.operation:
+                        return None
+                    if leaf.tensor is not None or leaf.index != index:
+                        return None
+                elif kind is Input:
+                    before = inputs[place]
+                    if leaf.parameter is not None or leaf.weight is not None or leaf.spent is not None:
+                        return None
+                    if leaf.differentiated or (before is not None and before.tensor is not leaf.tensor):
+                        return None
+                    inputs[place] = leaf
+                else:
+                    numbers[place] = leaf.value
+        if len(inputs) > 1 and len(set([id(each.tensor) for each in inputs])) < len(inputs):
+            return None
+        first, *others = self.models
+        for each in others:
+            if each.loop is not first.loop:
+                return None
+        return MicroBatch(found, self.graph, inputs, tuple(numbers), 1, self)
 
 
 class StepGraphs:
@@ -168,9 +261,12 @@ class StepGraphs:
     def micro_batch(self, losses: Sequence[Loss]) -> MicroBatch:
         """Return the one micro-batch that computes all these losses."""
         operations = losses[0].operations
+        before = losses[0].batch
         if len(losses) > 1:
             unique = {operation: None for loss in losses for operation in loss.operations}
             operations = sorted(unique, key=by_number)
+        elif before is not None and before.serves(self, operations):
+            return before
         positions: Dict[Operation, int] = {}
         inputs: List[Input] = []
         places: Dict[int, int] = {}
@@ -205,12 +301,18 @@ class StepGraphs:
                 trail.append(~place)
         for loss in losses:
             trail.append(positions[loss.value.operation] << _BITS | loss.value.index)
-        known = tuple(trail)
-        graph: Optional[StepGraph] = self._by_trail.get(known)
-        if graph is None:
+        whole = tuple(trail)
+        known: Optional[Tuple[StepGraph, Optional[Chain]]] = self._by_trail.get(whole)
+        if known is None:
             made = _step_graph(operations, trail, inputs, losses)
-            graph = self._by_trail[known] = self._by_key[made.key] = self._by_key.get(made.key, made)
-        return MicroBatch(operations, graph, inputs, tuple(numbers))
+            graph = self._by_key[made.key] = self._by_key.get(made.key, made)
+            plain = graph.loss is not None and losses[0].value.shape.requires_grad and not graph.differentiated
+            plain = plain and str not in map(type, trail) and any(each.model is not None for each in operations)
+            known = self._by_trail[whole] = graph, Chain(self, graph, operations, trail) if plain else None
+        graph, chain = known
+        if chain is not None and all([each.signature.went_backward for each in operations]):
+            operations[-1].signature.chain = chain.reference
+        return MicroBatch(operations, graph, inputs, tuple(numbers), 1, chain)
 
     def micro_batches(self, losses: Sequence[Loss]) -> List[MicroBatch]:
         """Return the micro-batches of a weight update, which all have one graph, since a device call repeats it.

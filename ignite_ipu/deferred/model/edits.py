@@ -28,6 +28,7 @@ class WeightEdits:
     Attributes:
         keeps: Whether previous values are kept.
         older: These values, which `take` returns.
+        announced: By `id` of a tensor that is about to be written, the last operation before, and its memory then.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -43,8 +44,12 @@ class WeightEdits:
         self._found: List[Edited] = []
         self._counted: Set[int] = set()
         self.older: List[Older] = []
-        # By `id`, the last operation before a write that was kept for, and the memory of then.
-        self._written: Dict[int, Tuple[int, int]] = {}
+        self.announced: Dict[int, Tuple[int, int]] = {}
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if writes were found or announced since the last look, or values before them are kept."""
+        return bool(self._found or self.announced or self.older)
 
     def found(self, edited: Edited) -> None:
         """Note tensors that were found to be written."""
@@ -56,7 +61,7 @@ class WeightEdits:
         self.look()
         self._weights.to_host()
         self._weights.detector.keep(tensors)
-        self._written.update({id(tensor): (CLOCK.now, memory_of(plain(tensor))) for tensor in tensors})
+        self.announced.update({id(tensor): (CLOCK.now, memory_of(plain(tensor))) for tensor in tensors})
 
     def look(self) -> None:
         """Look for edits; operations recorded from now on use the current weights."""
@@ -64,10 +69,10 @@ class WeightEdits:
         accesses = weights.detector.accesses
         if weights.programs.training is None or accesses is None or accesses.any:
             weights.notice_edits()
-        elif weights.detector.edits == self._seen and not (self._found or self._written):
+        elif weights.detector.edits == self._seen and not (self._found or self.announced):
             return
         found, self._found = self._found, []
-        written, self._written = self._written, {}
+        written, self.announced = self.announced, {}
         counted, self._counted = self._counted, set()
         edits = weights.detector.edits - self._seen
         if not edits:
@@ -134,7 +139,7 @@ class WeightEdits:
         self._seen = self._weights.detector.edits
         self._found.clear()
         self._counted.clear()
-        self._written.clear()
+        self.announced.clear()
 
     def check(
         self, operations: Iterable[Operation], loop: CapturedLoop, what: str = "The update", unless_kept: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from typing import AbstractSet, Any, Container, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import AbstractSet, Any, Callable, Container, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 
@@ -20,6 +20,7 @@ from ignite_ipu.deferred.model.gradients import Entry, GradientBook, losses_of
 from ignite_ipu.deferred.model.history import History, Made
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.obstacles import obstacle
+from ignite_ipu.deferred.model.steady import Steady
 from ignite_ipu.deferred.model.turns import (
     Everything,
     OlderWeights,
@@ -44,6 +45,7 @@ class Books:
 
     Attributes:
         updates: The updates by each optimizer; one by all parameters until optimizers are known.
+        steady: The facts of the last update, None if the next event needs a look at the books.
     """
 
     loop: Loop
@@ -52,6 +54,7 @@ class Books:
     history: History
     updates: List[FusedUpdate] = dataclasses.field(default_factory=list)
     hooks: GradientHooks = dataclasses.field(default_factory=GradientHooks)
+    steady: Optional[Steady] = None
 
     def refuse_hooks(self) -> None:
         """Raise a CaptureError if there are hooks on gradients of parameters, which a fused update cannot call."""
@@ -261,14 +264,14 @@ class FusedUpdate:
             self.loop.withheld.update = None
             self.early = None
             return
+        books, self.books.steady = self.books, None
         self.look()
-        self.books.views.refuse_those_of_the_host(self.own)
+        books.views.refuse_those_of_the_host(self.own)
         entries = self.entries
-        steady = len(entries) == 1 and bool(entries[0].losses) and entries[0].used is None
-        if not steady and not any([entry.exists for entry in entries]):
+        if not any([entry.exists for entry in entries]):
             return
-        if self.books.hooks.among(self.loop.modes.parameters):
-            self.books.refuse_hooks()
+        if books.hooks.among(self.loop.modes.parameters):
+            books.refuse_hooks()
         for other in () if self.training.own is None else self._others:
             if other.early is not None:
                 other.early.check_confirmed()
@@ -282,7 +285,31 @@ class FusedUpdate:
             except BaseException:
                 clipping.asked = asked
                 raise
-            self.books.gradients.use(self.own, line, made, clipping.norm)
+            books.gradients.use(self.own, line, made, clipping.norm)
+            books.steady = Steady.of(self)
+
+    def step_at_once(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Make the update of an optimizer as the last one, if nothing has changed since; returns whether it did."""
+        steady = self.books.steady
+        entry = None if steady is None else steady.entry(optimizer)
+        if entry is None:
+            return False
+        losses, training = entry.losses, self.training
+        try:
+            if not training.run_again(losses[0]):
+                return False
+        except BaseException as error:
+            self.books.steady = None
+            self._fail(losses, error, [False] * len(losses[0].operations), losses[0].operations)
+            raise
+        entry.losses, entry.used, entry.clip = [], current_line(above=2), training.clipping.norm
+        self.stepped, self.order = CLOCK.now, next(_ORDER)
+        return True
+
+    @property
+    def holds_others(self) -> bool:
+        """True if the optimizer holds parameters of no model of the loop."""
+        return bool(self._held[3])
 
     def check(self, entries: Optional[Sequence[Entry]] = None) -> Sequence[Loss]:
         """Return the losses of the update that `optimizer.step()` means.
@@ -393,7 +420,7 @@ class FusedUpdate:
 
     def run(self, losses: Sequence[Loss], entries: Sequence[Entry]) -> Mapping[Loss, Made]:
         """Run the update of the pending losses, which are in entries; returns them as they were, if they are kept."""
-        loop, books, self.shown = self.loop, self.books, 0
+        loop, self.shown = self.loop, 0
         zeros = [entry.zeros for entry in entries if entry.zeros is not None]
         self.training.zeroed = zeros[0] if zeros else None
         chosen, buffers = self.reach.chosen(losses), loop.buffers
@@ -418,16 +445,28 @@ class FusedUpdate:
                 with in_update:
                     made = self._run(losses, chosen, may_leave)
         except BaseException as error:
-            if may_leave and isinstance(error, IPUError) and done == [each.done for each in operations]:
-                if restore is not None:
-                    restore()
-                raise
-            books.gradients.drop(losses)
-            for loss in losses:
-                _discard(loss, f"the step failed: {type(error).__name__}: {error}")
+            self._fail(losses, error, done, operations, restore)
             raise
         self.stepped, self.order = CLOCK.now, next(_ORDER)
         return made
+
+    def _fail(
+        self,
+        losses: Sequence[Loss],
+        error: BaseException,
+        done: Sequence[bool],
+        operations: Sequence[Operation],
+        restore: Optional[Callable[[], None]] = None,
+    ) -> None:
+        """Discard the losses of an update that failed, or restore the books for an update on the host."""
+        refused = isinstance(error, IPUError) and list(done) == [each.done for each in operations]
+        if refused and self.loop.now.updates.may_leave:
+            if restore is not None:
+                restore()
+            return
+        self.books.gradients.drop(losses)
+        for loss in losses:
+            _discard(loss, f"the step failed: {type(error).__name__}: {error}")
 
     def _run(self, losses: Sequence[Loss], chosen: Sequence[Loss], may_leave: bool) -> Mapping[Loss, Made]:
         history, alone = self.books.history, self.training.own is None

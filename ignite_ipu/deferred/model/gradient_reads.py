@@ -65,7 +65,7 @@ def show_host_gradients(update: FusedUpdate, line: Line) -> bool:
         update.loop.edits.check(operations, update.loop, "The gradient")
         update.loop.buffers.settle_unused()
         update.training.gradients.compute(pending)
-        update.shown = len(pending)
+        update.shown, update.books.steady = len(pending), None
     return True
 
 

@@ -116,7 +116,7 @@ class GradientViews:
 
     def refuse_those_of_the_host(self, own: Container[int]) -> None:
         """Refuse an update for gradients that the host has computed."""
-        for name, parameter in () if self._weights.detector.untouched_since(self._without) else self._of_the_host(own):
+        for name, parameter in () if self.known_none else self._of_the_host(own):
             raise CaptureError(
                 f"At {current_line()}, {name} of shape {tuple(parameter.shape)} has a gradient that the host has "
                 "computed or set. The device's update would not use it, so it would be lost. Compute the loss from "
@@ -124,16 +124,26 @@ class GradientViews:
                 "gradient, set parameter.grad = None."
             )
 
+    @property
+    def known_none(self) -> bool:
+        """True if no parameter had a gradient of the host at the last look at all, and none was touched since."""
+        return self._weights.detector.untouched_since(self._without)
+
+    def appear(self) -> bool:
+        """Look at the next parameters for gradients of the host; after any, all are looked at."""
+        first, self._next = self._next, self._next + _AT_ONCE
+        if self._next >= len(self._tensors):
+            self._next = 0
+        with DisableTorchFunctionSubclass():
+            found_some = any(map(_exists, map(gradient_of, self._tensors[first : first + _AT_ONCE])))
+        if found_some:
+            self._without = -1
+        return found_some
+
     def refuse_those_of_before(self, own: Container[int]) -> None:
         """Refuse to go backward when there are gradients already: PyTorch adds to them, a device does not."""
-        if self._weights.detector.untouched_since(self._without):
-            first, self._next = self._next, self._next + _AT_ONCE
-            if self._next >= len(self._tensors):
-                self._next = 0
-            with DisableTorchFunctionSubclass():
-                found_some = any(map(_exists, map(gradient_of, self._tensors[first : first + _AT_ONCE])))
-            if not found_some:
-                return
+        if self.known_none and not self.appear():
+            return
         found = {id(parameter): name for name, parameter in self._of_the_host(own)}
         if not found:
             return
@@ -156,7 +166,7 @@ class GradientViews:
 
     def zero_grad(self, optimizer: torch.optim.Optimizer, others: Sequence[torch.Tensor], set_to_none: bool) -> None:
         """Clear gradients of the host as `zero_grad` of an optimizer does; `others` are no model's."""
-        held = others if self._weights.detector.untouched_since(self._without) else held_tensors(optimizer)
+        held = others if self.known_none else held_tensors(optimizer)
         if held:
             clear_those_of_the_host(held, set_to_none)
 

@@ -342,7 +342,8 @@ class Loop:
             raise CaptureError("The model's optimizer is not known: prepare it together with the model.")
 
     def backward(self, loss: Loss) -> None:
-        refuse_spent(loss)
+        if loss.batch is None:
+            refuse_spent(loss)
         self.updates.backward(loss)
         if self.setup.observer is not IGNORING:
             self.setup.observer.went_backward(self)

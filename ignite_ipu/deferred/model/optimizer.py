@@ -22,6 +22,7 @@ from ignite_ipu.deferred.model.host_updates import HostUpdates
 from ignite_ipu.deferred.model.joined import captured_by, known_update, trained_by
 from ignite_ipu.deferred.model.loop import Loop, Setup
 from ignite_ipu.deferred.model.model import capture_weights, loops_of
+from ignite_ipu.deferred.model.steady import Steady
 from ignite_ipu.deferred.tensor.on_weights import record_on_weights
 from ignite_ipu.errors import CaptureError, OptimizerError
 from ignite_ipu.optimizers.host_link import note_step
@@ -130,6 +131,14 @@ class HeldWeights(SessionHooks):
 
 @brief_refusals
 def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
+    steady = _steady(self)
+    called: List[Callable[..., Any]] = []
+    try:
+        if steady is not None and closure is None and steady.update.step_at_once(self):
+            return None
+    except (CaptureError, OptimizerError) as error:
+        assert steady is not None
+        return _leave_device(self, steady.update.loop, closure, called, error)
     updates = known_update(self)
     if updates is None:
         on_host = self.__dict__[WATCH].on_host()
@@ -140,16 +149,33 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
         found = type(self).step(self) if closure is None else _step_that_captures(self, closure)
         note_step(self)
         return found
-    called: List[Callable[..., Any]] = []
     try:
         _step_on_device(self, updates, closure, called)
     except (CaptureError, OptimizerError) as error:
-        if not updates.loop.now.updates.may_leave:
-            raise
-        updates.loop.now.updates.leave_device(str(error), error)
-        with _left_out(self, called):
-            return _step_on_host(self, self.__dict__[WATCH].on_host(), closure)
+        return _leave_device(self, updates.loop, closure, called, error)
     return None
+
+
+def _steady(self: torch.optim.Optimizer) -> Optional[Steady]:
+    """Return the facts of an optimizer's last update, if nothing is known to have changed since."""
+    known: Optional[weakref.ref[FusedUpdate]] = self.__dict__.get(MODEL)
+    update = None if known is None else known()
+    return None if update is None else update.books.steady
+
+
+def _leave_device(
+    self: torch.optim.Optimizer,
+    loop: Loop,
+    closure: Any,
+    called: Sequence[Callable[..., Any]],
+    error: Exception,
+) -> Any:
+    """Make a step and all later ones on the host, for an error of the device's; raise it if that is not allowed."""
+    if not loop.now.updates.may_leave:
+        raise error
+    loop.now.updates.leave_device(str(error), error)
+    with _left_out(self, called):
+        return _step_on_host(self, self.__dict__[WATCH].on_host(), closure)
 
 
 @contextlib.contextmanager
@@ -224,9 +250,12 @@ def _step_on_device(
 
 
 def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
-    known = known_update(self)
-    if known is not None:
-        known.zero_grad(self, set_to_none)
+    steady = _steady(self)
+    if steady is not None and set_to_none and steady.clear(self):
+        return
+    update = known_update(self)
+    if update is not None:
+        update.zero_grad(self, set_to_none)
         return
     on_host = self.__dict__[WATCH].on_host()
     if on_host:

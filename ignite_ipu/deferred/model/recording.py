@@ -20,6 +20,7 @@ from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass
 
 _MOST_MODES = 16
+_NONE: Any = (None, False, None)
 
 
 class SharedWeights(CaptureError):
@@ -44,7 +45,10 @@ class RecordedCalls:
         loop: Loop = self._model.loop
         line = current_line(above=4)
         loop.edits.look()
-        signatures = self._signatures(loop.modes.now(), grad)
+        modes = loop.modes.now()
+        then, with_grad, signatures = self._known[0] if self._known else _NONE
+        if then is not modes or with_grad is not grad:
+            signatures = self._signatures(modes, grad)
         leaves: List[Any] = []
         values = (*args, *kwargs.values()) if kwargs else args
         signature = signatures.look_up([len(args), *kwargs], values, leaves, ())

@@ -81,6 +81,10 @@ def _is_leaf_of_loop(tensor: torch.Tensor) -> bool:
 
 def _loss_of(value: Value, retained: bool, line: Line, ran_early: bool = False) -> Tuple[CapturedLoop, Loss]:
     """Return a value as a loss, with the loop that computes it."""
+    chain = value.operation.signature.chain()
+    batch = None if ran_early or chain is None else chain.match(value)
+    if batch is not None:
+        return chain.models[0].loop, Loss(value, batch.operations, line, retained, batch=batch)
     if not ran_early and value.known and not value.live:
         raise CaptureError(
             f"backward() at {line}: the step of this loss has run already, and with it its backward pass."

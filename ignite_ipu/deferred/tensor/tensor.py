@@ -187,6 +187,15 @@ def write_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[
 def deferred_results(operation: Operation) -> Any:
     """Return the results of an operation as the user gets them."""
     signature, tensor = operation.signature, None
+    if signature.single and not (operation.of_weights and signature.aliases):
+        shape = signature.shapes[0]
+        value = Value(operation, 0, shape)
+        operation.results = (weakref.ref(value),)
+        size, stride, dtype, _ = shape.key
+        made: Any = make_wrapper_subclass(DeferredTensor, size, strides=stride, dtype=dtype, device=_CPU)
+        made.value = value
+        value.handle = weakref.ref(made)
+        return made
     found: List[DeferredTensor] = []
     views = viewed_weights(operation) if operation.of_weights and signature.aliases else ()
     for value in operation.give():

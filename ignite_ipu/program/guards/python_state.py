@@ -182,6 +182,20 @@ class PythonState:
         watched, in_turn = self._watched, next(self._turns)
         return (watched is None or watched.same) and (in_turn is None or in_turn.same)
 
+    def now(self) -> Optional[Tuple[List[bool], List[Hashable]]]:
+        """Return the results of `training` and `values`; None if this is not `complete` any more."""
+        registered = RemovableHandle.next_id, REGISTRATIONS.count
+        if self._registered == registered and not self._leads and self._watched is None:
+            tables = next(self._turns)
+            if tables is not None and not tables.same:
+                return None
+        elif not self.complete:
+            return None
+        modes = list(map(_is_training, self.moded))
+        if modes != self._modes:
+            self._modes = modes
+        return self._modes, self.values()
+
     def training(self) -> List[bool]:
         """Return whether each module is in training mode that reads that, and the model; the same list for the same."""
         modes = list(map(_is_training, self.moded))
