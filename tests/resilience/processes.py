@@ -15,7 +15,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Set
 
 from tests.resilience.loading import KINDS
 
-SECONDS = 10.0
+SECONDS = 60.0  # a machine with other work takes its time; what is left then stays
 _ROOT = Path(__file__).parents[2]
 _MARK = "IGNITE_IPU_TEST_PROGRAM"
 _SHARED = "/dev/shm/"

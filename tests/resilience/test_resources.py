@@ -65,7 +65,7 @@ def test_a_process_that_waits_says_who_holds_the_ipu(monkeypatch, tmp_path):
     started = time.monotonic()
     with pytest.raises(poptorch.Error, match=rf"in use: IPU 0 by .* of process {child.pid}.*Gave up after"):
         executor(torch.randn(2, 3))
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 50  # the holder takes a minute
     child.kill()
     child.wait()
     executor(torch.randn(2, 3))

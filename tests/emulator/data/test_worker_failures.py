@@ -95,7 +95,7 @@ def group_of(pid):
     return members
 
 
-def eventually(condition, seconds=10.0):
+def eventually(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -152,6 +152,7 @@ FATES = [
 
 @pytest.mark.parametrize(("happening", "message"), FATES)
 def test_failing_at_the_first_item_fails_the_constructor(short_timeout, happening, message):
+    set_worker_timeout(0.3 if happening is hangs else 60)
     with pytest.raises(Error, match=r"worker thread failed to start: worker process [0-9]+ ") as error:
         AsynchronousDataAccessor(Faulty(0, happening), **FORK)
     assert message.format(at=0) in str(error.value)
@@ -160,7 +161,9 @@ def test_failing_at_the_first_item_fails_the_constructor(short_timeout, happenin
 
 @pytest.mark.parametrize(("happening", "message"), FATES)
 def test_failing_later_fails_the_next_item(short_timeout, happening, message):
+    set_worker_timeout(60)  # the first items may take a while to come
     accessor = AsynchronousDataAccessor(Faulty(5, happening), **FORK)
+    set_worker_timeout(0.3 if happening is hangs else 60)
     pid = accessor._worker.pid
     with pytest.raises(AssertionError, match=r"An error occurred in the data fetcher: worker process [0-9]+ ") as error:
         list(accessor)
@@ -255,7 +258,7 @@ def test_killing_the_worker_ends_its_loader_processes_too():
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(AssertionError, match="killed by signal SIGKILL"):
         eventually(lambda: next(loader._accessor) is None)
-    assert eventually(lambda: not group_of(pid), seconds=2)
+    assert eventually(lambda: not group_of(pid))
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
