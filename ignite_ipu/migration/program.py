@@ -93,7 +93,7 @@ class Program(ParsedFile):
     @cached_property
     def _loops(self) -> Tuple[Set[Fact], Set[OutsideCall]]:
         """The operators that losses of the loops' own code are computed by, and the functions of other files."""
-        if not self.training.goes_backward:
+        if not self.training.backward_calls:
             return set(), set()
         analysis = LoopAnalysis(self.training)
         analysis.run_loops()
@@ -109,6 +109,7 @@ class Program(ParsedFile):
     def latent(self) -> List[LatentFacts]:
         """Facts of functions that count if traced code of other files, or a loop's loss, calls them."""
         found: List[LatentFacts] = []
+        loops = LoopAnalysis(self.training)
         for name, function in self.functions.items():
             nodes = walk(function)
             draws = any((self.names.called(node) or "").startswith(("random.", "numpy.random.")) for node in nodes)
@@ -116,7 +117,7 @@ class Program(ParsedFile):
                 found.append(LatentFacts(name, False, self._facts_of(function, Origin.UNKNOWN, _CHANGES)))
             if name not in self.training.loss_functions and parameters_of(function):
                 found.append(LatentFacts(name, True, self._facts_of(function, Origin.COMPUTED, _READS)))
-                operators = LoopAnalysis(self.training).result_of(function)
+                operators = loops.result_of(function)
                 facts = _in_order({each for each in operators if each.certain and each.kind in _OPERATORS})
                 found += [LatentFacts(name, True, facts), LatentFacts(name, True, facts, of_loss=True)]
         return [each for each in found if each.facts]
@@ -143,7 +144,7 @@ class Program(ParsedFile):
         """Return whether the file shows every call of a loss, so that the loops' own code decides about it."""
         made = [call for call in self.nodes(ast.Call) if dotted(call.func) == model.name]
         names = {target for target, value in self.assigned if unmoved(value) in made}
-        if not self.training.goes_backward or not names or len(names) < len(made):
+        if not self.training.backward_calls or not names or len(names) < len(made):
             return False
         called = {call.func for call in self.nodes(ast.Call)}
         loaded = (each for kind in (ast.Name, ast.Attribute) for each in self.nodes(kind) if dotted(each) in names)

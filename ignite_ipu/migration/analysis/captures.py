@@ -9,6 +9,7 @@ from ignite_ipu.errors import listed
 from ignite_ipu.migration.analysis.kinds import Function, Kind, default_of, parameters_of
 from ignite_ipu.migration.analysis.names import (
     argument,
+    children,
     constant,
     dotted,
     index_of,
@@ -70,6 +71,8 @@ def find_captures(training: Training) -> Tuple[List[CapturePoint], Optional[Uncl
 def host_evaluations(training: Training) -> Iterator[ast.Call]:
     """Yield the evaluations of models that nothing puts on an IPU."""
     file = training.file
+    if not training.evaluations:
+        return
     captures, _ = find_captures(training)
     prepared: Set[Optional[str]] = {name for capture in captures for name in capture.names}
     prepared |= {target for target, value in file.assigned if file.names.called(value) == PREPARE}
@@ -105,6 +108,7 @@ class _Captures:
         self.made = self._constructions()
         self.made_here: Dict[Tuple[ast.AST, str], bool] = {}
         self.unclear: Optional[Unclear] = None
+        self._nodes_of: Dict[Scope, List[ast.AST]] = {}
 
     def find(self) -> Tuple[List[CapturePoint], Optional[Unclear]]:
         recorded = [function for _, function in self.training.process_functions]
@@ -325,12 +329,18 @@ class _Captures:
 
     def _own_nodes(self, scope: Scope) -> List[ast.AST]:
         """Return the nodes of a function, or of the module, without those of functions and classes in it."""
+        known = self._nodes_of.get(scope)
+        if known is None:
+            known = self._nodes_of[scope] = self._nodes_in(scope)
+        return known
+
+    def _nodes_in(self, scope: Scope) -> List[ast.AST]:
         found: List[ast.AST] = []
         waiting: List[ast.AST] = list(scope.body)
         for node in waiting:  # which grows
             if not isinstance(node, _DEFINITIONS):
                 found.append(node)
-                waiting += ast.iter_child_nodes(node)
+                waiting += children(node)
         return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Dict, List, Optional
+from typing import Dict, Iterable, List, Optional, Set
 
 from ignite_ipu.migration.analysis.kinds import Function
 from ignite_ipu.migration.analysis.names import dotted
@@ -41,3 +41,19 @@ class HostFunctions:
             return None if owner else function
         made = [dotted(value.func) for value in self._file.values.get(owner, ()) if isinstance(value, ast.Call)]
         return function if owner in ("self", "cls") or above.name in made else None
+
+    def above(self, calls: Iterable[ast.Call]) -> Set[Optional[Function]]:
+        """Return the functions that make calls, themselves or by what they call; None for the code of the module."""
+        callers: Dict[Function, List[ast.Call]] = {}
+        for call in self._file.nodes(ast.Call):
+            callee = self.callee(call)
+            if callee is not None:
+                callers.setdefault(callee, []).append(call)
+        found: Set[Optional[Function]] = set()
+        waiting = list(calls)
+        while waiting:
+            function = self._file.function_of(waiting.pop())
+            if function not in found:
+                found.add(function)
+                waiting += callers.get(function, ()) if function is not None else ()
+        return found

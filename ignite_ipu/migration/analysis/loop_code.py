@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 from dataclasses import replace
+from functools import cached_property
 from typing import Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tuple
 
 from ignite_ipu.capabilities.traced import NO_FUNCTION
@@ -58,15 +59,36 @@ class LoopAnalysis(ForwardAnalysis):
 
     def run_loops(self) -> None:
         """Analyse the code of the module, and each function outside of models with any arguments."""
+        roots = self.training.host_functions.above(self.training.backward_calls)
         for each in self.training.host_functions.all:
-            self.call(each, None, (), {})
+            if each in roots:
+                self.call(each, None, (), {})
+        if None not in roots:
+            return
         module = ast.FunctionDef(name=NO_FUNCTION, args=_NO_ARGUMENTS, body=self.file.tree.body, decorator_list=[])
         self.call(module, None, (), {})
 
     def result_of(self, function: Function) -> FrozenSet[Fact]:
-        """Return the operators that a function computes its result by if it is given outputs of a model."""
+        """Return the operators that a function computes its result by if it is given outputs of a model.
+
+        A function is not followed unless it makes calls that may be refused.
+        """
+        if function not in self._refusing:
+            return frozenset()
         given: Dict[Optional[str], Value] = {arg.arg: _TRAINED for arg in parameters_of(function)}
         return self.call(function, None, (), given).by
+
+    @cached_property
+    def _refusing(self) -> Set[Optional[Function]]:
+        """The functions that make calls which may be refused, themselves or by what they call."""
+        return self.training.host_functions.above(filter(self._may_be_refused, self.file.nodes(ast.Call)))
+
+    def _may_be_refused(self, call: ast.Call) -> bool:
+        name = self.names.resolve(call.func)
+        if name is None and isinstance(call.func, ast.Attribute):
+            name = f"Tensor.{call.func.attr}"
+        known = name is not None and name.startswith(("torch.", "Tensor."))
+        return known and (is_dynamic(name or "") or is_refused(self.file, name or "", call))
 
     def walker(
         self, function: Function, model: Optional[Model], environment: Environment, outer: Optional[Scope]

@@ -66,7 +66,14 @@ def children(node: ast.AST) -> Sequence[ast.AST]:
     """Return the nodes directly below a node, but for the contexts of names, which all names share."""
     if isinstance(node, _LEAVES):
         return ()
-    return [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr_context)]
+    found: List[ast.AST] = []
+    for field in node._fields:
+        value = getattr(node, field, None)
+        if value.__class__ is list:
+            found += [each for each in value if isinstance(each, ast.AST)]
+        elif isinstance(value, ast.AST) and not isinstance(value, ast.expr_context):
+            found.append(value)
+    return found
 
 
 def walk(node: ast.AST) -> List[ast.AST]:

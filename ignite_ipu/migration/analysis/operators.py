@@ -110,7 +110,7 @@ def problem(name: str) -> Optional[Problem]:
     # A layer made of weights that there are: torch.nn.Embedding.from_pretrained.
     name = name[: -len(_MADE_FROM)] if name.endswith(_MADE_FROM) else name
     plain = operator_table.undecorated(name)
-    last = name.rsplit(".", 1)[1]
+    last = name.rpartition(".")[2]
     if name.startswith(_NO_OPERATORS) or plain in _OTHER_RULES:
         return None
     if last[:1].isupper():

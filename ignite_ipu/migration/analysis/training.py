@@ -163,9 +163,9 @@ class Training:
         return HostFunctions(self.file)
 
     @cached_property
-    def goes_backward(self) -> bool:
-        """True if the file has a backward pass in host code, also one that a library's object makes."""
-        return bool(self.backwards) or any(True for _ in self.file.method_calls("backward", "manual_backward"))
+    def backward_calls(self) -> List[ast.Call]:
+        """The calls that make a backward pass in host code, also those of a library's object that is given the loss."""
+        return [*self.backwards, *(call for call, _ in self.file.method_calls("backward", "manual_backward"))]
 
     def _is_backward(self, call: ast.Call) -> bool:
         function = call.func

@@ -18,6 +18,7 @@ CHOICE = "?"
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _REGISTRIES = (ast.Dict, ast.List, ast.Set, ast.Tuple)
 _VALUES = (ast.Assign, ast.AnnAssign, ast.Return)
+_NO_USES = ("annotation", "returns", "decorator_list")
 _ASKED = ("isinstance", "issubclass")
 
 
@@ -65,8 +66,9 @@ class _Found:
             self._add_lines(node.body, CHOICE)
             self._visit_all(node.orelse, scope)
             return
-        self.names[scope] |= set(_references(node))
-        self._visit_all(_below(node), scope)
+        below = _below(node)
+        self.names[scope].update(_references(node, below))
+        self._visit_all(below, scope)
 
     def _visit_all(self, nodes: Iterable[ast.AST], scope: str) -> None:
         for node in nodes:
@@ -98,21 +100,28 @@ def _is_choice(node: ast.If) -> bool:
     return named and all(isinstance(each, _VALUES) for each in node.body)
 
 
-def _below(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the parts of a node in which references are uses: none in annotations and decorators."""
-    for name, value in ast.iter_fields(node):
-        if name not in ("annotation", "returns", "decorator_list"):
-            yield from (each for each in (value if isinstance(value, list) else [value]) if isinstance(each, ast.AST))
+def _below(node: ast.AST) -> List[ast.AST]:
+    """Return the parts of a node in which references are uses: none in annotations and decorators."""
+    found: List[ast.AST] = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if name in _NO_USES:
+            continue
+        if value.__class__ is list:
+            found += [each for each in value if isinstance(each, ast.AST)]
+        elif isinstance(value, ast.AST):
+            found.append(value)
+    return found
 
 
-def _references(node: ast.AST) -> Iterator[str]:
+def _references(node: ast.AST, below: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the names that a node itself refers to, but not those that it lists, or asks an object for its class by."""
     if isinstance(node, _REGISTRIES):
         return
     if isinstance(node, ast.Call) and _last(node.func) in _ASKED:
         return
-    for below in _below(node):
-        name = _last(below)
+    for each in below:
+        name = _last(each)
         if name is not None:
             yield name
 
