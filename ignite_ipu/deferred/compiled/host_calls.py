@@ -19,7 +19,16 @@ from ignite_ipu.capabilities.traced import GRADIENT, NO_FUNCTION, REPLACED
 from ignite_ipu.deferred.compiled.modes import refuse_replaced
 from ignite_ipu.deferred.graph.leaves import Shape
 from ignite_ipu.deferred.graph.operations import CallSignature, ModesThen
-from ignite_ipu.deferred.graph.structure import Structure, flatten, is_flat, leaves_in, mapped, refuse_sparse, unflatten
+from ignite_ipu.deferred.graph.structure import (
+    Structure,
+    flatten,
+    is_flat,
+    leaves_in,
+    mapped,
+    objects_in,
+    refuse_sparse,
+    unflatten,
+)
 from ignite_ipu.errors import CaptureError, SessionError, listed
 from ignite_ipu.program.forward.assigned_buffers import Assignments, is_assignment
 from ignite_ipu.program.forward.dependence import DeviceDrawsUndone
@@ -53,6 +62,10 @@ _CHANGES_ARGUMENT = (
     " changes an object that it is given (an attribute, a list, a dictionary), which a compiled program would do once. "
     "Let it return the values to keep. If it only sets something up, as a cached property does, do that before the "
     "first call."
+)
+_KEEPS_OBJECT = (
+    " returns an object that it keeps, and writes new tensors into it. A compiled program returns a new one for each "
+    "call. Make a new object in each call, or return the tensors."
 )
 _KEEPS_COMPUTED = (
     " goes on from a tensor that an earlier call has computed from weights and kept. In eager PyTorch gradients flow "
@@ -171,6 +184,7 @@ def called_on_host(
     left: List[Any] = []
     begun: List[LeftBehind] = []
     kept_before: List[torch.Tensor] = []
+    returned: List[Any] = []
     assigned: Set[str] = set()
     grows = False
     named, words = (named_by(model), words_read()) if places is None else (None, ())
@@ -193,6 +207,7 @@ def called_on_host(
             # It stores there the tensor that it finds in the place of each buffer afterwards.
             call = functools.partial(torch.func.functional_call, model, left_there, args, kwargs)
             output = called_beside(places or (), call)
+        returned.append(objects_in(output))
         if not torch.equal(random, torch.get_rng_state()):
             drawn[:] = [True]
         for path, buffer in buffers.items():
@@ -235,8 +250,11 @@ def called_on_host(
         raise CaptureError(changes_in_every_call(model, changed))
     if kept_before:
         raise CaptureError(what + _KEEPS_COMPUTED)
+    first, last = returned[0], returned[-1]
+    if len(returned) > 1 and any(mine is theirs for mine in first for theirs in last):
+        raise CaptureError(what + _KEEPS_OBJECT)
     now: List[Any] = []
-    same = flatten(tuple(given), now).key == structure.key and len(now) == len(copies)
+    same = flatten(tuple(given), now, given=True).key == structure.key and len(now) == len(copies)
     if not same or any(mine is not theirs for mine, theirs in zip(now, copies)):
         raise CaptureError(what + _CHANGES_ARGUMENT)
     for copy in copies:

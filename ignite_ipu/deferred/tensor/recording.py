@@ -95,10 +95,10 @@ class Recorder:
         def is_leaf(value: Any) -> bool:
             return isinstance(value, torch.Tensor) or type(value) in others
 
-        structure = flatten((args, kwargs), leaves, is_leaf)
+        structure = flatten((args, kwargs), leaves, is_leaf, given=True)
         if others is ARRAYS and len(leaves) > 1:
             args, leaves = with_known_indices(name, args, _on_host), []
-            structure = flatten((args, kwargs), leaves, is_leaf)
+            structure = flatten((args, kwargs), leaves, is_leaf, given=True)
         line = current_line()
         values = [leaf.value for leaf in leaves if isinstance(leaf, Deferred)]
         if all(value.available for value in values):

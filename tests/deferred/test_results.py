@@ -1,0 +1,104 @@
+"""Objects that a model makes and returns hold the results of the device, as in eager PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributions import Categorical, Independent, Normal
+
+from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
+
+X = torch.randn(8, 6, generator=torch.Generator().manual_seed(1))
+Y = (X[:, 0] > 0).long()
+
+
+class Answer:
+    """An object with a result of its own, another in a list, and more that is no tensor."""
+
+    def __init__(self, scores: torch.Tensor) -> None:
+        self.scores, self.more, self.title = scores, [scores * 2], "answer"
+
+    def loss(self) -> torch.Tensor:
+        return F.cross_entropy(self.scores, Y) + 0.1 * self.more[0].pow(2).mean() * len(self.title)
+
+
+class Slotted:
+    __slots__ = ("answer", "empty")
+
+    def __init__(self, scores: torch.Tensor) -> None:
+        self.answer = Answer(scores)
+
+    def loss(self) -> torch.Tensor:
+        return self.answer.loss()
+
+
+class Net(nn.Module):
+    def __init__(self, make: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.make = nn.Linear(6, 2), make
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.make(self.layer(x))
+
+
+def trained(make: Callable[[torch.Tensor], Any], loss_of: Callable[[Any], torch.Tensor], captures: bool) -> List[float]:
+    """Return the losses of some updates and an evaluation."""
+    model = Net(make)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    if captures:
+        capture_model(model)
+        capture_optimizer(optimizer)
+    seen = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = loss_of(model(X))
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+    with torch.no_grad():
+        return [*seen, loss_of(model.eval()(X)).item()]
+
+
+@pytest.mark.parametrize(
+    ("make", "loss_of"),
+    [
+        (Answer, Answer.loss),
+        (lambda scores: {"found": (Slotted(scores), 1)}, lambda given: given["found"][0].loss()),
+        (lambda scores: Categorical(logits=scores), lambda given: -given.log_prob(Y).mean() - given.entropy().mean()),
+        (
+            lambda scores: Independent(Normal(scores, F.softplus(scores) + 1), 1),
+            lambda given: given.mean.pow(2).mean() - given.log_prob(X[:, :2]).mean(),
+        ),
+    ],
+    ids=["of a class", "with slots, in a mapping", "distribution", "distribution in another"],
+)
+def test_objects_that_forward_makes_hold_results(make: Any, loss_of: Any) -> None:
+    expected = trained(make, loss_of, captures=False)
+    assert trained(make, loss_of, captures=True) == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_object_that_the_model_keeps_is_refused() -> None:
+    """In eager PyTorch the object of an earlier call would get the results of a later one."""
+    kept = Answer(torch.zeros(()))
+
+    def keep(scores: torch.Tensor) -> Answer:
+        kept.scores = scores
+        return kept
+
+    with pytest.raises(CaptureError, match=r"returns an object that it keeps.*Make a new object"):
+        trained(keep, Answer.loss, captures=True)
+
+
+def test_an_object_that_holds_itself_is_refused() -> None:
+    def make(scores: torch.Tensor) -> Answer:
+        made = Answer(scores)
+        made.more.append(made)  # type: ignore[arg-type]
+        return made
+
+    with pytest.raises(CaptureError, match=r"An? Answer holds tensors.*Use a tuple"):
+        trained(make, Answer.loss, captures=True)
