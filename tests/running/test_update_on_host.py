@@ -46,3 +46,11 @@ def test_a_script_runs_as_natively(optimizer, between, run, natively):
 def test_an_update_on_the_device_names_the_way_out(run):
     with pytest.raises(RunError, match=r"step\(closure\)|PyTorch makes the updates"):
         run(SCRIPT.format(optimizer="LBFGS", between="pass"), config=IPUConfig(update="device"))
+
+
+def test_a_closure_with_a_parametrization(run, natively):
+    """The parametrization is called when it is registered, before the model."""
+    text = SCRIPT.format(optimizer="SGD", between="pass")
+    text = text.replace("nn.Linear(6, 5)", "nn.utils.parametrizations.spectral_norm(nn.Linear(6, 5))")
+    ran = run(text, config=IPUConfig(update="auto"))
+    assert ran.output == natively(text) and len(ran.output) == 7

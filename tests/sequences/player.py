@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from importlib import import_module
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
@@ -25,11 +26,7 @@ LONG_NORM, SHORT_NORM = 5.0, 0.05
 
 
 class Player:
-    """One loop over one world.
-
-    Attributes:
-        seen: The values that the loop has looked at, each with the number and the name of its event.
-    """
+    """One loop over one world."""
 
     def __init__(self, world: str, kinds: Sequence[str], update: Optional[str], spread: bool = False) -> None:
         torch.manual_seed(3)
@@ -43,7 +40,8 @@ class Player:
         self.losses: List[torch.Tensor] = []
         self.batch = self.number = 0
         self.last = ""
-        self.seen: Seen = []
+        # A list would be searched for values that forward may read.
+        self._seen: SimpleQueue[Tuple[str, Any]] = SimpleQueue()
         # Values that events keep for later ones.
         self.schedulers: Dict[int, Any] = {}
         self.averaged: Dict[int, Any] = {}
@@ -65,7 +63,11 @@ class Player:
 
     def note(self, values: Sequence[Any]) -> None:
         for value in values:
-            self.seen.append((f"{self.number} {self.last}", copied(value)))
+            self._seen.put((f"{self.number} {self.last}", copied(value)))
+
+    def seen(self) -> Seen:
+        """Return the values that the loop has looked at since the last time, with number and name of their events."""
+        return [self._seen.get() for _ in range(self._seen.qsize())]
 
     def parameter(self, which: int) -> torch.Tensor:
         return self.parameters[which % len(self.parameters)]

@@ -82,7 +82,7 @@ def outcome_of(sequence: Sequence_, update: str, spread: bool = False) -> Outcom
     player = Player(sequence.world, sequence.kinds, update, spread)
     try:
         refusal = refusal_of(play, player, steps)
-        found, late = difference(eager.seen, player.seen, refusal is not None)
+        found, late = difference(eager.seen(), player.seen(), refusal is not None)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         return Outcome("crash", f"{type(error).__name__}: {error} ({frames[-1].name}) at {player.number} {player.last}")

@@ -144,7 +144,7 @@ def _step(self: torch.optim.Optimizer, closure: Any = None) -> Any:
         on_host = self.__dict__[WATCH].on_host()
         if on_host:
             return _step_on_host(self, on_host, closure)
-        updates = captured_by(self)
+        updates = None if closure is not None and _awaits_models(self) else captured_by(self)
     if updates is None:
         found = type(self).step(self) if closure is None else _step_that_captures(self, closure)
         note_step(self)
@@ -264,10 +264,7 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
                 stack.enter_context(each.training.session.weights.detector.host_steps.stepping())
             type(self).zero_grad(self, set_to_none)
         return
-    owners = set() if MODEL in self.__dict__ else owners_of(held_tensors(self))
-    # Parts of a model may have been called before it, as parametrizations are: nothing joins them yet.
-    apart = len(owners) > 1 and all(owner.loop.is_untrained for owner in owners)
-    update = None if apart else captured_by(self)
+    update = None if _are_apart(self) else captured_by(self)
     if update is None:
         type(self).zero_grad(self, set_to_none)
         return
@@ -277,6 +274,23 @@ def _zero_grad(self: torch.optim.Optimizer, set_to_none: bool = True) -> None:
     if update.training.optimizer is not self:
         # Its update comes next, and how it is clipped is said before.
         update.training.change_optimizer(self)
+
+
+def _are_apart(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer holds weights of several loops, none of which was trained.
+
+    Parts of a model may have been called before it, as parametrizations are: nothing joins them yet.
+    """
+    owners = set() if MODEL in optimizer.__dict__ else owners_of(held_tensors(optimizer))
+    return len(owners) > 1 and all(owner.loop.is_untrained for owner in owners)
+
+
+def _awaits_models(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether only parts of the models were called whose weights an optimizer holds, and nothing was trained."""
+    held = held_tensors(optimizer)
+    loops = {owner.loop for owner in owners_of(held)}
+    known = {id(each) for loop in loops for each in loop.module.parameters()}
+    return all(loop.is_untrained for loop in loops) and not known.issuperset(map(id, held))
 
 
 def _add_param_group(self: torch.optim.Optimizer, param_group: Dict[str, Any]) -> None:

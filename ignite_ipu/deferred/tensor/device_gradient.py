@@ -174,6 +174,18 @@ class DeviceGradient(torch.Tensor):
             return None if gradient_of(parameter) is self else self.read().clone()
 
 
+def with_values(arguments: Any) -> Any:
+    """Return the arguments of a function that reads gradients, with ordinary tensors of their values."""
+    found = [leaf for leaf in leaves_of(arguments) if isinstance(leaf, DeviceGradient)]
+    for gradient in found:
+        gradient.release_all(False)
+    return mapped(arguments, _read) if found else arguments
+
+
+def _read(leaf: Any) -> Any:
+    return leaf.read() if isinstance(leaf, DeviceGradient) else leaf
+
+
 def _keep(writes: bool) -> None:
     """Leave the gradient on the device."""
 

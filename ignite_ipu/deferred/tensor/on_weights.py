@@ -10,6 +10,7 @@ from ignite_ipu.deferred.graph.operations import USES, keep_weights
 from ignite_ipu.deferred.graph.owners import CapturedLoop, parameter_of
 from ignite_ipu.deferred.graph.structure import leaves_in
 from ignite_ipu.deferred.tensor.deferred_values import all_values, resolved
+from ignite_ipu.deferred.tensor.device_gradient import with_values
 from ignite_ipu.deferred.tensor.functions import METADATA, READS, REFUSED, TENSOR_PROPERTIES, attribute_of, written
 from ignite_ipu.deferred.tensor.tensor import RECORDER, DeferredTensor, write_weights
 from ignite_ipu.errors import CaptureError
@@ -52,6 +53,7 @@ def record_on_weights(func: Callable[..., Any], args: Tuple[Any, ...], kwargs: D
         return func(*resolved(args), **resolved(kwargs))
     if not own:
         return NotImplemented
+    args, kwargs = with_values((args, kwargs))  # of gradients, from which no other gradient flows
     with DisableTorchFunctionSubclass():
         try:
             return RECORDER.recorded(func, args, kwargs)

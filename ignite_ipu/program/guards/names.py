@@ -101,7 +101,7 @@ class Named:
         self._own: Dict[type, List[type]] = {}
         self._users: Dict[type, bool] = {}
         self._settled: Set[int] = set()
-        self._sorts: Dict[type, str] = {}
+        self._sorts: Dict[type, Tuple[str, bool]] = {}
         # The names that the libraries' code in each class reads.
         self._read: Dict[type, Set[str]] = {}
         self._inside = {id(part) for _, part in self._objects}
@@ -142,12 +142,13 @@ class Named:
         # isinstance() would ask an object for its class, which some deprecated ones answer with a warning.
         kind = type(value)
         if kind not in self._sorts:
-            self._sorts[kind] = next(name for name, kinds in _SORTS if issubclass(kind, kinds))
-        sort = self._sorts[kind]
+            sort = next(name for name, kinds in _SORTS if issubclass(kind, kinds))
+            self._sorts[kind] = sort, issubclass(kind, _ITERATORS)
+        sort, iterates = self._sorts[kind]
         if sort == "plain" or id(value) in self._seen or id(value) in self._inside:
             return
         self._seen[id(value)] = value
-        if issubclass(kind, _ITERATORS):
+        if iterates:
             self.iterators.append(value)
         if sort == "container":
             elements = elements_of(value)

@@ -286,10 +286,13 @@ class CapturedLoops(CaptureObserver):
 
     def _refuse_host_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         owners = [owner for owner in map(owner_of, held_tensors(optimizer)) if owner is not None]
-        # A model is captured at its first call, which may be in the closure.
+        # A model is captured at its first call, which may be in the closure; parts of it may have been called before.
         with_closure = any(map(callable, (*args[1:], *kwargs.values())))
         unknown = self._config.update == "host" or (self._config.update == "auto" and with_closure)
-        on_host = all(owner.loop.updates.on_host for owner in owners) if owners else unknown
+        loops = [owner.loop for owner in owners]
+        on_host = bool(unknown or loops) and all(
+            each.updates.on_host or (unknown and each.is_untrained) for each in loops
+        )
         if on_host:
             self._substitutes.note(f"{type(optimizer).__name__}.step()", "on the host, by PyTorch")
             return

@@ -282,3 +282,28 @@ def test_a_parameter_of_no_module_has_the_settings_of_its_optimizer() -> None:
     with pytest.raises(CaptureError, match="Give the optimizer of a parameter of no module to the same call"):
         (alone * 2).sum().backward()
     assert kept.param_groups
+
+
+@pytest.mark.parametrize("first", ["weight", "gradient"])
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+def test_a_loss_with_the_gradients_of_the_last_update(update: str, first: str) -> None:
+    """They are constants of the loss, with the weight as the first factor or the second."""
+
+    def played(captures: bool) -> List[torch.Tensor]:
+        model = Network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if captures:
+            ipu_prepare(optimizer, model, config=IPUConfig(update=update))
+        found = []
+        for number, (x, y) in enumerate(BATCHES):
+            loss = F.cross_entropy(model(x), y)
+            for each in model.parameters() if number else ():
+                assert each.grad is not None
+                loss = loss + (each * each.grad if first == "weight" else each.grad * each).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.detach())
+        return [*found, *[each.detach() + 0 for each in model.parameters()]]
+
+    torch.testing.assert_close(played(True), played(False), rtol=1e-4, atol=1e-6)
