@@ -25,9 +25,9 @@ def _grammar(path: Path) -> List[str]:
 
 def _standard_library(*paths: Path) -> List[str]:
     """Return vermin's complaints: it knows when each module, function and argument appeared."""
-    command = [sys.executable, "-c", "import vermin; vermin.main()", "--target=3.8-", "--violations", "--no-tips"]
+    command = [sys.executable, "-c", "import vermin; vermin.main()", "--target=3.8-", "--violations"]
     run = subprocess.run(
-        [*command, "--quiet", "--processes=1", *map(str, paths)],
+        [*command, "--no-tips", "--no-parse-comments", "--quiet", "--processes=1", *map(str, paths)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         check=False,

@@ -325,7 +325,9 @@ def test_a_hanging_worker_is_interrupted_and_then_killed(short_patience, happeni
 
 def test_a_full_connection_blocks_nobody(short_timeout, short_patience):
     """If a worker does not read, messages without room are kept back, the latest of each kind."""
+    set_worker_timeout(60)  # the first items may take a while to come
     accessor = AsynchronousDataAccessor([torch.ones(1)] * 2000, buffer_size=2000, early_preload=True, **FORK)
+    set_worker_timeout(0.3)
     worker = accessor._worker
     os.kill(worker.pid, signal.SIGSTOP)
 
