@@ -1,9 +1,11 @@
 """Cost of capturing a step: an accelerate loop against the same loop written for PopTorch, and alone.
 
-The limit is a loop that records two results in PyTorch's way, by a class of tensors with `__torch_function__`, and
-makes the device call of the step. It checks the things that change without notice and that no loop may miss: the Python
-values of the model's code and its modes, writes into the batch, hyper-parameters, and gradients on the host. Nothing in
-it is general: it knows its only model, optimizer and loss.
+The limit is the same loop over the same calls, which records two results in PyTorch's way, by a class of tensors with
+`__torch_function__`, and makes the device call of the step. A loop of PyTorch's calls cannot leave these calls out: the
+results that they return, and whether gradients are complete, decide what the next one does. It checks the things that
+change without notice and that no loop may miss: the called functions and the shapes and types of their arguments, by
+which the program is chosen; the Python values of the model's code and its modes; writes into the batch;
+hyper-parameters; and gradients on the host. Nothing in it is general: it knows its only model, optimizer and loss.
 """
 
 from __future__ import annotations
@@ -88,23 +90,82 @@ def accelerate_loop(make: Callable[[], Accelerator], width: int, depth: int, dat
 
 
 class Recorded(torch.Tensor):
-    """A result that has not been computed, with the inputs of its call: the least that capturing has to record."""
+    """A result that has not been computed: the least that capturing has to record.
 
-    inputs: Tuple[Any, ...]
+    Attributes:
+        call: The function, its arguments, and their versions.
+        value: The result, once it has been computed.
+        step: Makes the device call of the pending losses.
+    """
+
+    call: Tuple[Any, ...]
+    value: torch.Tensor
+    step: LeastStep
 
     @classmethod
-    def of(cls, size: Tuple[int, ...], inputs: Tuple[Any, ...]) -> Recorded:
+    def of(cls, size: Tuple[int, ...], call: Tuple[Any, ...], step: LeastStep) -> Recorded:
         made: Recorded = make_wrapper_subclass(cls, size, dtype=torch.float32, device=torch.device("cpu"))
-        made.inputs = inputs
+        made.call, made.step = call, step
         return made
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return cls.of((), args)
+        output, y = args
+        step: LeastStep = output.step
+        step.check_call((func, torch.is_grad_enabled(), y.shape, y.stride(), y.dtype, y.requires_grad, kwargs))
+        return cls.of((), (output, y, version_of(y)), step)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raise NotImplementedError
+
+    def backward(self, **kwargs: Any) -> None:  # type: ignore[override]
+        self.step.pending.append(self)
+
+    def item(self) -> Any:
+        return self.value.item()
+
+
+class LeastStep:
+    """The model, the optimizer and the accelerator of the least loop."""
+
+    def __init__(self, module: torch.nn.Module, example: Batch) -> None:
+        self.executor: Any = executor_of(module)
+        self.executor(*example)  # which changes the classes of modules and parameters
+        self.unchanged = Unchanged(module)
+        self.pending: List[Recorded] = []
+        self.state = GradientState()
+        self._calls: List[Any] = []
+        self._next = 0
+
+    def check_call(self, call: Tuple[Any, ...]) -> None:
+        """Refuse a call that is not the next one of those in the first iteration."""
+        if self._next == len(self._calls):
+            self._calls.append(call)
+        assert call == self._calls[self._next]
+        self._next += 1
+
+    def model(self, x: torch.Tensor) -> Recorded:
+        self.unchanged.check_model()
+        self._next = 0
+        self.check_call((torch.is_grad_enabled(), x.shape, x.stride(), x.dtype, x.requires_grad))
+        return Recorded.of((len(x), 10), (x, version_of(x)), self)
+
+    def backward(self, loss: Recorded, **kwargs: Any) -> None:
+        if self.state.num_steps == 1:
+            loss.backward(**kwargs)
+
+    def step(self, closure: Any = None) -> None:
+        if self.state.sync_gradients and closure is None:
+            (loss,) = self.pending
+            output, y, version = loss.call
+            x, before = output.call
+            self.unchanged.check_step((x, y), [before, version])
+            loss.value = self.executor(x, y)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self.state.sync_gradients and set_to_none:
+            self.pending = []
 
 
 class Unchanged:
@@ -132,29 +193,16 @@ class Unchanged:
 
 
 def least_loop(width: int, depth: int, data: List[Batch]) -> Callable[[], None]:
-    """Return a pass of a loop that records two results, and makes the device call of its step from their inputs."""
-    module = perceptron(width, depth)
-    executor = executor_of(module)
-    executor(*data[0])  # which changes the classes of modules and parameters
-    unchanged = Unchanged(module)
-    losses: List[Recorded] = []
-
-    def model(x: torch.Tensor) -> Recorded:
-        unchanged.check_model()
-        return Recorded.of((len(x), 10), (x, version_of(x)))
-
-    def step() -> torch.Tensor:
-        output, y = losses.pop().inputs
-        x, version = output.inputs
-        unchanged.check_step((x, y), [version, version_of(y)])
-        found: torch.Tensor = executor(x, y)
-        return found
+    """Return a pass of the same loop that records two results, and makes the device call of its step from them."""
+    least = LeastStep(perceptron(width, depth), data[0])
 
     def run() -> None:
         for x, y in data:
-            loss: Any = F.cross_entropy(model(x), y)
-            losses.append(loss)
-            step().item()
+            loss: Any = F.cross_entropy(least.model(x), y)
+            least.backward(loss)
+            least.step()
+            least.zero_grad()
+            loss.item()
 
     return run
 
