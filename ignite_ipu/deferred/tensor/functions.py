@@ -31,10 +31,18 @@ DIFFERENTIABLE_READS = word_set("masked_select to_sparse share_memory_")
 """Those of `READS` through which gradients flow in eager PyTorch."""
 TENSOR_PROPERTIES = word_set("T mT H mH real imag")
 REFUSED = {
-    "requires_grad_": "the model's parameters decide which weights are trained",
-    "register_hook": "hooks on gradients do not run on a device",
-    "retain_grad": "gradients stay on the device",
-    "set_": "its memory is on the device",
+    "requires_grad_": (
+        "the device computes gradients of parameters, and of inputs that require them at the model's call. Call it on "
+        "the input of the model"
+    ),
+    "register_hook": (
+        "hooks on gradients of results do not run on a device. Hooks on parameters do, with updates on the host"
+    ),
+    "retain_grad": (
+        "gradients of results stay on the device. Those of parameters, and of inputs that require gradients, come to "
+        "the host. For others call copy.deepcopy(model) in a loop with ipu_prepare, which computes on the host"
+    ),
+    "set_": "its memory is on the device. Use a new tensor",
     "resize_": "a compiled step has fixed shapes",
     "resize_as_": "a compiled step has fixed shapes",
 }
