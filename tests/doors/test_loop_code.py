@@ -77,6 +77,14 @@ TRAINED = {
     "detached weights": ("loss = out.mean() + torch.linalg.svdvals(model[0].weight.detach()).sum()", ""),
     "a number": ("s = torch.linalg.svdvals(out).max().item()\nloss = out.pow(2).mean() / s", ""),
     "a shape": ("s = torch.linalg.svdvals(out)\nloss = out.pow(2).mean() * s.shape[0]", ""),
+    "logs beside the loss": (
+        "found = {'loss': out.mean(), 's': torch.linalg.svdvals(out)}\nloss, s = found['loss'], found['s']",
+        READ,
+    ),
+    "an evaluation with gradients": (
+        PLAIN,
+        "model.eval()\nseen = model(x)\nlosses.append(seen[seen[:, 0] > -99].sum().item())\nmodel.train()",
+    ),
     "a branch that is not taken": ("loss = torch.linalg.svdvals(out).sum() if y.sum() > 9 else out.pow(2).mean()", ""),
     "one of two results": ("loss, s = parts(out)", READ),
     "a mask of the host": ("loss = out[y > 0].mean() + out.masked_select(MASK).mean()", ""),
@@ -91,6 +99,7 @@ REFUSED = {
     "a method": ("loss = out.kthvalue(2).values.mean()", ""),
     "a method in place": ("out = out.lgamma_()\nloss = out.mean()", ""),
     "a function": ("loss = spectral(out, y)", ""),
+    "an element of a dictionary": ("found = {'loss': torch.linalg.svdvals(out).sum()}\nloss = found['loss']", ""),
     "a lambda": ("f = lambda z: torch.linalg.svdvals(z)\nloss = f(out).sum()", ""),
     "a loss": ("loss = criterion(out, y)", ""),
     "a layer": ("loss = pool(out[None, None]).mean()", ""),
