@@ -8,6 +8,7 @@ from typing import List, Tuple
 
 import pytest
 
+from tests.sequences.player import Event
 from tests.sequences.playing import Outcome, Sequence_, outcome_of, random_sequence, shrunk
 
 _BLOCK = 30
@@ -65,7 +66,7 @@ def test_models_over_two_ipus_end_as_on_one() -> None:
 )
 def test_events(events: str, kind: str) -> None:
     """Clearing, clipping and using gradients follow PyTorch's rules, or are refused."""
-    parts = tuple((name, 0) for name in events.split())
+    parts = parsed(events)
     several = [("TwoModels", ("Adam", "AdamW")), ("Criterion", ("AdamW",))]
     for world, kinds in [("Perceptron", ("Adam",)), ("Tied", ("Adam",)), *several]:
         outcome = outcome_of(Sequence_(world, kinds, parts), "device")
@@ -94,6 +95,11 @@ def test_loops_go_on_with_updates_on_the_host(block: int) -> None:
             assert failures(2000 + block * _BLOCK, "auto") == []
     finally:
         logging.disable(logging.NOTSET)
+
+
+def parsed(events: str) -> Tuple[Event, ...]:
+    """Return the events of a text such as "forward backward hook_after:1", with their numbers."""
+    return tuple((name, int(number or 0)) for name, _, number in (each.partition(":") for each in events.split()))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +137,7 @@ def test_loops_go_on_with_updates_on_the_host(block: int) -> None:
 )
 def test_events_that_only_pytorch_can_express(world: str, kinds: Tuple[str, ...], events: str) -> None:
     """Each is PyTorch's from the moment on at which it comes, with the previous gradients and state."""
-    outcome = outcome_of(Sequence_(world, kinds, tuple((name, 0) for name in events.split())), "auto")
+    outcome = outcome_of(Sequence_(world, kinds, parsed(events)), "auto")
     assert outcome.kind == "same", outcome
 
 
@@ -150,8 +156,7 @@ def test_events_that_only_pytorch_can_express(world: str, kinds: Tuple[str, ...]
 @pytest.mark.parametrize("before", ["", "zero_grad"])
 def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: str, before: str) -> None:
     """A read before `backward()` may run the update: the loss adds to gradients when it goes backward, not before."""
-    names = f"forward backward clip step zero_grad forward backward clip step {before} {events} look".split()
-    parts = tuple((name, int(number or 0)) for name, _, number in (each.partition(":") for each in names))
+    parts = parsed(f"forward backward clip step zero_grad forward backward clip step {before} {events} look")
     for update in ("auto", "device"):
         outcome = outcome_of(Sequence_(world, kinds, parts), update)
         assert outcome.kind in (("same",) if update == "auto" else ("same", "refused")), (update, outcome)
@@ -197,7 +202,7 @@ def test_a_read_adds_no_gradients(world: str, kinds: Tuple[str, ...], events: st
 )
 def test_state_that_was_found_wrong(world: str, kinds: Tuple[str, ...], events: str, kind: str) -> None:
     """Each needs earlier state of the loop: hooks, earlier weights, buffers."""
-    parts = tuple((name, int(number or 0)) for name, _, number in (each.partition(":") for each in events.split()))
+    parts = parsed(events)
     if not events.startswith("hook"):
         parts = (("forward", 0), ("backward", 0), *parts)
     outcome = outcome_of(Sequence_(world, kinds, parts), "auto")
@@ -209,7 +214,7 @@ def test_a_gradient_of_earlier_weights_is_refused_on_the_device() -> None:
     events = (
         "switch_mode:4 forward backward_in_evaluation:5 backward step zero_grad backward_in_evaluation:1 write_weight"
     )
-    parts = tuple((name, int(number or 0)) for name, _, number in (each.partition(":") for each in events.split()))
+    parts = parsed(events)
     outcome = outcome_of(Sequence_("Perceptron", ("AdamW",), parts), "device")
     assert outcome.kind == "refused", outcome
 
@@ -217,7 +222,7 @@ def test_a_gradient_of_earlier_weights_is_refused_on_the_device() -> None:
 def test_the_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """With the line, the reason and the cost."""
     events = "forward backward gradient_scaled step zero_grad forward backward gradient_scaled step"
-    sequence = Sequence_("Perceptron", ("Adam",), tuple((name, 0) for name in events.split()))
+    sequence = Sequence_("Perceptron", ("Adam",), parsed(events))
     with caplog.at_level(logging.WARNING, "ignite_ipu"):
         assert outcome_of(sequence, "auto").kind == "same"
     (change,) = [record.getMessage() for record in caplog.records if "updated on the host" in record.getMessage()]
