@@ -145,7 +145,7 @@ def test_automatic_loss_scaling_follows_gradients_of_products_between_single_wei
     model, optimizer = pair()
     trainer = create_ipu_trainer(model, optimizer, nn.CrossEntropyLoss(), amp_mode="amp", scaler=True)
     trainer.run(DataLoader(task(), batch_size=8), max_epochs=1)
-    state = trainer.ipu.training.executor._optimizer._optimizer.state_dict()["ipu_state"]
+    state = trainer.ipu.training.executor._life.state.optimizer._optimizer.state_dict()["ipu_state"]
     assert state["lossScaleUpdateFactor"].item() > 1
     assert "no gradient is of type float16" not in caplog.text
     trainer.ipu.close()
