@@ -45,7 +45,7 @@ from ignite_ipu.program.function_mode import FunctionGuard
 from ignite_ipu.program.guards.python_state import PythonState, named_by
 from ignite_ipu.program.guards.retrace import OperatorRecorder, Retrace
 from ignite_ipu.program.module_state import REGISTRATIONS
-from ignite_ipu.program.tensors.raw import named_tensors, plain
+from ignite_ipu.program.tensors.raw import named_tensors, plain, requires_grad
 from ignite_ipu.program.tensors.trees import restore_contents
 from ignite_ipu.program.traced_places import changes_in_every_call, changing_place, refusal_at
 from ignite_ipu.program.user_code import current_line
@@ -129,6 +129,7 @@ class HostCall(NamedTuple):
         shared: The memory of arguments and weights, some of which may be that of the output.
         left: Places where it stores tensors for other code; `results` then has its output, and the tensors in these
             places.
+        with_gradients: Whether gradients flow through the tensors of `results` as in eager PyTorch.
     """
 
     results: Any
@@ -136,6 +137,7 @@ class HostCall(NamedTuple):
     draws: bool
     shared: FrozenSet[int]
     left: Sequence[Place]
+    with_gradients: bool
 
     def signature(
         self, structure: Structure, leaves: Sequence[Any], modes: ModesThen, frozen: bool, training: bool
@@ -147,8 +149,8 @@ class HostCall(NamedTuple):
         trains = grad and (not frozen or any(leaf.shape.requires_grad for leaf in leaves))
         memory = [memory_of(tensor) for tensor in tensors]
         aliases = [part in self.shared or memory.count(part) > 1 for part in memory]
-        pairs = zip(tensors, aliases)
-        shapes = [Shape.of(tensor, trains and tensor.is_floating_point(), aliased) for tensor, aliased in pairs]
+        flows = [requires_grad(each) if self.with_gradients else each.is_floating_point() for each in tensors]
+        shapes = [Shape.of(tensor, trains and flow, alias) for tensor, flow, alias in zip(tensors, flows, aliases)]
         evaluates = trains and not (training or self.writes or self.draws)
         given = (structure, grad, result, shapes, modes, self.writes, self.draws)
         return CallSignature(None, *given, left=self.left, evaluates=evaluates)
@@ -161,10 +163,12 @@ def called_on_host(
     weights: Weights,
     name: str,
     places: Optional[Sequence[Place]] = None,
+    differentiated: Optional[Sequence[bool]] = None,
 ) -> HostCall:
     """Call a model on the host, without a trace in its weights, its buffers, its arguments or randomness.
 
-    `places` are the known places where it stores tensors for other code.
+    `places` are the known places where it stores tensors for other code. With `differentiated`, the call is made with
+    gradients enabled, which flow to the weights and to those of the arguments.
 
     Raises a `CaptureError` if its code changes Python values or its arguments in every call, which a compiled program
     would not do, or replaces buffers by other tensors. Raises a `SessionError` if it writes into weights or into
@@ -195,6 +199,11 @@ def called_on_host(
         buffers.update({path: buffer.clone() for path, buffer in before.items()})
         left_there.update(buffers)
         copies[:] = [tensor.clone() for tensor in tensors]
+        if differentiated is not None:
+            with torch.enable_grad():
+                pairs = zip(copies, differentiated)
+                # A copy of the copy, as PyTorch lets no code write into a tensor that gradients end at.
+                copies[:] = [copy.requires_grad_().clone() if needs else copy for copy, needs in pairs]
         recorder.mark([*copies, *left_there.values()])
         try:
             given[:] = args, kwargs = unflatten(structure, copies)
@@ -206,7 +215,8 @@ def called_on_host(
         with GradientHookGuard(), ForwardGuard(), recorder:
             # It stores there the tensor that it finds in the place of each buffer afterwards.
             call = functools.partial(torch.func.functional_call, model, left_there, args, kwargs)
-            output = called_beside(places or (), call)
+            with torch.set_grad_enabled(differentiated is not None):
+                output = called_beside(places or (), call)
         returned.append(objects_in(output))
         if not torch.equal(random, torch.get_rng_state()):
             drawn[:] = [True]
@@ -271,7 +281,7 @@ def called_on_host(
     writes = [path for path in buffers if path in written or path.rpartition(".")[0] in norms]
     with DisableTorchFunctionSubclass():
         shared = [memory_of(tensor) for tensor in (*copies, *buffers.values(), *model.parameters())]
-    return HostCall(results, writes, bool(drawn), frozenset(shared), places or left_at)
+    return HostCall(results, writes, bool(drawn), frozenset(shared), places or left_at, differentiated is not None)
 
 
 def _was_written(buffer: torch.Tensor, before: torch.Tensor) -> bool:

@@ -88,7 +88,7 @@ class RecordedCalls:
             key = (structure.key, tuple([leaf.shape.key for leaf in leaves]))
             signature: Optional[CallSignature] = signatures.templates.get(key)
             if signature is None:
-                called = self._called_on_host(structure, leaves)
+                called = self._called_on_host(structure, leaves, grad)
                 # A first call may set something up, such as a cache or the weights of lazy layers.
                 loop: Loop = self._model.loop
                 loop.edits.look()
@@ -102,7 +102,7 @@ class RecordedCalls:
             signatures.learn([len(args), *kwargs], (*args, *kwargs.values()), (), signature)
             return signature, leaves
 
-    def _called_on_host(self, structure: Structure, leaves: List[Any]) -> HostCall:
+    def _called_on_host(self, structure: Structure, leaves: List[Any], grad: bool) -> HostCall:
         """Find the results and writes of the model by calling it on the host, without lasting effects."""
         model, loop, name = self._model.model, self._model.loop, self._model.name
         owners = {found[0].loop for found in map(parameter_of, model.parameters()) if found is not None} - {loop}
@@ -116,4 +116,6 @@ class RecordedCalls:
             self._is_set_up = True
             args, kwargs = unflatten(structure, values)
             call_first(model, args, kwargs, loop.session)
-        return called_on_host(model, structure, values, loop.session.weights, name)
+        # As in the first call, an evaluation makes what it keeps without gradients.
+        differentiated = [leaf.shape.requires_grad for leaf in leaves] if grad and model.training else None
+        return called_on_host(model, structure, values, loop.session.weights, name, differentiated=differentiated)

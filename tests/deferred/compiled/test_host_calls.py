@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ignite_ipu.deferred import capture_model, capture_optimizer
+from ignite_ipu.deferred import CaptureError, capture_model, capture_optimizer
 
 X = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long()
@@ -122,3 +122,42 @@ def test_results_have_the_strides_of_pytorch_s(training: bool) -> None:
         return results
 
     torch.testing.assert_close(run(captures=True), run(captures=False), rtol=1e-4, atol=1e-5)
+
+
+class Detached(nn.Module):
+    """Returns a result, and two through which no gradient flows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(6, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        hidden = self.first(x)
+        with torch.no_grad():
+            target = self.last(hidden)
+        return self.last(hidden), hidden.detach(), target
+
+
+def test_results_without_gradients_are_pytorch_s() -> None:
+    """Of a part under `no_grad`, and detached ones; a loss of these alone trains nothing, and is refused."""
+
+    def run(captures: bool) -> List[Any]:
+        model = Detached()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if captures:
+            capture_model(model)
+            capture_optimizer(optimizer)
+        for _ in range(2):
+            scores, hidden, target = model(X)
+            optimizer.zero_grad()
+            (F.cross_entropy(scores, Y) + (scores - target).square().mean()).backward()
+            optimizer.step()
+        needs_grad = [each.requires_grad for each in (scores, hidden, target)]
+        with pytest.raises((RuntimeError, CaptureError), match=r"does not (require grad|depend on trainable weights)"):
+            model(X)[1].sum().backward()
+        return [*needs_grad, *[each.detach() + 0 for each in model.parameters()]]
+
+    eager, captured = run(captures=False), run(captures=True)
+    assert eager[:3] == captured[:3] == [True, False, False]
+    torch.testing.assert_close(captured[3:], eager[3:], rtol=1e-4, atol=1e-5)
