@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+from collections import OrderedDict
 from typing import Any, Callable, Dict, Iterable, Mapping, Tuple, Type
 
 from torch import nn
@@ -32,9 +34,11 @@ class _Counting:
 
 
 def follow_tables(modules: Iterable[nn.Module]) -> None:
-    """Give modules tables that count their changes in `CHANGES`. Copies and files of modules have PyTorch's own.
+    """Give modules tables that count their changes in `CHANGES`.
 
-    The tables of TorchScript's modules stay: their entries are those of the compiled code.
+    Copies of modules have PyTorch's own, and files have ordered dictionaries, which any module has in its hooks: files
+    need no class that others do not need. The tables of TorchScript's modules stay: their entries are those of the
+    compiled code.
     """
     for module in modules:
         own = vars(module)
@@ -58,7 +62,9 @@ def _counting_class(base: Type[Dict[Any, Any]]) -> Type[Dict[Any, Any]]:
     """Return the class of dictionaries that behave like `base` and count their changes."""
     members: Dict[str, Any] = {name: _counted(getattr(base, name)) for name in _CHANGING if hasattr(base, name)}
     members["__slots__"] = ()
-    members["__reduce_ex__"] = lambda table, protocol: (base, (), None, None, iter(table.items()))
+    members["__reduce_ex__"] = lambda table, protocol: (OrderedDict, (), None, None, iter(table.items()))
+    members["__copy__"] = base
+    members["__deepcopy__"] = lambda table, memo: copy.deepcopy(base(table), memo)
     return type(base.__name__, (_Counting, base), members)
 
 

@@ -81,15 +81,23 @@ def saved(model: nn.Module) -> Any:
 
 
 @pytest.mark.parametrize(
-    "copied", [copy.deepcopy, saved, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "file", "pickle"]
+    ("copied", "kind"),
+    [
+        (copy.deepcopy, PLAIN),
+        (saved, OrderedDict),
+        (lambda model: pickle.loads(pickle.dumps(model)), OrderedDict),
+        (lambda model: copy.deepcopy([model, model])[1], PLAIN),
+    ],
+    ids=["copy", "file", "pickle", "part of a copy"],
 )
-def test_copies_have_the_tables_of_pytorch(copied: Callable[[Any], Any]) -> None:
+def test_copies_have_tables_of_pytorch(copied: Callable[[Any], Any], kind: type) -> None:
     model = network()
     follow_tables(model.modules())
     made = copied(model)
     tables = [table(each) for each in made.modules() for table in (parameters_of, buffers_of, modules_of)]
-    assert {type(table) for table in tables} == {PLAIN}
-    assert list(made.state_dict()) == list(model.state_dict())
+    assert {type(table) for table in tables} == {kind}
+    torch.testing.assert_close(made.state_dict(), model.state_dict())
+    assert made[0].weight is not model[0].weight
 
 
 @pytest.mark.parametrize("base", [dict, OrderedDict])
@@ -100,6 +108,7 @@ def test_a_table_is_one_of_its_class(base: Type[Any]) -> None:
     follow_tables([module])
     table, plain = buffers_of(module), base(a=None, b=None, c=None)
     assert isinstance(table, base) and table == plain and list(table) == list(plain)
+    assert type(copy.copy(table)) is base and copy.copy(table) == plain
     changes: Any = (
         lambda each: each.pop("a"),
         lambda each: each.pop("missing", 1),

@@ -599,8 +599,10 @@ def test_files_written_within_the_loop_are_the_native_ones(run, tmp_path, monkey
 
 
 def _needed(data):
-    """Return the names that loading a pickle looks up or makes anew, in order."""
-    return [(code.name, value) for code, value, _ in pickletools.genops(data) if code.name in ("GLOBAL", "NEWOBJ")]
+    """Return the names that loading a pickle looks up or makes anew, sorted."""
+    return sorted(
+        [(code.name, value or "") for code, value, _ in pickletools.genops(data) if code.name in ("GLOBAL", "NEWOBJ")]
+    )
 
 
 PARTS_OF_ONES_OWN = """

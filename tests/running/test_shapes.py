@@ -194,7 +194,7 @@ others = similar[similar > 0]  # here
 others.mean().backward()
 optimizer.step()
 """,
-        "Keep shapes fixed",
+        "and a compiled program has fixed shapes (getitem()). Keep the full shape and mask instead",
     ),
 }
 
