@@ -33,6 +33,7 @@ from ignite_ipu.program.guards.values import (
     is_fixed,
     is_followed,
 )
+from ignite_ipu.program.tensors.raw import table_of
 from ignite_ipu.program.user_code import OURS, Owner, is_users_file, loaded_by, owner_of, read_by
 from ignite_ipu.torch_names.modules import BUFFERS, FORWARD_HOOKS, MODULES, PARAMETERS, attributes_of_modules
 
@@ -252,7 +253,7 @@ class Named:
             names = (names | ({"config"} & own.keys())) - _OWN
             names -= self._set(path, found, own)
             # Weights of models outside of the program are constants of it.
-            for inner in (getattr(found, each) for each in _TENSORS if is_first and id(found) not in self._inside):
+            for inner in (table_of(found, each) for each in _TENSORS if is_first and id(found) not in self._inside):
                 for name in list(inner.keys()):  # TorchScript's tables have little else of a dictionary
                     self._add(f"{path}.{name}", partial(_tried, inner.__getitem__, name), inner, name)
         elif not is_class:

@@ -58,14 +58,20 @@ def put_classes(model: nn.Module, classes: Sequence[type]) -> None:
         object.__setattr__(tensor, "__class__", tensor_class)
 
 
+def table_of(module: nn.Module, kind: str) -> Mapping[str, Any]:
+    """Return the parameters, buffers or modules of a module, without the look that makes a wrapped model download."""
+    own = module.__dict__
+    # A traced module of TorchScript's finds its tables in another one.
+    found: Mapping[str, Any] = own[kind] if kind in own else getattr(module, kind)
+    return found
+
+
 def named_tensors(model: nn.Module, *kinds: str) -> Dict[str, torch.Tensor]:
     """Return parameters and buffers by name, or one of these `kinds`, without the look that makes a model download."""
     found: Dict[str, torch.Tensor] = {}
     for prefix, module in model.named_modules():
-        own = module.__dict__
         for kind in kinds or (PARAMETERS, BUFFERS):
-            # A traced module of TorchScript's finds its tables in another one.
-            for name, tensor in (own[kind] if kind in own else getattr(module, kind)).items():
+            for name, tensor in table_of(module, kind).items():
                 if tensor is not None:
                     found[f"{prefix}.{name}" if prefix else name] = tensor
     return found
