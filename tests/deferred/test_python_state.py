@@ -385,6 +385,30 @@ def test_weights_are_brought_to_where_they_were_trained() -> None:
     assert not torch.equal(old.weight, fresh) and torch.equal(old.weight, before)
 
 
+@pytest.mark.parametrize("update", ["device", "auto", "host"])
+def test_gradients_of_before_a_replacement_are_not_none(update: str) -> None:
+    """PyTorch has them still. The device has none of them, so they are refused there: None would be a wrong answer."""
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    ipu_prepare(optimizer, net, config={"update": update})
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(net(X), Y).backward()
+        optimizer.step()
+    replace_weighted_layer(net)
+    net(X)
+    net.half().float()  # reads no values
+    first = net.first.weight
+    if update == "host":
+        assert first.grad is not None and first.grad.any()
+    else:
+        with pytest.raises(CaptureError, match=r"test_python_state\.py:\d+, before weights of the model were replaced"):
+            first.grad.sum()
+    assert net.second.weight.grad is None
+    optimizer.zero_grad()
+    assert first.grad is None
+
+
 def test_weights_that_are_replaced_between_a_loss_and_its_update_are_refused() -> None:
     """The device makes both together, with the previous ones."""
     net, optimizer = prepared()

@@ -202,8 +202,11 @@ class FusedUpdate:
         for entry in before.entries:
             if entry.exists:
                 line = entry.losses[-1].line if entry.losses else entry.used
+                reached = before.training.reached(entry.losses) if entry.losses else before.training.reached()
                 for mine in self.books.gradients.within(entry.ids & left):
-                    mine.used, mine.zeros = line, entry.zeros
+                    mine.used, mine.zeros, mine.given = line, entry.zeros, entry.given | (reached & mine.ids)
+                    if line is not None:
+                        mine.unknown = f"the gradients are those of {line}, before weights of the model were replaced"
         if before.pending:
             before.discard("weights of the model were replaced")
         state = before.training.random_state()

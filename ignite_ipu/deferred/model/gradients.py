@@ -27,7 +27,8 @@ class Entry:
         made: The losses of that update as they were, if they are kept.
         clip: The norm that the used gradients were clipped to, None for none.
         unknown: Reason why the values of the gradients are lost, if they are.
-        given: The ids of parameters that had gradients of losses when these were made zero, before any update.
+        given: The ids of parameters that had gradients of losses when these were made zero, before any update, or when
+            weights of the model were replaced.
     """
 
     ids: FrozenSet[int]
