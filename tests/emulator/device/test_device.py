@@ -6,6 +6,7 @@ import gc
 import logging
 import signal
 import threading
+from unittest import mock
 
 import pytest
 import torch
@@ -54,6 +55,16 @@ def test_executors_hold_ipus_from_compile_to_detach():
         first(X)
     third.destroy()
     first(X)
+
+
+def test_ipus_are_given_back_where_loading_fails():
+    executor = inference()
+    with mock.patch("ignite_ipu.emulator.runtime.loading.Executable", side_effect=MemoryError), pytest.raises(
+        MemoryError
+    ):
+        executor.compile(X)
+    assert not machine().users()
+    assert executor(X).shape == (2, 2) and len(held(executor)) == 1
 
 
 def test_what_nobody_refers_to_any_more_is_free_again():
