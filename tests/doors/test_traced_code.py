@@ -157,7 +157,7 @@ REFUSED = {
     "a lambda": ("", "scale = lambda z: z / z.abs().max().item()\nreturn scale(self.fc(x))"),
     "a lambda that has the variables around it": (
         "",
-        "y = self.fc(x)\nscale = lambda z: z / float(y.norm())\nreturn scale(x)",
+        "y = self.fc(x)\nscale = lambda z: z / y.norm().item()\nreturn scale(y)",
     ),
     "a lambda in an attribute": ("self.scale = lambda z: z / z.max().item()", "return self.scale(self.fc(x))"),
     "a lambda for each": ("", "return self.fc(x) / sum(map(lambda z: z.max().item(), [x, x]))"),
