@@ -119,7 +119,10 @@ class LoopAnalysis(ForwardAnalysis):
             self.facts.add(fact)
 
 
-_NO_ARGUMENTS = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+# Python 3.8 gives nodes no attributes for the fields that are left out.
+_NO_ARGUMENTS = ast.arguments(
+    posonlyargs=[], args=[], vararg=None, kwonlyargs=[], kw_defaults=[], kwarg=None, defaults=[]
+)
 
 
 class _LoopScope(Scope):
