@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from ignite_ipu.capabilities.table import Capability, Table, Treatment
+from ignite_ipu.capabilities.traced import Restriction
 
 _HOOK_OF_MODULE = "a module's gradients exist inside the device's step alone, so a hook on them never runs"
 _HOOK_OF_PARAMETER = "autograd runs the hook when a gradient has come to the host"
 _TWICE = "a program has one backward pass, of which none is computed, and the host has no graph of it"
 _HOOKS_OF_PARAMETERS = "Hooks on parameters do: parameter.register_hook()"
+
+GRADIENTS_ON_THE_HOST = (
+    "Gradients of inputs come to the host with IPUConfig(update='host'). Those that are differentiated again are "
+    "taken on the host, from a copy of the model, copy.deepcopy(model), which is an ordinary one with the newest "
+    "weights, in a loop with ipu_prepare or an IPUAccelerator (under ignite-ipu run no copy goes backward). A loss "
+    "that is computed from them is trained on the host."
+)
+"""The ways in which gradients come to the host."""
+DIFFERENTIATED_AGAIN = Restriction(
+    f"{{where}} asks for gradients that can be differentiated again: {_TWICE}", GRADIENTS_ON_THE_HOST
+)
+OF_COMPUTED = Restriction(
+    "{where} asks for gradients that exist on the device alone; those with respect to weights and inputs come to the "
+    "host with IPUConfig(update='host')",
+    GRADIENTS_ON_THE_HOST,
+)
+MADE_TRAINABLE = Restriction(
+    "{where} asks for gradients with respect to a tensor that the step computes without weights",
+    f"A gradient penalty takes them by torch.autograd.grad. {GRADIENTS_ON_THE_HOST}",
+)
 
 GRADIENTS = Table(
     [

@@ -17,6 +17,7 @@ from tests.doors.judging import assert_refused, assert_trains, losses_of
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 PROGRAM = """
+import functools
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -29,6 +30,17 @@ def spectral(output, target):
 
 def parts(output):
     return output.pow(2).mean(), torch.linalg.svdvals(output).sum()
+
+def either(output, hard=False):
+    if hard:
+        return torch.linalg.svdvals(output).sum()
+    return output.pow(2).mean()
+
+def scaled(output, factor=1.0):
+    return factor * torch.linalg.svdvals(output).sum()
+
+def mean(output):
+    return output.mean()
 
 class SpectralLoss(nn.Module):
     def forward(self, output, target):
@@ -44,6 +56,10 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 criterion, step = SpectralLoss(), Step(model)
+critic = nn.Linear(4, 1)
+HARD, KIND = True, "mean"
+terms, by_name = [mean, scaled], {{"mean": mean, "spectral": scaled}}
+values_of, double = torch.linalg.svdvals, functools.partial(scaled, factor=2.0)
 losses = []
 
 def train():
@@ -93,6 +109,12 @@ TRAINED = {
     "a number format": ("loss = out.to(torch.bfloat16).float().pow(2).mean()", ""),
     "a number format of data": ("loss = (out - x.to(torch.bfloat16).float()).pow(2).mean()", ""),
     "complex numbers": ("loss = out.to(torch.complex64).abs().mean()", ""),
+    "an element of a list of functions": ("loss = terms[0](out)", ""),
+    "an element of a dictionary of functions": ("loss = by_name['mean'](out)", ""),
+    "a flag that is off": ("loss = out.mean() if HARD else torch.linalg.svdvals(out).sum()", ""),
+    "a name that is another": ("loss = out.mean()\nif KIND == 'spectral': loss = scaled(out)", ""),
+    "a flag of a function that is off": ("loss = either(out)", ""),
+    "gradients for an output that has some": ("out.requires_grad_()\n" + PLAIN, ""),
 }
 REFUSED = {
     "an operator": ("loss = torch.linalg.svdvals(out).sum()", ""),
@@ -122,6 +144,27 @@ REFUSED = {
     "a mask of the output": ("loss = out[out > 0].mean()", ""),
     "a mask of a metric": ("d = out.detach()\ns = d[d > 0].sum()\n" + PLAIN, READ),
     "a selection by a mask of the output": ("loss = out.masked_select(out > 0).mean() + out.mean()", ""),
+    "a function by another name": ("loss = values_of(out).sum()", ""),
+    "a function with arguments": ("loss = double(out)", ""),
+    "functions in a list": ("loss = sum(term(out) for term in terms)", ""),
+    "a loop over functions": ("loss = 0\nfor term in terms: loss = loss + term(out)", ""),
+    "a function in a dictionary": ("loss = by_name['spectral'](out)", ""),
+    "functions in a dictionary": ("loss = 0\nfor name, term in by_name.items(): loss = loss + term(out)", ""),
+    "a flag that is on": ("loss = out.mean()\nif HARD: loss = loss + torch.linalg.svdvals(out).sum()", ""),
+    "a flag of a function that is on": ("loss = either(out, hard=True)", ""),
+    "a penalty on mixed samples": (
+        "mixed = (0.5 * x + 0.5 * out.detach()).requires_grad_()\n"
+        "g = torch.autograd.grad(critic(mixed).sum(), mixed, create_graph=True)[0]\n"
+        "loss = out.mean() + ((g.norm(dim=1) - 1) ** 2).mean()",
+        "",
+    ),
+    "a penalty on samples": (
+        "real = x.clone().requires_grad_()\n"
+        "loss = torch.autograd.grad(model(real).sum(), real, create_graph=True)[0].pow(2).mean()",
+        "",
+    ),
+    "a gradient of an output": (PLAIN + "g = torch.autograd.grad(loss, out, retain_graph=True)[0]", ""),
+    "gradients for a detached output": ("loss = model(out.detach().requires_grad_()).pow(2).mean()", ""),
     "rows that are repeated by the output": ("loss = out.repeat_interleave((out[:, 0] > 0).long(), 0).sum()", ""),
 }
 MODEL = """

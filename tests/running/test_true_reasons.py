@@ -110,11 +110,11 @@ optimizer.step()
     [
         (
             ".detach()",
-            r"requires_grad_ at .*script\.py:11 asks for gradients .* gradient penalty .* Gradients of inputs",
+            r"script\.py:11: requires_grad_ asks for gradients .* gradient penalty .* Gradients of inputs",
         ),
         (
             "",
-            r"torch\.autograd\.grad\(create_graph=True\) at .*script\.py:12 asks .* differentiated again",
+            r"script\.py:12: torch\.autograd\.grad\(create_graph=True\) asks .* differentiated again",
         ),
     ],
 )

@@ -14,6 +14,7 @@ from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tupl
 import torch
 from torch import nn
 
+from ignite_ipu.capabilities.gradients import GRADIENTS_ON_THE_HOST
 from ignite_ipu.deferred.compiled.host_calls import called_on_host
 from ignite_ipu.deferred.compiled.modes import ReplacedError
 from ignite_ipu.deferred.events import OBSERVERS
@@ -34,7 +35,6 @@ from ignite_ipu.deferred.model.loop import Loop, Setup
 from ignite_ipu.deferred.model.recording import RecordedCalls, SharedWeights
 from ignite_ipu.deferred.settings import IGNORING
 from ignite_ipu.deferred.tensor.deferred_values import all_values, deferred_values
-from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.reads import awaits_backward, not_frozen
 from ignite_ipu.deferred.tensor.without_graph import without_graph
 from ignite_ipu.errors import CaptureError
@@ -147,7 +147,7 @@ class CapturedModel:
             sources = [tensor for tensor in leaves_in(arguments) if tensor.requires_grad]
         reason = (
             f"A backward pass reached the output of {self.name} in evaluation mode, of whose weights no optimizer "
-            f"trains any. {ON_THE_HOST}"
+            f"trains any. {GRADIENTS_ON_THE_HOST}"
         )
         return without_graph(output, reason, sources) if sources else output
 

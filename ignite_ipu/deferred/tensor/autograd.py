@@ -6,10 +6,9 @@ from typing import Any, Optional, Tuple
 
 import torch
 
-from ignite_ipu.capabilities import GRADIENTS
+from ignite_ipu.capabilities.gradients import DIFFERENTIATED_AGAIN, OF_COMPUTED
 from ignite_ipu.deferred.graph.operations import Value
 from ignite_ipu.deferred.graph.owners import parameter_of
-from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.losses import gradients_of
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
@@ -28,15 +27,10 @@ def asked_gradients(
     materialize_grads: bool = False,
 ) -> Tuple[Optional[torch.Tensor], ...]:
     """Return what `torch.autograd.grad` does, for gradients with respect to weights."""
-    refusal = (
-        f"torch.autograd.grad at {current_line()} asks for gradients that exist on the device alone; those with "
-        f"respect to weights and inputs come to the host with IPUConfig(update='host'). {ON_THE_HOST}"
-    )
+    line = current_line()
+    refusal = f"{line}: {OF_COMPUTED.refusal('torch.autograd.grad')}"
     if create_graph:
-        raise CaptureError(
-            f"torch.autograd.grad(create_graph=True) at {current_line()} asks for gradients that can be differentiated "
-            f"again: {GRADIENTS['torch.autograd.grad(create_graph)'].reason}. {ON_THE_HOST}"
-        )
+        raise CaptureError(f"{line}: {DIFFERENTIATED_AGAIN.refusal('torch.autograd.grad(create_graph=True)')}")
     if is_grads_batched:
         raise CaptureError(refusal)
     tensors = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ignite_ipu.capabilities.gradients import GRADIENTS_ON_THE_HOST
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.structure import mapped
 from ignite_ipu.deferred.tensor.frames import frame_of
@@ -23,12 +24,6 @@ from ignite_ipu.program.user_code import Line, current_line
 from ignite_ipu.torch_names.modules import CONVERSION
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, make_wrapper_subclass
 
-ON_THE_HOST = (
-    "Gradients of inputs come to the host with IPUConfig(update='host'). Those that are differentiated again are "
-    "taken on the host, from a copy of the model, copy.deepcopy(model), which is an ordinary one with the newest "
-    "weights, in a loop with ipu_prepare or an IPUAccelerator (under ignite-ipu run no copy goes backward). A loss "
-    "that is computed from them is trained on the host."
-)
 # Weakly, a function that returns the value of a parameter's gradient, and runs the update first if needed; None if
 # PyTorch has none.
 GradientSource = Callable[[], Optional[Callable[[torch.Tensor], Optional[torch.Tensor]]]]
@@ -216,7 +211,7 @@ def _no_gradient(tensor: torch.Tensor) -> NoReturn:
     raise CaptureError(
         f"The gradient is read at {current_line()} of a tensor of shape {tuple(tensor.shape)} that is no weight of "
         "a captured model. If it is a parameter, make it one of the model that is prepared, or give it to its "
-        f"optimizer as an nn.Parameter. {ON_THE_HOST}"
+        f"optimizer as an nn.Parameter. {GRADIENTS_ON_THE_HOST}"
     )
 
 
@@ -224,7 +219,7 @@ def withhold_gradient(tensor: torch.Tensor) -> None:
     """Refuse uses of a tensor's gradient, which a device does not compute."""
     if not isinstance(tensor.grad, DeviceGradient):
         with DisableTorchFunctionSubclass():
-            gradient = DeviceGradient(tensor.detach(), lambda: _no_gradient, weakref.ref(tensor), ON_THE_HOST)
+            gradient = DeviceGradient(tensor.detach(), lambda: _no_gradient, weakref.ref(tensor), GRADIENTS_ON_THE_HOST)
             set_gradient(tensor, gradient)
 
 

@@ -7,8 +7,8 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
+from ignite_ipu.capabilities.gradients import MADE_TRAINABLE
 from ignite_ipu.deferred.graph.operations import Value
-from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.user_code import current_line
 from ignite_ipu.torch_names.dispatch import NEURAL_FUNCTIONS, schemas_of
@@ -69,11 +69,8 @@ def recorded_as(name: str, target: torch.Tensor, value: Optional[Value]) -> Call
     """
     plain, line = out_of_place(name), current_line()
     if name == "requires_grad_":
-        raise CaptureError(
-            f"requires_grad_ at {line} asks for gradients with respect to a tensor of shape {tuple(target.shape)} that "
-            "the step computes without weights. A gradient penalty takes them by torch.autograd.grad. "
-            f"{ON_THE_HOST}"
-        )
+        detail = f"its shape is {tuple(target.shape)}"
+        raise CaptureError(f"{line}: {MADE_TRAINABLE.refusal(name, detail)}")
     if plain is None and value is not None:
         raise CaptureError(
             f"{name} at {line} writes into a tensor that the step computes, in a way that recording does not follow. "

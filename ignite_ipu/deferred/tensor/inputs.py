@@ -8,13 +8,14 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Seque
 import torch
 import torch.nn.functional as F
 
+from ignite_ipu.capabilities.gradients import GRADIENTS_ON_THE_HOST
 from ignite_ipu.deferred.graph.leaves import Input, Shape
 from ignite_ipu.deferred.graph.operations import DIFFERENTIATED, Operation
 from ignite_ipu.deferred.graph.owners import parameter_of
 from ignite_ipu.deferred.graph.signatures import arguments_of
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.graph.structure import refuse_sparse
-from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST, refuse_weights_of_the_host, withhold_gradient
+from ignite_ipu.deferred.tensor.device_gradient import refuse_weights_of_the_host, withhold_gradient
 from ignite_ipu.errors import CaptureError
 from ignite_ipu.operators.words import word_set
 from ignite_ipu.program.tensors.raw import requires_grad
@@ -102,7 +103,7 @@ def refuse_differentiated(loss: Loss) -> None:
         raise CaptureError(
             f"A tensor of shape {tuple(leaf.tensor.shape)} at {operation.line} requires gradients, but it is no "
             "part of the captured model, so a fused update does not compute them. Prepare the model that computed "
-            f"it, or call detach() on it. {ON_THE_HOST}"
+            f"it, or call detach() on it. {GRADIENTS_ON_THE_HOST}"
         )
 
 

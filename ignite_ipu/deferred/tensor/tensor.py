@@ -10,13 +10,13 @@ from torch import nn
 from torch.overrides import enable_reentrant_dispatch
 
 from ignite_ipu.capabilities import GRADIENTS
+from ignite_ipu.capabilities.gradients import GRADIENTS_ON_THE_HOST
 from ignite_ipu.deferred.events import OBSERVERS
 from ignite_ipu.deferred.graph.operations import Operation, Value, name_of
 from ignite_ipu.deferred.graph.structure import leaves_in, unflatten
 from ignite_ipu.deferred.tensor.autograd import accumulate_to
 from ignite_ipu.deferred.tensor.calls import call
 from ignite_ipu.deferred.tensor.deferred_values import Deferred, awaited_values, resolved
-from ignite_ipu.deferred.tensor.device_gradient import ON_THE_HOST
 from ignite_ipu.deferred.tensor.frames import passes_argument_on, refuse_function, refuse_script
 from ignite_ipu.deferred.tensor.functions import written
 from ignite_ipu.deferred.tensor.losses import mark_loss
@@ -104,7 +104,7 @@ class DeferredTensor(Deferred):
         if create_graph:
             raise CaptureError(
                 f"backward(create_graph=True) at {current_line()} asks for gradients that can be differentiated again: "
-                f"{_TWICE.reason}. {ON_THE_HOST}"
+                f"{_TWICE.reason}. {GRADIENTS_ON_THE_HOST}"
             )
         if inputs is not None:
             accumulate_to(self, inputs, gradient, bool(retain_graph))

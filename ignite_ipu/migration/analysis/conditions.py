@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
+from functools import cached_property
+from typing import Counter as Counts
 from typing import Iterator, NamedTuple, Optional, Set, Tuple
 
-from ignite_ipu.migration.analysis.kinds import default_of, device_test
+from ignite_ipu.migration.analysis.kinds import default_of, device_test, parameters_of
 from ignite_ipu.migration.analysis.models import Model
-from ignite_ipu.migration.analysis.names import assignments, constant, dotted, walk
+from ignite_ipu.migration.analysis.names import assignments, constant, dotted, has_hidden_arguments, walk
 from ignite_ipu.migration.analysis.number_values import ORDERS
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
 
@@ -26,7 +29,8 @@ class Conditions:
     """Decides tests by the text of a file.
 
     A flag that a model is given is known if each construction in the file gives it, or leaves the default. A model that
-    trains is called in training mode, and in evaluation mode if something in the file calls `eval()`.
+    trains is called in training mode, and in evaluation mode if something in the file calls `eval()`. A variable that
+    the file binds once, to a literal, is known, and so is a parameter of a function that the file alone calls.
     """
 
     def __init__(self, file: ParsedFile) -> None:
@@ -69,7 +73,7 @@ class Conditions:
         name = dotted(node) or ""
         attribute = name[len(owner) + 1 :] if owner and name.startswith(f"{owner}.") else ""
         if not attribute or model is None or attribute not in model.values or self._stored(attribute) > 1:
-            yield constant(node)
+            yield from self._named(node)
             return
         value, init = model.values[attribute], model.method("__init__")
         parameter = dotted(value)
@@ -82,6 +86,42 @@ class Conditions:
             yield constant(default_of(init, parameter) if each is None else each)
         if not given or assigned:
             yield ...  # a file that imports the class may construct it with any
+
+    def _named(self, node: ast.expr) -> Iterator[object]:
+        """Yield the literals that a variable or a parameter of a function may hold."""
+        if not isinstance(node, ast.Name):
+            yield constant(node)
+            return
+        name, function = node.id, self._file.function_of(node)
+        stored = self._bound.get(name, 0)
+        if function is not None and name in {each.arg for each in parameters_of(function)}:
+            known = self._file.functions.get(function.name) is function and not stored
+            given = self._file.given(function, name) if known and self._is_only_called(function.name) else []
+            yield from (constant(default_of(function, name) if each is None else each) for each in given)
+            if not given:
+                yield ...
+            return
+        values = self._file.values.get(name, [])
+        around = self._file.function_of(values[0]) if values else None
+        known = len(values) == stored == 1 and around in (None, function) and not self._is_executed
+        yield constant(values[0]) if known else ...
+
+    @cached_property
+    def _bound(self) -> Counts[str]:
+        """The number of times that code of the file binds each name."""
+        stored = (node.id for node in self._file.nodes(ast.Name) if not isinstance(node.ctx, ast.Load))
+        return Counter(stored)
+
+    @cached_property
+    def _is_executed(self) -> bool:
+        """True if code may bind variables of the file by their names, as `exec` and `globals()` do."""
+        return any(True for _ in self._file.calls("exec", "globals", "locals", "vars"))
+
+    def _is_only_called(self, function: str) -> bool:
+        """Return whether the file shows each use of a function, with all arguments."""
+        calls = {call.func: call for call in self._file.nodes(ast.Call)}
+        uses = [node for node in self._file.nodes(ast.Name) if node.id == function]
+        return all(each in calls and not has_hidden_arguments(calls[each]) for each in uses)
 
     def _stored(self, attribute: str) -> int:
         nodes = self._file.nodes(ast.Attribute)

@@ -73,6 +73,10 @@ class Expressions:
             if changed and not self.expression(target.value).is_tensor:
                 self.scope.mutation(target, dotted(target.value) or "", kind, value)
 
+    def taken(self, test: ast.expr) -> Optional[bool]:
+        """Return the result of a test that decides which code is walked at all, None for one that leaves it open."""
+        return device_test(test, self.scope.names)
+
     def truth(self, node: ast.expr) -> None:
         """Evaluate an expression whose truth value Python asks for."""
         if isinstance(node, ast.BoolOp):
@@ -122,9 +126,9 @@ class Expressions:
             self.truths(node, node.values[:-1])
             return reduce(join, map(self.expression, node.values))
         if isinstance(node, ast.IfExp):
-            on_device = device_test(node.test, self.scope.names)
-            if on_device is not None:
-                return self.expression(node.body if on_device else node.orelse)
+            taken = self.taken(node.test)
+            if taken is not None:
+                return self.expression(node.body if taken else node.orelse)
             self.truth(node.test)
             runs = self.scope.runs(node.test)
             with self.scope.behind(runs.if_true):

@@ -12,7 +12,6 @@ from ignite_ipu.migration.analysis.kinds import (
     Function,
     Kind,
     declared_kind,
-    device_test,
     parameters_of,
     settled_by,
     used_as_tensor,
@@ -125,8 +124,9 @@ class Statements(Expressions):
         for number, statement in enumerate(statements):
             self.statement(statement)
             if isinstance(statement, ast.If) and any(isinstance(each, ast.Return) for each in statement.body[-1:]):
-                with self.scope.behind(self.scope.runs(statement.test).if_false):
-                    self.block(statements[number + 1 :])
+                if self.taken(statement.test) is not True:
+                    with self.scope.behind(self.scope.runs(statement.test).if_false):
+                        self.block(statements[number + 1 :])
                 return
 
     def statement(self, node: ast.stmt) -> None:
@@ -179,9 +179,9 @@ class Statements(Expressions):
             self.merge(before, self.scope.environment)
 
     def branch(self, node: ast.If) -> None:
-        on_device = device_test(node.test, self.scope.names)
-        if on_device is not None:
-            self.block(node.body if on_device else node.orelse)
+        taken = self.taken(node.test)
+        if taken is not None:
+            self.block(node.body if taken else node.orelse)
             return
         self.truth(node.test)
         before, tested = dict(self.scope.environment), self.scope.tested

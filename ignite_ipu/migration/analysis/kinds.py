@@ -54,7 +54,7 @@ class Fact:
             values), "layer" (calls a layer of the class `name`, which `made` constructs), "format" (names a number
             format that an IPU lacks), "repeat" (repeats rows as often as a tensor's values), "random" (draws a Python
             or numpy number), "gradient" (backward and the like), "plain" (reads an unregistered tensor), "custom" (a
-            custom autograd function).
+            custom autograd function), "differentiated" (a loop asks for gradients of a tensor that its step computes).
         node: Where.
         name: The operator, attribute or function concerned.
         where: The method or function it happens in.

@@ -16,9 +16,10 @@ from typing import Dict, FrozenSet, Iterator, List, Optional, Sequence, Set, Tup
 from ignite_ipu.capabilities.traced import NO_FUNCTION
 from ignite_ipu.migration.analysis import tensor_methods
 from ignite_ipu.migration.analysis.forward import ForwardAnalysis, Statements
+from ignite_ipu.migration.analysis.held_functions import HeldFunctions
 from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, parameters_of
 from ignite_ipu.migration.analysis.models import Model
-from ignite_ipu.migration.analysis.names import dotted, index_of, owner_of, unmoved, walk
+from ignite_ipu.migration.analysis.names import argument, constant, dotted, index_of, owner_of, unmoved, walk
 from ignite_ipu.migration.analysis.operators import is_dynamic, is_loss, is_refused
 from ignite_ipu.migration.analysis.scope import Environment, Scope
 from ignite_ipu.migration.analysis.training import Training
@@ -27,7 +28,8 @@ from ignite_ipu.migration.analysis.values import MODULE, PYTHON, UNKNOWN, Origin
 _BACKWARD = ("backward", "manual_backward")
 _NO_GRADIENTS = ("torch.no_grad", "torch.inference_mode")
 _LIBRARIES = ("torch", "numpy", "math", "random", "ignite", "ignite_ipu", "accelerate")
-_CALL, _OUTSIDE = "model", "outside"
+# Facts behind a value: calls of models, those that gradients flow through, and calls of functions of other files.
+_CALL, _WITH_GRADIENTS, _OUTSIDE = "model", "gradients", "outside"
 _TRAINED = Value(Kind.TENSOR, Origin.COMPUTED)
 
 
@@ -106,7 +108,7 @@ class LoopAnalysis(ForwardAnalysis):
             noted = replace(fact, certain=fact.certain and sure)
             if fact.kind == _OUTSIDE:
                 self.losses_outside.add(noted)
-            elif fact.kind != _CALL:
+            elif fact.kind not in (_CALL, _WITH_GRADIENTS):
                 self._note(noted)
         for fact, calls in self.selections:
             if calls & value.by:
@@ -145,6 +147,7 @@ class _LoopStatements(Statements):
         super().__init__(scope)
         self.analysis, self.function = analysis, function
         self.is_module = function.name == NO_FUNCTION
+        self.held = HeldFunctions(analysis.file, function)
 
     def block(self, statements: Sequence[ast.stmt]) -> None:
         self.analysis.followed.append(self.function)
@@ -179,6 +182,11 @@ class _LoopStatements(Statements):
             return
         super().branch(node)
 
+    def taken(self, test: ast.expr) -> Optional[bool]:
+        """Return the result of a test that the text decides: a loss has the operators of code that runs alone."""
+        found, runs = super().taken(test), self.scope.runs(test)
+        return found if runs.if_true is runs.if_false else runs.if_true
+
     def twice(self, body: Sequence[ast.stmt]) -> None:
         """Walk a loop body until the values assigned at its end are known at its start; it runs at least once."""
         self.block(body)
@@ -206,7 +214,7 @@ class _LoopStatements(Statements):
             weight = node.attr in ("weight", "bias") and self._with_gradients(node)
             return _TRAINED if weight else MODULE
         if base.has_tensors and node.attr in ("data", "grad"):
-            return self._detached(base) if node.attr == "data" else UNKNOWN
+            return _detached(base) if node.attr == "data" else UNKNOWN
         if base.has_tensors and base.by and node.attr not in tensor_methods.PYTHON_ATTRIBUTES:
             return base.element  # a field of an output, as `output.logits`
         return super().attribute(node)
@@ -232,20 +240,45 @@ class _LoopStatements(Statements):
     def _with_gradients(self, node: ast.AST) -> bool:
         return self.analysis.with_gradients and not self.analysis.file.without_gradients(node)
 
-    def _detached(self, value: Value) -> Value:
-        """Return a value without its gradients: a weight's is one of the host, an output still comes with the step."""
-        of_step = any(fact.kind == _CALL for fact in value.by)
-        return value if of_step else value._replace(origin=Origin.UNKNOWN)
-
     # Calls
 
     def call(self, node: ast.Call) -> Value:
         found = super().call(node)
+        functions = self.held.behind(node.func) if found == UNKNOWN else []
+        if functions:
+            given = [self.expression(each) for each in node.args]
+            keywords = {each.arg: self.expression(each.value) for each in node.keywords}
+            results = [self._call_of(each, node, given, keywords) for each in functions]
+            found = results[0] if len(results) == 1 else result(Kind.TENSOR, results)
         name = dotted(node.func) or ""
         callee = self.analysis.functions.get(name) or self.analysis.training.host_functions.callee(node)
         if callee in self.analysis.going_backward:
             self._settle()
         return found
+
+    def iterate(self, target: ast.expr, node: ast.expr) -> None:
+        super().iterate(target, node)
+        self.held.iterate(target, node)
+
+    def _call_of(
+        self, function: ast.expr, node: ast.Call, given: List[Value], keywords: Dict[Optional[str], Value]
+    ) -> Value:
+        """Return the result of a call of a function that a name stands for."""
+        names = self.scope.names
+        if isinstance(function, ast.Call):
+            if names.called(function) != "functools.partial" or not function.args:
+                return UNKNOWN
+            given = [*map(self.expression, function.args[1:]), *given]
+            keywords = {**{each.arg: self.expression(each.value) for each in function.keywords}, **keywords}
+            return self._call_of(function.args[0], node, given, keywords)
+        if isinstance(function, ast.Lambda):
+            return self.enter(self.defined(function, self.scope.where), given, keywords)
+        name = names.resolve(function) or ""
+        known = self.analysis.functions.get(dotted(function) or "")
+        if known is not None:
+            return self.analysis.call(known, None, given, keywords, self.scope.sure)
+        values = [*given, *keywords.values()]
+        return self.named_call(node, name, values) if name.startswith("torch.") else UNKNOWN
 
     def _settle(self) -> None:
         """Take values as known: an update may have run."""
@@ -258,6 +291,9 @@ class _LoopStatements(Statements):
         if name == "torch.autograd.backward":
             return self._go_backward(given[:1])
         if name == "torch.autograd.grad":
+            asked = argument(node, "inputs", 1)
+            if asked is not None and _is_of_step(self.expression(asked)):
+                self.analysis.facts.add(_differentiated(self.scope, node, name))
             return UNKNOWN
         found = super().named_call(node, name, given)
         outside = "." in name and name.lstrip(".").split(".")[0] not in _LIBRARIES
@@ -321,7 +357,8 @@ class _LoopStatements(Statements):
             known = self.analysis.is_trained(name) and self._with_gradients(node)
             found = result(Kind.TENSOR, values, None if not known else Origin.COMPUTED)
             called = Fact(_CALL, node, name, self.scope.where)
-            return found._replace(by=found.by | {called}) if found.origin is Origin.COMPUTED else UNKNOWN
+            by = found.by | {called, replace(called, kind=_WITH_GRADIENTS)}
+            return found._replace(by=by) if found.origin is Origin.COMPUTED else UNKNOWN
         made = self._made(name)
         if isinstance(node.func, ast.Call) and self._is_module(node.func):
             made = node.func
@@ -342,7 +379,11 @@ class _LoopStatements(Statements):
 
     def tensor_method(self, node: ast.Call, name: str, base: Value, given: Sequence[Value]) -> Value:
         if name == "detach":
-            return self._detached(base)
+            return _detached(base)
+        if name == "requires_grad_":
+            kept = any(fact.kind == _WITH_GRADIENTS for fact in base.by)
+            if _is_of_step(base) and not kept and constant(argument(node, "requires_grad", 0)) is not False:
+                self.analysis.facts.add(_differentiated(self.scope, node, name))
         if name in ("cpu", "cuda", "to_dense", "requires_grad_"):
             return base
         found = super().tensor_method(node, name, base, given)
@@ -367,6 +408,22 @@ class _LoopStatements(Statements):
         elif not is_loss(name) and is_refused(self.analysis.file, name, node):
             fact = Fact("call", node, name, self.scope.where, self.scope.sure)
         return found if fact is None else found._replace(by=found.by | {fact})
+
+
+def _detached(value: Value) -> Value:
+    """Return a value without its gradients: a weight's is one of the host, an output still comes with the step."""
+    by = frozenset(fact for fact in value.by if fact.kind != _WITH_GRADIENTS)
+    origin = value.origin if _is_of_step(value) else Origin.UNKNOWN
+    return value._replace(origin=origin, by=by)
+
+
+def _differentiated(scope: Scope, node: ast.Call, name: str) -> Fact:
+    return Fact("differentiated", node, name, scope.where, scope.sure)
+
+
+def _is_of_step(value: Value) -> bool:
+    """Return whether a value comes with a step that has not run."""
+    return value.origin is Origin.COMPUTED and any(fact.kind == _CALL for fact in value.by)
 
 
 def _indices(node: ast.Subscript) -> List[ast.expr]:

@@ -18,8 +18,9 @@ import ast
 from typing import Optional
 
 from ignite_ipu.capabilities import GRADIENTS, Capability
+from ignite_ipu.capabilities.gradients import DIFFERENTIATED_AGAIN, MADE_TRAINABLE, OF_COMPUTED
 from ignite_ipu.migration.analysis.names import constant
-from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity
+from ignite_ipu.migration.findings import Hit, Hits, Outcome, Program, Severity, hit_of
 
 SEVERITY, RUN = Severity.ERROR, Outcome.HANDLED
 
@@ -38,9 +39,16 @@ def check(program: Program) -> Hits:
             yield Hit(node, "a gradient is used on the host, where it is always None", run=outcome, entry=entry)
     for call, name in program.calls("torch.autograd.grad", "torch.autograd.backward"):
         if call not in program.traced:
-            twice = any(each.arg == "create_graph" and constant(each.value) is True for each in call.keywords)
-            entry = GRADIENTS[f"{name}(create_graph)" if twice and name.endswith("grad") else name]
-            yield Hit(call, f"{name} differentiates on the host", entry=entry)
+            if name.endswith("grad") and _goes_on(call):
+                message = DIFFERENTIATED_AGAIN.reason(f"{name}(create_graph=True)")
+                entry = GRADIENTS[f"{name}(create_graph)"]
+                yield Hit(call, message, DIFFERENTIATED_AGAIN.remedy, entry=entry)
+            else:
+                yield Hit(call, f"{name} differentiates on the host", entry=GRADIENTS[name])
+    for fact in program.facts_of("differentiated"):
+        if not (isinstance(fact.node, ast.Call) and _goes_on(fact.node)):
+            restriction = MADE_TRAINABLE if fact.name == "requires_grad_" else OF_COMPUTED
+            yield hit_of(fact, restriction.reason(fact.name), restriction.remedy, Outcome.REFUSED)
     for call, _ in program.method_calls(*_HOOKS):
         assert isinstance(call.func, ast.Attribute)
         message = f"{call.func.attr} registers a hook that never runs on an IPU"
@@ -52,6 +60,11 @@ def check(program: Program) -> Hits:
         if again:
             message = "the graph of this backward is used again, which a compiled step cannot do"
             yield Hit(call, message, entry=GRADIENTS[f"torch.Tensor.backward({again[-1]})"])
+
+
+def _goes_on(call: ast.Call) -> bool:
+    """Return whether the gradients of a call can be differentiated again."""
+    return any(each.arg == "create_graph" and constant(each.value) is True for each in call.keywords)
 
 
 def _entry(program: Program, node: ast.Attribute) -> Optional[Capability]:

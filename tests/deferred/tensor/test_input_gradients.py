@@ -71,7 +71,7 @@ def test_models_that_nobody_trains() -> None:
 def test_gradients_of_weights_are_the_devices() -> None:
     """They are refused in the same words."""
     model, _ = prepared(network())
-    with pytest.raises(CaptureError, match=r"test_input_gradients\.py:\d+ asks .*on the device.*copy\.deepcopy"):
+    with pytest.raises(CaptureError, match=r"test_input_gradients\.py:\d+: .* asks .*on the device.*copy\.deepcopy"):
         of_weights(model)
 
 
