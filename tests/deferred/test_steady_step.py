@@ -273,9 +273,15 @@ def read_the_weights(loop: Loop) -> None:
     loop.step()
 
 
+def list_the_weights_in_another_order(loop: Loop) -> None:
+    (group,) = loop.optimizer.param_groups
+    group["params"] = group["params"][::-1]
+    loop.step()
+
+
 IN_BETWEEN = [
     *(accumulate, step_without_gradients, take_a_shorter_batch, use_a_result_twice, read_the_weights),
-    slow_down_in_a_hook,
+    *(slow_down_in_a_hook, list_the_weights_in_another_order),
 ]
 
 

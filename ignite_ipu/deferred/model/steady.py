@@ -83,7 +83,7 @@ class Steady:
 
     def holds(self) -> bool:
         """Return whether nothing has changed since that the books of the loop depend on."""
-        detector, accesses = self._detector, self._accesses
+        detector, accesses, groups = self._detector, self._accesses, self._optimizer.param_groups
         assert accesses is not None
         return not (
             detector.accesses is not accesses
@@ -97,7 +97,8 @@ class Steady:
             or self._loop.modes.parameters is not self._parameters
             or self._training.trained is not self._trained
             or Reducer.made
-            or list(map(_parameters, self._optimizer.param_groups)) != self._lists
+            or len(groups) != len(self._lists)
+            or any(map(operator.is_not, map(_parameters, groups), self._lists))
             or list(map(len, self._lists)) != self._sizes
         )
 
