@@ -9,7 +9,7 @@ import functools
 import itertools
 import re
 import weakref
-from typing import Any, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Container, Dict, Hashable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -107,6 +107,12 @@ class Loss:
     number: int = dataclasses.field(default_factory=itertools.count().__next__)
     moment: int = dataclasses.field(default_factory=functools.partial(getattr, CLOCK, "now"))
     batch: Optional[MicroBatch] = None
+
+    def discard(self, problem: str, but: Container[Operation] = ()) -> None:
+        """Have the values of its operations, but for some, never be known, for a reason."""
+        for operation in self.operations:
+            if not operation.done and operation not in but:
+                operation.problem = problem
 
 
 class Tape:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-from typing import AbstractSet, Any, Callable, Container, FrozenSet, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import AbstractSet, Callable, FrozenSet, Iterable, List, Mapping, Optional, Sequence
 
 import torch
 
 from ignite_ipu.capabilities.optimizers import ON_THE_HOST
 from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
 from ignite_ipu.deferred.graph.operations import CLOCK, USES, Operation, keep_weights
-from ignite_ipu.deferred.graph.owners import held_by, held_tensors
+from ignite_ipu.deferred.graph.owners import held_by
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.early_update import EarlyUpdate
 from ignite_ipu.deferred.model.gradient_views import GradientViews
 from ignite_ipu.deferred.model.gradients import Entry, GradientBook, losses_of
+from ignite_ipu.deferred.model.held_parameters import HeldParameters
 from ignite_ipu.deferred.model.history import History, Made
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.deferred.model.obstacles import obstacle
@@ -112,6 +113,7 @@ class FusedUpdate:
     Attributes:
         training: The programs that make the updates.
         own: The ids of the parameters that this optimizer trains: all, until it is known.
+        held: The parameters that it holds.
         shown: How many losses the gradients that the host has computed are of.
         early: The update that ran before its `optimizer.step()`, until that comes.
         older: Weights of other optimizers before their steps, with which the pending losses were computed.
@@ -128,17 +130,14 @@ class FusedUpdate:
         self.shown = 0
         self.reach: Reach = Everything()
         self.stepped = self.order = 0
-        # Of an optimizer, by its id: the list of parameters of each group with its length, the ids of the parameters,
-        # and those that belong to no loop.
-        self._held: Tuple[int, Sequence[Tuple[List[Any], int]], FrozenSet[int], Sequence[torch.Tensor]]
-        self._held = (0, (), frozenset(), ())
+        self.held = HeldParameters(books.gradients)
         self.older = OlderWeights()
 
     def look(self) -> None:
         """Notice which parameters the optimizer holds by now."""
         training = self.training
         if training.own is None and training.optimizer is not None:
-            self.own = self.held_by(training.optimizer)
+            self.own = self.held.of(training.optimizer)
 
     @property
     def entries(self) -> List[Entry]:
@@ -202,7 +201,7 @@ class FusedUpdate:
         for entry in before.entries:
             if entry.exists:
                 line = entry.losses[-1].line if entry.losses else entry.used
-                reached = before.training.reached(entry.losses) if entry.losses else before.training.reached()
+                reached = before.training.reached(entry.losses or None)
                 for mine in self.books.gradients.within(entry.ids & left):
                     mine.used, mine.zeros, mine.given = line, entry.zeros, entry.given | (reached & mine.ids)
                     if line is not None:
@@ -309,11 +308,6 @@ class FusedUpdate:
         self.stepped, self.order = CLOCK.now, next(_ORDER)
         return True
 
-    @property
-    def holds_others(self) -> bool:
-        """True if the optimizer holds parameters of no model of the loop."""
-        return bool(self._held[3])
-
     def check(self, entries: Optional[Sequence[Entry]] = None) -> Sequence[Loss]:
         """Return the losses of the update that `optimizer.step()` means.
 
@@ -361,24 +355,9 @@ class FusedUpdate:
 
     def zero_grad(self, optimizer: torch.optim.Optimizer, set_to_none: bool) -> None:
         """Clear gradients as `zero_grad` of an optimizer that makes these updates."""
-        ids = self.held_by(optimizer)
-        self.books.views.zero_grad(optimizer, self._held[3], set_to_none)
+        ids = self.held.of(optimizer)
+        self.books.views.zero_grad(optimizer, self.held.beside, set_to_none)
         self.loop.updates.gradients.clear(ids, set_to_none)
-
-    def held_by(self, optimizer: torch.optim.Optimizer) -> FrozenSet[int]:
-        """Return the ids of the parameters that an optimizer holds."""
-        groups, (holder, lists, ids, _) = optimizer.param_groups, self._held
-        if holder == id(optimizer) and len(lists) == len(groups):
-            for group, (parameters, count) in zip(groups, lists):
-                if group["params"] is not parameters or len(parameters) != count:
-                    break
-            else:
-                return ids
-        held, every = held_by(optimizer), self.books.gradients.all
-        beside = [each for each in held_tensors(optimizer) if id(each) not in every]
-        lists, ids = [(group["params"], len(group["params"])) for group in groups], every if held >= every else held
-        self._held = id(optimizer), lists, ids, beside
-        return ids
 
     def note_given(self, ids: FrozenSet[int]) -> None:
         """Note which parameters have gradients of pending losses, before these are made zero."""
@@ -469,7 +448,7 @@ class FusedUpdate:
             return
         self.books.gradients.drop(losses)
         for loss in losses:
-            _discard(loss, f"the step failed: {type(error).__name__}: {error}")
+            loss.discard(f"the step failed: {type(error).__name__}: {error}")
 
     def _run(self, losses: Sequence[Loss], chosen: Sequence[Loss], may_leave: bool) -> Mapping[Loss, Made]:
         history, alone = self.books.history, self.training.own is None
@@ -516,12 +495,6 @@ class FusedUpdate:
                 self.older.clear()
         awaited = {operation for other in self._others for loss in other.pending for operation in loss.operations}
         for loss in losses:
-            _discard(loss, problem, awaited)
+            loss.discard(problem, awaited)
             if not (self.makes_all or loss.retained):
                 forget(set(gradient_path(loss.value)) - awaited)
-
-
-def _discard(loss: Loss, problem: str, awaited: Container[Operation] = ()) -> None:
-    for operation in loss.operations:
-        if not operation.done and operation not in awaited:
-            operation.problem = problem

@@ -9,7 +9,7 @@ steady state.
 from __future__ import annotations
 
 import operator
-from typing import Any, Callable, List, Optional, Protocol
+from typing import Any, Optional, Protocol
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -18,12 +18,11 @@ from ignite_ipu.deferred.compiled.fused_programs import FusedPrograms
 from ignite_ipu.deferred.graph.operations import DIFFERENTIATED, USES, ModesThen
 from ignite_ipu.deferred.graph.step_graph import Loss
 from ignite_ipu.deferred.model.gradients import Entry, GradientBook
+from ignite_ipu.deferred.model.held_parameters import HeldParameters, list_of_group
 from ignite_ipu.deferred.model.loop import Loop
 from ignite_ipu.optimizers.step_hooks import of_scripts
 from ignite_ipu.session.data_parallel import Reducer
 from ignite_ipu.torch_names.optimizers import GLOBAL_POST_HOOKS, GLOBAL_PRE_HOOKS, post_hooks_of, pre_hooks_of
-
-_parameters: Callable[[Any], List[torch.Tensor]] = operator.itemgetter("params")
 
 
 class LastUpdate(Protocol):
@@ -35,9 +34,8 @@ class LastUpdate(Protocol):
     early: Any
     shown: int
     stepped: int
+    held: HeldParameters
 
-    @property
-    def holds_others(self) -> bool: ...
     def step_at_once(self, optimizer: torch.optim.Optimizer) -> bool: ...
 
 
@@ -62,7 +60,7 @@ class Steady:
         self._modes: Optional[ModesThen] = None  # of a call whose trained parameters are known to be those
         tables = GLOBAL_PRE_HOOKS, pre_hooks_of(optimizer), post_hooks_of(optimizer), GLOBAL_POST_HOOKS
         self._has_hooks = bool(of_scripts(*tables))
-        self._lists = list(map(_parameters, optimizer.param_groups))
+        self._lists = list(map(list_of_group, optimizer.param_groups))
         self._sizes = list(map(len, self._lists))
 
     @classmethod
@@ -72,7 +70,7 @@ class Steady:
         updates = loop.updates
         if training.own is not None or len(books.updates) > 1 or not training.repeats or training.trained is None:
             return None
-        if loop.now is not loop or updates.on_host or update.early is not None or update.shown or update.holds_others:
+        if loop.now is not loop or updates.on_host or update.early is not None or update.shown or update.held.beside:
             return None
         if books.history.kept or (updates.may_leave and books.history.watches(0)) or loop.edits.is_waiting:
             return None
@@ -98,7 +96,7 @@ class Steady:
             or self._training.trained is not self._trained
             or Reducer.made
             or len(groups) != len(self._lists)
-            or any(map(operator.is_not, map(_parameters, groups), self._lists))
+            or any(map(operator.is_not, map(list_of_group, groups), self._lists))
             or list(map(len, self._lists)) != self._sizes
         )
 
