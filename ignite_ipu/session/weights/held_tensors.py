@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import weakref
 from typing import ContextManager, Dict, List
 
@@ -53,9 +52,9 @@ class HeldTensors:
     def changes(self) -> int:
         """The number of times so far that tensors or modules were found to be added, replaced or removed."""
         if self._seen != CHANGES.count:
-            before, sizes = self._entries, self._sizes
+            before = self._places
             self._look()
-            self._changes += self._sizes != sizes or not all(map(operator.is_, self._entries, before))
+            self._changes += self._places != before
         return self._changes
 
     def _look(self) -> None:
@@ -66,8 +65,8 @@ class HeldTensors:
         follow_tables(modules)
         self._seen = CHANGES.count
         tables = [table(module) for module in modules for table in (parameters_of, buffers_of, modules_of)]
-        self._sizes = list(map(len, tables))
-        self._entries = [entry for table in tables for entry in table.values()]
+        self._places = [(at, name, id(entry)) for at, table in enumerate(tables) for name, entry in table.items()]
+        self._entries = [entry for table in tables for entry in table.values()]  # so that each id stays its own
 
     def replaced(self, model: nn.Module) -> List[str]:
         """Return the names of parameters and buffers that are not the ones that the model had at first."""

@@ -13,6 +13,12 @@ from torch import nn
 from ignite_ipu.session.weights.held_tensors import HeldTensors
 
 
+def rename(layer: Any) -> None:
+    weight = layer.weight
+    del layer.weight
+    layer.kernel = weight
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -22,6 +28,8 @@ from ignite_ipu.session.weights.held_tensors import HeldTensors
         lambda model: model[0]._parameters.update(weight=nn.Parameter(torch.zeros(2, 2))),
         lambda model: model.append(nn.Linear(2, 2)),
         lambda model: model.__delitem__(1),
+        lambda model: rename(model[0]),
+        lambda model: setattr(model[1], "more", model[0].__dict__["_parameters"].pop("bias")),
     ],
 )
 def test_a_change_is_found_once(change: Callable[[Any], Any]) -> None:
