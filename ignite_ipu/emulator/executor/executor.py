@@ -98,7 +98,7 @@ class PoplarExecutor:
 
     @property
     def _executable_inputs(self) -> Optional[Arguments]:
-        return None if self._life.program is None else self._life.program.arguments
+        return None if self._life.program is None else self._life.program.compiled.arguments
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> Any:
         """Load a state into the user's model, then upload it when attached; return the result of torch's method."""

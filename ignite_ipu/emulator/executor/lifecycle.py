@@ -16,6 +16,7 @@ from ignite_ipu.emulator.files.cache import compile_turn
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.options.compile_checks import check_at_compile
 from ignite_ipu.emulator.runtime.call_times import Times
+from ignite_ipu.emulator.runtime.compilation import CompiledModel
 from ignite_ipu.emulator.runtime.program import DeviceProgram
 from ignite_ipu.emulator.values.arguments import ArgsParser, Arguments, Shapes, check_call, check_for_compile
 from ignite_ipu.emulator.values.replica_groups import Setting
@@ -87,7 +88,7 @@ class Lifecycle:
         with self.observation.progress() as progress:
             with self.observation.compilation():
                 with compile_turn(self._options, self._model):
-                    program = DeviceProgram(
+                    compiled = CompiledModel(
                         model=self._model,
                         arguments=arguments,
                         options=self._options,
@@ -96,12 +97,13 @@ class Lifecycle:
                         per_replica=per_replica,
                         meter=self.meter,
                     )
+                    program = DeviceProgram(compiled, self.state.optimizer, self.meter)
                 if adopt is not None:
                     adopt(program)
                 self.observation.report = program.report
             progress(1, 2)
             self.program = program
-            self.plain = None if self.is_offline else parser.shapes_of_tensors(program.arguments)
+            self.plain = None if self.is_offline else parser.shapes_of_tensors(compiled.arguments)
             self.meter.add(compiles=1)
             self.state.wrap_again()
             try:
@@ -158,7 +160,7 @@ class Lifecycle:
         if not self._training:
             state.refresh(program)
         if arguments is not None:
-            check_call(program.arguments, arguments)
+            check_call(program.compiled.arguments, arguments)
         if optimizer is not None and optimizer.pending is not None:
             # PopTorch sends the weights along with an optimizer state that was loaded on the host.
             state.fetch_if_newer(program)
@@ -166,7 +168,7 @@ class Lifecycle:
             program.upload()
         state.fail_on_demand("call", program)
         if arguments is not None:
-            given = arguments.tensors_like(program.arguments)
+            given = arguments.tensors_like(program.compiled.arguments)
         inputs = program.to_device(given)
         # A call that fails may have changed all of this before it did.
         state.device_is_newer = self._training

@@ -92,12 +92,14 @@ def save(
     """
     path = _target(filename)
     pickles: Dict[str, bytes] = {}
-    arguments: Any = {field.name: getattr(program.arguments, field.name) for field in dataclasses.fields(Arguments)}
+    arguments: Any = {
+        field.name: getattr(program.compiled.arguments, field.name) for field in dataclasses.fields(Arguments)
+    }
     try:
         container.encode(arguments, bytearray())
     except NotPlain:
         arguments = None
-        pickles[_ARGUMENTS] = _pickled(program.arguments)
+        pickles[_ARGUMENTS] = _pickled(program.compiled.arguments)
     if model is not None:
         pickles[MODEL] = _pickled({**model, "options": options.clone()})
     graph = program.compiled.graph

@@ -32,6 +32,7 @@ class CompiledModel:
     """The result of a compilation, before any device has it.
 
     Attributes:
+        arguments: The arguments that it was compiled for, without their values.
         options: The options that it was compiled with.
         training: Whether it trains.
         name: Its name in reports.
@@ -54,6 +55,7 @@ class CompiledModel:
         per_replica: Mapping[str, Setting],
         meter: Meter,
     ) -> None:
+        self.arguments = arguments.frozen()
         self.options, self.training = options, training
         kind = "training" if training else "inference"
         self.name = str(options("model_name")) if options.exists("model_name") else kind

@@ -7,11 +7,9 @@ import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import torch
-from torch import nn
 
 from ignite_ipu.emulator.compiler.graph import on_the_host
 from ignite_ipu.emulator.device.device import Meter
-from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.runtime.call_times import Times
 from ignite_ipu.emulator.runtime.compilation import CompiledModel
 from ignite_ipu.emulator.runtime.executable import RandomStream
@@ -23,8 +21,6 @@ from ignite_ipu.emulator.runtime.results import Results
 from ignite_ipu.emulator.runtime.weight_copies import WeightCopies
 from ignite_ipu.emulator.trace import number_formats
 from ignite_ipu.emulator.trace.refusals import without_half_kernel
-from ignite_ipu.emulator.values.arguments import Arguments
-from ignite_ipu.emulator.values.replica_groups import Setting
 
 _SEEDS = itertools.count(42)
 
@@ -32,8 +28,12 @@ _SEEDS = itertools.count(42)
 class DeviceProgram:
     """The program of one model for one kind of arguments.
 
+    Args:
+        compiled: The compiled model.
+        optimizer: The optimizer of a model that trains.
+        meter: Counts the events of the executor.
+
     Attributes:
-        arguments: The arguments that it was compiled for.
         compiled: The compiled model.
         needs_ipu: Whether there is work for an IPU.
         loaded: Its state on the device, None while it is on none.
@@ -41,19 +41,9 @@ class DeviceProgram:
         report: The report that the options ask for, or None.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        arguments: Arguments,
-        options: Options,
-        training: bool,
-        optimizer: Optional[OptimizerTracker],
-        per_replica: Mapping[str, Setting],
-        meter: Meter,
-    ) -> None:
-        self.arguments = arguments.frozen()
-        self.compiled = compiled = CompiledModel(model, arguments, options, training, optimizer, per_replica, meter)
-        graph = compiled.graph
+    def __init__(self, compiled: CompiledModel, optimizer: Optional[OptimizerTracker], meter: Meter) -> None:
+        self.compiled = compiled
+        graph, options, training = compiled.graph, compiled.options, compiled.training
         self._training, self._meter = training, meter
         self._copies = WeightCopies(compiled.host, graph, training, meter)
         seed = options("random_seed") if options.exists("random_seed") else next(_SEEDS)
@@ -61,7 +51,7 @@ class DeviceProgram:
         self._loader = Loader(compiled, optimizer, self.random)
         self._inputs = Inputs(graph.inputs, options)
         self._results = Results(graph.positions, training)
-        self.report = report_for(options, compiled)
+        self.report = report_for(compiled)
         # Micro-batches of a call, and those of which outputs are returned.
         self._sizes = compiled.batching.micro_batches, compiled.batching.returned
         self.needs_ipu = compiled.needs_ipu

@@ -19,7 +19,6 @@ from torch import fx
 from ignite_ipu.emulator.device.device import Counters
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.runtime.compilation import CompiledModel
 from ignite_ipu.emulator.runtime.executable import Executable
 from ignite_ipu.emulator.runtime.training_step import GradientStep
@@ -33,9 +32,9 @@ _PARTS = ("backward", "update")
 _CALL = re.compile(r"^    (\w+) = (_\d+)\(", re.M)
 
 
-def report_for(options: Options, compiled: CompiledModel) -> Optional[ProgramReport]:
+def report_for(compiled: CompiledModel) -> Optional[ProgramReport]:
     """Return the report that the engine's options ask for, which the environment overrides; None if they do not."""
-    chosen = dict(options._Popart._value("engineOptions", {}))
+    chosen = dict(compiled.options._Popart._value("engineOptions", {}))
     text = os.environ.get(ENGINE_VARIABLE)
     try:
         chosen.update({str(name): str(value) for name, value in json.loads(text or "{}").items()})
