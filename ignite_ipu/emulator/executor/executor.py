@@ -16,6 +16,7 @@ from ignite_ipu.emulator.logs import logger
 from ignite_ipu.emulator.options import Options
 from ignite_ipu.emulator.options.root import resolved
 from ignite_ipu.emulator.runtime.call_times import Latency
+from ignite_ipu.emulator.runtime.compilation import CompiledModel
 from ignite_ipu.emulator.runtime.optimizer_tracker import OptimizerTracker
 from ignite_ipu.emulator.runtime.program import DeviceProgram
 from ignite_ipu.emulator.trace.annotations import module_repr
@@ -311,7 +312,7 @@ class PoplarExecutor:
             optimizer = None if tracker is None else tracker.read_back()
             model = {"model": self._user_model, "optimizer": optimizer}
         random_state = self.rng_state if save_rng_state else None
-        saving.save(filename, program, self._options, self._training, model, random_state)
+        saving.save(filename, program.compiled, model, random_state)
 
     def compileAndExport(self, filename: str, *args: Any, export_model: bool = True, **kwargs: Any) -> None:
         """Compile for these arguments, then `save`."""
@@ -360,5 +361,5 @@ class PoplarExecutor:
         """Return (min, max, average) seconds that the outputs took to reach the host."""
         return 0.0, 0.0, 0.0  # likewise
 
-    def _compile(self, arguments: Arguments, adopt: Optional[Callable[[DeviceProgram], None]] = None) -> DeviceProgram:
+    def _compile(self, arguments: Arguments, adopt: Optional[Callable[[CompiledModel], None]] = None) -> DeviceProgram:
         return self._life.compile(arguments, self._args_parser, self.per_replica_params, adopt)

@@ -71,7 +71,7 @@ class Lifecycle:
         arguments: Arguments,
         parser: ArgsParser,
         per_replica: Mapping[str, Setting],
-        adopt: Optional[Callable[[DeviceProgram], None]] = None,
+        adopt: Optional[Callable[[CompiledModel], None]] = None,
     ) -> DeviceProgram:
         """Compile, and load unless the device is connected on demand.
 
@@ -79,7 +79,7 @@ class Lifecycle:
             arguments: The arguments of the first call.
             parser: Binds the arguments of later calls.
             per_replica: Parameters that differ between replicas.
-            adopt: Passes earlier results to the program, before it is loaded.
+            adopt: Passes earlier results to the compiled model, before it is loaded.
         """
         if adopt is None:
             check_for_compile(arguments)
@@ -99,7 +99,7 @@ class Lifecycle:
                     )
                     program = DeviceProgram(compiled, self.state.optimizer, self.meter)
                 if adopt is not None:
-                    adopt(program)
+                    adopt(compiled)
                 self.observation.report = program.report
             progress(1, 2)
             self.program = program

@@ -21,8 +21,7 @@ from ignite_ipu.emulator.errors import Error, python_error
 from ignite_ipu.emulator.files import container, trust
 from ignite_ipu.emulator.files.container import DamagedFile, NotPlain
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.emulator.options import Options
-from ignite_ipu.emulator.runtime.program import DeviceProgram
+from ignite_ipu.emulator.runtime.compilation import CompiledModel
 from ignite_ipu.emulator.values.arguments import Arguments
 from ignite_ipu.emulator.version import __version__
 
@@ -56,22 +55,21 @@ class File(NamedTuple):
     def compiled_arguments(self) -> Arguments:
         return self.arguments if self.arguments is not None else cast(Arguments, self.pickled(_ARGUMENTS))
 
-    def give_to(self, program: DeviceProgram) -> None:
-        """Give a freshly traced program of the same model and options the compiled-in values of the file."""
-        batching = program.compiled.batching
-        if self.batching != repr(batching):
+    def give_to(self, compiled: CompiledModel) -> None:
+        """Give a freshly traced model, with the same options, the compiled-in values of the file."""
+        if self.batching != repr(compiled.batching):
             raise _invalid(
                 self.name,
-                f"it was compiled with {self.batching}, and the options now say {batching}; compile again",
+                f"it was compiled with {self.batching}, and the options now say {compiled.batching}; compile again",
             )
-        if self.fingerprint != _fingerprint(program):
+        if self.fingerprint != _fingerprint(compiled):
             raise _invalid(self.name, "it was compiled from another model: forward recorded other operators or shapes")
-        graph = program.compiled.graph
+        graph = compiled.graph
         expected, given = [*graph.constants, *graph.frozen.values()], [*self.constants, *self.frozen.values()]
         same = [(value.shape, value.dtype) for value in expected] == [(value.shape, value.dtype) for value in given]
         if not same or list(graph.frozen) != list(self.frozen):
             raise python_error("Invalid file: its compiled-in values are not those of this model.")
-        program.compiled.take_values(self.constants, self.frozen)
+        compiled.take_values(self.constants, self.frozen)
 
     @property
     def versions(self) -> str:
@@ -79,39 +77,32 @@ class File(NamedTuple):
 
 
 def save(
-    filename: str,
-    program: DeviceProgram,
-    options: Options,
-    training: bool,
-    model: Optional[Dict[str, Any]],
-    random_state: Optional[List[int]],
+    filename: str, compiled: CompiledModel, model: Optional[Dict[str, Any]], random_state: Optional[List[int]]
 ) -> None:
-    """Write a compiled program to a file; missing directories are made, an existing one gets `model.poptorch`.
+    """Write a compiled model to a file; missing directories are made, an existing one gets `model.poptorch`.
 
-    `load` needs the options, too, and the `model` with, when training, its optimizer; None leaves all of it out.
+    `load` needs the options, too, and the user's `model` with, when training, its optimizer; None leaves these out.
     """
     path = _target(filename)
     pickles: Dict[str, bytes] = {}
-    arguments: Any = {
-        field.name: getattr(program.compiled.arguments, field.name) for field in dataclasses.fields(Arguments)
-    }
+    arguments: Any = {field.name: getattr(compiled.arguments, field.name) for field in dataclasses.fields(Arguments)}
     try:
         container.encode(arguments, bytearray())
     except NotPlain:
         arguments = None
-        pickles[_ARGUMENTS] = _pickled(program.compiled.arguments)
+        pickles[_ARGUMENTS] = _pickled(compiled.arguments)
     if model is not None:
-        pickles[MODEL] = _pickled({**model, "options": options.clone()})
-    graph = program.compiled.graph
+        pickles[MODEL] = _pickled({**model, "options": compiled.options.clone()})
+    graph = compiled.graph
     content = {
         "version": __version__,
-        "training": training,
+        "training": compiled.training,
         "arguments": arguments,
         "rng_state": random_state,
-        "fingerprint": _fingerprint(program),
+        "fingerprint": _fingerprint(compiled),
         "source": graph.source,
-        "batching": repr(program.compiled.batching),
-        "ipus": program.compiled.ipus,
+        "batching": repr(compiled.batching),
+        "ipus": compiled.ipus,
         "constants": list(graph.constants),
         "frozen": dict(graph.frozen),
         "signed": {section: (data, trust.sign(data)) for section, data in pickles.items()},
@@ -154,12 +145,12 @@ def _target(filename: str) -> str:
     return filename
 
 
-def _fingerprint(program: DeviceProgram) -> str:
+def _fingerprint(compiled: CompiledModel) -> str:
     try:
-        text = graph_text(program.compiled.capture.graph)
+        text = graph_text(compiled.capture.graph)
     except NoFingerprint:
         text = ""  # the generated source is compared all the same
-    return hashlib.sha256((text + program.compiled.graph.source).encode()).hexdigest()
+    return hashlib.sha256((text + compiled.graph.source).encode()).hexdigest()
 
 
 def read(filename: str) -> File:
