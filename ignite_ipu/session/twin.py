@@ -32,7 +32,7 @@ class Twins:
 
     def __init__(self, module: nn.Module) -> None:
         self._tables: List[Tuple[Dict[str, Any], Dict[str, torch.Tensor]]] = []
-        known: Dict[int, torch.Tensor] = {}
+        self._pairs: List[Tuple[torch.Tensor, torch.Tensor]] = []
         twins: Dict[int, torch.Tensor] = {}
         with DisableTorchFunctionSubclass():
             for each in module.modules():
@@ -46,13 +46,13 @@ class Twins:
                             same = _DATA.__get__(tensor)
                             is_parameter = isinstance(tensor, nn.Parameter)
                             twins[id(tensor)] = nn.Parameter(same, requires_grad(tensor)) if is_parameter else same
-                        known[id(tensor)], own[name] = tensor, twins[id(tensor)]
+                            self._pairs.append((tensor, twins[id(tensor)]))
+                        own[name] = twins[id(tensor)]
                     if own:
                         self._tables.append((tensors, own))
             self.trained: Sequence[torch.Tensor] = [each for each in twins.values() if requires_grad(each)]
             for twin in twins.values():
                 mark_own(twin)
-        self._pairs = [(known[key], twin) for key, twin in twins.items()]
         # Whether a wrapped tensor is a parameter is a question that downloads.
         self._parameters = [tensor for tensor, twin in self._pairs if isinstance(twin, nn.Parameter)]
         self._memory = self._where()
