@@ -57,12 +57,20 @@ _PLAIN = (*FIXED, torch.Tensor, np.ndarray)
 _CHANGING = (float, *FUNCTIONS)
 _ITERATORS = (*GENERATORS, Iterator)
 # How values are inspected, by the first of these types that they have.
-_SORTS: Tuple[Tuple[str, Any], ...] = (
-    *(("plain", _PLAIN), ("container", CONTAINERS), ("function", FunctionType)),
-    *(("method", (types.MethodType, types.BuiltinFunctionType)), ("partial", partial)),
-    *(("proxy", weakref.ProxyTypes), ("reference", weakref.ref), ("context", ContextVar), ("network", nn.Module)),
-    *(("module", types.ModuleType), ("class", type), ("object", object)),
-)
+_SORTS: Dict[str, Any] = {
+    "plain": _PLAIN,
+    "container": CONTAINERS,
+    "function": FunctionType,
+    "method": (types.MethodType, types.BuiltinFunctionType),
+    "partial": partial,
+    "proxy": weakref.ProxyTypes,
+    "reference": weakref.ref,
+    "context": ContextVar,
+    "network": nn.Module,
+    "module": types.ModuleType,
+    "class": type,
+    "object": object,
+}
 
 
 class Named:
@@ -143,7 +151,7 @@ class Named:
         # isinstance() would ask an object for its class, which some deprecated ones answer with a warning.
         kind = type(value)
         if kind not in self._sorts:
-            sort = next(name for name, kinds in _SORTS if issubclass(kind, kinds))
+            sort = next(name for name, kinds in _SORTS.items() if issubclass(kind, kinds))
             self._sorts[kind] = sort, issubclass(kind, _ITERATORS)
         sort, iterates = self._sorts[kind]
         if sort == "plain" or id(value) in self._seen or id(value) in self._inside:
