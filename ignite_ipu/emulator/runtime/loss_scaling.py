@@ -21,7 +21,7 @@ import torch
 
 from ignite_ipu.emulator.errors import backend_error
 from ignite_ipu.emulator.logs import logger
-from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of
+from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of
 
 if TYPE_CHECKING:
     from ignite_ipu.emulator.options import Options
@@ -31,11 +31,11 @@ _PREFIX = "automaticLossScalingSettings."
 _HALF_RANGE = torch.finfo(torch.float16).max
 
 
-class GradientsTracked(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class GradientsTracked(DispatchMode):  # type: ignore[no-untyped-call]
     """Context of a backward pass in which a loss scaling counts float16 results of operators."""
 
     def __init__(self, scaling: AutomaticLossScaling) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._scaling = scaling
 
     def __torch_dispatch__(

@@ -23,7 +23,7 @@ from ignite_ipu.emulator.trace.number_formats import narrow
 from ignite_ipu.emulator.values.structures import leaves
 from ignite_ipu.operators import table
 from ignite_ipu.operators.words import words
-from ignite_ipu.torch_names.dispatch import TorchDispatchMode
+from ignite_ipu.torch_names.dispatch import DispatchMode
 
 STRICT_VARIABLE = "IGNITE_IPU_STRICT_OPERATORS"
 SWITCH = "ignite_ipu.emulator.operators.set_strict(False)"
@@ -396,11 +396,11 @@ _RULES: Dict[str, Callable[[_Call], bool]] = {
 }
 
 
-class _Observer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Observer(DispatchMode):  # type: ignore[no-untyped-call]
     """Notes the kernels that PyTorch calls and that do not compile."""
 
     def __init__(self, kinds: Set[str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._kinds = kinds
 
     def __torch_dispatch__(

@@ -16,7 +16,7 @@ from ignite_ipu.emulator.trace.active import memory_of
 from ignite_ipu.emulator.trace.call_sites import name_of
 from ignite_ipu.emulator.trace.refusals import needs_value
 from ignite_ipu.emulator.values.structures import leaves, map_leaves
-from ignite_ipu.torch_names.dispatch import GROUPED_PRODUCT, LOCAL_SCALAR, NESTED_FROM_MASK, TorchDispatchMode
+from ignite_ipu.torch_names.dispatch import GROUPED_PRODUCT, LOCAL_SCALAR, NESTED_FROM_MASK, DispatchMode
 from ignite_ipu.torch_names.files import SHAPE_INFERENCE
 from ignite_ipu.torch_names.tensors import version_of
 
@@ -135,7 +135,7 @@ def infer(kernel: Callable[..., Any], args: Tuple[Any, ...], kwargs: Dict[str, A
         if _READS_VALUE in str(error):
             raise needs_value(name_of(kernel)) from error
         try:
-            with torch.random.fork_rng(devices=[]), _OnHost():  # type: ignore[no-untyped-call]
+            with torch.random.fork_rng(devices=[]), _OnHost():
                 return _observed(kernel, args, kwargs, set())
         except NotImplementedError:
             raise _failed(kernel, error) from error
@@ -163,7 +163,7 @@ def _observed(kernel: _Kernel, args: Tuple[Any, ...], kwargs: Dict[str, Any], ki
             return half_precision.inferred(kernel)(*args, **kwargs)
 
 
-class _OnHost(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _OnHost(DispatchMode):  # type: ignore[no-untyped-call]
     """Asks the CPU's kernels, of zeros, where PyTorch has none for tensors without values: an older one lacks some."""
 
     def __torch_dispatch__(
