@@ -23,7 +23,7 @@ from ignite_ipu.errors import CaptureError
 from ignite_ipu.program.tensors.trees import PLAIN
 from ignite_ipu.program.traced_places import refusal_at
 from ignite_ipu.program.user_code import Line
-from ignite_ipu.torch_names.dispatch import TorchDispatchMode, schema_of, tree_flatten, tree_map_only
+from ignite_ipu.torch_names.dispatch import DispatchMode, schema_of, tree_flatten, tree_map_only
 from ignite_ipu.torch_names.tensors import DisableTorchFunctionSubclass, memory_of
 
 _META = torch.device("meta")
@@ -165,7 +165,7 @@ def _inferred(
     args, kwargs = unflatten(structure, metas)
     kwargs = {name: _META if isinstance(value, torch.device) else value for name, value in kwargs.items()}
     try:
-        host_kernels = _HostKernels()  # type: ignore[no-untyped-call]
+        host_kernels = _HostKernels()
         with torch.set_grad_enabled(grad), DisableTorchFunctionSubclass(), host_kernels:
             result = _SHAPES.get(function, function)(*args, **kwargs)
     except (NotImplementedError, RuntimeError) as error:
@@ -218,7 +218,7 @@ def _multinomial(
     return input.new_empty((*input.shape[:-1], num_samples), dtype=torch.int64)
 
 
-class _HostKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _HostKernels(DispatchMode):  # type: ignore[no-untyped-call]
     """Asks the CPU's kernels, of zeros, where PyTorch has none for tensors without values; an older one lacks many.
 
     Attributes:
