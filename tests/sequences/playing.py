@@ -6,6 +6,7 @@ import dataclasses
 import random
 import re
 import traceback
+from pathlib import Path
 from typing import Any, Callable, List, Optional, Tuple
 
 import torch
@@ -74,7 +75,9 @@ def outcome_of(sequence: Sequence_, update: str, spread: bool = False) -> Outcom
     steps = steps_of(sequence.events)
     try:
         play(eager, steps)
-    except Exception:
+    except Exception as error:
+        if not is_of_pytorch(error):
+            raise
         # PyTorch itself has an error for this loop: the values before it are compared.
         steps = [*steps[: eager.number], steps[-1]]
         eager = Player(sequence.world, sequence.kinds, None)
@@ -90,6 +93,12 @@ def outcome_of(sequence: Sequence_, update: str, spread: bool = False) -> Outcom
         return Outcome("different", found)
     refusal = refusal or late
     return Outcome("same") if refusal is None else Outcome("refused", reason_of(refusal))
+
+
+def is_of_pytorch(error: Exception) -> bool:
+    """Return whether PyTorch raised an error, and not the code of an event or this library."""
+    file = traceback.extract_tb(error.__traceback__)[-1].filename
+    return type(error) is RuntimeError or Path(torch.__file__).parent in Path(file).parents
 
 
 def refusal_of(function: Callable[..., Any], *args: Any) -> Optional[Exception]:

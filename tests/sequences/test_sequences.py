@@ -8,7 +8,8 @@ from typing import List, Tuple
 
 import pytest
 
-from tests.sequences.player import Event
+from tests.sequences import loop_events
+from tests.sequences.player import Event, Player
 from tests.sequences.playing import Outcome, Sequence_, outcome_of, random_sequence, shrunk
 
 _BLOCK = 30
@@ -217,6 +218,19 @@ def test_a_gradient_of_earlier_weights_is_refused_on_the_device() -> None:
     parts = parsed(events)
     outcome = outcome_of(Sequence_("Perceptron", ("AdamW",), parts), "device")
     assert outcome.kind == "refused", outcome
+
+
+@pytest.mark.parametrize("name", ["draw", "unknown"])
+def test_an_error_of_an_event_is_none_of_pytorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails the test: a sequence that is cut there would be the same on both sides."""
+
+    def wrong(player: Player, which: int) -> None:
+        raise KeyError(name)
+
+    wrong.__module__ = loop_events.__name__
+    monkeypatch.setattr(loop_events, "draw", wrong)
+    with pytest.raises(KeyError, match=name):
+        outcome_of(Sequence_("Perceptron", ("SGD",), parsed(f"forward {name}")), "device")
 
 
 def test_the_change_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
