@@ -119,7 +119,7 @@ def reason_of(error: BaseException) -> str:
 def difference(eager: Seen, captured: Seen, is_part: bool) -> Tuple[Optional[str], Optional[Exception]]:
     """Return where two records differ, None if nowhere, and the refusal of a value that is read here, if any.
 
-    If a loop was refused, its record is a part.
+    If a loop was refused, its record is a part of the eager one.
     """
     refusal: Optional[Exception] = None
     for (place, mine), (_, theirs) in zip(eager, captured):
@@ -128,7 +128,8 @@ def difference(eager: Seen, captured: Seen, is_part: bool) -> Tuple[Optional[str
             refusal = refusal or late
         elif not equal(mine, theirs):
             return f"{place}: {shown(mine)} eagerly, {shown(theirs)} captured", None
-    return None if is_part or len(eager) == len(captured) else "another number of looks", refusal
+    missing = len(eager) - len(captured)
+    return None if missing == 0 or (is_part and missing > 0) else "another number of looks", refusal
 
 
 def _read(value: Any) -> None:
