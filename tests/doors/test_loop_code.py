@@ -7,7 +7,7 @@ from typing import Any, Tuple
 
 import pytest
 
-from ignite_ipu import auto, backend
+from ignite_ipu import auto
 from ignite_ipu.migration.checker import check_paths
 from ignite_ipu.migration.findings import Outcome
 from ignite_ipu.migration.verdict import Verdict
@@ -203,11 +203,6 @@ CONVERTED = {
 def text_of(case: Tuple[str, str]) -> str:
     body, after = (textwrap.indent(each or "pass", " " * 4).strip() for each in case)
     return PROGRAM.format(body=body, after=after)
-
-
-@pytest.fixture(autouse=True)
-def _emulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(backend.VARIABLE, "emulator")
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ignite_ipu import backend
 from ignite_ipu.migration.migrator import migrate_source
 from ignite_ipu.migration.source.file import Source
 from tests.doors.judging import assert_refused, assert_trains, losses_of
@@ -123,11 +122,6 @@ class Run:
 run = Run({"lr": 1e-2})
 run.step(torch.randn(8, 6))
 """
-
-
-@pytest.fixture(autouse=True)
-def _emulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(backend.VARIABLE, "emulator")
 
 
 @pytest.mark.parametrize("program", [CONTRASTIVE, HINGE_GAN, METRICS], ids=["contrastive", "hinge-gan", "metrics"])

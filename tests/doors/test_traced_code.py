@@ -7,7 +7,6 @@ from typing import Tuple
 
 import pytest
 
-from ignite_ipu import backend
 from tests.doors.judging import assert_refused, assert_trains
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -218,11 +217,6 @@ REFUSED = {
 def text_of(case: Tuple[str, str], given: str = "") -> str:
     init, forward = (textwrap.indent(each or "pass", " " * 8).strip() for each in case)
     return PROGRAM.format(init=init, forward=forward, given=given)
-
-
-@pytest.fixture(autouse=True)
-def _emulator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(backend.VARIABLE, "emulator")
 
 
 @pytest.mark.parametrize("name", TRAINED)

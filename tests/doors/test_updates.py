@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ignite_ipu import backend
 from ignite_ipu.migration.analysis.plain_updates import makes_plain_updates
 from ignite_ipu.migration.checker import judge_source
 from ignite_ipu.migration.program import Program
@@ -18,15 +17,13 @@ SAMPLE = ("plain", "a gradient's norm is read", "steps by the loss", "two optimi
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_loop_trains_the_same_by_import_and_migrated(name, tmp_path, monkeypatch):
-    monkeypatch.setenv(backend.VARIABLE, "emulator")
+def test_a_loop_trains_the_same_by_import_and_migrated(name, tmp_path):
     assert differences(name, tmp_path) == []
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", LOOPS)
-def test_the_verdict_on_a_loop_is_what_a_run_does(name, tmp_path, monkeypatch):
-    monkeypatch.setenv(backend.VARIABLE, "emulator")
+def test_the_verdict_on_a_loop_is_what_a_run_does(name, tmp_path):
     judged, ran = verdicts(name, tmp_path)
     assert judged is ran
 
