@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import logging
-import types
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import List, Tuple
 
 import pytest
 
@@ -16,6 +15,7 @@ from ignite_ipu.migration.checker import judge_source
 from ignite_ipu.migration.migrator import migrate_source
 from ignite_ipu.migration.source.file import Source
 from ignite_ipu.migration.verdict import Verdict
+from tests.doors.judging import losses_of
 
 ON_HOST = "Weights are updated on the host"
 """The beginning of the message with which a run goes over to updates on the host."""
@@ -217,7 +217,7 @@ def verdicts(name: str, folder: Path) -> Tuple[Verdict, Verdict]:
     logger.addHandler(handler)
     try:
         with auto.enabled():
-            _numbers(text, folder)
+            losses_of(text, folder)
     except IPUError:
         return judged, Verdict.REFUSED
     finally:
@@ -232,23 +232,14 @@ def differences(name: str, folder: Path) -> List[str]:
     if verdict is not expected:
         return [f"`check` says that `run` {expected.value}, and it {verdict.value}"]
     migration = migrate_source(Source("program.py", text))
-    found, native = {}, _numbers(text, folder)
+    found, native = {}, losses_of(text, folder)
     try:
         with auto.enabled():
-            found["auto"] = _numbers(text, folder)
-        found["migrate"] = _numbers(migration.text, folder)
+            found["auto"] = losses_of(text, folder)
+        found["migrate"] = losses_of(migration.text, folder)
     except IPUError as error:
         return [f"refused: {error}"]
     finally:
         auto.off()
     different = [door for door, each in found.items() if each != pytest.approx(native, rel=1e-4, abs=1e-6)]
     return [*different, *(["it is not rewritten"] if migration.outcome != "migrated" else [])]
-
-
-def _numbers(text: str, folder: Path) -> List[float]:
-    file = folder / "program.py"
-    file.write_text(text, encoding="utf-8")
-    module: Any = types.ModuleType("program")
-    module.__file__ = str(file)
-    exec(compile(text, str(file), "exec"), vars(module))
-    return list(module.losses)
