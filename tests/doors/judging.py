@@ -28,16 +28,21 @@ def assert_refused(text: str, folder: Path) -> None:
     """Assert that `check` and a run refuse a program at the same line, with the same sentence and way out."""
     findings, _, judged = judge_source(Source("program.py", text))
     refused = {each.line: each for each in findings if each.run is Outcome.REFUSED}
-    with auto.enabled():
-        substitutes = active_substitutes()
-        with pytest.raises(Exception) as raised:  # noqa: PT011  # PopTorch's, or this library's
-            losses_of(text, folder)
-    refusal = refusal_behind(raised.value, substitutes) or raised.value
+    refusal = refusal_of(text, folder)
     assert refusal.line is not None
     found = refused[refusal.line[1]]
     assert found.message.partition(" (")[0] in str(refusal)
     assert found.remedy in str(refusal)
     assert judged.verdict is Verdict.REFUSED
+
+
+def refusal_of(text: str, folder: Path) -> Any:
+    """Return the refusal of a program that runs in this process."""
+    with auto.enabled():
+        substitutes = active_substitutes()
+        with pytest.raises(Exception) as raised:  # noqa: PT011  # PopTorch's, or this library's
+            losses_of(text, folder)
+    return refusal_behind(raised.value, substitutes) or raised.value
 
 
 def losses_of(text: str, folder: Path) -> List[float]:
