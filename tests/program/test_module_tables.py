@@ -77,7 +77,7 @@ def saved(model: nn.Module) -> Any:
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
-    return torch.load(file, **({"weights_only": False} if "weights_only" in torch.load.__code__.co_varnames else {}))
+    return torch.load(file, weights_only=False)
 
 
 @pytest.mark.parametrize(
