@@ -32,6 +32,7 @@ def _main() -> int:
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(os.path.join(os.path.dirname(os.path.abspath(__file__)), "socket"))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)  # until the request is sent
     for number in _PASSED_ON:
         signal.signal(number, lambda received, frame: connection.send(bytes([received])))
     about = {"words": words, "env": dict(os.environ), "cwd": os.getcwd(), "unbuffered": unbuffered}
@@ -39,6 +40,7 @@ def _main() -> int:
     streams = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
     connection.sendmsg([len(request).to_bytes(4, "big")], streams)
     connection.sendall(request)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     code = int(connection.recv(100) or b"1")
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)

@@ -226,7 +226,7 @@ def _serve(folder: Path) -> Optional[Dict[str, Any]]:
                     requests = [json.loads(line) for line in lines]
                 elif key.fileobj is listening:
                     connection, _ = listening.accept()
-                    requests = [_received(connection)]
+                    requests = _received(connection)
                     selector.register(connection, selectors.EVENT_READ)
                 elif not _pass_on(key.fileobj):  # type: ignore[arg-type]
                     selector.unregister(key.fileobj)
@@ -257,21 +257,34 @@ def _forked(connection: Optional[socket.socket]) -> bool:
     return not child
 
 
-def _received(connection: socket.socket) -> Dict[str, Any]:
-    """Return the request of a Python that waits for a program, with the streams that it passes on."""
+def _received(connection: socket.socket) -> List[Dict[str, Any]]:
+    """Return the request of a Python that waits for a program, with the streams that it passes on.
+
+    There is none if that Python was killed before it had sent all of it.
+    """
     streams = array.array("i")
     length, ancillary, *_ = connection.recvmsg(4, socket.CMSG_LEN(3 * streams.itemsize))
     for _, _, data in ancillary:
         streams.frombytes(data)
-    text = b""
-    while len(text) < int.from_bytes(length, "big"):
-        text += connection.recv(int.from_bytes(length, "big") - len(text))
-    return {**json.loads(text), "streams": streams.tolist(), "forks": True}
+    missing, text = int.from_bytes(length, "big"), b""
+    while missing:
+        part = connection.recv(missing)
+        if not part:
+            break
+        missing, text = missing - len(part), text + part
+    if missing or not text:
+        for stream in streams:
+            os.close(stream)
+        return []
+    return [{**json.loads(text), "streams": streams.tolist(), "forks": True}]
 
 
 def _pass_on(connection: socket.socket) -> bool:
     """Send a program the signals that its Python has been sent; returns whether that still waits."""
-    numbers = connection.recv(100)
+    try:
+        numbers = connection.recv(100)
+    except ConnectionResetError:  # it was killed before it had read the end of its program
+        numbers = b""
     for child in [child for child, each in _waiting.items() if each is connection]:
         for number in numbers or [signal.SIGKILL]:
             with contextlib.suppress(ProcessLookupError):
