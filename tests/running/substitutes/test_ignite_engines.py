@@ -456,8 +456,8 @@ def test_parts_of_a_trained_model_are_evaluated_with_the_newest_weights(run, mon
     monkeypatch.setenv("IGNITE_IPU_BACKEND", "native")
     native = run(text).output
     assert len(set(native)) == 2
-    for one, other in zip(found, native):
-        assert [float(value) for value in one.split()] == pytest.approx([float(value) for value in other.split()])
+    values, expected = ([float(value) for line in lines for value in line.split()] for lines in (found, native))
+    assert values == pytest.approx(expected)
 
 
 SAVES_AND_THEN_DRAWS = """
