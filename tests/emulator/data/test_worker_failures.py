@@ -95,8 +95,8 @@ def group_of(pid):
     return members
 
 
-def eventually(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
+def eventually(condition):
+    deadline = time.monotonic() + 60
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
     return condition()
