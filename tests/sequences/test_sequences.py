@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import warnings
-from typing import List, Tuple
+from typing import Iterator, List, Tuple
 
 import pytest
 
@@ -27,29 +26,29 @@ def failures(first: int, update: str) -> List[str]:
     return found
 
 
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Loops of all kinds warn."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("block", range(3))
 def test_updates_on_the_device_are_pytorchs_or_refused(block: int) -> None:
     """Each loop of a block of random ones."""
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            assert failures(1000 + block * _BLOCK, "device") == []
-    finally:
-        logging.disable(logging.NOTSET)
+    assert failures(1000 + block * _BLOCK, "device") == []
 
 
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.filterwarnings("ignore")
 def test_models_over_two_ipus_end_as_on_one() -> None:
     """Same values, and the same refusals."""
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for seed in range(2000, 2010):
-                sequence = random_sequence(seed)
-                assert outcome_of(sequence, "device", spread=True) == outcome_of(sequence, "device"), sequence
-    finally:
-        logging.disable(logging.NOTSET)
+    for seed in range(2000, 2010):
+        sequence = random_sequence(seed)
+        assert outcome_of(sequence, "device", spread=True) == outcome_of(sequence, "device"), sequence
 
 
 @pytest.mark.parametrize(
@@ -86,16 +85,12 @@ def test_a_difference_is_found_and_shrunk() -> None:
     assert isinstance(outcome, Outcome)
 
 
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("block", range(2))
 def test_loops_go_on_with_updates_on_the_host(block: int) -> None:
     """From the first event on that a fused update cannot express; few loops are refused, for reasons of any device."""
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            assert failures(2000 + block * _BLOCK, "auto") == []
-    finally:
-        logging.disable(logging.NOTSET)
+    assert failures(2000 + block * _BLOCK, "auto") == []
 
 
 def parsed(events: str) -> Tuple[Event, ...]:
