@@ -48,7 +48,9 @@ def test_models_over_two_ipus_end_as_on_one() -> None:
     """Same values, and the same refusals."""
     for seed in range(2000, 2010):
         sequence = random_sequence(seed)
-        assert outcome_of(sequence, "device", spread=True) == outcome_of(sequence, "device"), sequence
+        outcome = outcome_of(sequence, "device", spread=True)
+        assert outcome.kind in ("same", "refused"), (sequence, outcome)
+        assert outcome == outcome_of(sequence, "device"), sequence
 
 
 @pytest.mark.parametrize(
