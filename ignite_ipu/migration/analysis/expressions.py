@@ -104,11 +104,13 @@ class Expressions:
         if isinstance(node, ast.Name):
             return self.scope.environment.get(node.id, UNKNOWN)
         if isinstance(node, ast.Attribute):
-            return self.attribute(node)
+            return self.attribute(node, self.expression(node.value))
         if isinstance(node, ast.Call):
-            return self.call(node)
+            given = [self.expression(argument) for argument in node.args]
+            keywords = {keyword.arg: self.expression(keyword.value) for keyword in node.keywords}
+            return self.call(node, given, keywords)
         if isinstance(node, ast.Subscript):
-            return self.subscript(node)
+            return self.subscript(node, self.expression(node.value), list(map(self.expression, _indices(node))))
         if isinstance(node, ast.Compare):
             return self.compare(node)
         if isinstance(node, ast.BinOp):
@@ -177,7 +179,7 @@ class Expressions:
             found = container(self.expression(argument).element for argument in node.args)
             self.assign(target, found if found.has_tensors else UNKNOWN, None)
 
-    def attribute(self, node: ast.Attribute) -> Value:
+    def attribute(self, node: ast.Attribute, base: Value) -> Value:
         if isinstance(node.value, ast.Name) and node.value.id == self.scope.owner and self.scope.owner:
             held = self.scope.model.holds.get(node.attr) if self.scope.model else None
             if held is Kind.UNREGISTERED:
@@ -188,7 +190,6 @@ class Expressions:
                 origin = Origin.CONSTANT if constant_here else Origin.COMPUTED
                 return Value(Kind.TENSOR, origin) if held.is_tensor else declared(held, Origin.UNKNOWN)
             return PYTHON if node.attr == "training" else UNKNOWN
-        base = self.expression(node.value)
         if base.is_tensor:
             if node.attr in tensor_methods.PYTHON_ATTRIBUTES:
                 return PYTHON
@@ -197,11 +198,8 @@ class Expressions:
             return COMPUTED
         return UNKNOWN
 
-    def subscript(self, node: ast.Subscript) -> Value:
-        base, index = self.expression(node.value), self.expression(index_of(node))
+    def subscript(self, node: ast.Subscript, base: Value, indices: Sequence[Value]) -> Value:
         if base.is_tensor:
-            parts = getattr(index_of(node), "elts", None)
-            indices = [index] if parts is None else list(map(self.expression, parts))
             masks = [each for each in indices if each.kind is Kind.MASK]
             if masks and isinstance(node.ctx, ast.Load):
                 self.scope.needs_value("mask", node, combined(masks))
@@ -223,9 +221,7 @@ class Expressions:
 
     # Calls
 
-    def call(self, node: ast.Call) -> Value:
-        given = [self.expression(argument) for argument in node.args]
-        keywords = {keyword.arg: self.expression(keyword.value) for keyword in node.keywords}
+    def call(self, node: ast.Call, given: List[Value], keywords: Dict[Optional[str], Value]) -> Value:
         name = self.scope.names.resolve(node.func)
         self.formats(node)
         if name is not None:
@@ -246,7 +242,7 @@ class Expressions:
                 return self.layer_call(node, self.scope.layers_of.get(function.id, ""), given, keywords)
             return UNKNOWN
         if isinstance(function, ast.Attribute):
-            return self.method_call(node, function, given, keywords)
+            return self.method_call(node, function, self.expression(function.value), given, keywords)
         if isinstance(function, ast.Lambda):
             return self.enter(self.defined(function, self.scope.where), given, keywords)
         if self.expression(function).kind is not Kind.MODULE:
@@ -318,7 +314,7 @@ class Expressions:
             self.scope.needs_value("repeat", node, given[1].origin, name)
         if last[:1].isupper():
             return MODULE if name.startswith("torch.nn.") else Value(Kind.UNKNOWN)
-        return operator_result(last, given, alone=len(node.args) == 1)
+        return _operator_result(last, given, alone=len(node.args) == 1)
 
     def operator(self, node: ast.Call, name: str, given: Sequence[Value], by_values: bool) -> None:
         """Note the call of an operator, and whether the size of its result depends on values."""
@@ -327,7 +323,12 @@ class Expressions:
             self.scope.needs_value("dynamic", node, combined(given), name)
 
     def method_call(
-        self, node: ast.Call, function: ast.Attribute, given: List[Value], keywords: Dict[Optional[str], Value]
+        self,
+        node: ast.Call,
+        function: ast.Attribute,
+        base: Value,
+        given: List[Value],
+        keywords: Dict[Optional[str], Value],
     ) -> Value:
         if self.scope.is_own(function) and isinstance(function.value, ast.Name) and self.scope.model is not None:
             method = self.scope.model.method(function.attr)
@@ -345,7 +346,6 @@ class Expressions:
         if self.scope.generator_of(function.value) is not None:
             self.scope.fact("random", node, dotted(function) or "")
             return PYTHON
-        base = self.expression(function.value)
         if base.is_tensor:
             return self.tensor_method(node, function.attr, base, [*given, *keywords.values()])
         if function.attr in ("backward", "item", "numpy", "tolist") and base.kind is Kind.UNKNOWN:
@@ -412,10 +412,15 @@ class Expressions:
             self.scope.written(node.func.value)
         if name == "repeat_interleave" and any(value.is_tensor for value in given[:1]):
             self.scope.needs_value("repeat", node, given[0].origin, name)
-        return operator_result(name, [base, *given], alone=not given)
+        return _operator_result(name, [base, *given], alone=not given)
 
 
-def operator_result(operator: str, given: Sequence[Value], alone: bool) -> Value:
+def _indices(node: ast.Subscript) -> List[ast.expr]:
+    index = index_of(node)
+    return list(getattr(index, "elts", [index]))
+
+
+def _operator_result(operator: str, given: Sequence[Value], alone: bool) -> Value:
     """Return the description of an operator's result.
 
     Of a tensor `alone`, without a dimension, `max` and `min` give one tensor.

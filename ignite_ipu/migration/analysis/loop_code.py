@@ -19,7 +19,7 @@ from ignite_ipu.migration.analysis.forward import ForwardAnalysis, Statements
 from ignite_ipu.migration.analysis.held_functions import HeldFunctions
 from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, parameters_of
 from ignite_ipu.migration.analysis.models import Model
-from ignite_ipu.migration.analysis.names import argument, constant, dotted, index_of, owner_of, unmoved, walk
+from ignite_ipu.migration.analysis.names import argument, constant, dotted, owner_of, unmoved, walk
 from ignite_ipu.migration.analysis.operators import is_dynamic, is_loss, is_refused
 from ignite_ipu.migration.analysis.scope import Environment, Scope
 from ignite_ipu.migration.analysis.training import Training
@@ -208,8 +208,7 @@ class _LoopStatements(Statements):
             return MODULE
         return super().expression(node)
 
-    def attribute(self, node: ast.Attribute) -> Value:
-        base = self.expression(node.value)
+    def attribute(self, node: ast.Attribute, base: Value) -> Value:
         if base.kind is Kind.MODULE and self.scope.model is None:
             weight = node.attr in ("weight", "bias") and self._with_gradients(node)
             return _TRAINED if weight else MODULE
@@ -217,13 +216,11 @@ class _LoopStatements(Statements):
             return _detached(base) if node.attr == "data" else UNKNOWN
         if base.has_tensors and base.by and node.attr not in tensor_methods.PYTHON_ATTRIBUTES:
             return base.element  # a field of an output, as `output.logits`
-        return super().attribute(node)
+        return super().attribute(node, base)
 
-    def subscript(self, node: ast.Subscript) -> Value:
-        found = super().subscript(node)
-        base = self.expression(node.value)
-        index = [self.expression(each) for each in _indices(node)]
-        masks = [each for each in index if each.kind is Kind.MASK and each.origin is Origin.COMPUTED]
+    def subscript(self, node: ast.Subscript, base: Value, indices: Sequence[Value]) -> Value:
+        found = super().subscript(node, base, indices)
+        masks = [each for each in indices if each.kind is Kind.MASK and each.origin is Origin.COMPUTED]
         if base.kind is Kind.MODULE:
             return MODULE
         if base.is_tensor and masks and isinstance(node.ctx, ast.Load):
@@ -242,12 +239,10 @@ class _LoopStatements(Statements):
 
     # Calls
 
-    def call(self, node: ast.Call) -> Value:
-        found = super().call(node)
+    def call(self, node: ast.Call, given: List[Value], keywords: Dict[Optional[str], Value]) -> Value:
+        found = super().call(node, given, keywords)
         functions = self.held.behind(node.func) if found == UNKNOWN else []
         if functions:
-            given = [self.expression(each) for each in node.args]
-            keywords = {each.arg: self.expression(each.value) for each in node.keywords}
             results = [self._call_of(each, node, given, keywords) for each in functions]
             found = results[0] if len(results) == 1 else result(Kind.TENSOR, results)
         name = dotted(node.func) or ""
@@ -309,15 +304,17 @@ class _LoopStatements(Statements):
         return PYTHON
 
     def method_call(
-        self, node: ast.Call, function: ast.Attribute, given: List[Value], keywords: Dict[Optional[str], Value]
+        self,
+        node: ast.Call,
+        function: ast.Attribute,
+        base: Value,
+        given: List[Value],
+        keywords: Dict[Optional[str], Value],
     ) -> Value:
         if function.attr in _BACKWARD:
-            return self._go_backward(
-                [each for each in given if each.has_tensors][:1] or [self.expression(function.value)]
-            )
+            return self._go_backward([each for each in given if each.has_tensors][:1] or [base])
         if self.scope.model is None and (self._is_model(node) or self._made(dotted(function)) is not None):
             return self.layer_call(node, "", given, keywords)
-        base = self.expression(function.value)
         if function.attr == "scale" and len(given) == 1 and not base.has_tensors:
             return given[0]  # by a GradScaler
         if base.kind is Kind.MODULE and self.scope.model is None:
@@ -328,7 +325,7 @@ class _LoopStatements(Statements):
         if callee is not None:
             own = isinstance(self.analysis.file.parents[callee], ast.ClassDef)
             return self.analysis.call(callee, None, [UNKNOWN] * own + given, keywords, self.scope.sure)
-        return super().method_call(node, function, given, keywords)
+        return super().method_call(node, function, base, given, keywords)
 
     def _is_model(self, node: ast.Call) -> bool:
         return dotted(node.func) in self.analysis.named_models
@@ -424,8 +421,3 @@ def _differentiated(scope: Scope, node: ast.Call, name: str) -> Fact:
 def _is_of_step(value: Value) -> bool:
     """Return whether a value comes with a step that has not run."""
     return value.origin is Origin.COMPUTED and any(fact.kind == _CALL for fact in value.by)
-
-
-def _indices(node: ast.Subscript) -> List[ast.expr]:
-    index = index_of(node)
-    return list(getattr(index, "elts", [index]))

@@ -58,6 +58,19 @@ def test_constants(lines):
     assert lines(RULE, code) == [7]
 
 
+def test_a_long_chain_in_a_loop(lines):
+    """Each part of an expression is evaluated once: else the time would double with every call of the chain."""
+    code = f"""
+        import torch
+        model = torch.nn.Linear(2, 2)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x in torch.rand(4, 2, 2):
+            loss = model(x).erfinv(){".relu()" * 30}{"[0]" * 30}.sum()
+            loss.backward()
+    """
+    assert lines(RULE, code) == [5]
+
+
 def test_the_way_out_is_the_operators(findings):
     code = """
         import torch
