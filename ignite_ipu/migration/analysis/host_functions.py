@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+from functools import cached_property
 from typing import Dict, Iterable, List, Optional, Set
 
 from ignite_ipu.migration.analysis.kinds import Function
 from ignite_ipu.migration.analysis.names import dotted
 from ignite_ipu.migration.analysis.parsed_file import ParsedFile
+from ignite_ipu.program.reached import reached
 
 
 class HostFunctions:
@@ -42,18 +44,18 @@ class HostFunctions:
         made = [dotted(value.func) for value in self._file.values.get(owner, ()) if isinstance(value, ast.Call)]
         return function if owner in ("self", "cls") or above.name in made else None
 
-    def above(self, calls: Iterable[ast.Call]) -> Set[Optional[Function]]:
-        """Return the functions that make calls, themselves or by what they call; None for the code of the module."""
-        callers: Dict[Function, List[ast.Call]] = {}
+    @cached_property
+    def callers(self) -> Dict[Function, List[ast.Call]]:
+        """The calls that enter each function which the file calls."""
+        found: Dict[Function, List[ast.Call]] = {}
         for call in self._file.nodes(ast.Call):
             callee = self.callee(call)
             if callee is not None:
-                callers.setdefault(callee, []).append(call)
-        found: Set[Optional[Function]] = set()
-        waiting = list(calls)
-        while waiting:
-            function = self._file.function_of(waiting.pop())
-            if function not in found:
-                found.add(function)
-                waiting += callers.get(function, ()) if function is not None else ()
+                found.setdefault(callee, []).append(call)
         return found
+
+    def above(self, calls: Iterable[ast.Call]) -> Set[Optional[Function]]:
+        """Return the functions that make calls, themselves or by what they call; None for the code of the module."""
+        around = self._file.function_of
+        found = reached(map(around, calls), lambda each: map(around, self.callers.get(each, ()) if each else ()))
+        return set(found)

@@ -93,6 +93,7 @@ class _Text:
     def __init__(self, training: Training) -> None:
         self.training = training
         self.file = training.file
+        self.functions = training.host_functions
         self.backwards = set(training.backwards)
         steps = [owner for call, owner in self.file.method_calls("step") if training.is_optimizer(owner)]
         given = [dotted(value) for call, _ in self.file.method_calls("step") for value in call.args]
@@ -120,15 +121,9 @@ class _Text:
 
     def _find_eventful(self) -> None:
         """Note the nodes with events in them, by what they call as well."""
-        calls = self.file.nodes(ast.Call)
-        nodes = (*calls, *self.file.nodes(ast.Assign), *self.file.nodes(ast.AugAssign))
+        nodes = (*self.file.nodes(ast.Call), *self.file.nodes(ast.Assign), *self.file.nodes(ast.AugAssign))
         events = (node for node in nodes if node not in self.file.traced and self.event_of(node) is not None)
         waiting: List[ast.AST] = list(events)
-        callers: Dict[ast.AST, List[ast.Call]] = {}
-        for call in calls:
-            callee = self.training.host_functions.callee(call)
-            if callee is not None:
-                callers.setdefault(callee, []).append(call)
         while waiting:
             node = waiting.pop()
             for above in (node, *self.file.ancestors(node)):
@@ -136,7 +131,7 @@ class _Text:
                     break
                 self.eventful.add(above)
                 if isinstance(above, _FUNCTIONS):
-                    waiting += callers.get(above, ())
+                    waiting += self.functions.callers.get(above, ())
                     break
 
     def roots(self) -> List[Sequence[ast.stmt]]:
@@ -144,13 +139,9 @@ class _Text:
 
         Engines call theirs for each batch. Other files may clear gradients between calls of the others.
         """
-        called = {self.training.host_functions.callee(call) for call in self.file.nodes(ast.Call)}
         of_engines = {function for _, function in self.training.process_functions}
-        functions = [
-            node
-            for node in self.training.host_functions.by_name.values()
-            if node in self.eventful and node not in called
-        ]
+        uncalled = [node for node in self.functions.by_name.values() if node not in self.functions.callers]
+        functions = [node for node in uncalled if node in self.eventful]
         bodies = (_repeated(node.body) if node in of_engines else node.body for node in functions)
         return [self.file.tree.body, *bodies]
 
@@ -189,7 +180,7 @@ class _Text:
         given = [dotted(value) for value in (*call.args, *(each.value for each in call.keywords))]
         optimizers = any(name is not None and self.training.is_optimizer(name) for name in given)
         library = (self.file.names.resolve(call.func) or "").startswith("torch.")
-        return optimizers and not library and self.training.host_functions.callee(call) is None
+        return optimizers and not library and self.functions.callee(call) is None
 
     def _event_of_method(self, call: ast.Call, function: ast.Attribute) -> Optional[str]:
         owner, name = dotted(function.value), function.attr
@@ -349,7 +340,7 @@ class _Run:
             return
         calls = [each for each in walk(node) if isinstance(each, ast.Call) and each in self.text.eventful]
         for call in sorted(calls, key=lambda each: (each.end_lineno or 0, each.end_col_offset or 0)):
-            event, callee = self.text.event_of(call), self.text.training.host_functions.callee(call)
+            event, callee = self.text.event_of(call), self.text.functions.callee(call)
             if event is not None:
                 self._happens(event, call)
             elif callee is not None:
