@@ -19,7 +19,7 @@ from ignite_ipu.migration.analysis.forward import ForwardAnalysis, Statements
 from ignite_ipu.migration.analysis.held_functions import HeldFunctions
 from ignite_ipu.migration.analysis.kinds import Fact, Function, Kind, parameters_of
 from ignite_ipu.migration.analysis.models import Model
-from ignite_ipu.migration.analysis.names import argument, constant, dotted, owner_of, unmoved, walk
+from ignite_ipu.migration.analysis.names import argument, constant, dotted, unmoved, walk
 from ignite_ipu.migration.analysis.operators import is_dynamic, is_loss, is_refused
 from ignite_ipu.migration.analysis.scope import Environment, Scope
 from ignite_ipu.migration.analysis.training import Training
@@ -49,12 +49,6 @@ class LoopAnalysis(ForwardAnalysis):
         # Functions in which a loss goes backward, and those that are being followed.
         self.going_backward: Set[Function] = set()
         self.followed: List[Function] = []
-        owners = [
-            owner_of(node, "parameters", "named_parameters")
-            for each, _ in training.optimizer_calls
-            for node in walk(each)
-        ]
-        self.trained = {owner.rpartition(".")[2] for owner in owners if owner}
         self.named_models = set(training.models)
         # Attributes that are given a model: self.net = net.
         self.named_models |= {name for name, value in training.file.assigned if dotted(value) in training.models}
@@ -96,10 +90,6 @@ class LoopAnalysis(ForwardAnalysis):
         self, function: Function, model: Optional[Model], environment: Environment, outer: Optional[Scope]
     ) -> Statements:
         return _LoopStatements(_LoopScope(self, function, model, environment, outer), self, function)
-
-    def is_trained(self, name: str) -> bool:
-        """Return whether a model is trained by an optimizer, as far as the file shows which are."""
-        return not self.trained or name.rpartition(".")[2] in self.trained or name not in self.file.values
 
     def go_backward(self, value: Value, sure: bool) -> None:
         """Note what a value is computed by that goes backward."""
@@ -351,7 +341,7 @@ class _LoopStatements(Statements):
             return result(found.kind, values)
         name = dotted(node.func) or ""
         if self._is_model(node):
-            known = self.analysis.is_trained(name) and self._with_gradients(node)
+            known = self.analysis.training.is_trained(name) and self._with_gradients(node)
             found = result(Kind.TENSOR, values, None if not known else Origin.COMPUTED)
             called = Fact(_CALL, node, name, self.scope.where)
             by = found.by | {called, replace(called, kind=_WITH_GRADIENTS)}

@@ -96,6 +96,17 @@ class Training:
                 found.add(owner)
         return found | self._parameters_of(found)
 
+    @cached_property
+    def trained(self) -> Set[str]:
+        """The last names of the models that optimizers are made for, as they are called there."""
+        made = [node for call, _ in self.optimizer_calls for node in walk(call)]
+        owners = [owner_of(node, "parameters", "named_parameters") for node in made]
+        return {owner.rpartition(".")[2] for owner in owners if owner}
+
+    def is_trained(self, model: str) -> bool:
+        """Return whether a model may be one that an optimizer trains: not one that the file makes beside it."""
+        return not self.trained or model.rpartition(".")[2] in self.trained or model not in self.file.values
+
     def _is_loss(self, name: str) -> bool:
         """Return whether a variable is made as a loss, or named as one and always called with output and target."""
         made = [value.func for value in map(unmoved, self.file.values.get(name, ())) if isinstance(value, ast.Call)]

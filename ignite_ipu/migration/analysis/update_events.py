@@ -100,10 +100,6 @@ class _Text:
         steps += [name for name in given if name is not None and training.is_optimizer(name)]
         self.steppers = {_last(name) for name in steps}
         self.models = training.models
-        made = [node for call, _ in training.optimizer_calls for node in walk(call)]
-        # The models that optimizers are made for, as they are called there.
-        owners = [owner_of(node, "parameters", "named_parameters") for node in made]
-        self.trained = {_last(owner) for owner in owners if owner}
         changed = {
             name for kind in (ast.AugAssign, *_LOOPS) for node in self.file.nodes(kind) for name in names_bound(node)
         }
@@ -211,13 +207,10 @@ class _Text:
                 yield from names_bound(target)
 
     def _is_trained(self, model: Optional[str]) -> bool:
-        """Return whether a model may be one that the optimizer trains: not one that the file makes beside it."""
-        if model is None:
-            return False
-        return not self.trained or _last(model) in self.trained or model not in self.file.values
+        return model is not None and self.training.is_trained(model)
 
     def _is_model(self, name: Optional[str]) -> bool:
-        return name is not None and (name in self.models or _last(name) in self.trained)
+        return name is not None and (name in self.models or _last(name) in self.training.trained)
 
     def _is_weight(self, node: ast.expr) -> bool:
         """Return whether an expression is a weight of a trained model, or of a loop over weights, or its data."""
