@@ -26,8 +26,7 @@ def _text(file: ParsedFile, node: Optional[ast.expr]) -> Optional[str]:
     """Return the text of a literal, of a name that stands for one, and of `compile(text, ...)` and `dedent(text)`."""
     if isinstance(node, ast.Call) and (dotted(node.func) or "").rpartition(".")[2] in ("compile", "dedent"):
         return _text(file, argument(node, "source", 0))
-    values = file.values.get(dotted(node) or "", [])
-    value = constant(values[0] if len(values) == 1 else node)
+    value = constant(file.single_value(dotted(node)) or node)
     return value if isinstance(value, str) else None
 
 

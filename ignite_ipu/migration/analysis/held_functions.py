@@ -50,7 +50,4 @@ class HeldFunctions:
     def _value_of(self, node: ast.expr) -> Optional[ast.expr]:
         """Return the one expression that the file assigns to a name, or an expression that is no name."""
         name = dotted(node) if isinstance(node, (ast.Name, ast.Attribute)) else None
-        if name is None:
-            return node
-        values = self._file.values.get(name, [])
-        return values[0] if len(values) == 1 else None
+        return node if name is None else self._file.single_value(name)

@@ -322,8 +322,8 @@ class _LoopStatements(Statements):
 
     def _made(self, name: Optional[str]) -> Optional[ast.Call]:
         """Return the construction of the layer or loss of a name, if the file shows one alone."""
-        values = self.analysis.file.values.get(name or "", [])
-        made = unmoved(values[0]) if len(values) == 1 else None
+        value = self.analysis.file.single_value(name)
+        made = None if value is None else unmoved(value)
         return made if isinstance(made, ast.Call) and self._is_module(made) else None
 
     def _is_module(self, made: ast.Call) -> bool:

@@ -209,6 +209,11 @@ class ParsedFile:
     def values(self) -> Dict[str, List[ast.expr]]:
         return _grouped(self.assigned)
 
+    def single_value(self, name: Optional[str]) -> Optional[ast.expr]:
+        """Return the value that the file assigns to a name, None if it assigns none or several."""
+        values = self.values.get(name or "", [])
+        return values[0] if len(values) == 1 else None
+
     @cached_property
     def traced(self) -> Set[ast.AST]:
         """The nodes of models, whose `forward` an IPU would compile."""

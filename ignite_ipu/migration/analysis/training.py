@@ -225,8 +225,7 @@ class Training:
     def _function_name(self, process: ast.expr) -> str:
         """Return the name of a function, or of that in a `functools.partial` that an expression is or names."""
         name = dotted(process)
-        values = [process] if name is None else self.file.values.get(name, [])
-        call = values[0] if len(values) == 1 else None
+        call = process if name is None else self.file.single_value(name)
         if isinstance(call, ast.Call) and self.file.names.called(call) == "functools.partial" and call.args:
             process = call.args[0]
         return (dotted(process) or "").rsplit(".", 1)[-1]

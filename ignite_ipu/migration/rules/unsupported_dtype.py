@@ -83,8 +83,8 @@ def _is_model(program: Program, method: ast.expr) -> bool:
 
 def _format_named(program: Program, value: ast.expr) -> Optional[str]:
     """Return the number format that a variable names, None for one that an IPU has, or that the text does not show."""
-    behind = program.values.get(dotted(value) or "", []) if isinstance(value, ast.Name) else []
-    name = program.names.resolve(behind[0]) if len(behind) == 1 else None
+    behind = program.single_value(value.id) if isinstance(value, ast.Name) else None
+    name = None if behind is None else program.names.resolve(behind)
     return name if name in LACKED_FORMATS else None
 
 
