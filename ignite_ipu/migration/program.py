@@ -18,7 +18,7 @@ from ignite_ipu.migration.analysis.loop_code import LoopAnalysis
 from ignite_ipu.migration.analysis.models import Model
 from ignite_ipu.migration.analysis.names import dotted, unmoved, walk
 from ignite_ipu.migration.analysis.operators import is_dynamic
-from ignite_ipu.migration.analysis.parsed_file import ParsedFile
+from ignite_ipu.migration.analysis.parsed_file import ParsedFile, call_of
 from ignite_ipu.migration.analysis.scope import OutsideCall
 from ignite_ipu.migration.analysis.training import Training
 from ignite_ipu.migration.analysis.uses import Uses, uses_of
@@ -146,9 +146,8 @@ class Program(ParsedFile):
         names = {target for target, value in self.assigned if unmoved(value) in made}
         if not self.training.backward_calls or not names or len(names) < len(made):
             return False
-        called = {call.func for call in self.nodes(ast.Call)}
         loaded = (each for kind in (ast.Name, ast.Attribute) for each in self.nodes(kind) if dotted(each) in names)
-        return all(each in called for each in loaded if isinstance(getattr(each, "ctx", None), ast.Load))
+        return all(call_of(self, each) for each in loaded if isinstance(getattr(each, "ctx", None), ast.Load))
 
     def _is_loss(self, model: Model) -> bool:
         """Return whether a class is a loss without weights: by its name, or by a loss of PyTorch that it holds."""

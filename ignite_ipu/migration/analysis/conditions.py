@@ -12,7 +12,7 @@ from ignite_ipu.migration.analysis.kinds import default_of, device_test, paramet
 from ignite_ipu.migration.analysis.models import Model
 from ignite_ipu.migration.analysis.names import assignments, constant, dotted, has_hidden_arguments, walk
 from ignite_ipu.migration.analysis.number_values import ORDERS
-from ignite_ipu.migration.analysis.parsed_file import ParsedFile
+from ignite_ipu.migration.analysis.parsed_file import ParsedFile, call_of
 
 
 class Runs(NamedTuple):
@@ -119,9 +119,9 @@ class Conditions:
 
     def _is_only_called(self, function: str) -> bool:
         """Return whether the file shows each use of a function, with all arguments."""
-        calls = {call.func: call for call in self._file.nodes(ast.Call)}
         uses = [node for node in self._file.nodes(ast.Name) if node.id == function]
-        return all(each in calls and not has_hidden_arguments(calls[each]) for each in uses)
+        calls = [call_of(self._file, each) for each in uses]
+        return all(call is not None and not has_hidden_arguments(call) for call in calls)
 
     def _stored(self, attribute: str) -> int:
         nodes = self._file.nodes(ast.Attribute)

@@ -220,6 +220,12 @@ class ParsedFile:
         return {node for model in self.models for node in walk(model.node)}
 
 
+def call_of(file: ParsedFile, node: ast.expr) -> Optional[ast.Call]:
+    """Return the call of the function or object that a node names, None for another use of it."""
+    above = file.parents[node]
+    return above if isinstance(above, ast.Call) and above.func is node else None
+
+
 def _grouped(named: Iterable[Tuple[Optional[str], Node]]) -> Dict[str, List[Node]]:
     found: Dict[str, List[Node]] = {}
     for name, node in named:
